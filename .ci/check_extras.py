@@ -1,0 +1,71 @@
+"""Installs each extra alone into an environment of its own and imports everything it promises.
+
+`PROMISES` is the one list of what each extra must be able to import; tests/test_extras.py holds the same list against
+the declared requirements without installing anything.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Packages each extra must import whole; "" is the distribution without extras. Names behind "-" are left out: they are
+# run with [dev].
+PROMISES = {
+    "": ["chairlift", "engine.core", "frontend.client"],
+    "frontend": ["chairlift", "frontend"],
+    "engine": ["chairlift", "engine", "kernels", "-engine.demo.train", "-engine.demo.evaluate"],
+    "loadgen": ["chairlift", "frontend.client", "loadgen"],
+}
+
+# Run inside the environment under test; argv: the promise.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+wanted = [name for name in sys.argv[1:] if not name.startswith("-")]
+left_out = {name[1:] for name in sys.argv[1:] if name.startswith("-")}
+count = 0
+for name in wanted:
+    package = importlib.import_module(name)
+    names = [name] + [m.name for m in pkgutil.walk_packages(package.__path__, name + ".")]
+    for module in names:
+        if module not in left_out and not module.endswith("__main__"):
+            importlib.import_module(module)
+            count += 1
+print(f"{count} modules imported")
+"""
+
+
+def check(extra: str) -> None:
+    """Installs `chairlift[extra]` into a fresh environment and imports what it promises."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = Path(folder) / "venv"
+        python = environment / "bin" / "python"
+        target = ".torch" if extra == "engine" else ".python"
+        subprocess.run(
+            [
+                "make",
+                "--no-print-directory",
+                f"VENV={environment}",
+                f"PYTHON={sys.executable}",
+                f"{environment}/{target}",
+            ],
+            cwd=ROOT,
+            check=True,
+        )
+        requirement = f"{ROOT}[{extra}]" if extra else str(ROOT)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", requirement], check=True)
+        subprocess.run(
+            [python, "-W", "error::ImportWarning", "-c", IMPORT_ALL, *PROMISES[extra]],
+            cwd=folder,
+            check=True,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PROMISES:
+        print(f"-- chairlift[{name}]", flush=True)
+        check(name)

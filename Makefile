@@ -1,0 +1,92 @@
+# Two commands: `make run` serves, `make test` tests. Both set everything up in .venv first. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# Model to serve: a directory or a Hugging Face hub id; empty is the bundled demo model. ARGS: more flags for `chairlift up`.
+MODEL ?=
+ARGS ?=
+
+# Where PyTorch's CPU builds are: tried first on a machine without an NVIDIA GPU. Empty: not tried.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# What to ask the configured package index for if that one does not answer.
+TORCH_FALLBACK ?= torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-fast check lint types stubs setup setup-dev check-extras demo-model clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+run: setup  ## engine + frontend on 127.0.0.1:50051, with one completion as proof (MODEL=... ARGS="...")
+	@exec $(BIN)/chairlift up --proof $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+test: setup-dev  ## the whole test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: setup-dev  ## the suite without its slow tests
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+check: lint types test  ## everything CI runs but the packaging check
+
+lint: setup-dev  ## style and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup-dev  ## mypy, strict
+	$(BIN)/mypy
+
+stubs: setup-dev  ## generate the gRPC stubs from protos/
+	$(BIN)/python protos/generate.py
+
+check-extras: setup-dev  ## install each extra alone into an environment of its own and import what it promises
+	$(BIN)/python .ci/check_extras.py
+
+demo-model: setup-dev  ## train the bundled demo model anew
+	$(BIN)/python -m engine.demo.train
+
+setup: $(VENV)/.installed  ## what `make run` needs
+setup-dev: $(VENV)/.installed-dev  ## what `make test` needs
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Chairlift needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Say which: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) lacks the venv module; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@touch $@
+
+# A torch that fits and is installed already is kept. Without an NVIDIA GPU a CPU build is looked for first, because the ordinary
+# one brings gigabytes of CUDA.
+$(VENV)/.torch: $(VENV)/.python
+	@if $(BIN)/python -c 'from importlib.metadata import version; v = tuple(map(int, version("torch").split("+")[0].split(".")[:2])); raise SystemExit(not (2, 11) <= v < (2, 14))' 2>/dev/null; then \
+	  echo "torch is installed already"; \
+	elif command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then \
+	  echo "NVIDIA GPU found: the ordinary torch build comes with the rest"; \
+	else \
+	  echo "No NVIDIA GPU: installing a CPU build of torch"; \
+	  { [ -n "$(TORCH_CPU_INDEX)" ] && $(BIN)/python -m pip install --timeout 8 --retries 0 --no-deps --index-url "$(TORCH_CPU_INDEX)" 'torch>=2.11,<2.14' 2>/dev/null; } || \
+	  { echo "$(TORCH_CPU_INDEX) does not answer: asking the configured index for $(TORCH_FALLBACK)"; \
+	    $(BIN)/python -m pip install --no-deps '$(TORCH_FALLBACK)'; }; \
+	fi
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.torch
+	@echo "Installing Chairlift"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[engine,frontend]'
+	@$(BIN)/python -c 'import engine, frontend, torch, grpc, tokenizers'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
+	@echo "Installing Chairlift and its development tools"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
+	@$(BIN)/python -c 'import engine, frontend, torch, grpc, tokenizers, pytest, transformers'
+	@touch $@ $(VENV)/.installed
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
