@@ -1,0 +1,134 @@
+"""A request as the engine knows it: token ids, limits, progress.
+
+It knows neither text nor sockets. Only the scheduler writes to a `Request`; everyone else reads.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NewType
+
+RequestId = NewType("RequestId", int)
+BlockId = NewType("BlockId", int)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw tokens and when to stop, all values filled in; ranges are checked at the edge (`engine/convert.py`).
+
+    Attributes:
+        seed: keys the random numbers together with the output position, and nothing else.
+        temperature: 0 is greedy.
+        top_k: 0 keeps all tokens.
+        logit_bias: pairs of token id and the value added to its logit.
+        max_tokens: most output tokens in all, earlier ones (`Request.num_prior_output_tokens`) included.
+        min_tokens: no end or stop token before this many.
+        stop_token_ids: tokens that end the answer besides the model's end tokens.
+        ignore_eos: do not stop at the model's end tokens.
+        top_logprobs: alternatives to report per token; None reports no logprobs at all.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+
+
+class RequestStatus(Enum):
+    """Where a request is. WAITING holds no blocks, RUNNING does; PARKED runs but has no token credit left."""
+
+    WAITING = auto()
+    PREEMPTED = auto()
+    RUNNING = auto()
+    PARKED = auto()
+    FINISHED = auto()
+
+
+class FinishReason(Enum):
+    """Why a request ended; each maps to one CompletionReason of the wire."""
+
+    END_TOKEN = auto()
+    STOP_TOKEN = auto()
+    MAX_TOKENS = auto()
+    CONTEXT_FULL = auto()
+    CANCELLED = auto()
+    DEADLINE = auto()
+    ERROR = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request on its way through the engine.
+
+    `num_computed_tokens` is what the scheduler has handed out so far: tokens whose KV is in the cache once every step in flight has
+    ended. `num_pending_tokens` counts samples that steps in flight will yield (0 or 1 with one step in flight). The request wants
+    `num_computed_tokens` to reach `num_tokens + num_pending_tokens`; there is no other notion of prefill or decode.
+
+    Invariants: 0 <= num_computed_tokens <= num_tokens + num_pending_tokens; num_prior_output_tokens <= len(output_ids); a WAITING,
+    PREEMPTED or FINISHED request owns no blocks.
+
+    Attributes:
+        prompt_ids: the prompt; never changes.
+        output_ids: tokens generated so far; those it arrived with come first.
+        num_prior_output_tokens: how many output tokens it arrived with.
+        arrival_s, deadline_s: monotonic seconds, read at the edge.
+        token_credit: output tokens it may still generate before it is parked; None is unlimited.
+        num_cached_tokens: prefix-cache hit at its first admission, -1 before.
+        first_scheduled_s, first_token_s: monotonic seconds, None before.
+    """
+
+    request_id: RequestId
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_s: float
+    output_ids: list[int] = field(default_factory=list)
+    priority: int = 0
+    cache_salt: bytes = b""
+    deadline_s: float | None = None
+    token_credit: int | None = None
+    label: str = ""
+
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    num_cached_tokens: int = -1
+    num_preemptions: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    num_prior_output_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prior_output_tokens = len(self.output_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its terminal output has been produced."""
+        return self.status is RequestStatus.FINISHED
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Known token ids [start, stop) of prompt and output together."""
+        n = len(self.prompt_ids)
+        if stop <= n:
+            return list(self.prompt_ids[start:stop])
+        if start >= n:
+            return self.output_ids[start - n : stop - n]
+        return [*self.prompt_ids[start:], *self.output_ids[: stop - n]]

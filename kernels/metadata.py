@@ -1,0 +1,40 @@
+"""What every layer needs to know of a ragged batch, built once per step by the runner: tensors only."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """A ragged batch over a paged KV cache.
+
+    Row i holds query tokens query_start_loc[i]:query_start_loc[i+1]; they are the last tokens of the first seq_lens[i] tokens of its
+    sequence, whose KV lies in the blocks block_table[i].
+
+    Attributes:
+        query_start_loc: [num_reqs + 1] int32, prefix sums of the query lengths (FlashAttention: cu_seqlens_q).
+        seq_lens: [num_reqs] int32, tokens including this step's.
+        block_table: [num_reqs, max_blocks] int32; entries past a row's last block are not read.
+        slot_mapping: [num_tokens] int64, block_id * block_size + offset of each token of this step.
+        block_size: tokens per block.
+        max_query_len, max_seq_len: known on the host, so that no kernel needs to look.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_size: int
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def num_reqs(self) -> int:
+        """Rows of the batch."""
+        return self.seq_lens.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of the batch."""
+        return self.slot_mapping.shape[0]
