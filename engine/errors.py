@@ -1,14 +1,15 @@
 """Errors of the engine.
 
-    EngineError
-    |-- ConfigError          a flag or the machine: says what to change, with numbers; exit status 2
-    |-- CheckpointError      the model's files: names the file; exit status 2
-    |-- StepError            a step failed as a whole: the process reports it and exits with status 1
-    `-- RequestError         one request: becomes a Rejection on the wire
-        |-- InvalidRequest   a field has a value that cannot be served
-        |-- RequestTooLong   cannot fit the context or the empty cache
-        |-- QueueFull        try again later
-        `-- EngineDraining   try another engine, or this one after its restart
+EngineError
+|-- ConfigError          a flag or the machine: says what to change, with numbers; exit status 2
+|-- CheckpointError      the model's files: names the file; exit status 2
+|-- StepError            a step failed as a whole: the process reports it and exits with status 1
+|-- IntegrityError       our own books contradict each other: a defect, found by a check_integrity()
+`-- RequestError         one request: becomes a Rejection on the wire
+|-- InvalidRequest   a field has a value that cannot be served
+|-- RequestTooLong   cannot fit the context or the empty cache
+|-- QueueFull        try again later
+`-- EngineDraining   try another engine, or this one after its restart
 """
 
 
@@ -26,6 +27,10 @@ class CheckpointError(EngineError):
 
 class StepError(EngineError):
     """A step failed as a whole; the engine's state can no longer be trusted."""
+
+
+class IntegrityError(EngineError):
+    """A check_integrity() found a contradiction: a defect of ours."""
 
 
 class RequestError(EngineError):

@@ -1,7 +1,10 @@
 """The numbers the scheduler works with; the edge checks them and passes them in."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from engine.errors import ConfigError
 
 SchedulingPolicyName = Literal["fcfs", "priority", "static"]
 
@@ -20,7 +23,8 @@ class SchedulerConfig:
         enable_prefix_caching: share full blocks of equal prefixes.
         policy: order of admission; `static` fills a batch and runs it until its longest is done.
         max_waiting: most requests in the queue; more are rejected.
-        max_preemptions: bound per request: one that reached it is never chosen again.
+        max_preemptions: bound per request: one that reached it is never chosen again while it can run, and is admitted
+            only with room for all it may need. 0 reserves everything up front.
         max_steps_in_flight: plans that may be issued before the first is answered.
         ageing_s: under `priority`, waiting this long is worth one priority level.
     """
@@ -37,3 +41,31 @@ class SchedulerConfig:
     max_preemptions: int = 8
     max_steps_in_flight: int = 1
     ageing_s: float = 10.0
+
+
+def check_config(config: SchedulerConfig) -> None:
+    """Checks what the scheduler relies on.
+
+    Raises: ConfigError: names the field and the numbers.
+    """
+    for name, value in (
+        ("num_blocks", config.num_blocks),
+        ("block_size", config.block_size),
+        ("max_num_seqs", config.max_num_seqs),
+        ("max_num_batched_tokens", config.max_num_batched_tokens),
+        ("max_steps_in_flight", config.max_steps_in_flight),
+    ):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, must be at least 1")
+    if config.max_waiting < 0 or config.max_preemptions < 0:
+        raise ConfigError(
+            f"max_waiting is {config.max_waiting} and max_preemptions {config.max_preemptions}, must be at least 0"
+        )
+    capacity = config.num_blocks * config.block_size
+    if not 2 <= config.max_model_len <= capacity:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, must be from 2 to the {capacity} tokens that "
+            f"{config.num_blocks} blocks of {config.block_size} hold"
+        )
+    if not (config.ageing_s > 0 and math.isfinite(config.ageing_s)):
+        raise ConfigError(f"ageing_s is {config.ageing_s}, must be finite and above 0")

@@ -69,20 +69,27 @@ class FinishReason(Enum):
 class Request:
     """One request on its way through the engine.
 
-    `num_computed_tokens` is what the scheduler has handed out so far: tokens whose KV is in the cache once every step in flight has
-    ended. `num_pending_tokens` counts samples that steps in flight will yield (0 or 1 with one step in flight). The request wants
-    `num_computed_tokens` to reach `num_tokens + num_pending_tokens`; there is no other notion of prefill or decode.
+    `num_computed_tokens` is what the scheduler has handed out so far: tokens whose KV is in the cache once every step
+    in flight has ended. `num_pending_tokens` counts samples that steps in flight will yield (0 or 1 with one step in
+    flight). The request wants `num_computed_tokens` to reach `num_tokens + num_pending_tokens`; there is no other
+    notion of prefill or decode.
 
-    Invariants: 0 <= num_computed_tokens <= num_tokens + num_pending_tokens; num_prior_output_tokens <= len(output_ids); a WAITING,
-    PREEMPTED or FINISHED request owns no blocks.
+    Invariants: 0 <= num_computed_tokens <= num_tokens + num_pending_tokens; num_pending_tokens <= num_rows_in_flight;
+    num_prior_output_tokens <= len(output_ids); a WAITING, PREEMPTED or FINISHED request owns no blocks.
 
     Attributes:
         prompt_ids: the prompt; never changes.
         output_ids: tokens generated so far; those it arrived with come first.
         num_prior_output_tokens: how many output tokens it arrived with.
         arrival_s, deadline_s: monotonic seconds, read at the edge.
-        token_credit: output tokens it may still generate before it is parked; None is unlimited.
-        num_cached_tokens: prefix-cache hit at its first admission, -1 before.
+        token_credit: output tokens it may still generate before it is parked; None is unlimited. Below 0 when tokens
+            that were in flight came after an unlimited request had been limited.
+        arrival_index: counts accepted requests; breaks ties of arrival.
+        max_num_tokens: prompt and output at most: the least of what max_tokens and the context allow; set when
+            accepted.
+        num_rows_in_flight: rows of it in steps that have not been answered.
+        num_cached_tokens: prompt tokens found in the prefix cache at its first admission, -1 before.
+        num_discarded_tokens: computed tokens that its last preemption threw away, cached or not.
         first_scheduled_s, first_token_s: monotonic seconds, None before.
     """
 
@@ -98,10 +105,14 @@ class Request:
     label: str = ""
 
     status: RequestStatus = RequestStatus.WAITING
+    arrival_index: int = 0
+    max_num_tokens: int = 0
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
+    num_rows_in_flight: int = 0
     num_cached_tokens: int = -1
     num_preemptions: int = 0
+    num_discarded_tokens: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     num_prior_output_tokens: int = field(init=False)

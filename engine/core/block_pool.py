@@ -1,0 +1,190 @@
+"""The blocks of the KV cache: who may use which, and what the idle ones still hold.
+
+A block is in exactly one of four states:
+
+- owned: its reference count says how many block tables hold it;
+- deferred: nobody holds it, but a step in flight may still read or write it;
+- cached: idle, and still holds a full block that later requests may hit; the least recently used one is evicted first;
+- free: idle and worthless.
+
+The pool knows hashes as opaque bytes and never sees a token or a request.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+from engine.core.request import BlockId
+from engine.errors import IntegrityError
+
+
+class BlockPool:
+    """Reference counts, the table of full blocks by hash, and the order in which idle blocks are reused.
+
+    Freeing is deferred by step: a block freed while steps are in flight becomes reusable when the last step that was
+    issued before the free has been answered. Steps are answered in the order in which they were issued.
+
+    Invariants: owned + cached + free + deferred == num_blocks; reference counts >= 0; a hash names one block and a
+    block has at most one hash; a block without owners that is not deferred is idle exactly once.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._block_by_hash: dict[bytes, BlockId] = {}
+        self._free = [BlockId(i) for i in reversed(range(num_blocks))]
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()  # least recently used first
+        self._fences = [0] * num_blocks  # the step whose answer releases the block, 0 if it is not deferred
+        self._deferred: deque[tuple[int, BlockId]] = deque()  # (fence, block), stale where the block's fence differs
+        self._num_deferred = 0
+        self._last_begun_step = 0
+        self._last_ended_step = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that could be allocated now: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Idle blocks that a prefix may still hit."""
+        return len(self._cached)
+
+    @property
+    def num_deferred_blocks(self) -> int:
+        """Blocks that become allocatable when the steps in flight have been answered."""
+        return self._num_deferred
+
+    @property
+    def has_steps_in_flight(self) -> bool:
+        """Whether blocks freed now would be deferred."""
+        return self._last_begun_step > self._last_ended_step
+
+    def begin_step(self, step: int) -> None:
+        """Notes that a step has been issued: from now on it may read and write whatever is owned."""
+        assert step > self._last_begun_step, f"step {step} issued after step {self._last_begun_step}"
+        self._last_begun_step = step
+
+    def end_step(self, step: int) -> None:
+        """Notes that a step has been answered, and with it all earlier ones; releases what waited for it."""
+        assert self._last_ended_step < step <= self._last_begun_step, f"step {step} answered, but not in flight"
+        self._last_ended_step = step
+        while self._deferred and self._deferred[0][0] <= step:
+            fence, block_id = self._deferred.popleft()
+            if self._fences[block_id] == fence:
+                self._fences[block_id] = 0
+                self._num_deferred -= 1
+                self._make_idle(block_id)
+
+    def allocate(self, num_blocks: int) -> list[BlockId] | None:
+        """Hands out blocks with one owner each and undefined content, worthless ones first, then the least recently
+        used.
+
+        Returns: the blocks, or None (and nothing changes) when fewer than `num_blocks` are allocatable.
+        """
+        if num_blocks > self.num_free_blocks:
+            return None
+        block_ids = []
+        for _ in range(num_blocks):
+            if self._free:
+                block_id = self._free.pop()
+            else:
+                block_id, _ = self._cached.popitem(last=False)
+                self._forget_hash(block_id)
+            self._ref_counts[block_id] = 1
+            block_ids.append(block_id)
+        return block_ids
+
+    def lookup(self, block_hash: bytes) -> BlockId | None:
+        """The block with this content, if there is one; takes no reference."""
+        return self._block_by_hash.get(block_hash)
+
+    def is_idle(self, block_id: BlockId) -> bool:
+        """Whether the block counts as allocatable, so that acquiring it leaves one less for others."""
+        return self._ref_counts[block_id] == 0 and not self._fences[block_id]
+
+    def acquire(self, block_id: BlockId) -> None:
+        """Adds an owner to a block found by `lookup`."""
+        if self._ref_counts[block_id] == 0:
+            if self._fences[block_id]:
+                self._fences[block_id] = 0
+                self._num_deferred -= 1
+            else:
+                del self._cached[block_id]
+        self._ref_counts[block_id] += 1
+
+    def publish(self, block_id: BlockId, block_hash: bytes) -> None:
+        """Makes an owned, full and landed block findable. Of blocks with equal content the first one stays in the
+        table.
+        """
+        assert self._ref_counts[block_id] > 0, f"block {block_id} is published without an owner"
+        if block_hash not in self._block_by_hash and self._hashes[block_id] is None:
+            self._block_by_hash[block_hash] = block_id
+            self._hashes[block_id] = block_hash
+
+    def free(self, block_ids: Sequence[BlockId]) -> None:
+        """Drops one owner of each block of a table, given from the head of the sequence to its tail.
+
+        The tail becomes reusable first: a prefix is only worth something as long as its head is there.
+        """
+        fence = self._last_begun_step if self.has_steps_in_flight else 0
+        for block_id in reversed(block_ids):
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] == 0:
+                if fence:
+                    self._fences[block_id] = fence
+                    self._deferred.append((fence, block_id))
+                    self._num_deferred += 1
+                else:
+                    self._make_idle(block_id)
+
+    def check_integrity(self, owners: Iterable[Sequence[BlockId]]) -> None:
+        """Compares all books with each other.
+
+        Args:
+            owners: every block table in use.
+        Raises: IntegrityError: a contradiction, with the block and the numbers.
+        """
+        counts = [0] * self.num_blocks
+        for table in owners:
+            for block_id in table:
+                counts[block_id] += 1
+        free, fenced = set(self._free), {b for b in range(self.num_blocks) if self._fences[b]}
+        num_owned = sum(1 for count in self._ref_counts if count > 0)
+        parts = (num_owned, len(self._cached), len(self._free), self._num_deferred)
+        if sum(parts) != self.num_blocks:
+            raise IntegrityError("owned {} + cached {} + free {} + deferred {} != {}".format(*parts, self.num_blocks))
+        if len(fenced) != self._num_deferred or len(free) != len(self._free):
+            raise IntegrityError(f"{len(fenced)} fences for {self._num_deferred} deferred; {len(free)} distinct free")
+        waiting_for = {(fence, block_id) for fence, block_id in self._deferred}
+        for block_id in map(BlockId, range(self.num_blocks)):
+            count, block_hash = self._ref_counts[block_id], self._hashes[block_id]
+            if count != counts[block_id]:
+                raise IntegrityError(f"block {block_id}: reference count {count}, in {counts[block_id]} tables")
+            states = (count > 0) + (block_id in self._cached) + (block_id in free) + (block_id in fenced)
+            if states != 1:
+                raise IntegrityError(f"block {block_id} is in {states} states at once")
+            if block_id in fenced and (self._fences[block_id], block_id) not in waiting_for:
+                raise IntegrityError(f"block {block_id} waits for step {self._fences[block_id]} in no queue")
+            if block_id in fenced and self._fences[block_id] <= self._last_ended_step:
+                raise IntegrityError(f"block {block_id} waits for step {self._fences[block_id]}, which has ended")
+            if block_hash is not None and self._block_by_hash.get(block_hash) != block_id:
+                raise IntegrityError(f"block {block_id} has a hash that names another block")
+            if (block_id in self._cached and block_hash is None) or (block_id in free and block_hash is not None):
+                raise IntegrityError(f"block {block_id} is idle in the wrong list")
+            if count > 1 and block_hash is None:
+                raise IntegrityError(f"block {block_id} has {count} owners but was never published")
+        if len(self._block_by_hash) != sum(1 for block_hash in self._hashes if block_hash is not None):
+            raise IntegrityError(f"{len(self._block_by_hash)} hashes name fewer blocks")
+
+    def _make_idle(self, block_id: BlockId) -> None:
+        if self._hashes[block_id] is None:
+            self._free.append(block_id)
+        else:
+            self._cached[block_id] = None
+
+    def _forget_hash(self, block_id: BlockId) -> None:
+        block_hash = self._hashes[block_id]
+        assert block_hash is not None, f"block {block_id} is cached without a hash"
+        del self._block_by_hash[block_hash]
+        self._hashes[block_id] = None

@@ -1,0 +1,110 @@
+"""Who comes next and who yields first: the scheduler's policies.
+
+A policy decides an order and a number of seats; budget, blocks and the mechanics of preemption are the scheduler's.
+"""
+
+from typing import Protocol
+
+from engine.core.config import SchedulerConfig
+from engine.core.request import Request
+
+
+class SchedulingPolicy(Protocol):
+    """What the scheduler asks of a policy."""
+
+    def order_key(self, request: Request) -> float:
+        """Place in the queue: the lowest comes first, ties go by arrival. Constant for the life of a request, so that a
+        preempted one finds its place again, ahead of everyone who came after it.
+        """
+        ...
+
+    def preemption_class(self, request: Request) -> int:
+        """Requests of a higher number yield first, and never does a lower number yield to a higher one."""
+        ...
+
+    def num_open_seats(self, num_running: int) -> int:
+        """How many requests may be admitted in this step."""
+        ...
+
+    def end_admission(self, num_admitted: int, *, out_of_budget: bool) -> None:
+        """Says how the admissions of this step went.
+
+        Args:
+            num_admitted: requests admitted since `num_open_seats` was asked.
+            out_of_budget: they ended only because the step's tokens were used up.
+        """
+        ...
+
+
+class FcfsPolicy:
+    """First come, first served; one class for all."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+
+    def order_key(self, request: Request) -> float:
+        """By the order in which requests were accepted."""
+        return request.arrival_index
+
+    def preemption_class(self, request: Request) -> int:  # noqa: ARG002 - all are equal
+        """All equal."""
+        return 0
+
+    def num_open_seats(self, num_running: int) -> int:
+        """Every seat is filled again as soon as it is empty."""
+        return self._max_num_seqs - num_running
+
+    def end_admission(self, num_admitted: int, *, out_of_budget: bool) -> None:
+        """Keeps no state."""
+
+
+class PriorityPolicy(FcfsPolicy):
+    """Lowest `priority` first, with ageing: a request that has waited `ageing_s` seconds ranks one level better.
+
+    The effective priority, `priority - waited_s / ageing_s`, falls for all requests at the same rate, so that their
+    order never changes and `arrival_s + priority * ageing_s` orders them the same way without a clock.
+    """
+
+    def __init__(self, max_num_seqs: int, ageing_s: float) -> None:
+        super().__init__(max_num_seqs)
+        self._ageing_s = ageing_s
+
+    def order_key(self, request: Request) -> float:
+        """When an equal request of priority 0 would have had to arrive."""
+        return request.arrival_s + request.priority * self._ageing_s
+
+    def preemption_class(self, request: Request) -> int:
+        """The priority itself: ageing helps to get in, not to push others out."""
+        return request.priority
+
+
+class StaticPolicy(FcfsPolicy):
+    """Fills a batch, runs it until its longest request is done, then loads the next: the baseline that batching at
+    every step is compared with. The batch stays open while its prompts wait for budget; a seat whose request has
+    finished stays empty.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        super().__init__(max_num_seqs)
+        self._num_open_seats = 0
+
+    def num_open_seats(self, num_running: int) -> int:
+        """All seats once the last batch is done, those not yet taken while one is being filled, else none."""
+        if num_running == 0:
+            self._num_open_seats = self._max_num_seqs
+        return self._num_open_seats
+
+    def end_admission(self, num_admitted: int, *, out_of_budget: bool) -> None:
+        """Closes the batch unless only the budget kept others out."""
+        self._num_open_seats = self._num_open_seats - num_admitted if out_of_budget else 0
+
+
+def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
+    """The policy that the configuration names."""
+    match config.policy:
+        case "fcfs":
+            return FcfsPolicy(config.max_num_seqs)
+        case "priority":
+            return PriorityPolicy(config.max_num_seqs, config.ageing_s)
+        case "static":
+            return StaticPolicy(config.max_num_seqs)

@@ -1,0 +1,396 @@
+"""Which tokens of which requests are computed in each step.
+
+There is no prefill phase and no decode phase. A running request has `num_computed_tokens` and wants to reach
+`num_tokens`; a step hands out one budget of tokens, first to those who miss a single one, then in chunks to those who
+miss more, so that a long prompt never stalls those already under way. The scheduler knows no clock (time is passed in),
+no text, no tensors and no sockets.
+
+Why nothing waits for ever:
+
+- A request that needs a block takes it from the lowest class and there from whoever loses least, itself included, so it
+  always finds someone. Each such loss counts against `max_preemptions` of the one who yields.
+- Whoever has reached that bound is admitted again only with room for all it can ever need, and so never needs to ask
+  again.
+- The head of the queue is not overtaken while it waits for room, and fits as soon as nothing runs: a request that
+  cannot fit the empty cache is never accepted.
+- Parked requests keep their blocks as long as anyone else can run. When nobody can, they give way, their bound
+  notwithstanding.
+"""
+
+from collections import deque
+
+from engine.core.batch import BatchBuilder
+from engine.core.completion import completion_of
+from engine.core.config import SchedulerConfig, check_config
+from engine.core.deadlines import Deadlines
+from engine.core.integrity import check_requests
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.outputs import (
+    ModelRunnerOutput,
+    RequestCompletion,
+    RequestOutput,
+    SchedulerOutput,
+    SchedulerStats,
+    TokenLogprobs,
+)
+from engine.core.policy import make_policy
+from engine.core.request import FinishReason, Request, RequestId, RequestStatus
+from engine.core.stop import finish_reason
+from engine.core.victim import choose_victim
+from engine.core.waiting_queue import WaitingQueue
+from engine.errors import IntegrityError, InvalidRequest, QueueFull, RequestTooLong
+
+_RUNNING = RequestStatus.RUNNING
+
+
+class Scheduler:
+    """Continuous batching over a paged, prefix-cached KV cache.
+
+    Use: `plan = schedule(now_s)`, run it, `outputs = update(plan, result, now_s)`; with two steps in flight the next
+    plan may be made before the last is answered, and answers come in the order of the plans. Request ids are never used
+    twice.
+
+    Invariants: every accepted request is either running (and has a block table) or waiting until it has finished, and
+    yields exactly one completion, as its last output. Row and token counts of `Request` agree with the plans in flight.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        check_config(config)
+        self._config = config
+        self._policy = make_policy(config)
+        self._cache = KVCacheManager(
+            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        self._requests: dict[RequestId, Request] = {}
+        self._running: dict[RequestId, Request] = {}  # in the order of admission
+        self._waiting = WaitingQueue(self._policy.order_key)
+        self._deadlines = Deadlines()
+        self._in_flight: deque[tuple[int, list[Request]]] = deque()  # per plan, the requests of its rows
+        self._removed: list[RequestId] = []  # what the runner must forget with the next plan
+        self._outputs: list[RequestOutput] = []  # completions that leave with the next update
+        self._step = 0
+        self._now_s = 0.0
+        self._num_accepted = 0
+        self._num_preemptions = 0
+        self._num_recomputed_tokens = 0
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        self._num_generated_tokens = 0
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request. One that continues an answer which is already over completes with the next update, without
+        running.
+
+        Raises:
+            InvalidRequest: the prompt is empty or the id is in use.
+            RequestTooLong: it leaves no room for a single new token.
+            QueueFull: `max_waiting` requests wait.
+        """
+        config = self._config
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request id {request.request_id} is in use")
+        if not request.prompt_ids:
+            raise InvalidRequest("prompt has no tokens")
+        if request.num_prompt_tokens >= config.max_model_len:
+            raise RequestTooLong(
+                f"prompt has {request.num_prompt_tokens} tokens, max_model_len is {config.max_model_len} "
+                f"with the answer (the cache holds {config.num_blocks * config.block_size})"
+            )
+        request.max_num_tokens = min(request.num_prompt_tokens + request.params.max_tokens, config.max_model_len)
+        reason = finish_reason(request, config.end_token_ids)
+        if reason is None and len(self._waiting) >= config.max_waiting:
+            raise QueueFull(f"{len(self._waiting)} requests wait, max_waiting is {config.max_waiting}")
+        request.arrival_index = self._num_accepted
+        self._num_accepted += 1
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+        if reason is not None:
+            self._finish_now(request, reason)
+        elif request.deadline_s is not None:
+            self._deadlines.add(request.request_id, request.deadline_s)
+
+    def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """Ends a request now; its completion leaves with the next update. An unknown or finished id is ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish_now(request, reason)
+
+    def grant_credit(self, request_id: RequestId, num_tokens: int) -> None:
+        """Lets a request generate `num_tokens` more tokens. The first grant turns an unlimited request into a limited
+        one.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        is_waiting = request_id not in self._running
+        if is_waiting:
+            self._waiting.remove(request)
+        request.token_credit = (request.token_credit or 0) + num_tokens
+        if is_waiting:
+            self._waiting.push(request)
+        else:
+            request.status = RequestStatus.PARKED if request.token_credit <= 0 else _RUNNING
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Plans the next step.
+
+        Args:
+            now_s: monotonic seconds; requests whose deadline has come end here.
+        Returns: the plan; it may have no rows and must be answered all the same.
+        """
+        assert len(self._in_flight) < self._config.max_steps_in_flight, f"{len(self._in_flight)} steps are in flight"
+        self._now_s = now_s
+        for request_id in self._deadlines.pop_due(now_s):
+            self._finish_now(self._requests[request_id], FinishReason.DEADLINE)
+        batch = BatchBuilder(self._config.max_num_batched_tokens)
+        if self._schedule_running(batch):
+            self._admit(batch)
+        while batch.num_tokens == 0 and self._waiting.head is not None and self._only_parked_run():
+            self._preempt(choose_victim(self._running.values(), self._policy, self._cache), batch)
+            self._admit(batch)
+        self._step += 1
+        plan, requests = batch.build(self._step, self._removed)
+        self._removed.clear()
+        self._in_flight.append((plan.step, requests))
+        if requests:
+            self._cache.pool.begin_step(plan.step)
+        return plan
+
+    def update(self, plan: SchedulerOutput, result: ModelRunnerOutput, now_s: float) -> list[RequestOutput]:
+        """Takes in what the oldest step in flight has yielded.
+
+        Args:
+            plan: the plan of that step.
+            result: what the runner made of it.
+            now_s: monotonic seconds.
+        Returns: news of requests, completions since the last update first.
+        """
+        step, requests = self._in_flight.popleft()
+        assert step == plan.step == result.step, f"answer to step {result.step} of plan {plan.step}, {step} is due"
+        self._now_s = now_s
+        if requests:
+            self._cache.pool.end_step(step)
+        outputs, self._outputs = self._outputs, []
+        block_size = self._config.block_size
+        for index, (request, row, token_id) in enumerate(zip(requests, plan.rows, result.token_ids, strict=True)):
+            request.num_rows_in_flight -= 1
+            status = request.status
+            if status is RequestStatus.FINISHED:
+                continue  # cancelled or ended by an earlier row: nobody waits for this one
+            if index in result.failures:
+                completion = self._finish(request, FinishReason.ERROR, detail=result.failures[index])
+                outputs.append(_completion_output(request, completion))
+                continue
+            if status is not RequestStatus.PREEMPTED:
+                num_landed = row.num_computed_tokens + row.num_scheduled_tokens
+                if row.num_scheduled_tokens > 1 or num_landed % block_size == 0:
+                    self._cache.publish(request, num_landed)
+            if row.samples:
+                assert token_id >= 0, f"row {index} of step {step} sampled no token and did not fail"
+                logprobs = (result.logprobs[index],) if index in result.logprobs else ()
+                outputs.append(self._accept_token(request, token_id, logprobs))
+        return outputs
+
+    def has_work(self) -> bool:
+        """Whether `schedule` should be called before the next command or deadline; steps in flight do not count."""
+        return bool(
+            self._outputs
+            or self._waiting.head is not None
+            or any(request.status is _RUNNING for request in self._running.values())
+        )
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `schedule` should be called at the latest, even if there is no work."""
+        return self._deadlines.next_s
+
+    def stats(self) -> SchedulerStats:
+        """Load and totals."""
+        num_prefill_tokens = self._waiting.num_tokens
+        for request in self._running.values():
+            num_missing = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
+            if num_missing > 1:
+                num_prefill_tokens += num_missing
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_waiting_prefill_tokens=num_prefill_tokens,
+            num_free_blocks=self._cache.pool.num_free_blocks,
+            num_blocks=self._config.num_blocks,
+            num_preemptions_total=self._num_preemptions,
+            num_recomputed_tokens_total=self._num_recomputed_tokens,
+            prefix_cache_queries_total=self._num_queried_tokens,
+            prefix_cache_hits_total=self._num_hit_tokens,
+            num_generated_tokens_total=self._num_generated_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Compares all books with each other.
+
+        Raises: IntegrityError: a contradiction, with the request and the numbers.
+        """
+        running, waiting = list(self._running.values()), list(self._waiting)
+        self._cache.check_integrity(running, waiting)
+        rows_in_flight = [request for _, requests in self._in_flight for request in requests]
+        check_requests(self._requests.values(), running, waiting, rows_in_flight)
+        if len(running) > self._config.max_num_seqs:
+            raise IntegrityError(f"{len(running)} requests run, max_num_seqs is {self._config.max_num_seqs}")
+        if sum(request.num_tokens for request in waiting) != self._waiting.num_tokens:
+            raise IntegrityError(f"the queue counts {self._waiting.num_tokens} tokens")
+
+    def _schedule_running(self, batch: BatchBuilder) -> bool:
+        """Gives rows to running requests: first to those who miss one token, then to the others, each in order of
+        admission.
+
+        Returns: whether every one had the blocks it needed; if not, nobody is admitted into what others gave up.
+        """
+        all_have_room = True
+        wide = []
+        for request in list(self._running.values()):
+            if request.status is not _RUNNING:
+                continue
+            num_pending = request.num_pending_tokens
+            num_wanted = len(request.prompt_ids) + len(request.output_ids) + num_pending
+            if num_wanted - request.num_computed_tokens > 1:
+                wide.append(request)
+                continue
+            if num_pending and num_wanted >= request.max_num_tokens:
+                continue  # a sample in flight is its last
+            credit = request.token_credit
+            if credit is not None and credit <= num_pending:
+                continue  # samples in flight use it up
+            if batch.budget == 0:
+                break
+            new_block_ids = self._cache.allocate_slots(request, num_wanted)
+            if new_block_ids is None:
+                all_have_room = False
+                if not self._make_room(request, num_wanted, batch):
+                    continue
+                new_block_ids = self._cache.allocate_slots(request, num_wanted)
+                assert new_block_ids is not None, f"room was made for request {request.request_id}, and is gone"
+            batch.add_row(request, 1, True, tuple(new_block_ids))
+        for request in wide:
+            # Its blocks were allocated on admission. It may have been preempted above.
+            if batch.budget > 0 and request.status is _RUNNING:
+                batch.add_chunk(request)
+        return all_have_room
+
+    def _admit(self, batch: BatchBuilder) -> None:
+        """Admits from the head of the queue while there are seats, budget and blocks."""
+        num_admitted = 0
+        num_seats = self._policy.num_open_seats(len(self._running))
+        while num_admitted < num_seats and batch.budget > 0 and (request := self._waiting.head) is not None:
+            max_slots = request.max_num_tokens - 1  # nobody attends to the last token
+            at_bound = request.num_preemptions >= self._config.max_preemptions
+            computed_blocks = self._cache.get_computed_blocks(request)
+            # One slot more than the known tokens need: a request that had to yield at once would be admitted in vain.
+            num_slots = max_slots if at_bound else min(request.num_tokens + 1, max_slots)
+            if self._cache.allocate_slots(request, num_slots, computed_blocks) is None:
+                break
+            # It yielded for want of blocks, and all that became free since waited for its last row to land.
+            assert request.num_rows_in_flight == 0, f"request {request.request_id} is resumed before its rows landed"
+            self._waiting.remove(request)
+            self._running[request.request_id] = request
+            self._start(request, len(computed_blocks) * self._config.block_size)
+            num_admitted += 1
+            batch.add_new_request(request, self._cache.block_ids(request))
+            batch.add_chunk(request)
+        self._policy.end_admission(num_admitted, out_of_budget=batch.budget == 0)
+
+    def _start(self, request: Request, num_hit_tokens: int) -> None:
+        """Makes an admitted request a running one and counts what the prefix cache saved."""
+        if request.status is RequestStatus.PREEMPTED:
+            self._num_recomputed_tokens += max(0, request.num_discarded_tokens - num_hit_tokens)
+        else:
+            request.first_scheduled_s = self._now_s
+            request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
+            self._num_queried_tokens += request.num_prompt_tokens
+            self._num_hit_tokens += request.num_cached_tokens
+        request.status = _RUNNING
+        request.num_computed_tokens = num_hit_tokens
+
+    def _make_room(self, request: Request, num_tokens: int, batch: BatchBuilder) -> bool:
+        """Preempts until a running request can hold `num_tokens` tokens, at worst the request itself.
+
+        Returns: whether there is room now; otherwise the request waits for blocks that steps in flight still use, or
+        has yielded.
+        """
+        while (num_missing := self._cache.num_missing_blocks(request, num_tokens)) > 0:
+            if num_missing <= self._cache.pool.num_deferred_blocks:
+                return False
+            # The request itself is among them (at its bound it would hold all it may need), so no better class yields.
+            candidates = (r for r in self._running.values() if r.num_preemptions < self._config.max_preemptions)
+            victim = choose_victim(candidates, self._policy, self._cache)
+            self._preempt(victim, batch)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request, batch: BatchBuilder) -> None:
+        """Takes all blocks of a running request and queues it again, in its place; samples in flight are still
+        accepted.
+        """
+        batch.remove_row(request)
+        request.num_discarded_tokens = request.num_computed_tokens
+        self._leave_running(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._waiting.push(request)
+
+    def _only_parked_run(self) -> bool:
+        """Whether all who hold blocks are parked, and no step in flight will release any."""
+        return (
+            bool(self._running)
+            and not self._cache.pool.has_steps_in_flight
+            and all(request.status is RequestStatus.PARKED for request in self._running.values())
+        )
+
+    def _leave_running(self, request: Request) -> None:
+        del self._running[request.request_id]
+        self._removed.append(request.request_id)
+        self._cache.free(request)
+        request.num_computed_tokens = 0
+
+    def _accept_token(self, request: Request, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestOutput:
+        """Appends a sampled token and finds out what it means for its request."""
+        is_waiting = request.status is RequestStatus.PREEMPTED
+        if is_waiting:
+            self._waiting.remove(request)
+        start_index = len(request.output_ids)
+        request.output_ids.append(token_id)
+        request.num_pending_tokens -= 1
+        self._num_generated_tokens += 1
+        num_cached_tokens = None
+        if request.first_token_s is None:
+            request.first_token_s = self._now_s
+            num_cached_tokens = request.num_cached_tokens
+        if request.token_credit is not None:
+            request.token_credit -= 1
+            if request.token_credit <= 0 and not is_waiting:
+                request.status = RequestStatus.PARKED
+        if is_waiting:
+            self._waiting.push(request)
+        reason = finish_reason(request, self._config.end_token_ids)
+        completion = None if reason is None else self._finish(request, reason)
+        return RequestOutput(request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion)
+
+    def _finish_now(self, request: Request, reason: FinishReason) -> None:
+        """Ends a request between two steps; its completion leaves with the next update."""
+        self._outputs.append(_completion_output(request, self._finish(request, reason)))
+
+    def _finish(self, request: Request, reason: FinishReason, detail: str = "") -> RequestCompletion:
+        """Frees what a request holds and forgets it."""
+        if request.request_id in self._running:
+            self._leave_running(request)
+        else:
+            self._waiting.remove(request)
+            self._cache.free(request)
+        request.status = RequestStatus.FINISHED
+        del self._requests[request.request_id]
+        self._deadlines.discard(request.request_id)
+        return completion_of(request, reason, self._now_s, detail)
+
+
+def _completion_output(request: Request, completion: RequestCompletion) -> RequestOutput:
+    return RequestOutput(request.request_id, len(request.output_ids), (), completion=completion)

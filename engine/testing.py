@@ -1,0 +1,392 @@
+"""A model for tests that notices every mistake of the scheduler, and a loop to drive both without threads or sockets.
+
+`FakeModelRunner` is the hash-chain shadow-KV oracle. Each slot of its cache stores H(what the previous slot stores,
+token, position), a chain that starts from the request's cache salt. A row first walks its block table and requires the
+stored chain to be the chain of its own tokens at every position it attends to; only then does it write its own slots
+and draw a token from the chain. A block that was reused too early, shared wrongly or not recomputed is an
+`OracleViolation` at once, and as rows of all launched plans execute in a seeded random order, late writes are part of
+every test. It needs no torch: servers and frontends use it as a fast model.
+"""
+
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.outputs import (
+    ModelRunnerOutput,
+    NewRequest,
+    RequestCompletion,
+    RequestOutput,
+    ScheduledRow,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+from engine.core.request import BlockId, FinishReason, Request, RequestId, SamplingParams
+from engine.core.scheduler import Scheduler
+
+_MASK = (1 << 64) - 1
+
+
+class OracleViolation(AssertionError):  # noqa: N818 - reads as what it is
+    """A plan that a real model would have answered with gibberish."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoloAnswer:
+    """What a request must yield, whatever runs beside it."""
+
+    token_ids: tuple[int, ...]
+    reason: FinishReason
+
+
+class FakeModel:
+    """Tokens as a function of everything before them, a seed and a position.
+
+    Args:
+        vocab_size: token ids are 0 .. vocab_size - 1.
+        end_token_ids: the tokens that end answers.
+        end_probability: chance of an end token at each position, so that answers have geometrically spread lengths.
+    """
+
+    def __init__(
+        self, vocab_size: int = 64, end_token_ids: frozenset[int] = frozenset({0}), end_probability: float = 0.05
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.end_token_ids = end_token_ids
+        self.end_probability = end_probability
+        self._end_ids = sorted(end_token_ids)
+        self._plain_ids = [token_id for token_id in range(vocab_size) if token_id not in end_token_ids]
+
+    def root(self, cache_salt: bytes) -> int:
+        """What a slot before position 0 would store."""
+        return int.from_bytes(hashlib.sha256(cache_salt).digest()[:8], "little")
+
+    def extend(self, chain: int, token_id: int, position: int) -> int:
+        """What the slot at `position` stores if the one before it stores `chain`."""
+        return hash((chain, token_id, position))
+
+    def sample(self, chain: int, position: int, num_output_tokens: int, params: SamplingParams) -> int:
+        """The token at `position`, after a last slot that stores `chain`. End and stop tokens are masked before
+        `min_tokens`.
+        """
+        draw = _mix(hash((chain, params.seed, position)))
+        masked = num_output_tokens < params.min_tokens
+        if not masked and draw / 2**64 < self.end_probability:
+            return self._end_ids[draw % len(self._end_ids)]
+        allowed = self._plain_ids
+        if masked and params.stop_token_ids:
+            allowed = [token_id for token_id in allowed if token_id not in params.stop_token_ids] or allowed
+        return allowed[_mix(draw) % len(allowed)]
+
+    def logprobs(self, chain: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """Made-up log-probabilities: the drawn token leads and each following id is half as likely."""
+        values = [-0.5 - 0.25 * (_mix(chain) % 4) - 0.6875 * rank for rank in range(max(1, num_top))]
+        top_ids = [(token_id + rank) % self.vocab_size for rank in range(num_top)]
+        return TokenLogprobs(values[0], tuple(top_ids), tuple(values[:num_top]))
+
+    def solo_output(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        output_ids: Sequence[int] = (),
+        cache_salt: bytes = b"",
+    ) -> SoloAnswer:
+        """The whole answer, those `output_ids` included, computed without scheduler, blocks or batch.
+
+        Args:
+            prompt_ids: the prompt.
+            params: seed and limits.
+            max_model_len: most tokens of prompt and answer.
+            output_ids: what was generated earlier.
+            cache_salt: of the request.
+        """
+        output = list(output_ids)
+        chain = self.root(cache_salt)
+        for position, token_id in enumerate([*prompt_ids, *output]):
+            chain = self.extend(chain, token_id, position)
+        while True:
+            position = len(prompt_ids) + len(output)
+            if output and len(output) >= params.min_tokens:
+                if output[-1] in self.end_token_ids and not params.ignore_eos:
+                    return SoloAnswer(tuple(output), FinishReason.END_TOKEN)
+                if output[-1] in params.stop_token_ids:
+                    return SoloAnswer(tuple(output), FinishReason.STOP_TOKEN)
+            if len(output) >= params.max_tokens:
+                return SoloAnswer(tuple(output), FinishReason.MAX_TOKENS)
+            if position >= max_model_len:
+                return SoloAnswer(tuple(output), FinishReason.CONTEXT_FULL)
+            output.append(self.sample(chain, position, len(output), params))
+            chain = self.extend(chain, output[-1], position)
+
+
+class _Sequence:
+    """What the runner knows of one request."""
+
+    __slots__ = ("block_ids", "chain", "has_failed", "jobs", "next_position", "request", "token_ids")
+
+    def __init__(self, request: NewRequest, root: int, model: FakeModel) -> None:
+        self.request = request
+        self.token_ids = list(request.token_ids)
+        self.chain: list[int] = []  # what the slot of each known token must store
+        for position, token_id in enumerate(self.token_ids):
+            root = model.extend(root, token_id, position)
+            self.chain.append(root)
+        self.block_ids = list(request.block_ids)
+        self.next_position = -1
+        self.has_failed = False
+        self.jobs: deque[tuple[_Launched, int]] = deque()  # rows launched and not executed
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A plan on its way."""
+
+    plan: SchedulerOutput
+    token_ids: list[int]
+    num_open_rows: int
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class FakeModelRunner:
+    """Runs plans on a `FakeModel` and a shadow of the KV cache; implements `engine.interfaces.ModelRunner`.
+
+    Plans may be launched ahead. Rows of all launched plans execute in a seeded random order, except that the rows of
+    one request keep theirs; when a plan is collected, all its rows have executed, and some of later plans may have.
+
+    Args:
+        model: what draws tokens.
+        num_blocks, block_size: shape of the cache.
+        seed: of the order of execution.
+        salt_of: the cache salt of a request; plans do not carry it.
+        fail: called for every row with the request and the position of the row's last token; what it returns fails the
+            row.
+        on_step: called with each plan before it is collected: may block, to hold the step, or raise.
+    """
+
+    def __init__(
+        self,
+        model: FakeModel | None = None,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        seed: int = 0,
+        salt_of: Callable[[RequestId], bytes] = lambda _: b"",
+        fail: Callable[[RequestId, int], str | None] = lambda _request_id, _position: None,
+        on_step: Callable[[SchedulerOutput], None] = lambda _: None,
+    ) -> None:
+        self.model = model or FakeModel()
+        self.num_executed_steps = 0
+        self._block_size = block_size
+        self._kv = [[0] * block_size for _ in range(num_blocks)]
+        self._random = random.Random(seed)
+        self._salt_of = salt_of
+        self._fail = fail
+        self._on_step = on_step
+        self._sequences: dict[RequestId, _Sequence] = {}
+        self._launched: deque[_Launched] = deque()
+        self._busy: list[_Sequence] = []  # those with jobs
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Runs one step to its end."""
+        self.launch(plan)
+        return self.collect()
+
+    def launch(self, plan: SchedulerOutput) -> None:
+        """Takes a plan; its rows execute at any time until it is collected.
+
+        Raises: OracleViolation: the plan contradicts itself or what went before.
+        """
+        for request_id in plan.removed_request_ids:
+            if self._sequences.pop(request_id, None) is None:
+                raise OracleViolation(f"step {plan.step} removes request {request_id}, which was never new")
+        for request in plan.new_requests:
+            if request.request_id in self._sequences:
+                raise OracleViolation(f"step {plan.step} introduces request {request.request_id} again")
+            root = self.model.root(self._salt_of(request.request_id))
+            self._sequences[request.request_id] = _Sequence(request, root, self.model)
+        num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
+        if num_tokens != plan.num_tokens:
+            raise OracleViolation(f"step {plan.step} has {num_tokens} tokens in its rows and says {plan.num_tokens}")
+        launched = _Launched(plan, [-1] * len(plan.rows), len(plan.rows))
+        for index, row in enumerate(plan.rows):
+            sequence = self._sequences.get(row.request_id)
+            if sequence is None:
+                raise OracleViolation(f"step {plan.step} has a row of request {row.request_id}, which is not known")
+            if index and row.num_scheduled_tokens == 1 < plan.rows[index - 1].num_scheduled_tokens:
+                raise OracleViolation(f"step {plan.step} has a one-token row after a wider one, row {index}")
+            sequence.block_ids += row.new_block_ids
+            if not sequence.jobs:
+                self._busy.append(sequence)
+            sequence.jobs.append((launched, index))
+        self._launched.append(launched)
+
+    def collect(self) -> ModelRunnerOutput:
+        """Answers the oldest launched plan.
+
+        Raises: OracleViolation: a row attends to slots that do not hold its own tokens.
+        """
+        launched = self._launched.popleft()
+        self._on_step(launched.plan)
+        while launched.num_open_rows:
+            index = self._random.randrange(len(self._busy))
+            sequence = self._busy[index]
+            job = sequence.jobs.popleft()
+            if not sequence.jobs:
+                self._busy[index] = self._busy[-1]
+                self._busy.pop()
+            self._execute_row(sequence, *job)
+        self.num_executed_steps += 1
+        return ModelRunnerOutput(launched.plan.step, tuple(launched.token_ids), launched.logprobs, launched.failures)
+
+    def _execute_row(self, sequence: _Sequence, launched: _Launched, index: int) -> None:
+        row = launched.plan.rows[index]
+        launched.num_open_rows -= 1
+        start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
+        detail = self._fail(row.request_id, stop - 1)
+        if sequence.has_failed or detail is not None:
+            # What a broken row writes is as useless as NaN: whoever shares it must notice.
+            sequence.has_failed = True
+            launched.failures[index] = detail or "an earlier row failed"
+            self._write(sequence, start, [-1] * (stop - start))
+            return
+        self._check_row(sequence, row)
+        self._attend(sequence, start)
+        self._write(sequence, start, sequence.chain[start:stop])
+        sequence.next_position = stop
+        if row.samples:
+            launched.token_ids[index] = self._sample(sequence, launched, index)
+
+    def _sample(self, sequence: _Sequence, launched: _Launched, index: int) -> int:
+        params, position, chain = sequence.request.params, len(sequence.token_ids), sequence.chain[-1]
+        token_id = self.model.sample(chain, position, position - sequence.request.num_prompt_tokens, params)
+        if params.top_logprobs is not None:
+            launched.logprobs[index] = self.model.logprobs(chain, token_id, params.top_logprobs)
+        sequence.token_ids.append(token_id)
+        sequence.chain.append(self.model.extend(chain, token_id, position))
+        return token_id
+
+    def _check_row(self, sequence: _Sequence, row: ScheduledRow) -> None:
+        """A row must go on where the last one ended, over known tokens and within its block table."""
+        start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
+        what = f"request {row.request_id}, positions {start} to {stop - 1}"
+        if row.num_scheduled_tokens < 1:
+            raise OracleViolation(f"request {row.request_id} has a row of {row.num_scheduled_tokens} tokens")
+        if sequence.next_position not in (-1, start):
+            raise OracleViolation(f"{what}: the row before ended at {sequence.next_position - 1}")
+        if stop > len(sequence.token_ids):
+            raise OracleViolation(f"{what}: only {len(sequence.token_ids)} tokens are known")
+        if row.samples != (stop == len(sequence.token_ids)):
+            raise OracleViolation(f"{what} of {len(sequence.token_ids)}: samples is {row.samples}")
+        if stop > len(sequence.block_ids) * self._block_size:
+            raise OracleViolation(f"{what}: its block table has {len(sequence.block_ids)} blocks")
+
+    def _attend(self, sequence: _Sequence, num_positions: int) -> None:
+        """Requires the first `num_positions` slots to hold the request's own tokens."""
+        size, chain = self._block_size, sequence.chain
+        for start in range(0, num_positions, size):
+            block_id = sequence.block_ids[start // size]
+            stop = min(start + size, num_positions)
+            if self._kv[block_id][: stop - start] != chain[start:stop]:
+                position = next(p for p in range(start, stop) if self._kv[block_id][p - start] != chain[p])
+                raise OracleViolation(
+                    f"request {sequence.request.request_id} attends to position {position}, block {block_id}, "
+                    f"slot {position - start}: not its own token there"
+                )
+
+    def _write(self, sequence: _Sequence, start: int, values: Sequence[int]) -> None:
+        for position, value in enumerate(values, start):
+            block_id: BlockId = sequence.block_ids[position // self._block_size]
+            self._kv[block_id][position % self._block_size] = value
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came out for one request so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    completion: RequestCompletion | None = None
+
+
+class AnswerLedger:
+    """Collects outputs and holds them to the contract: no gap, nothing twice, one completion, and that last."""
+
+    def __init__(self) -> None:
+        self.answers: dict[RequestId, Answer] = {}
+
+    def expect(self, request: Request) -> None:
+        """Opens the account of an accepted request."""
+        self.answers[request.request_id] = Answer(token_ids=list(request.output_ids))
+
+    def record(self, outputs: Sequence[RequestOutput]) -> None:
+        """Books the outputs of one update.
+
+        Raises: OracleViolation: an output breaks the contract.
+        """
+        for output in outputs:
+            answer = self.answers.get(output.request_id)
+            what = f"request {output.request_id}"
+            if answer is None:
+                raise OracleViolation(f"{what} was never accepted")
+            if answer.completion is not None:
+                raise OracleViolation(f"{what} has more to say after its completion: {output}")
+            if output.start_index != len(answer.token_ids):
+                raise OracleViolation(f"{what} goes on at {output.start_index}, {len(answer.token_ids)} are here")
+            if not output.token_ids and output.completion is None:
+                raise OracleViolation(f"{what} has an output without news")
+            answer.token_ids += output.token_ids
+            answer.logprobs += output.logprobs
+            if output.num_cached_tokens is not None:
+                if answer.num_cached_tokens is not None:
+                    raise OracleViolation(f"{what} has two first tokens")
+                answer.num_cached_tokens = output.num_cached_tokens
+            answer.completion = output.completion
+            if answer.completion is not None and answer.completion.num_output_tokens != len(answer.token_ids):
+                raise OracleViolation(
+                    f"{what} ends with {len(answer.token_ids)} tokens, says {answer.completion.num_output_tokens}"
+                )
+
+
+def drive(
+    scheduler: Scheduler,
+    runner: FakeModelRunner,
+    requests: Sequence[Request],
+    *,
+    max_steps_in_flight: int = 1,
+    max_steps: int = 100_000,
+) -> dict[RequestId, Answer]:
+    """Submits requests and steps until nothing is left to do; each step takes one second of a made-up clock.
+
+    Returns: the answers, in the order of `requests`.
+    Raises: OracleViolation: something went wrong, or work is left after `max_steps`.
+    """
+    ledger = AnswerLedger()
+    for request in requests:
+        scheduler.add_request(request)
+        ledger.expect(request)
+    plans: deque[SchedulerOutput] = deque()
+    now_s = 0.0
+    for _ in range(max_steps):
+        now_s += 1.0
+        if scheduler.has_work():
+            plans.append(scheduler.schedule(now_s))
+            runner.launch(plans[-1])
+        elif not plans:
+            return ledger.answers
+        if len(plans) == max_steps_in_flight or not scheduler.has_work():
+            ledger.record(scheduler.update(plans.popleft(), runner.collect(), now_s))
+    raise OracleViolation(f"work is left after {max_steps} steps")
+
+
+def _mix(value: int) -> int:
+    """Spreads all bits of a 64-bit number over all bits (the finaliser of SplitMix64)."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

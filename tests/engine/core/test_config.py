@@ -1,0 +1,32 @@
+from dataclasses import replace
+
+import pytest
+
+from engine.core.config import SchedulerConfig, check_config
+from engine.errors import ConfigError
+
+GOOD = SchedulerConfig(num_blocks=4, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64)
+
+
+def test_a_context_of_exactly_the_cache_is_accepted() -> None:
+    check_config(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_model_len": 65}, "max_model_len is 65, must be from 2 to the 64 tokens that 4 blocks of 16 hold"),
+        ({"max_model_len": 1}, "max_model_len is 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0, must be at least 1"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
+        ({"max_steps_in_flight": 0}, "max_steps_in_flight is 0"),
+        ({"num_blocks": 0}, "num_blocks is 0"),
+        ({"block_size": 0}, "block_size is 0"),
+        ({"max_preemptions": -1}, "max_preemptions -1"),
+        ({"ageing_s": 0.0}, "ageing_s is 0.0, must be finite and above 0"),
+        ({"ageing_s": float("inf")}, "ageing_s is inf"),
+    ],
+)
+def test_bad_values_are_named_with_their_numbers(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(replace(GOOD, **change))

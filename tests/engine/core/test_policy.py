@@ -1,0 +1,57 @@
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+
+from engine.core.config import SchedulerConfig, SchedulingPolicyName
+from engine.core.policy import FcfsPolicy, PriorityPolicy, StaticPolicy, make_policy
+from engine.core.request import Request
+
+MakeRequest = Callable[..., Request]
+
+
+def test_every_policy_name_makes_its_policy() -> None:
+    kinds = {"fcfs": FcfsPolicy, "priority": PriorityPolicy, "static": StaticPolicy}
+    for name in get_args(SchedulingPolicyName):
+        config = SchedulerConfig(num_blocks=1, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=16, policy=name)
+        assert type(make_policy(config)) is kinds[name]
+
+
+def test_fcfs_orders_by_acceptance_and_knows_one_class(make_request: MakeRequest) -> None:
+    policy = FcfsPolicy(4)
+    late = make_request(1, 1, arrival_index=5, priority=-3)
+    early = make_request(2, 1, arrival_index=4, priority=3, arrival_s=9.0)
+    assert policy.order_key(early) < policy.order_key(late)
+    assert policy.preemption_class(early) == policy.preemption_class(late)
+
+
+@pytest.mark.parametrize(("waited_s", "comes_first"), [(19.0, False), (21.0, True)])
+def test_priority_ageing_is_worth_one_level_per_ageing_s(
+    make_request: MakeRequest, waited_s: float, comes_first: bool
+) -> None:
+    policy = PriorityPolicy(4, ageing_s=10.0)
+    old = make_request(1, 1, priority=2, arrival_s=0.0)
+    new = make_request(2, 1, priority=0, arrival_s=waited_s)
+    assert (policy.order_key(old) < policy.order_key(new)) == comes_first
+
+
+def test_ageing_does_not_change_who_yields(make_request: MakeRequest) -> None:
+    policy = PriorityPolicy(4, ageing_s=1.0)
+    assert policy.preemption_class(make_request(1, 1, priority=2, arrival_s=0.0)) == 2
+
+
+def test_static_keeps_the_seats_of_finished_requests_empty() -> None:
+    policy = StaticPolicy(4)
+    assert policy.num_open_seats(0) == 4
+    policy.end_admission(4, out_of_budget=False)
+    assert [policy.num_open_seats(num_running) for num_running in (4, 3, 1)] == [0, 0, 0]
+    assert policy.num_open_seats(0) == 4
+
+
+def test_static_keeps_a_batch_open_while_only_the_budget_is_missing() -> None:
+    policy = StaticPolicy(4)
+    assert policy.num_open_seats(0) == 4
+    policy.end_admission(1, out_of_budget=True)
+    assert policy.num_open_seats(1) == 3
+    policy.end_admission(1, out_of_budget=False)
+    assert policy.num_open_seats(2) == 0

@@ -1,0 +1,33 @@
+"""Everything at once, in random order: 10^5 operations.
+
+More: `pytest tests/engine/core --core-operations 10000000 --timeout 0`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+OPERATIONS_PER_WORLD = 250
+NUM_DEFAULT_OPERATIONS = 100_000
+POLICIES = ("fcfs", "priority", "static")
+
+
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_random_operations_keep_every_invariant_and_every_answer(
+    pytestconfig: pytest.Config, simulate: Callable[..., Any], policy: str, max_steps_in_flight: int
+) -> None:
+    num_operations = pytestconfig.getoption("core_operations", default=None) or NUM_DEFAULT_OPERATIONS
+    num_worlds = -(-num_operations // (OPERATIONS_PER_WORLD * 2 * len(POLICIES)))
+    num_preemptions = num_hits = num_generated = 0
+    for seed in range(num_worlds):
+        world = simulate(seed, OPERATIONS_PER_WORLD, policy=policy, max_steps_in_flight=max_steps_in_flight)
+        stats = world.scheduler.stats()
+        num_preemptions += stats.num_preemptions_total
+        num_hits += stats.prefix_cache_hits_total
+        num_generated += stats.num_generated_tokens_total
+    # A harness in which nothing happens proves nothing.
+    assert num_preemptions > num_worlds
+    assert num_hits > 10 * num_worlds
+    assert num_generated > 50 * num_worlds

@@ -1,0 +1,103 @@
+"""Requests without credit are parked: they keep what they have, and hold up nobody."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.core.request import Request, RequestId, RequestStatus
+
+MakeEngine = Callable[..., Any]
+MakeRequest = Callable[..., Request]
+
+
+class TestCredit:
+    def test_request_is_parked_when_its_credit_is_used_up_and_goes_on_with_more(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine()
+        request = make_request(1, 5, max_tokens=6, token_credit=2)
+        engine.add(request)
+        engine.run()
+        assert request.status is RequestStatus.PARKED
+        assert (len(request.output_ids), engine.scheduler.stats().num_free_blocks) == (2, 62)
+        engine.scheduler.grant_credit(RequestId(1), 3)
+        engine.run()
+        assert len(request.output_ids) == 5
+        engine.scheduler.grant_credit(RequestId(1), 3)
+        engine.run()
+        assert engine.is_solo_answer(request)
+
+    def test_first_grant_limits_an_unlimited_request(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+        engine = make_engine()
+        request = make_request(1, 5, max_tokens=20)
+        engine.add(request)
+        engine.step()
+        engine.scheduler.grant_credit(RequestId(1), 2)
+        engine.run()
+        assert len(request.output_ids) == 3
+
+    def test_samples_in_flight_count_against_the_credit(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine(max_steps_in_flight=2)
+        request = make_request(1, 5, max_tokens=20, token_credit=1)
+        engine.add(request)
+        assert len(engine.launch().rows) == 1
+        assert len(engine.launch().rows) == 0
+
+    def test_request_without_credit_in_the_queue_holds_up_nobody(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine()
+        stalled = make_request(1, 5, token_credit=0)
+        engine.add(stalled, make_request(2, 5))
+        assert all(1 not in step for step in engine.run())
+        engine.scheduler.grant_credit(RequestId(1), 4)
+        engine.run()
+        assert engine.is_solo_answer(stalled)
+
+    @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+    def test_parked_requests_give_way_when_nobody_else_can_run(
+        self, make_engine: MakeEngine, make_request: MakeRequest, max_steps_in_flight: int
+    ) -> None:
+        engine = make_engine(num_blocks=8, max_model_len=32, max_preemptions=0, max_steps_in_flight=max_steps_in_flight)
+        parked, waiting = make_request(1, 20, max_tokens=8, token_credit=1), make_request(2, [2] * 20, max_tokens=2)
+        engine.add(parked, waiting)
+        for _ in range(10):
+            engine.launch()
+            if len(engine.plans) == max_steps_in_flight:
+                engine.land()
+        assert engine.is_solo_answer(waiting)
+        assert (parked.status, parked.num_preemptions) == (RequestStatus.PREEMPTED, 1)
+        while engine.plans:
+            engine.land()
+        engine.scheduler.grant_credit(RequestId(1), 99)
+        engine.run()
+        assert engine.is_solo_answer(parked)
+
+    def test_parked_requests_keep_their_blocks_while_others_run(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine(num_blocks=8, max_model_len=32)
+        parked = make_request(1, 8, max_tokens=8, token_credit=1)
+        engine.add(parked, make_request(2, [2] * 4, max_tokens=8), make_request(3, [3] * 20, max_tokens=1))
+        while engine.scheduler.stats().num_running == 2:
+            engine.step()
+            assert parked.status in (RequestStatus.RUNNING, RequestStatus.PARKED)
+
+    def test_parked_requests_keep_their_blocks_when_steps_in_flight_will_release_enough(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine(num_blocks=8, max_model_len=32, max_steps_in_flight=2)
+        parked = make_request(1, 8, max_tokens=8, token_credit=1)
+        engine.add(parked, make_request(2, [2] * 13, max_tokens=8))
+        engine.launch()
+        engine.launch()
+        engine.land()
+        engine.scheduler.cancel(RequestId(2))
+        engine.add(make_request(3, [3] * 13, max_tokens=1))
+        assert engine.launch().rows == ()
+        engine.land()
+        assert [row.request_id for row in engine.launch().rows] == [3]
+        assert parked.status is RequestStatus.PARKED
