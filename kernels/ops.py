@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from kernels.metadata import AttentionMetadata
+from kernels.sampling import SampledTokens, SamplingBatch
 
 
 class KernelOps(Protocol):
@@ -67,6 +68,10 @@ class KernelOps(Protocol):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[T, 2 * n] -> [T, n]: silu(first half) * second half (SwiGLU, arXiv:2002.05202)."""
+        ...
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
+        """Draws one token per row of logits [S, vocab_size] float32, by the rules of `kernels.sampling`."""
         ...
 
 

@@ -1,0 +1,141 @@
+"""What a checkpoint's config.json says of its model, checked and under one set of names for every architecture."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+
+from engine.model.config_fields import ConfigFields
+from engine.model.rope import RopeConfig
+
+
+class Architecture(StrEnum):
+    """Supported values of `architectures`."""
+
+    LLAMA = "LlamaForCausalLM"
+    MISTRAL = "MistralForCausalLM"
+    QWEN2 = "Qwen2ForCausalLM"
+    QWEN3 = "Qwen3ForCausalLM"
+
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer.
+
+    Attributes:
+        max_position_embeddings: context length it was made for, in tokens.
+        checkpoint_dtype: of the stored weights, as config.json has it.
+        end_token_ids: ids that end an answer, from generation_config.json and config.json.
+        sliding_window: how many tokens a token sees, itself included, in the layers that have a window.
+        use_sliding_window, max_window_layers, layer_types, attention_bias, mlp_bias: as in the checkpoint; what they
+            apply to is known to the file of the architecture. `layer_types` is empty or has one entry per layer.
+    """
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    sliding_window: int | None
+    use_sliding_window: bool
+    max_window_layers: int
+    layer_types: tuple[str, ...]
+    checkpoint_dtype: torch.dtype
+    end_token_ids: frozenset[int]
+
+    @classmethod
+    def from_dir(cls, path: Path) -> "ModelConfig":
+        """Reads config.json and, where there is one, generation_config.json.
+
+        Raises: CheckpointError: names the file, the field and what is supported.
+        """
+        fields = ConfigFields.from_file(path / "config.json")
+        architecture = _architecture(fields)
+        if "quantization_config" in fields:
+            raise fields.error("quantization_config", "is set, supported are unquantized checkpoints only")
+        hidden_size = fields.integer("hidden_size")
+        num_heads = fields.integer("num_attention_heads")
+        num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise fields.error(
+                "num_attention_heads", f"is {num_heads}, not a multiple of num_key_value_heads {num_kv_heads}"
+            )
+        if "head_dim" not in fields and hidden_size % num_heads:
+            raise fields.error("hidden_size", f"is {hidden_size}, not a multiple of num_attention_heads {num_heads}")
+        head_dim = fields.integer("head_dim", hidden_size // num_heads)
+        if head_dim % 2:
+            raise fields.error("head_dim", f"is {head_dim}, expected an even number: rotary embeddings turn pairs")
+        if (activation := fields.raw("hidden_act", "silu")) != "silu":
+            raise fields.error("hidden_act", f"is {activation!r}, supported is 'silu'")
+        dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
+        if dtype not in _DTYPES:
+            raise fields.error("dtype", f"is {dtype!r}, supported are {', '.join(_DTYPES)}")
+        num_layers = fields.integer("num_hidden_layers")
+        return cls(
+            architecture=architecture,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=fields.integer("max_position_embeddings"),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rope=RopeConfig.from_fields(fields),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            attention_bias=fields.flag("attention_bias", False),
+            mlp_bias=fields.flag("mlp_bias", False),
+            sliding_window=fields.integer("sliding_window") if "sliding_window" in fields else None,
+            use_sliding_window=fields.flag("use_sliding_window", False),
+            max_window_layers=fields.integer("max_window_layers", 28, minimum=0),
+            layer_types=_layer_types(fields, num_layers),
+            checkpoint_dtype=_DTYPES[dtype],
+            end_token_ids=_end_token_ids(path, fields),
+        )
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of KV cache one token takes over all layers: 2 (K and V) * layers * KV heads * head size * bytes."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+
+def _architecture(fields: ConfigFields) -> Architecture:
+    names = fields.raw("architectures")
+    for architecture in Architecture:
+        if isinstance(names, list) and architecture in names:
+            return architecture
+    raise fields.error("architectures", f"is {names!r}, supported are {', '.join(Architecture)}")
+
+
+def _layer_types(fields: ConfigFields, num_layers: int) -> tuple[str, ...]:
+    if "layer_types" not in fields:
+        return ()
+    types = fields.raw("layer_types")
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise fields.error(
+            "layer_types", f"is {types!r}, expected a list with one entry for each of {num_layers} layers"
+        )
+    if unknown := sorted({str(kind) for kind in types} - {"full_attention", "sliding_attention"}):
+        raise fields.error("layer_types", f"has {', '.join(unknown)}, supported are full_attention, sliding_attention")
+    return tuple(types)
+
+
+def _end_token_ids(path: Path, fields: ConfigFields) -> frozenset[int]:
+    ids = fields.token_ids("eos_token_id")
+    generation_path = path / "generation_config.json"
+    if generation_path.exists():
+        ids |= ConfigFields.from_file(generation_path).token_ids("eos_token_id")
+    return ids

@@ -1,0 +1,50 @@
+"""A model's name -> a folder on this machine."""
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is that of the HTTP library in use
+    HFValidationError,
+    HTTPError,
+    RepositoryNotFoundError,
+)
+
+from engine.errors import CheckpointError
+
+_FILES = [
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "*.jinja",
+]
+"""Everything that is read of a checkpoint; weights in other formats are not fetched."""
+
+
+def resolve_model(name_or_dir: str) -> Path:
+    """Finds a checkpoint folder, fetching it from the Hugging Face hub where needed.
+
+    Args:
+        name_or_dir: a folder, taken as it is, or the id of a hub repository such as `Qwen/Qwen3-0.6B`.
+    Returns: the folder.
+    Raises: CheckpointError: neither a folder nor fetchable; says why.
+    """
+    path = Path(name_or_dir).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{name_or_dir}: is a file, expected a checkpoint folder")
+    try:
+        return Path(snapshot_download(name_or_dir, allow_patterns=_FILES))
+    except HFValidationError:
+        raise CheckpointError(f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name)") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{name_or_dir}: no such folder, and the Hugging Face hub has no such model (a private one needs HF_TOKEN)"
+        ) from None
+    except (HTTPError, OSError) as error:  # of the hub's own errors, all that a fetch may end in are one or the other
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{name_or_dir}: no such folder, and cannot be fetched from the Hugging Face hub: {reason}"
+        ) from error

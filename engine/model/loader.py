@@ -1,0 +1,86 @@
+"""From a checkpoint folder to a model ready to run."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from engine.errors import ConfigError
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.registry import decoder_traits
+from engine.model.weights import Progress, fill_random_weights, load_weights
+from kernels.ops import KernelOps
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype to compute in.
+
+    Args:
+        name: auto, float32 (float), float16 (half) or bfloat16. `auto` is the checkpoint's own on a GPU, and float32 on
+            a CPU: there the 16-bit types are emulated or need units few CPUs have.
+        config: the checkpoint.
+        device: where it will run.
+    Raises: ConfigError: an unknown name, or one that the CPU operations do not serve.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else config.checkpoint_dtype
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype is {name!r}, supported are auto, {', '.join(_DTYPES)}")
+    dtype = _DTYPES[name]
+    if device.type == "cpu" and dtype is not torch.float32:
+        raise ConfigError(f"dtype is {name!r}, on a CPU only float32 (or auto) is served")
+    return dtype
+
+
+def load_model(
+    path: Path,
+    config: ModelConfig,
+    ops: KernelOps,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    max_model_len: int | None = None,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+    show_progress_bar: bool = True,
+) -> Decoder:
+    """Makes the model of a checkpoint and fills its weights.
+
+    Args:
+        path: the checkpoint folder; with `dummy` nothing but its config.json is needed, and that has been read.
+        config: from `ModelConfig.from_dir(path)`.
+        ops: the kernels to run on.
+        dtype: of weights and activations.
+        device: where the weights lie; None is the CPU.
+        max_model_len: longest sequence; None is what the checkpoint was made for.
+        load_format: `dummy` fills random weights drawn with `seed`; `auto` and `safetensors` read the checkpoint.
+        progress: told the fraction loaded, 0 to 1.
+        show_progress_bar: a bar on stderr.
+    Raises: CheckpointError: see `load_weights`.
+    """
+    model = Decoder(
+        config,
+        decoder_traits(config),
+        ops,
+        max_positions=max_model_len or config.max_position_embeddings,
+        dtype=dtype,
+        device=device or torch.device("cpu"),
+    )
+    tensors = model.checkpoint_tensors()
+    if load_format == "dummy":
+        fill_random_weights(tensors, seed)
+    else:
+        load_weights(path, tensors, progress=progress, show_progress_bar=show_progress_bar)
+    return model

@@ -1,0 +1,79 @@
+"""Rotary frequencies: which scaling a checkpoint asks for, and the tables the kernels index by position."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from engine.model.config_fields import ConfigFields
+
+RopeType = Literal["default", "linear", "llama3"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Frequencies theta ** (-2 i / head_dim), scaled for contexts longer than those of pre-training.
+
+    Attributes:
+        rope_type: `default` leaves them alone, `linear` divides all by factor (arXiv:2306.15595), `llama3` divides the
+            long wavelengths and blends between the two bounds (Llama 3.1, arXiv:2407.21783).
+        factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: as in the checkpoint; unused ones
+            keep defaults.
+    """
+
+    theta: float = 10000.0
+    rope_type: RopeType = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    @classmethod
+    def from_fields(cls, fields: ConfigFields) -> "RopeConfig":
+        """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+        Raises: CheckpointError: a scaling that is not supported, or a field of it is missing.
+        """
+        section = fields.section("rope_parameters" if "rope_parameters" in fields else "rope_scaling")
+        theta = section.number("rope_theta") if "rope_theta" in section else fields.number("rope_theta", 10000.0)
+        rope_type = section.raw("rope_type", section.raw("type", "default"))
+        if rope_type not in get_args(RopeType):
+            raise section.error("rope_type", f"is {rope_type!r}, supported are {', '.join(get_args(RopeType))}")
+        rotated = section.raw("partial_rotary_factor", fields.raw("partial_rotary_factor", 1.0))
+        if rotated != 1.0:
+            raise section.error("partial_rotary_factor", f"is {rotated!r}, supported is 1.0")
+        if rope_type == "default":
+            return cls(theta)
+        if rope_type == "linear":
+            return cls(theta, rope_type, section.number("factor"))
+        low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+        if low >= high:
+            raise section.error("low_freq_factor", f"is {low}, expected less than high_freq_factor {high}")
+        return cls(
+            theta, rope_type, section.number("factor"), low, high, section.integer("original_max_position_embeddings")
+        )
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair of dimensions, [head_dim // 2] fp32."""
+    # transformers computes these in fp32: so do we, that long contexts see the very same angles
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if rope.rope_type == "default":
+        return frequencies
+    if rope.rope_type == "linear":
+        return frequencies / rope.factor
+    wavelengths = 2 * math.pi / frequencies
+    turns = rope.original_max_position_embeddings / wavelengths  # within the original context
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)  # 1: short wavelength, unscaled; 0: long, divided by factor
+    return (1 - blend) * frequencies / rope.factor + blend * frequencies
+
+
+def rotary_tables(
+    rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin) of position * frequency, each [max_positions, head_dim // 2] fp32."""
+    positions = torch.arange(max_positions, dtype=torch.float32)
+    angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
+    return angles.cos().to(device), angles.sin().to(device)

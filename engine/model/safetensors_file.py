@@ -1,0 +1,92 @@
+"""The header of a safetensors file, read and checked before any of its data is trusted.
+
+The format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit; a corrupt length would otherwise be allocated."""
+
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies, in bytes after the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsHeader:
+    """What a file promises to hold.
+
+    Attributes:
+        raw: the JSON bytes as they are in the file.
+    """
+
+    raw: bytes
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of data after the header."""
+        return max((entry.stop for entry in self.tensors.values()), default=0)
+
+
+def read_safetensors_header(path: Path) -> SafetensorsHeader:
+    """Reads a header and holds it against the size of the file.
+
+    Raises: CheckpointError: names the file, and the tensor and the numbers where there are any.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise CheckpointError(
+                    f"{path}: header of {length} bytes in a file of {size} bytes: truncated or corrupt"
+                )
+            raw = file.read(length)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    try:
+        entries = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: corrupt header: {error}") from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path}: corrupt header: holds a {type(entries).__name__}, expected an object")
+    tensors = {name: _entry(path, name, values) for name, values in entries.items() if name != "__metadata__"}
+    header = SafetensorsHeader(raw, tensors)
+    if (expected := 8 + length + header.data_bytes) != size:
+        raise CheckpointError(f"{path}: has {size} bytes, its header promises {expected}: truncated or corrupt")
+    return header
+
+
+def _entry(path: Path, name: str, values: Any) -> TensorEntry:
+    try:
+        dtype, shape, (start, stop) = values["dtype"], tuple(values["shape"]), values["data_offsets"]
+        if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop)):
+            raise ValueError("shape and data_offsets must be integers >= 0")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: corrupt header entry of tensor {name}: {error!r}") from error
+    if dtype not in _ITEM_BYTES:
+        raise CheckpointError(f"{path}: tensor {name} is {dtype}, supported are {', '.join(_ITEM_BYTES)}")
+    expected, span = math.prod(shape) * _ITEM_BYTES[dtype], stop - start
+    if expected != span:
+        raise CheckpointError(
+            f"{path}: tensor {name} of shape {list(shape)} in {dtype} takes {expected} bytes, its offsets span {span}"
+        )
+    return TensorEntry(dtype, shape, start, stop)

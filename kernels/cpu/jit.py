@@ -1,0 +1,139 @@
+"""How the CPU kernels are compiled, and the few instructions numba has no name for.
+
+Every kernel is cached on disk and releases the GIL. numba's cache notices changes of a
+kernel's own file only, and kernels call each other across files: whatever is older than the newest file of this folder
+is deleted on import.
+"""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+"""Lets sums be vectorised. Without `nnan` and `ninf`: a row that has gone NaN must stay NaN, so that it can be
+failed."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _drop_stale_cache(folder: Path) -> None:
+    """Another process may do the same at the same time, or use an entry that goes: numba then compiles it again."""
+    newest_s = max(source.stat().st_mtime for source in folder.glob("*.py"))
+    for entry in (folder / "__pycache__").glob("*.nb[ic]"):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_mtime < newest_s:
+                entry.unlink()
+
+
+_drop_stale_cache(Path(__file__).parent)
+
+
+def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool = False) -> _Function:
+    try:
+        jitted = njit(cache=True, nogil=True, fastmath=fastmath, parallel=parallel)(function)
+    except RuntimeError:  # no folder to cache in, neither beside the source nor in the user's home: compile every time
+        jitted = njit(nogil=True, fastmath=fastmath, parallel=parallel)(function)
+    return cast(_Function, jitted)
+
+
+def kernel(function: _Function) -> _Function:
+    """Compiles a kernel for one thread."""
+    return _compile(function, fastmath=FASTMATH)
+
+
+def parallel_kernel(function: _Function) -> _Function:
+    """Compiles a kernel whose `prange` loops run on all threads."""
+    return _compile(function, fastmath=FASTMATH, parallel=True)
+
+
+def inline(function: _Function) -> _Function:
+    """Compiles a part of a kernel into the kernel.
+
+    Not cached by itself: what numba takes from its cache is object code, which can be called but no longer inlined, and
+    a kernel compiled around it would be slow from then on.
+    """
+    return cast(_Function, njit(nogil=True, fastmath=FASTMATH)(function))
+
+
+def strict_kernel(function: _Function) -> _Function:
+    """Compiles a kernel whose floating-point operations are done as written.
+
+    `fastmath` must be said: what is left out numba takes over from the caller that is being compiled.
+    """
+    return _compile(function, fastmath=False)
+
+
+def strict_parallel_kernel(function: _Function) -> _Function:
+    """A `strict_kernel` whose `prange` loops run on all threads."""
+    return _compile(function, fastmath=False, parallel=True)
+
+
+def strict_inline(function: _Function) -> _Function:
+    """Compiles a strict function into the body of each strict caller, so that a loop over it can be vectorised."""
+    return cast(_Function, njit(inline="always", fastmath=False)(function))
+
+
+def _bits_to_float(_typing_context: Any, _bits: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+def _float_to_bits(_typing_context: Any, _value: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
+def _prefetch(_typing_context: Any, array: Any, _i: Any, _j: Any, _k: Any, _m: Any) -> Any:
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        struct = context.make_array(array)(context, builder, args[0])
+        get_item_pointer: Any = cgutils.get_item_pointer  # untyped
+        item = get_item_pointer(context, builder, array, struct, list(args[1:]), wraparound=False)
+        pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        )
+        read, all_levels, data = i32(0), i32(3), i32(1)
+        builder.call(function, [builder.bitcast(item, pointer), read, all_levels, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, types.intp, types.intp), codegen
+
+
+_as_float: Any = intrinsic(_bits_to_float)
+_as_bits: Any = intrinsic(_float_to_bits)
+prefetch: Any = intrinsic(_prefetch)
+"""prefetch(array, i, j, k, m) asks for the cache line of array[i, j, k, m], no index negative; results do not depend on
+it."""
+
+
+# Not in the caller's fastmath, as `inline="always"` would be: `reassoc` cancels the two uses of round_to_integer.
+@njit(nogil=True, fastmath=False)
+def exp_nonpositive(x: np.float32) -> np.float32:
+    """exp(x) for fp32 x <= 0, relative error 1e-7; 0 below -87, NaN stays NaN. Unlike math.exp it vectorises.
+
+    Method: Cephes expf: x = n ln 2 + r, a polynomial in r, n into the exponent bits.
+    """
+    round_to_integer = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves n in the low bits of the mantissa
+    t = x * np.float32(1.4426950408889634) + round_to_integer
+    n = t - round_to_integer
+    r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)  # ln 2 in two parts
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    power = _as_float((_as_bits(t) << np.int32(23)) + np.int32(0x3F800000))
+    return np.float32(0.0) if x < np.float32(-87.0) else p * power

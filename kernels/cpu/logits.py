@@ -1,0 +1,123 @@
+"""One row of logits before sampling: its largest value, penalties and biases, log-probabilities."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernels.cpu.jit import strict_kernel
+from kernels.cpu.select import fill_keys, select_key
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
+    Doubles = npt.NDArray[np.float64]
+    Ints = npt.NDArray[np.int32]
+    Longs = npt.NDArray[np.int64]
+
+_INF_ORDER = np.int32(0x7F800000)
+_NEG_INF_ORDER = np.int32(-0x7F800001)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+
+
+@strict_kernel
+def largest(values: "Floats") -> tuple[np.float32, bool]:
+    """The largest value, and whether all of them are proper: neither NaN nor +inf.
+
+    Works on float bits turned into integers of the same order, NaN lying beyond the infinities: integer maxima are
+    vectorised, those of floats that may be NaN are not (150,000 values: 6 µs against 68 µs).
+    """
+    bits = values.view(np.int32)
+    high = _NEG_INF_ORDER
+    low = _INF_ORDER
+    for i in range(len(bits)):
+        order = bits[i] ^ ((bits[i] >> 31) & _MAGNITUDE)
+        high = max(high, order)
+        low = min(low, order)
+    result = np.empty(1, dtype=np.int32)
+    result[0] = high ^ ((high >> 31) & _MAGNITUDE)
+    return result.view(np.float32)[0], bool(high < _INF_ORDER and low >= _NEG_INF_ORDER)
+
+
+@strict_kernel
+def adjusted(
+    raw: "Floats",
+    tokens: "Ints",
+    num_prompt_tokens: int,
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+    bias_ids: "Ints",
+    bias_values: "Floats",
+) -> "Floats":
+    """Step 1 of `kernels.sampling` on a copy.
+
+    Args:
+        raw: [vocab_size].
+        tokens: prompt and output, the first num_prompt_tokens of them prompt.
+        num_prompt_tokens, repetition_penalty, presence_penalty, frequency_penalty: as in `SamplingBatch`.
+        bias_ids, bias_values: of this row.
+    """
+    sums = raw.astype(np.float64)
+    if repetition_penalty != 1.0 or presence_penalty != 0.0 or frequency_penalty != 0.0:
+        seen = np.zeros(len(raw), dtype=np.bool_)
+        for token_id in tokens:
+            if not seen[token_id]:
+                seen[token_id] = True
+                value = sums[token_id]
+                sums[token_id] = value / repetition_penalty if value > 0.0 else value * repetition_penalty
+        counts = np.zeros(len(raw), dtype=np.int32)
+        for token_id in tokens[num_prompt_tokens:]:
+            counts[token_id] += 1
+        for token_id in tokens[num_prompt_tokens:]:
+            if counts[token_id] > 0:
+                sums[token_id] -= frequency_penalty * counts[token_id]
+                sums[token_id] -= presence_penalty
+                counts[token_id] = 0
+    for i in range(len(bias_ids)):
+        sums[bias_ids[i]] += np.float64(bias_values[i])
+    return sums.astype(np.float32)
+
+
+@strict_kernel
+def log_sum_exp(raw: "Floats", top: np.float32) -> float:
+    """log(sum(exp(raw))) with top = max(raw) finite, summed in fp64 from the first to the last."""
+    total = 0.0
+    for value in raw:
+        total += math.exp(np.float64(value) - np.float64(top))
+    return np.float64(top) + math.log(total)
+
+
+@strict_kernel
+def write_top(raw: "Floats", num_top: int, log_sum: float, top_ids: "Longs", top_values: "Doubles") -> None:
+    """The most probable tokens, best first, equal ones by lowest id.
+
+    Args:
+        raw: [vocab_size].
+        num_top: how many, at most vocab_size.
+        log_sum: see `log_sum_exp`.
+        top_ids, top_values: [>= num_top], written.
+    """
+    if num_top == 0:
+        return
+    keys = np.empty(len(raw), dtype=np.uint32)
+    fill_keys(raw, keys)
+    key, above = select_key(keys, None, np.float64(num_top))
+    num_equal = num_top - int(above)
+    num_found = 0
+    for token_id in range(len(raw)):
+        if keys[token_id] < key:
+            continue
+        if keys[token_id] == key:
+            if num_equal == 0:
+                continue
+            num_equal -= 1
+        place = num_found
+        while place > 0 and raw[top_ids[place - 1]] < raw[token_id]:
+            top_ids[place] = top_ids[place - 1]
+            place -= 1
+        top_ids[place] = token_id
+        num_found += 1
+    for i in range(num_top):
+        top_values[i] = np.float64(raw[top_ids[i]]) - log_sum

@@ -1,0 +1,190 @@
+"""Sampling on CPUs by the rules of `kernels.sampling`: rows in parallel, no sort of the vocabulary.
+
+Each row is computed by one thread in one fixed order, so its result does not depend on the other rows or on how many
+threads there are.
+"""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numba import prange
+
+from kernels.cpu.gumbel import draw_from, draw_from_all
+from kernels.cpu.jit import strict_kernel, strict_parallel_kernel
+from kernels.cpu.logits import adjusted, largest, log_sum_exp, write_top
+from kernels.cpu.select import fill_keys, select_key
+from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
+    Doubles = npt.NDArray[np.float64]
+    Ints = npt.NDArray[np.int32]
+    Longs = npt.NDArray[np.int64]
+
+_BAD_LOGITS, _NO_CANDIDATE = int(RowStatus.BAD_LOGITS), int(RowStatus.NO_CANDIDATE)
+
+
+class _Columns(NamedTuple):
+    """The arrays of a `SamplingBatch`, in a form numba takes."""
+
+    temperature: "Doubles"
+    top_p: "Doubles"
+    min_p: "Doubles"
+    repetition_penalty: "Doubles"
+    presence_penalty: "Doubles"
+    frequency_penalty: "Doubles"
+    top_k: "Ints"
+    seed: "Longs"
+    position: "Longs"
+    top_logprobs: "Ints"
+    history: "Ints"
+    history_row: "Ints"
+    num_prompt_tokens: "Ints"
+    num_tokens: "Ints"
+    bias_start: "Ints"
+    bias_ids: "Ints"
+    bias_values: "Floats"
+
+
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
+    """Draws one token per row by the rules of `kernels.sampling`.
+
+    Args:
+        logits: [S, vocab_size], float32, contiguous, not changed.
+        batch: how, for each row.
+    """
+    num_rows = logits.shape[0]
+    width = max(0, batch.max_top_logprobs)
+    token_ids = np.full(num_rows, -1, dtype=np.int64)
+    status = np.zeros(num_rows, dtype=np.int8)
+    logprobs = np.full(num_rows, np.nan)
+    top_ids = np.full((num_rows, width), -1, dtype=np.int64)
+    top_values = np.full((num_rows, width), np.nan)
+    columns = _Columns(*(getattr(batch, name).numpy() for name in _Columns._fields))
+    _sample_rows(logits.numpy(), columns, token_ids, status, logprobs, top_ids, top_values)
+    return SampledTokens(*map(torch.from_numpy, (token_ids, status, logprobs, top_ids, top_values)))
+
+
+@strict_parallel_kernel
+def _sample_rows(
+    logits: "Floats",
+    columns: _Columns,
+    token_ids: "Longs",
+    status: "npt.NDArray[np.int8]",
+    logprobs: "Doubles",
+    top_ids: "Longs",
+    top_values: "Doubles",
+) -> None:
+    for i in prange(len(logits)):
+        raw = logits[i]
+        raw_top, is_proper = largest(raw)
+        values, top = raw, raw_top
+        start, stop = columns.bias_start[i], columns.bias_start[i + 1]
+        repetition, presence = columns.repetition_penalty[i], columns.presence_penalty[i]
+        frequency = columns.frequency_penalty[i]
+        if is_proper and (start < stop or repetition != 1.0 or presence != 0.0 or frequency != 0.0):
+            values = adjusted(
+                raw,
+                columns.history[columns.history_row[i], : columns.num_tokens[i]],
+                columns.num_prompt_tokens[i],
+                repetition,
+                presence,
+                frequency,
+                columns.bias_ids[start:stop],
+                columns.bias_values[start:stop],
+            )
+            top, is_proper = largest(values)
+        if not is_proper:
+            status[i] = _BAD_LOGITS
+        elif top == -np.inf:
+            status[i] = _NO_CANDIDATE
+        else:
+            token_ids[i] = _token(values, top, columns, np.int64(i))  # i is unsigned: compiled once, not twice
+            num_top = columns.top_logprobs[i]
+            if num_top >= 0:
+                log_sum = log_sum_exp(raw, raw_top)
+                logprobs[i] = np.float64(raw[token_ids[i]]) - log_sum
+                write_top(raw, min(num_top, len(raw)), log_sum, top_ids[i], top_values[i])
+
+
+@strict_kernel
+def _token(values: "Floats", top: np.float32, columns: _Columns, i: np.int64) -> int:
+    """Steps 2 to 4: the token of row i, of logits with a finite largest value."""
+    top_id = 0
+    while values[top_id] != top:
+        top_id += 1
+    temperature = columns.temperature[i]
+    if temperature == 0.0:
+        return top_id
+    top_k, top_p, min_p = int(columns.top_k[i]), columns.top_p[i], columns.min_p[i]
+    if top_k >= len(values):
+        top_k = 0
+    seed, position = np.uint64(columns.seed[i]), columns.position[i]
+    if top_k == 0 and top_p >= 1.0 and min_p <= 0.0:
+        return draw_from_all(values, top_id, temperature, seed, position)
+    ids, d = _kept_tokens(values, top, temperature, top_k, top_p, min_p)
+    return draw_from(ids, d, seed, position)
+
+
+@strict_kernel
+def _kept_tokens(
+    values: "Floats", top: np.float32, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple["Ints", "Doubles"]:
+    """Step 3: ids of the tokens that may be drawn, ascending, and their d."""
+    keys = np.empty(len(values), dtype=np.uint32)
+    fill_keys(values, keys)
+    cut_key, num_equal = np.uint32(0), 0
+    if top_k > 0:
+        cut_key, above = select_key(keys, None, np.float64(top_k))
+        num_equal = top_k - int(above)
+    least_d = math.log(min_p) if min_p > 0.0 else -np.inf
+    ids = np.empty(top_k if top_k > 0 else len(values), dtype=np.int32)
+    d = np.empty(len(ids))
+    num_kept = 0
+    for token_id in range(len(values)):
+        key = keys[token_id]
+        if key < cut_key or values[token_id] == -np.inf:
+            continue
+        if key == cut_key:  # equal logits: lowest ids first
+            if num_equal == 0:
+                continue
+            num_equal -= 1
+        distance = (np.float64(values[token_id]) - np.float64(top)) / temperature
+        if distance >= least_d:
+            ids[num_kept], d[num_kept], keys[num_kept] = token_id, distance, key
+            num_kept += 1
+    if top_p >= 1.0:
+        return ids[:num_kept], d[:num_kept]
+    return _head_of_mass(keys[:num_kept], ids[:num_kept], d[:num_kept], top_p)
+
+
+@strict_kernel
+def _head_of_mass(keys: "npt.NDArray[np.uint32]", ids: "Ints", d: "Doubles", top_p: float) -> tuple["Ints", "Doubles"]:
+    """The fewest most probable of these tokens whose share of their probability reaches top_p.
+
+    Args:
+        keys, ids, d: of the tokens, ascending by id; the last two are compacted in place.
+        top_p: below 1.
+    """
+    weights = np.empty(len(d))
+    total = 0.0
+    for i in range(len(d)):
+        weights[i] = math.exp(d[i])
+        total += weights[i]
+    target = top_p * total
+    cut_key, mass = select_key(keys, weights, target)
+    num_kept = 0
+    for i in range(len(ids)):
+        if keys[i] < cut_key:
+            continue
+        if keys[i] == cut_key:
+            if mass >= target:
+                continue
+            mass += weights[i]
+        ids[num_kept], d[num_kept] = ids[i], d[i]
+        num_kept += 1
+    return ids[:num_kept], d[:num_kept]

@@ -1,0 +1,14 @@
+"""The gate of a SwiGLU feed-forward layer (arXiv:2002.05202)."""
+
+import torch
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(first half) * second half.
+
+    Args:
+        gate_up: [T, 2 * n].
+    Returns: [T, n], dtype of gate_up; computed in fp32.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)

@@ -1,0 +1,91 @@
+"""What goes into and comes out of the sampler, as tensors, and the rules every implementation of it keeps.
+
+A row of logits becomes a token in these steps, the same bits whatever other rows are in the batch:
+
+1. Penalties. Of the tokens seen in prompt or output the logit is divided by `repetition_penalty` if positive, else
+   multiplied by it (CTRL, arXiv:1909.05858). Of the tokens in the output alone, `frequency_penalty` times the count and
+   `presence_penalty` once are subtracted. Then biases are added, of which -inf forbids a token. Sums are taken in fp64
+   and rounded to fp32 once.
+2. temperature 0 takes the largest logit. Otherwise d = (logit - largest logit) / temperature, in fp64.
+3. Filters, each on what the one before it left. All keep a head of the same order: largest logit first, equal logits by
+   lowest id. min_p keeps d >= log(min_p); top_k keeps the first k; top_p keeps a token if the probability of those
+   before it, renormalised to what is left here, is below top_p. The first token is always kept.
+4. Gumbel-max (arXiv:1411.0030): the token with the largest d - log(-log(u)) wins, u = (r + 1/2) / 2^32 with r = word
+   (id mod 4) of Philox4x32-10(key = seed, counter = (id div 4, position, 0, 0)). Noise that belongs to the token and
+   not to its rank or to the batch makes the draw insensitive to rounding: logits that move by 1e-6 change about one
+   token in a million, and a token that enters or leaves the kept set changes the draw only if it wins.
+
+Log-probabilities are raw: of the logits before step 1 at temperature 1.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+
+class RowStatus(IntEnum):
+    """How a row ended."""
+
+    OK = 0
+    BAD_LOGITS = 1
+    """NaN or +inf among the logits, or overflow in step 1."""
+    NO_CANDIDATE = 2
+    """Every token is forbidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How to sample S rows of logits; row i of each tensor belongs to row i of the logits.
+
+    Attributes:
+        temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: [S] float64.
+        top_k: [S] int32, 0 keeps all.
+        seed: [S] int64, the bits of an unsigned seed.
+        position: [S] int64, index in the output of the token to draw.
+        top_logprobs: [S] int32, alternatives to report; -1 reports no log-probabilities.
+        max_top_logprobs: the largest of them, known on the host; -1 if no row asks.
+        history: [num_histories, max_len] int32, token ids of prompt and output.
+        history_row, num_prompt_tokens, num_tokens: [S] int32, where in `history` this row's tokens are: the first
+            num_prompt_tokens of num_tokens are prompt.
+        bias_start: [S + 1] int32; row i owns entries bias_start[i]:bias_start[i + 1] of the next two.
+        bias_ids, bias_values: [num_biases] int32 and float32.
+    """
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    repetition_penalty: torch.Tensor
+    presence_penalty: torch.Tensor
+    frequency_penalty: torch.Tensor
+    top_k: torch.Tensor
+    seed: torch.Tensor
+    position: torch.Tensor
+    top_logprobs: torch.Tensor
+    max_top_logprobs: int
+    history: torch.Tensor
+    history_row: torch.Tensor
+    num_prompt_tokens: torch.Tensor
+    num_tokens: torch.Tensor
+    bias_start: torch.Tensor
+    bias_ids: torch.Tensor
+    bias_values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What S rows of logits became.
+
+    Attributes:
+        token_ids: [S] int64, -1 where `status` is not OK.
+        status: [S] int8, values of `RowStatus`.
+        logprobs: [S] float64, of the chosen tokens; NaN for rows that did not ask or failed.
+        top_ids, top_values: [S, max(0, max_top_logprobs)] int64 and float64, best first, equal ones by lowest id; rows
+            that asked for fewer, or whose vocabulary is smaller, leave the rest -1 and NaN.
+    """
+
+    token_ids: torch.Tensor
+    status: torch.Tensor
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+    top_values: torch.Tensor

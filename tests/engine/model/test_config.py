@@ -1,0 +1,195 @@
+"""config.json and generation_config.json: what is read, what is assumed, what is refused."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from engine.errors import CheckpointError
+from engine.model.config import Architecture, ModelConfig
+from engine.model.registry import decoder_traits
+from engine.model.rope import RopeConfig, inverse_frequencies, rotary_tables
+
+MINIMAL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 100,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(generation_config=None, **overrides):
+        values = {name: value for name, value in {**MINIMAL, **overrides}.items() if value != "absent"}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        if generation_config is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation_config))
+        return ModelConfig.from_dir(tmp_path)
+
+    return read
+
+
+def test_defaults_of_a_minimal_config(read):
+    config = read()
+    assert config.architecture is Architecture.LLAMA
+    assert (config.num_kv_heads, config.head_dim) == (4, 16)
+    assert config.rope == RopeConfig(theta=10000.0)
+    assert config.checkpoint_dtype is torch.float32
+    assert not config.tie_word_embeddings
+    assert config.end_token_ids == frozenset()
+
+
+def test_null_counts_as_absent(read):
+    assert read(num_key_value_heads=None, head_dim=None, rope_scaling=None, sliding_window=None) == read()
+
+
+def test_kv_bytes_per_token_of_llama_2_7b(read):
+    config = read(hidden_size=4096, num_attention_heads=32, num_hidden_layers=32)
+    assert config.kv_bytes_per_token(2) == 512 * 1024
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_checkpoint_dtype_under_both_names(read, name):
+    assert read(**{name: "bfloat16"}).checkpoint_dtype is torch.bfloat16
+
+
+def test_end_token_ids_come_from_both_files(read):
+    assert read({"eos_token_id": [7, 9]}, eos_token_id=2).end_token_ids == {2, 7, 9}
+    assert read({"eos_token_id": 7}).end_token_ids == {7}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, {**LLAMA3, "rope_theta": 5e5}),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+        ),
+    ],
+)
+def test_rope_in_old_and_new_style(read, old, new):
+    assert read(**old).rope == read(rope_parameters=new).rope
+
+
+def test_llama3_frequencies_keep_short_wavelengths_and_divide_long_ones():
+    rope = RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
+    plain, scaled = inverse_frequencies(RopeConfig(5e5), 128), inverse_frequencies(rope, 128)
+    turns = 8192 * plain / (2 * torch.pi)
+    assert torch.equal(scaled[turns > 4], plain[turns > 4])
+    assert torch.allclose(scaled[turns < 1], plain[turns < 1] / 8)
+    between = (turns >= 1) & (turns <= 4)
+    assert between.any()
+    assert ((scaled[between] <= plain[between]) & (scaled[between] >= plain[between] / 8)).all()
+
+
+def test_rotary_tables_hold_the_angle_of_each_position():
+    cos, sin = rotary_tables(RopeConfig(), 8, 100, torch.device("cpu"))
+    angles = 57 * 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    torch.testing.assert_close(cos[57].double(), angles.cos(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(sin[57].double(), angles.sin(), atol=1e-5, rtol=0)
+
+
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "windows"),
+    [
+        ({"sliding_window": 8}, (None, None, None)),  # Llama has none
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 8}, (8, 8, 8)),
+        ({"architectures": ["MistralForCausalLM"]}, (None, None, None)),
+        (QWEN, (None, None, None)),
+        ({**QWEN, "use_sliding_window": True, "max_window_layers": 2}, (None, None, 8)),
+        (
+            {
+                **QWEN,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (8, None, 8),
+        ),
+        ({**QWEN, "use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}, (None, None, None)),
+    ],
+)
+def test_sliding_windows_by_architecture(read, overrides, windows):
+    assert decoder_traits(read(**overrides)).sliding_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architectures is ['GPT2LMHeadModel'], supported are LlamaForCausalLM, Mistral",
+        ),
+        ({"architectures": "absent"}, "architectures is missing"),
+        ({"vocab_size": "absent"}, "vocab_size is missing"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', expected an integer >= 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected an integer >= 1"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True, expected an integer >= 1"),
+        ({"num_key_value_heads": 3}, "num_attention_heads is 4, not a multiple of num_key_value_heads 3"),
+        ({"hidden_size": 66}, "hidden_size is 66, not a multiple of num_attention_heads 4"),
+        ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', supported is 'silu'"),
+        ({"dtype": "float8"}, "dtype is 'float8', supported are float32, float16, bfloat16"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1, expected a number > 0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', expected a token id or a list of them"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is set, supported are unquantized"),
+        (
+            {"layer_types": ["full_attention"]},
+            "layer_types is ['full_attention'], expected a list with one entry for each of 3",
+        ),
+        (
+            {"layer_types": ["full_attention", "full_attention", "mamba"]},
+            "layer_types has mamba, supported are full_attention",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn"}},
+            "rope_scaling: rope_type is 'yarn', supported are default, linear, llama3",
+        ),
+        ({"rope_parameters": {**LLAMA3, "factor": "absent"}}, "rope_parameters: factor is 'absent', expected a number"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        (
+            {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
+            "low_freq_factor is 4.0, expected less than high_freq_factor 4.0",
+        ),
+        ({"rope_scaling": 3}, "rope_scaling is 3, expected an object"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, supported is 1.0"),
+    ],
+)
+def test_bad_field_is_named(read, tmp_path, overrides, message):
+    with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
+        read(**overrides)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file; a checkpoint is a folder with config.json"),
+        (b"{", "cannot be read as JSON"),
+        (b"\xff", "cannot be read as JSON"),
+        (b"[]", "holds a list, expected an object"),
+    ],
+)
+def test_unreadable_config_is_named(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
+        ModelConfig.from_dir(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)

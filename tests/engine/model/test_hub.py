@@ -1,0 +1,81 @@
+"""Names to folders, with the hub replaced."""
+
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from engine.errors import CheckpointError
+from engine.model import hub
+from engine.model.hub import resolve_model
+
+
+def refused(error_class):
+    response = SimpleNamespace(headers={}, request=None)
+    return error_class("401 Client Error\nmore lines", response=response)
+
+
+@pytest.fixture
+def fetch(monkeypatch):
+    """Lets the hub answer with a folder, or fail with an error; records what it was asked."""
+    asked = []
+
+    def set_answer(answer):
+        def snapshot_download(repo_id, *, allow_patterns):
+            asked.append((repo_id, allow_patterns))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+        return asked
+
+    return set_answer
+
+
+def test_folder_is_taken_as_it_is(tmp_path, fetch):
+    asked = fetch(AssertionError("the hub was asked for a folder that is here"))
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert not asked
+
+
+def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
+    asked = fetch(str(tmp_path))
+    assert resolve_model("owner/name") == tmp_path
+    ((repo_id, patterns),) = asked
+    assert repo_id == "owner/name"
+    assert {"config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"} <= set(patterns)
+    assert not any(".bin" in pattern or pattern in ("*", "*.*") for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (HFValidationError("bad"), r"x/y/z: no such folder, and not a Hugging Face hub id \(owner/name\)"),
+        (refused(RepositoryNotFoundError), "x/y/z: no such folder, and the Hugging Face hub has no such model"),
+        (refused(HfHubHTTPError), "x/y/z: .* cannot be fetched from the Hugging Face hub: 401 Client Error$"),
+        (
+            LocalEntryNotFoundError("no route\nmore lines"),
+            "x/y/z: .* cannot be fetched from the Hugging Face hub: no route$",
+        ),
+        (HTTPError("refused"), "x/y/z: .* cannot be fetched from the Hugging Face hub: refused$"),
+        (OSError("disk full"), "x/y/z: .* cannot be fetched from the Hugging Face hub: disk full$"),
+    ],
+)
+def test_what_cannot_be_fetched_says_why(fetch, error, message):
+    fetch(error)
+    with pytest.raises(CheckpointError, match=message):
+        resolve_model("x/y/z")
+
+
+def test_file_is_refused(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: is a file, expected a checkpoint folder"):
+        resolve_model(str(file))

@@ -1,0 +1,216 @@
+"""Loading by name, and every way in which a checkpoint can be broken."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import CheckpointError
+from engine.model.config import ModelConfig
+from engine.model.loader import load_model
+from engine.model.weights import INDEX_FILE, SINGLE_FILE
+from kernels.ops import reference_ops
+
+NAME = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture
+def single(make_checkpoint, tmp_path):
+    """A checkpoint of one file, to be broken."""
+    return shutil.copytree(make_checkpoint("llama"), tmp_path / "single")
+
+
+@pytest.fixture
+def sharded(make_checkpoint, tmp_path):
+    """A checkpoint of several shards, to be broken."""
+    path = shutil.copytree(make_checkpoint("llama", max_shard_size="40KB"), tmp_path / "sharded")
+    assert len(list(path.glob("*.safetensors"))) > 2
+    return path
+
+
+def load(path, **kwargs):
+    return load_model(path, ModelConfig.from_dir(path), reference_ops(), show_progress_bar=False, **kwargs)
+
+
+def rewrite(file, change):
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def check_fails(path, *parts):
+    with pytest.raises(CheckpointError) as caught:
+        load(path)
+    for part in parts:
+        assert str(part) in str(caught.value)
+
+
+def test_sharded_and_single_checkpoints_hold_the_same(single, sharded):
+    a, b = load(single).checkpoint_tensors(), load(sharded).checkpoint_tensors()
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_tensors_land_under_their_names(single):
+    stored = load_file(single / SINGLE_FILE)
+    loaded = load(single).checkpoint_tensors()
+    assert stored.keys() == loaded.keys()
+    assert all(torch.equal(stored[name], loaded[name]) for name in stored)
+
+
+def test_bfloat16_is_converted_exactly(make_checkpoint):
+    path = make_checkpoint("llama", dtype="bfloat16")
+    stored, loaded = load_file(path / SINGLE_FILE), load(path).checkpoint_tensors()
+    assert stored[NAME].dtype is torch.bfloat16
+    assert loaded[NAME].dtype is torch.float32
+    assert torch.equal(loaded[NAME], stored[NAME].float())
+
+
+def test_progress_ends_at_one(sharded):
+    seen = []
+    load(sharded, progress=seen.append)
+    assert len(seen) > 10
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_progress_bar_counts_shards(sharded, capfd):
+    load_model(sharded, ModelConfig.from_dir(sharded), reference_ops())
+    bar = capfd.readouterr().err
+    assert "Loading safetensors checkpoint shards: 100% Completed | " in bar
+    assert "Loading safetensors checkpoint shards:   0% Completed | 0/" in bar
+
+
+def test_extra_tensors_that_no_model_needs_are_ignored(single):
+    def change(tensors):
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+
+    rewrite(single / SINGLE_FILE, change)
+    load(single)
+
+
+def test_tied_head_stored_again_is_ignored(make_checkpoint, tmp_path):
+    path = shutil.copytree(make_checkpoint("llama", tie_word_embeddings=True), tmp_path / "model")
+    rewrite(path / SINGLE_FILE, lambda tensors: tensors.update({"lm_head.weight": torch.ones(211, 64)}))
+    model = load(path)
+    assert not torch.equal(model.lm_head, torch.ones(211, 64))
+
+
+def test_missing_weights_are_named(single):
+    (single / SINGLE_FILE).unlink()
+    (single / "pytorch_model.bin").write_bytes(b"")
+    check_fails(single, single, SINGLE_FILE, "only safetensors are read")
+
+
+def test_missing_shard_is_named(sharded):
+    file = sorted(sharded.glob("*.safetensors"))[1]
+    file.unlink()
+    check_fails(sharded, file, "missing shard")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../../model.safetensors"}}']
+)
+def test_broken_index_is_named(sharded, content):
+    (sharded / INDEX_FILE).write_text(content)
+    check_fails(sharded, INDEX_FILE)
+
+
+def test_missing_tensor_is_named(single):
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors.pop(NAME))
+    check_fails(single, single, "1 of 21 tensors are missing", NAME)
+
+
+def test_wrong_shape_is_named(single):
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors.update({NAME: torch.ones(64, 111)}))
+    check_fails(single, SINGLE_FILE, NAME, "shape [64, 111]", "[64, 112]")
+
+
+def test_tensor_without_a_place_is_named(single):
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors.update({bias: torch.ones(64)}))
+    check_fails(single, SINGLE_FILE, bias, "no place in this architecture")
+
+
+def test_tensor_in_two_shards_is_named(sharded):
+    first, second = sorted(sharded.glob("*.safetensors"))[:2]
+    name, tensor = next(iter(load_file(first).items()))
+    rewrite(second, lambda tensors: tensors.update({name: tensor}))
+    check_fails(sharded, name, "another shard")
+
+
+def test_unsupported_dtype_is_named(single):
+    rewrite(single / SINGLE_FILE, lambda tensors: tensors.update({NAME: torch.ones(64, 112, dtype=torch.int8)}))
+    check_fails(single, SINGLE_FILE, NAME, "is I8, supported are F32, F16, BF16")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 100, 0.5, 0.999, -1])
+def test_truncated_file_is_named(single, keep):
+    file = single / SINGLE_FILE
+    content = file.read_bytes()
+    kept = content[: int(keep * len(content)) if isinstance(keep, float) else keep]
+    file.write_bytes(kept)
+    check_fails(single, file, f"{len(kept)} bytes", "truncated")
+
+
+def header_of(change):
+    def rewrite_header(content):
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        change(header)
+        raw = json.dumps(header).encode()
+        return len(raw).to_bytes(8, "little") + raw + content[8 + length :]
+
+    return rewrite_header
+
+
+CORRUPTIONS = {
+    "longer than allowed": (
+        lambda content: (1 << 40).to_bytes(8, "little") + content[8:],
+        "header of 1099511627776 bytes",
+    ),
+    "not JSON": (lambda content: content[:8] + b"x" + content[9:], "corrupt header"),
+    "not an object": (lambda content: (2).to_bytes(8, "little") + b"[]" + content[8:], "corrupt header"),
+    "deeply nested": (
+        lambda content: (200_000).to_bytes(8, "little") + b"[" * 200_000 + content[8:],
+        "corrupt header",
+    ),
+    "no dtype": (header_of(lambda h: h[NAME].pop("dtype")), f"corrupt header entry of tensor {NAME}"),
+    "entry is a number": (header_of(lambda h: h.update({NAME: 3})), f"corrupt header entry of tensor {NAME}"),
+    "negative shape": (header_of(lambda h: h[NAME].update(shape=[-64, -112])), "must be integers >= 0"),
+    "offsets of other size": (
+        header_of(lambda h: h[NAME].update(data_offsets=[0, 12])),
+        "takes 28672 bytes, its offsets span 12",
+    ),
+    "offsets that overlap": (header_of(lambda h: h[NAME].update(data_offsets=[4, 28676])), "cannot be read"),
+    "trailing bytes": (lambda content: content + b"x", "truncated or corrupt"),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_corrupt_header_is_named(single, name):
+    corrupt, message = CORRUPTIONS[name]
+    file = single / SINGLE_FILE
+    file.write_bytes(corrupt(file.read_bytes()))
+    check_fails(single, file, message)
+
+
+def test_dummy_weights_need_only_the_config_and_follow_the_seed(single):
+    (single / SINGLE_FILE).unlink()
+    first, again, other = (load(single, load_format="dummy", seed=s).checkpoint_tensors() for s in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first[NAME], other[NAME])
+    assert all(bool(tensor.isfinite().all()) for tensor in first.values())
+
+
+def test_nothing_is_unpickled(single, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("pickle in a checkpoint")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    (single / SINGLE_FILE).rename(single / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=re.escape("only safetensors are read")):
+        load(single)
