@@ -1,6 +1,7 @@
 """The seam between model and kernels: one set of operations, several implementations.
 
-`reference_ops()` is plain fp32 PyTorch, slow and obviously right; `cpu_ops()` is made to be fast on CPUs. Each is imported only when asked for.
+`reference_ops()` is plain fp32 PyTorch, slow and obviously right; `cpu_ops()` is made to be fast on CPUs. Each is imported
+only when asked for.
 """
 
 from typing import Protocol
@@ -17,7 +18,7 @@ class KernelOps(Protocol):
     name: str
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
+        """Linear layer: x [T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -27,15 +28,15 @@ class KernelOps(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """residual' = x + residual; returns (rms_norm(residual'), residual'). May write residual' into `residual`."""
+        """Adds, then norms: residual' = x + residual; returns (rms_norm(residual'), residual'). May write residual' into `residual`."""
         ...
 
     def rotary_embedding(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> None:
-        """Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place (arXiv:2104.09864, half-split layout).
+        """Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place.
 
-        positions [T] int64 index the tables cos, sin [max_positions, head_dim // 2].
+        Method: arXiv:2104.09864, half-split layout. positions [T] int64 index the tables cos, sin [max_positions, head_dim // 2].
         """
         ...
 
@@ -47,7 +48,10 @@ class KernelOps(Protocol):
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Writes k, v [T, num_kv_heads, head_dim] to slots of the caches [num_blocks, block_size, num_kv_heads, head_dim]."""
+        """Writes k, v [T, num_kv_heads, head_dim] to slots of the caches.
+
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; slot_mapping [T] int64.
+        """
         ...
 
     def paged_attention(
