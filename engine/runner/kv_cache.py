@@ -1,0 +1,102 @@
+"""Sizes and allocates the tensors of the KV cache. Which block belongs to whom is the scheduler's business."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import ConfigError
+from engine.model.config import ModelConfig
+from engine.model.decoder import KVCache
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class KVCachePlan:
+    """How large the cache is.
+
+    Attributes:
+        num_blocks: blocks in every layer.
+        block_size: tokens per block.
+        bytes_per_token: of one token over all layers.
+        max_model_len: most tokens of one request; fits the cache.
+    """
+
+    num_blocks: int
+    block_size: int
+    bytes_per_token: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the whole cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return self.num_tokens * self.bytes_per_token
+
+
+def plan_kv_cache(
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    block_size: int,
+    available_bytes: int,
+    max_model_len: int | None,
+    num_blocks_override: int | None = None,
+) -> KVCachePlan:
+    """Fits the cache into a memory budget.
+
+    Args:
+        model_config: layers, KV heads and head size.
+        dtype: of keys and values.
+        block_size: tokens per block.
+        available_bytes: memory the cache may take.
+        max_model_len: what the user asks for, which is held or refused; None takes the model's context length, cut to
+            what fits.
+        num_blocks_override: this many blocks whatever the budget.
+    Raises: ConfigError: not even one request of max_model_len fits, or the model has no positions for it.
+    """
+    bytes_per_token = model_config.kv_bytes_per_token(dtype.itemsize)
+    num_blocks = num_blocks_override
+    if num_blocks is None:
+        num_blocks = max(0, available_bytes) // (bytes_per_token * block_size)
+    num_tokens = num_blocks * block_size
+    wanted = model_config.max_position_embeddings if max_model_len is None else max_model_len
+    if wanted > model_config.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {wanted}, the model was made for {model_config.max_position_embeddings} positions "
+            "(max_position_embeddings)"
+        )
+    if num_tokens < wanted and (max_model_len is not None or num_tokens == 0):
+        held_bytes = num_tokens * bytes_per_token if num_blocks_override is not None else max(0, available_bytes)
+        raise ConfigError(
+            f"KV cache is too small: one request of max_model_len {wanted} tokens needs "
+            f"{wanted * bytes_per_token / _GIB:.2f} GiB ({bytes_per_token} bytes per token), "
+            f"{held_bytes / _GIB:.2f} GiB is available, enough for a max_model_len of {num_tokens}. "
+            "Lower --max-model-len, or give the cache more memory"
+        )
+    return KVCachePlan(num_blocks, block_size, bytes_per_token, min(wanted, num_tokens))
+
+
+def allocate_kv_caches(
+    plan: KVCachePlan, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> list[KVCache]:
+    """Keys and values of each layer, [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Zeros, not whatever the memory held: a kernel may read a slot nobody has written and weigh it with zero, and 0 * NaN
+    is NaN.
+
+    Raises: ConfigError: the memory cannot be had.
+    """
+    shape = (plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim)
+    try:
+        return [
+            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            for _ in range(model_config.num_layers)
+        ]
+    except RuntimeError as error:
+        raise ConfigError(
+            f"KV cache of {plan.num_bytes / _GIB:.2f} GiB ({plan.num_blocks} blocks) cannot be allocated: {error}"
+        ) from error

@@ -1,0 +1,222 @@
+"""The scheduler and the real runner driven together on tiny checkpoints, and the greedy answer of `transformers` as the
+truth.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numba
+import pytest
+import torch
+
+from engine.core.config import SchedulerConfig
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.scheduler import Scheduler
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.loader import load_model
+from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
+from engine.runner.model_runner import TorchModelRunner
+from engine.testing import Answer, AnswerLedger
+from kernels.ops import KernelOps, cpu_ops, reference_ops
+
+NEAR_TIE = 1e-4
+
+
+@dataclass
+class Prompt:
+    """A request to be made: a fresh `Request` is needed for every run."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    output_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class Run:
+    """What came out, and how it came about."""
+
+    answers: list[Answer]
+    plans: list[SchedulerOutput] = field(default_factory=list)
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+
+
+class TinyEngine:
+    """One model; every `serve` has a scheduler, runner and cache of its own."""
+
+    def __init__(self, path: Path, ops: KernelOps) -> None:
+        self.config = ModelConfig.from_dir(path)
+        self.ops = ops
+        self.model: Decoder = load_model(path, self.config, ops, show_progress_bar=False)
+
+    def runner(self, kv_plan: KVCachePlan, **limits: int) -> TorchModelRunner:
+        """A runner with a cache of its own."""
+        return TorchModelRunner(self.model, self.config, kv_plan, self.ops, device=torch.device("cpu"), **limits)
+
+    def serve(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        block_size: int = 4,
+        num_blocks: int = 256,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 64,
+        **config: Any,
+    ) -> Run:
+        """Submits all prompts at once and steps until all have ended, checking all books after every step."""
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        kv_plan = plan_kv_cache(self.config, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
+        runner = self.runner(kv_plan, **limits)
+        scheduler = Scheduler(
+            SchedulerConfig(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_model_len=kv_plan.max_model_len,
+                end_token_ids=self.config.end_token_ids,
+                **limits,
+                **config,
+            )
+        )
+        ledger, run = AnswerLedger(), Run([])
+        for index, prompt in enumerate(prompts):
+            request = Request(
+                RequestId(index + 1), prompt.prompt_ids, prompt.params, 0.0, output_ids=list(prompt.output_ids)
+            )
+            scheduler.add_request(request)
+            ledger.expect(request)
+        while scheduler.has_work():
+            plan = scheduler.schedule(float(len(run.plans)))
+            ledger.record(scheduler.update(plan, runner.execute(plan), float(len(run.plans))))
+            scheduler.check_integrity()
+            run.plans.append(plan)
+        stats = scheduler.stats()
+        run.num_preemptions = stats.num_preemptions_total
+        run.num_cached_tokens = stats.prefix_cache_hits_total
+        run.answers = [ledger.answers[RequestId(index + 1)] for index in range(len(prompts))]
+        assert all(answer.completion is not None for answer in run.answers)
+        return run
+
+
+@dataclass(frozen=True)
+class GreedyCheck:
+    """How an answer compares with the model's own choice at each of its positions.
+
+    Attributes:
+        num_tokens: positions compared.
+        num_near_ties: of these, positions where the reference's two best logits are less than NEAR_TIE apart.
+        num_differences: positions where the answer has another token than the reference; all of them near-ties.
+    """
+
+    num_tokens: int
+    num_near_ties: int
+    num_differences: int
+
+
+class HfReference:
+    """The same checkpoint in `transformers`."""
+
+    def __init__(self, path: Path) -> None:
+        import transformers
+
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def generate(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+        """Greedy continuation of exactly this length."""
+        out = self.model.generate(
+            torch.tensor([prompt_ids]),
+            attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.int64),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return out[0, len(prompt_ids) :].tolist()
+
+    @torch.inference_mode()
+    def check_greedy(
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int], best_ids: Sequence[int] | None = None
+    ) -> GreedyCheck:
+        """Compares the best token at each position with the reference's after the same tokens.
+
+        One forward over prompt and answer, so that every position is judged on its own: differences do not cascade.
+
+        Args:
+            prompt_ids: the prompt.
+            output_ids: the answer.
+            best_ids: the best token at each position of the answer; None is the answer itself, if it is greedy.
+        """
+        ids = torch.tensor([[*prompt_ids, *output_ids]])
+        logits = self.model(ids).logits[0, len(prompt_ids) - 1 : -1]
+        best = logits.topk(2)
+        gaps = best.values[:, 0] - best.values[:, 1]
+        differs = best.indices[:, 0] != torch.tensor(output_ids if best_ids is None else best_ids)
+        wrong = differs & (gaps >= NEAR_TIE)
+        assert not wrong.any(), f"other tokens at {wrong.nonzero().flatten().tolist()}, gaps {gaps[wrong].tolist()}"
+        return GreedyCheck(len(output_ids), int((gaps < NEAR_TIE).sum()), int(differs.sum()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Matrices this small gain nothing from a second thread, and on a busy machine every operation waits for it."""
+    num_threads = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads[0])
+    numba.set_num_threads(num_threads[1])
+
+
+@pytest.fixture(scope="session")
+def prompt() -> Callable[..., Prompt]:
+    """prompt(prompt_ids, params) -> Prompt."""
+    return lambda prompt_ids, params: Prompt(tuple(prompt_ids), params)
+
+
+@pytest.fixture(scope="session")
+def engine_on() -> Callable[[Path, KernelOps], TinyEngine]:
+    """engine_on(checkpoint folder, ops) -> TinyEngine."""
+    return TinyEngine
+
+
+@pytest.fixture(scope="session")
+def reference_of() -> Callable[[Path], HfReference]:
+    """reference_of(checkpoint folder) -> HfReference."""
+    return HfReference
+
+
+@pytest.fixture(scope="session", params=["reference", "cpu"])
+def ops(request) -> KernelOps:
+    return {"reference": reference_ops, "cpu": cpu_ops}[request.param]()
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(make_checkpoint, ops) -> Callable[..., TinyEngine]:
+    """tiny_engine(architecture, **overrides as of make_checkpoint) -> TinyEngine."""
+    engines: dict[Path, TinyEngine] = {}
+
+    def make(architecture: str, **overrides: Any) -> TinyEngine:
+        path = make_checkpoint(architecture, **overrides)
+        if path not in engines:
+            engines[path] = TinyEngine(path, ops)
+        return engines[path]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def hf_reference(make_checkpoint) -> Callable[..., HfReference]:
+    """hf_reference(architecture, **overrides as of make_checkpoint) -> HfReference."""
+    references: dict[Path, HfReference] = {}
+
+    def make(architecture: str, **overrides: Any) -> HfReference:
+        path = make_checkpoint(architecture, **overrides)
+        if path not in references:
+            references[path] = HfReference(path)
+        return references[path]
+
+    return make

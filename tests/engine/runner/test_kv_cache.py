@@ -1,0 +1,79 @@
+"""How large the cache gets, and what is said when it cannot hold one request."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.model.config import ModelConfig
+from engine.runner.kv_cache import allocate_kv_caches, plan_kv_cache
+
+BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
+
+
+@pytest.fixture
+def config(make_checkpoint):
+    return ModelConfig.from_dir(make_checkpoint("llama"))  # 512 positions
+
+
+def test_llama_2_7b_in_fp16_takes_512_kib_per_token(config):
+    llama_2_7b = replace(config, num_layers=32, num_kv_heads=32, head_dim=128, max_position_embeddings=4096)
+    plan = plan_kv_cache(llama_2_7b, torch.float16, 16, 8 * 2**30, 4096)
+    assert plan.bytes_per_token == 512 * 1024
+    assert plan.num_tokens == 16384
+
+
+def test_plan_takes_the_whole_blocks_that_fit(config):
+    plan = plan_kv_cache(config, torch.float32, 16, 100 * 16 * BYTES_PER_TOKEN + 16 * BYTES_PER_TOKEN - 1, 300)
+    assert (plan.num_blocks, plan.num_tokens, plan.max_model_len) == (100, 1600, 300)
+    assert plan.bytes_per_token == BYTES_PER_TOKEN
+    assert plan.num_bytes == 100 * 16 * BYTES_PER_TOKEN
+
+
+def test_length_nobody_asked_for_is_cut_to_what_fits(config):
+    assert plan_kv_cache(config, torch.float32, 16, 20 * 16 * BYTES_PER_TOKEN, None).max_model_len == 320
+    assert plan_kv_cache(config, torch.float32, 16, 2**30, None).max_model_len == 512
+
+
+def test_length_that_was_asked_for_is_held_or_refused(config):
+    budget = 20 * 16 * BYTES_PER_TOKEN
+    assert plan_kv_cache(config, torch.float32, 16, budget, 320).max_model_len == 320
+    with pytest.raises(ConfigError) as error:
+        plan_kv_cache(config, torch.float32, 16, budget, 321)
+    numbers = re.findall(r"[\d.]+", str(error.value))
+    assert numbers[0] == "321"
+    assert str(BYTES_PER_TOKEN) in numbers
+    assert "320" in str(error.value)
+    assert "--max-model-len" in str(error.value)
+
+
+@pytest.mark.parametrize("available_bytes", [-5, 0, 16 * BYTES_PER_TOKEN - 1])
+def test_budget_below_one_block_is_refused(config, available_bytes):
+    with pytest.raises(ConfigError, match="enough for a max_model_len of 0"):
+        plan_kv_cache(config, torch.float32, 16, available_bytes, None)
+
+
+def test_more_positions_than_the_model_has_are_refused(config):
+    with pytest.raises(ConfigError, match="max_model_len is 513, the model was made for 512"):
+        plan_kv_cache(config, torch.float32, 16, 2**30, 513)
+
+
+def test_override_ignores_the_budget(config):
+    plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=7)
+    assert (plan.num_blocks, plan.max_model_len) == (7, 112)
+
+
+def test_caches_are_as_planned_and_free_of_nan(config):
+    plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=7)
+    caches = allocate_kv_caches(plan, config, torch.float32, torch.device("cpu"))
+    assert len(caches) == 2
+    assert sum(t.nbytes for kv in caches for t in kv) == plan.num_bytes
+    assert all(t.shape == (7, 16, 2, 16) and not t.any() for kv in caches for t in kv)
+
+
+def test_memory_that_cannot_be_had_is_a_config_error(config):
+    plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=2**50)
+    with pytest.raises(ConfigError, match="cannot be allocated"):
+        allocate_kv_caches(plan, config, torch.float32, torch.device("cpu"))

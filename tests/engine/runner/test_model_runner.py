@@ -1,0 +1,249 @@
+"""Scheduler and model runner together give the tokens of `transformers`, however the work was cut into steps."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.core.outputs import ModelRunnerOutput, NewRequest, ScheduledRow, SchedulerOutput
+from engine.core.request import FinishReason, RequestId, SamplingParams
+from engine.errors import StepError
+from engine.runner.kv_cache import KVCachePlan
+
+VARIANTS = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama3-rope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "mistral": ("mistral", {}),
+    "mistral-window": ("mistral", {"sliding_window": 11}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+}
+# How the same requests are served. With 16 blocks of 4 tokens and 8 requests of up to 61 tokens nearly everybody is
+# preempted.
+SCENARIOS = {
+    "solo": {"max_num_seqs": 1},
+    "batched": {},
+    "chunked-7": {"max_num_batched_tokens": 7},
+    "chunked-13": {"max_num_batched_tokens": 13},
+    "preempted": {"num_blocks": 16},
+    "preempted-uncached": {"num_blocks": 16, "enable_prefix_caching": False, "max_num_batched_tokens": 29},
+    "uncached": {"enable_prefix_caching": False},
+    "static": {"policy": "static", "max_num_seqs": 3},
+    "wide-blocks": {"block_size": 16, "num_blocks": 64},
+}
+GREEDY = SamplingParams(seed=0, max_tokens=20, temperature=0.0, ignore_eos=True)
+SAMPLED = SamplingParams(seed=0, max_tokens=20, temperature=0.9, ignore_eos=True, top_logprobs=3)
+
+
+@pytest.fixture
+def prompts(prompt):
+    """Eight prompts of 1 to 41 tokens; three of them share 17 tokens."""
+    rng = random.Random(3)
+    shared = [rng.randrange(3, 200) for _ in range(17)]
+    lengths = [1, 2, 4, 16, 41]
+    ids = [[rng.randrange(3, 200) for _ in range(length)] for length in lengths]
+    ids += [shared + [rng.randrange(3, 200) for _ in range(length)] for length in (1, 6, 15)]
+    return [prompt(token_ids, GREEDY) for token_ids in ids]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_are_those_of_transformers(tiny_engine, hf_reference, prompts, variant, scenario):
+    architecture, overrides = VARIANTS[variant]
+    run = tiny_engine(architecture, **overrides).serve(prompts, **SCENARIOS[scenario])
+    reference = hf_reference(architecture, **overrides)
+    checks = [
+        reference.check_greedy(prompt.prompt_ids, answer.token_ids)
+        for prompt, answer in zip(prompts, run.answers, strict=True)
+    ]
+    assert [check.num_tokens for check in checks] == [20] * len(prompts)
+    assert sum(check.num_differences for check in checks) == 0
+    assert (run.num_preemptions >= 4) == scenario.startswith("preempted")
+    if "uncached" in scenario:
+        assert run.num_cached_tokens == 0
+    elif scenario in ("solo", "static", "preempted"):  # a prefix is there before the next of its kind is admitted
+        assert run.num_cached_tokens >= 16
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_greedy_tokens_are_those_of_generate(tiny_engine, hf_reference, prompts, architecture):
+    run = tiny_engine(architecture).serve(prompts)
+    reference = hf_reference(architecture)
+    want = [reference.generate(prompt.prompt_ids, 20) for prompt in prompts]
+    assert [answer.token_ids for answer in run.answers] == want
+
+
+def test_chunked_scenarios_cut_prompts_and_mix_them_with_decodes(tiny_engine, prompts):
+    plans = tiny_engine("llama").serve(prompts, **SCENARIOS["chunked-7"]).plans
+    assert all(plan.num_tokens <= 7 for plan in plans)
+    widths = [[row.num_scheduled_tokens for row in plan.rows] for plan in plans]
+    assert any(1 in row and max(row) > 1 for row in widths)
+    assert any(not row.samples for plan in plans for row in plan.rows)
+
+
+def _varied(prompts):
+    """Each prompt with its own way of sampling."""
+    changes = [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.05, "temperature": 1.3},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+        {"logit_bias": ((7, 4.0), (9, -100.0)), "top_k": 20, "top_p": 0.95},
+        {"temperature": 0.0, "repetition_penalty": 1.5, "top_logprobs": 0},
+        {"ignore_eos": False, "min_tokens": 15, "stop_token_ids": tuple(range(50, 110)), "top_logprobs": None},
+    ]
+    return [
+        replace(prompt, params=replace(SAMPLED, seed=2**63 + index, **change))
+        for index, (prompt, change) in enumerate(zip(prompts, changes, strict=True))
+    ]
+
+
+def _assert_same(answers, want):
+    for answer, wanted in zip(answers, want, strict=True):
+        assert answer.token_ids == wanted.token_ids
+        assert answer.completion.reason is wanted.completion.reason
+        assert [logprobs.top_ids for logprobs in answer.logprobs] == [logprobs.top_ids for logprobs in wanted.logprobs]
+        got_values, wanted_values = (
+            torch.tensor([value for logprobs in a.logprobs for value in (logprobs.chosen, *logprobs.top_values)])
+            for a in (answer, wanted)
+        )
+        torch.testing.assert_close(got_values, wanted_values, rtol=0, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def solo_answers():
+    """Answers of requests run one at a time, by engine; every scenario is compared with the same ones."""
+    return {}
+
+
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "solo"])
+def test_sampled_tokens_do_not_depend_on_the_batch(tiny_engine, prompts, solo_answers, scenario):
+    """Logits of other batches differ in the last bits, and noise keyed by (seed, position, token) forgives that: a
+    difference of 1e-6 changes about one token in a million.
+    """
+    engine, prompts = tiny_engine("llama"), _varied(prompts)
+    if engine not in solo_answers:
+        solo_answers[engine] = [engine.serve([prompt]).answers[0] for prompt in prompts]
+    run = engine.serve(prompts, **SCENARIOS[scenario])
+    _assert_same(run.answers, solo_answers[engine])
+    assert (run.num_preemptions >= 4) == scenario.startswith("preempted")
+
+
+def test_sampled_answers_respect_their_limits(tiny_engine, prompts):
+    answers = tiny_engine("llama").serve(_varied(prompts)).answers
+    assert 9 not in answers[5].token_ids
+    stop_ids = {*range(50, 110), 2}
+    assert not stop_ids & set(answers[7].token_ids[:15])
+    assert answers[7].completion.reason is FinishReason.STOP_TOKEN
+    assert answers[7].logprobs == []
+    assert [len(logprobs.top_ids) for logprobs in answers[6].logprobs] == [0] * 20
+    assert len({tuple(answer.token_ids) for answer in answers}) == len(answers)
+
+
+def test_other_seeds_give_other_answers(tiny_engine, prompts):
+    prompts = [replace(prompts[4], params=replace(SAMPLED, seed=seed)) for seed in (0, 1, 2**64 - 1, 0)]
+    outputs = [tuple(answer.token_ids) for answer in tiny_engine("llama").serve(prompts).answers]
+    assert outputs[0] == outputs[3]
+    assert len(set(outputs)) == 3
+
+
+@pytest.mark.parametrize("num_prior_tokens", [1, 7, 15, 19])
+def test_a_continuation_goes_on_as_if_nothing_had_happened(tiny_engine, prompts, num_prior_tokens):
+    engine, prompts = tiny_engine("llama"), [*prompts, *_varied(prompts)]
+    undisturbed = engine.serve(prompts).answers
+    continued = [
+        replace(prompt, output_ids=tuple(answer.token_ids[:num_prior_tokens]))
+        for prompt, answer in zip(prompts, undisturbed, strict=True)
+    ]
+    run = engine.serve(continued, max_num_batched_tokens=31)
+    for answer in undisturbed:
+        answer.logprobs = answer.logprobs[num_prior_tokens:]
+    _assert_same(run.answers, undisturbed)
+
+
+def test_raw_logprobs_are_those_of_transformers(tiny_engine, hf_reference, prompts):
+    params = replace(SAMPLED, top_logprobs=5, temperature=0.3, top_k=4, repetition_penalty=1.4, logit_bias=((3, 2.0),))
+    prompts = [replace(prompt, params=params) for prompt in prompts]
+    for prompt, answer in zip(prompts, tiny_engine("llama").serve(prompts).answers, strict=True):
+        ids = torch.tensor([[*prompt.prompt_ids, *answer.token_ids]])
+        with torch.inference_mode():
+            logits = hf_reference("llama").model(ids).logits[0, len(prompt.prompt_ids) - 1 : -1]
+        want = logits.log_softmax(-1)
+        best = want.topk(5)
+        chosen = want.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor([row.chosen for row in answer.logprobs]), chosen, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            torch.tensor([row.top_values for row in answer.logprobs]), best.values, rtol=0, atol=2e-5
+        )
+        assert [list(row.top_ids) for row in answer.logprobs] == best.indices.tolist()
+
+
+def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind(tiny_engine, prompts):
+    """The embedding of token 205 is NaN, so one request fills its blocks with NaN; later requests reuse them."""
+    engine = tiny_engine("llama", seed=5)
+    want = engine.serve(prompts).answers
+    engine.model.embed_tokens[205] = float("nan")
+    broken = replace(prompts[6], prompt_ids=(*prompts[6].prompt_ids[:18], 205, *prompts[6].prompt_ids[18:]))
+    run = engine.serve([broken, *prompts], num_blocks=16, max_num_seqs=3)
+    failed, *others = run.answers
+    assert failed.completion.reason is FinishReason.ERROR
+    assert "NaN" in failed.completion.detail
+    assert failed.token_ids == []
+    _assert_same(others, want)
+
+
+def test_a_request_without_any_candidate_fails_alone(tiny_engine, prompts):
+    params = replace(GREEDY, min_tokens=3, stop_token_ids=tuple(range(211)))
+    engine = tiny_engine("llama")
+    run = engine.serve([prompts[0], replace(prompts[1], params=params)])
+    assert run.answers[1].completion.reason is FinishReason.ERROR
+    assert "min_tokens" in run.answers[1].completion.detail
+    _assert_same(run.answers[:1], engine.serve(prompts[:1]).answers)
+
+
+def test_a_plan_without_rows_changes_nothing_but_what_is_known(tiny_engine):
+    kv_plan = KVCachePlan(num_blocks=8, block_size=4, bytes_per_token=1, max_model_len=32)
+    runner = tiny_engine("llama").runner(kv_plan, max_num_seqs=2, max_num_batched_tokens=8)
+    assert runner.execute(SchedulerOutput(5, (), (), (), 0)) == ModelRunnerOutput(5, (), {}, {})
+
+
+def test_a_failure_of_the_whole_step_is_a_step_error(tiny_engine, prompts, monkeypatch):
+    engine = tiny_engine("llama")
+
+    def forward(*_args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.model, "forward", forward)
+    with pytest.raises(StepError, match="step 1 with 3 rows, 7 tokens: out of memory"):
+        engine.serve(prompts[:3])
+
+
+def test_results_are_aligned_with_the_rows_of_the_plan(tiny_engine):
+    engine = tiny_engine("llama", seed=6)
+    engine.model.embed_tokens[205] = float("nan")
+    kv_plan = KVCachePlan(num_blocks=8, block_size=4, bytes_per_token=1, max_model_len=16)
+    runner = engine.runner(kv_plan, max_num_seqs=3, max_num_batched_tokens=8)
+    new = [
+        NewRequest(RequestId(request_id), token_ids, 1, SAMPLED, (request_id,))
+        for request_id, token_ids in [(1, (3, 4, 5)), (2, (6, 7)), (3, (8, 205))]
+    ]
+    rows = [ScheduledRow(RequestId(i), 2, 0, (), samples) for i, samples in [(1, False), (2, True), (3, True)]]
+    result = runner.execute(SchedulerOutput(1, (), tuple(new), tuple(rows), 6))
+    assert [token_id >= 0 for token_id in result.token_ids] == [False, True, False]
+    assert result.logprobs.keys() == {1}
+    assert result.failures.keys() == {2}

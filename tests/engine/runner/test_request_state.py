@@ -1,0 +1,85 @@
+"""Rows of request state: kept from admission to removal, reused after."""
+
+import random
+
+import numpy as np
+import pytest
+
+from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
+from engine.core.request import SamplingParams
+from engine.runner.request_state import RequestState
+from engine.runner.sampling_state import SamplingState
+
+PARAMS = SamplingParams(seed=0, max_tokens=4)
+
+
+@pytest.fixture
+def state():
+    sampling = SamplingState(max_num_seqs=3, vocab_size=100, end_token_ids=(2,))
+    return RequestState(max_num_seqs=3, max_model_len=32, block_size=4, sampling=sampling)
+
+
+def _plan(removed=(), new=(), rows=()):
+    return SchedulerOutput(1, tuple(removed), tuple(new), tuple(rows), sum(row.num_scheduled_tokens for row in rows))
+
+
+def _new(request_id, tokens, blocks, num_prompt_tokens=1):
+    return NewRequest(request_id, tuple(tokens), num_prompt_tokens, PARAMS, tuple(blocks))
+
+
+def _known(state, request_id):
+    row = state.rows_of([request_id])[0]
+    tokens = state.token_ids[row, : state.num_tokens[row]].tolist()
+    return tokens, state.block_table[row, : state.num_blocks[row]].tolist()
+
+
+def test_a_new_request_brings_tokens_and_blocks(state):
+    state.apply(_plan(new=[_new(7, [5, 6, 7], [9]), _new(8, [1], [4])]))
+    assert _known(state, 7) == ([5, 6, 7], [9])
+    assert _known(state, 8) == ([1], [4])
+    assert state.num_prompt_tokens[state.rows_of([7])].tolist() == [1]
+
+
+def test_rows_bring_blocks_and_samples_bring_tokens(state):
+    state.apply(_plan(new=[_new(7, [5, 6, 7, 8], [9]), _new(8, [1], [4])]))
+    state.append_tokens(state.rows_of([8, 7]), np.array([11, 22]))
+    state.apply(_plan(rows=[ScheduledRow(7, 1, 4, (3, 1), True), ScheduledRow(8, 1, 1, (), True)]))
+    assert _known(state, 7) == ([5, 6, 7, 8, 22], [9, 3, 1])
+    assert _known(state, 8) == ([1, 11], [4])
+
+
+def test_a_request_may_leave_and_come_back_in_one_plan(state):
+    state.apply(_plan(new=[_new(7, [5, 6, 7, 8, 9], [9, 8])]))
+    state.apply(_plan(removed=[7], new=[_new(7, [5, 6], [2])]))
+    assert _known(state, 7) == ([5, 6], [2])
+
+
+def test_random_histories_match_a_plain_model(state):
+    rng = random.Random(0)
+    model = {}
+    for step in range(2000):
+        removed = [request_id for request_id in model if rng.random() < 0.2]
+        for request_id in removed:
+            del model[request_id]
+        new = []
+        while len(model) < 3 and rng.random() < 0.6:
+            request = _new(
+                step * 10 + len(new), [rng.randrange(100) for _ in range(rng.randint(1, 6))], [rng.randrange(99)]
+            )
+            new.append(request)
+            model[request.request_id] = (list(request.token_ids), list(request.block_ids))
+        rows = []
+        for request_id in rng.sample(sorted(model), rng.randint(0, len(model))):
+            blocks = tuple(rng.randrange(99) for _ in range(rng.randint(0, 1)))
+            if len(model[request_id][1]) + len(blocks) <= 8:
+                model[request_id][1].extend(blocks)
+                rows.append(ScheduledRow(request_id, 1, 0, blocks, True))
+        state.apply(_plan(removed, new, rows))
+        sampled = [row.request_id for row in rows if len(model[row.request_id][0]) < 32]
+        tokens = [rng.randrange(100) for _ in sampled]
+        if sampled:
+            state.append_tokens(state.rows_of(sampled), np.array(tokens))
+        for request_id, token_id in zip(sampled, tokens, strict=True):
+            model[request_id][0].append(token_id)
+        assert {request_id: _known(state, request_id) for request_id in model} == model
+        state.check_integrity()
