@@ -55,7 +55,8 @@ class EngineServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request_iterator, context):
-        """The long-lived stream of one frontend process. First message: Hello, answered by Welcome.
+        """The long-lived stream of one frontend process. First message: Hello, answered by Welcome. While the engine loads or drains, the
+        answer is the status UNAVAILABLE, whose message says what it is doing. A frontend that closes its side ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,9 @@ class EngineServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EngineServiceAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_engine_service_pb2.AttachRequest, _engine_service_pb2.AttachResponse]
-    """The long-lived stream of one frontend process. First message: Hello, answered by Welcome."""
+    """The long-lived stream of one frontend process. First message: Hello, answered by Welcome. While the engine loads or drains, the
+    answer is the status UNAVAILABLE, whose message says what it is doing. A frontend that closes its side ends the stream.
+    """
     GetEngineStatus: _grpc.UnaryUnaryMultiCallable[_engine_service_pb2.GetEngineStatusRequest, _engine_service_pb2.GetEngineStatusResponse]
     """State and load, for health checks and people."""
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_engine_service_pb2.GetTokenizerRequest, _engine_service_pb2.GetTokenizerResponse]
@@ -50,7 +52,9 @@ class EngineServiceStub:
 class EngineServiceAsyncStub(EngineServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_engine_service_pb2.AttachRequest, _engine_service_pb2.AttachResponse]  # type: ignore[assignment]
-    """The long-lived stream of one frontend process. First message: Hello, answered by Welcome."""
+    """The long-lived stream of one frontend process. First message: Hello, answered by Welcome. While the engine loads or drains, the
+    answer is the status UNAVAILABLE, whose message says what it is doing. A frontend that closes its side ends the stream.
+    """
     GetEngineStatus: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.GetEngineStatusRequest, _engine_service_pb2.GetEngineStatusResponse]  # type: ignore[assignment]
     """State and load, for health checks and people."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_engine_service_pb2.GetTokenizerRequest, _engine_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
@@ -63,7 +67,9 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_engine_service_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_service_pb2.AttachResponse], _abc.AsyncIterator[_engine_service_pb2.AttachResponse]]:
-        """The long-lived stream of one frontend process. First message: Hello, answered by Welcome."""
+        """The long-lived stream of one frontend process. First message: Hello, answered by Welcome. While the engine loads or drains, the
+        answer is the status UNAVAILABLE, whose message says what it is doing. A frontend that closes its side ends the stream.
+        """
 
     @_abc_1.abstractmethod
     def GetEngineStatus(

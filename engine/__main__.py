@@ -1,0 +1,76 @@
+"""`chairlift-engine`: loads a model and serves it to frontends.
+
+Exit status: 0 after a drain, 1 after a failure (with its traceback), 2 when a flag, the model or the machine must be
+changed first (one line on stderr says which and how).
+"""
+
+import gc
+import logging
+import sys
+from collections.abc import Sequence
+
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError, StepError
+from engine.flags import parse_config
+from engine.io_thread import IoThread
+from engine.server import EngineService
+from engine.serving import FAREWELL_S, Engine
+from engine.shutdown import ShutdownSignals, StoppedWhileLoading
+from engine.step_log import StepLog
+
+_log = logging.getLogger("engine")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the engine until it is told to stop; returns the exit status."""
+    config = parse_config(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    try:
+        _run(config)
+    except (ConfigError, CheckpointError) as error:
+        print(f"chairlift-engine: error: {error}", file=sys.stderr)
+        return 2
+    except StoppedWhileLoading:
+        _log.info("stopped while loading")
+    except StepError:
+        return 1
+    return 0
+
+
+def _run(config: EngineConfig) -> None:
+    signals = ShutdownSignals(config.shutdown_timeout_s)
+    if config.exit_on_stdin_close:
+        signals.watch_stdin()
+    step_log = StepLog(config.step_log) if config.step_log is not None else None
+    service = EngineService()
+    io = IoThread(service, config.address, on_failure=signals.stop)
+    io.start()
+    _log.info("listening on %s, loading", io.address)
+    try:
+        # Imports torch: seconds that a bad flag or a taken port should not cost.
+        from engine.build import build_engine
+
+        parts = build_engine(config, lambda detail: io.call(service.set_loading, detail))
+        gc.collect()
+        gc.freeze()  # what is there now stays: later collections need not walk it
+        engine = Engine(service, io, parts, step_log)
+        signals.control(engine)
+        _log.info("serving on %s, model %s", io.address, parts.info.model)
+        engine.run()
+    except StoppedWhileLoading:
+        if io.has_failed:
+            raise StepError("the IO thread failed") from None
+        raise
+    finally:
+        io.stop(FAREWELL_S)
+        if step_log is not None:
+            step_log.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

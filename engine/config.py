@@ -1,0 +1,107 @@
+"""The engine's configuration as one frozen value; `engine/flags.py` makes it from flags and environment."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from engine.core.config import SchedulingPolicyName
+from engine.demo import MODEL_DIR
+from engine.errors import ConfigError
+
+DEMO_MODEL_NAME = "chairlift-demo"
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+
+class StepLimits(NamedTuple):
+    """How much one step may hold: requests and tokens."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+# A CPU computes 1/100 of a GPU's tokens per second: steps are kept as much smaller as a stream of tokens needs to stay
+# smooth.
+DEFAULT_STEP_LIMITS = {"cpu": StepLimits(64, 512), "cuda": StepLimits(256, 2048)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the user has chosen; None where the default depends on the model or the device.
+
+    Attributes:
+        model: a folder or an id on the Hugging Face hub.
+        served_model_name: the name frontends see; by default the folder's, the id, or "chairlift-demo" for the bundled
+            one.
+        uds: path of a unix socket to listen on instead of host and port.
+        max_num_seqs, max_num_batched_tokens: see `step_limits`.
+        gpu_memory_utilization: share of a GPU's memory to use in all.
+        kv_cache_memory_bytes: size of the KV cache; overrides gpu_memory_utilization.
+        num_gpu_blocks_override: blocks of KV cache; overrides both.
+        max_model_len: most tokens of prompt and output; None is the model's, cut to what the cache can hold.
+        max_num_queued_reqs: requests that may wait; more are rejected.
+        threads: CPU threads for the model; None is one per core.
+        shutdown_timeout_s: how long a drain may take.
+        step_log: file for one JSON line per step.
+        exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    load_format: LoadFormat = "auto"
+    dtype: DtypeName = "auto"
+    max_model_len: int | None = None
+    seed: int = 0
+    host: str = "127.0.0.1"
+    port: int = 50052
+    uds: Path | None = None
+    exit_on_stdin_close: bool = False
+    shutdown_timeout_s: float = 30.0
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    scheduling_policy: SchedulingPolicyName = "fcfs"
+    max_num_queued_reqs: int = 4096
+    max_logprobs: int = 20
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    device: DeviceName = "auto"
+    threads: int | None = None
+    step_log: Path | None = None
+    log_level: str = "info"
+
+    @property
+    def address(self) -> str:
+        """Where to listen, as gRPC spells it."""
+        if self.uds is not None:
+            return f"unix:{self.uds}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def model_name(self) -> str:
+        """The name frontends see."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        path = Path(self.model)
+        if path == MODEL_DIR:
+            return DEMO_MODEL_NAME
+        return path.resolve().name if path.is_dir() else self.model
+
+    def step_limits(self, device: str) -> StepLimits:
+        """Limits of a step on this device: 64 requests and 512 tokens by default on "cpu", 256 and 2048 on "cuda".
+
+        Raises: ConfigError: one step could not hold one token of every request.
+        """
+        default = DEFAULT_STEP_LIMITS[device]
+        max_num_seqs = self.max_num_seqs or default.max_num_seqs
+        max_num_batched_tokens = self.max_num_batched_tokens or max(default.max_num_batched_tokens, max_num_seqs)
+        if max_num_batched_tokens < max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens {max_num_batched_tokens} is less than --max-num-seqs {max_num_seqs}: "
+                f"a step needs one token for every running request; raise the first or lower the second"
+            )
+        return StepLimits(max_num_seqs, max_num_batched_tokens)

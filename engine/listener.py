@@ -1,0 +1,116 @@
+"""The engine's gRPC server on an event loop: binds an address, serves an `EngineService`, stops."""
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+
+import grpc.aio
+
+from chairlift.engine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
+from engine.errors import ConfigError
+from engine.server import EngineService
+
+MAX_RECEIVE_BYTES = 64 << 20
+MAX_UDS_PATH_BYTES = 107  # sockaddr_un.sun_path on Linux, less the final zero
+
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    # Two engines on one port would each get some of the streams; without this the second one fails to bind.
+    ("grpc.so_reuseport", 0),
+    # Without these a frontend that pings every few seconds is cut off as abusive. Not `min_recv_ping_...`: that key is
+    # ignored.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class Listener:
+    """Serves from `start` to `stop`; everything on one event loop.
+
+    Args:
+        service: what to serve.
+        address: "host:port" (port 0 picks a free one) or "unix:/path".
+    """
+
+    def __init__(self, service: EngineService, address: str) -> None:
+        self._service = service
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._pulse: asyncio.Task[None] | None = None
+        self.address = address
+
+    async def start(self) -> None:
+        """Binds and begins to serve; `address` then has the port that was picked.
+
+        Raises: ConfigError: the address cannot be bound.
+        """
+        add_EngineServiceServicer_to_server(self._service, self._server)
+        self.address = _bind(self._server, self.address)
+        await self._server.start()
+        self._pulse = asyncio.create_task(self._service.pulse())
+
+    async def failure(self) -> None:
+        """Waits for ever, or until the pulse fails: a defect.
+
+        Raises: Exception: that failure.
+        """
+        assert self._pulse is not None, "failure before start"
+        await self._pulse
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends what is open, lets the streams send what they have for at most `grace_s`, then stops serving."""
+        if self._pulse is not None:
+            self._pulse.cancel()
+            self._service.finish("the engine stopped")
+        await self._server.stop(grace_s)
+
+
+def _bind(server: grpc.aio.Server, address: str) -> str:
+    if address.startswith("unix:"):
+        return _bind_unix_socket(server, Path(address.removeprefix("unix:")))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {address}: is the port taken? Choose another with --port, or 0 for any that is free"
+        ) from error
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _bind_unix_socket(server: grpc.aio.Server, path: Path) -> str:
+    """Binds a socket that only this user can reach.
+
+    A stale one is removed first; one that somebody listens on is not.
+    """
+    path = path.absolute()
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_UDS_PATH_BYTES:
+        raise ConfigError(f"--uds {path} has {num_bytes} bytes, the path of a socket at most {MAX_UDS_PATH_BYTES}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--uds {path}: the folder {path.parent} does not exist")
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(f"--uds {path} exists and is not a socket")
+        if _has_listener(path):
+            raise ConfigError(f"--uds {path}: another process listens on it")
+        path.unlink()
+    previous_umask = os.umask(0o177)  # a chmod after bind would leave a gap
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on --uds {path}: {error}") from error
+    finally:
+        os.umask(previous_umask)
+    return f"unix:{path}"
+
+
+def _has_listener(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,177 @@
+"""Dataclass to wire: rows of steps become the columns of one StepResult; states, completions and rejections their
+messages.
+"""
+
+from dataclasses import dataclass, field
+
+from google.protobuf.duration_pb2 import Duration
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.core.outputs import RequestCompletion, RequestOutput, TokenLogprobs
+from engine.core.request import FinishReason
+from engine.errors import EngineDraining, QueueFull, RequestError, RequestTooLong
+from engine.reports import EngineState, LoopSnapshot
+
+QUEUE_FULL_RETRY_S = 1.0
+
+_COMPLETION_REASONS = {
+    FinishReason.END_TOKEN: pb.COMPLETION_REASON_END_TOKEN,
+    FinishReason.STOP_TOKEN: pb.COMPLETION_REASON_STOP_TOKEN,
+    FinishReason.MAX_TOKENS: pb.COMPLETION_REASON_MAX_TOKENS,
+    FinishReason.CONTEXT_FULL: pb.COMPLETION_REASON_CONTEXT_FULL,
+    FinishReason.CANCELLED: pb.COMPLETION_REASON_CANCELLED,
+    FinishReason.DEADLINE: pb.COMPLETION_REASON_DEADLINE,
+    FinishReason.ERROR: pb.COMPLETION_REASON_ENGINE_ERROR,
+}
+_STATES = {
+    EngineState.LOADING: pb.ENGINE_STATE_LOADING,
+    EngineState.SERVING: pb.ENGINE_STATE_SERVING,
+    EngineState.DRAINING: pb.ENGINE_STATE_DRAINING,
+    EngineState.FAILED: pb.ENGINE_STATE_FAILED,
+}
+
+
+@dataclass(slots=True)
+class _Row:
+    epoch: int
+    start_index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class StepColumns:
+    """Rows for one session that are not sent yet: of one step, or of several when the receiver lags.
+
+    A request has at most one row: tokens of a later step are appended to it.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._completions: list[pb.Completion] = []
+        self._first_tokens: list[pb.FirstToken] = []
+        self.num_tokens = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._completions or self._first_tokens)
+
+    def add(self, handle: int, epoch: int, output: RequestOutput) -> None:
+        """Adds what a step yielded for one request."""
+        if output.token_ids:
+            self._add_tokens(handle, epoch, output)
+        if output.num_cached_tokens is not None:
+            self._first_tokens.append(
+                pb.FirstToken(handle=handle, epoch=epoch, num_cached_tokens=output.num_cached_tokens)
+            )
+        if output.completion is not None:
+            self.add_completion(completion_message(handle, epoch, output.completion))
+
+    def add_completion(self, completion: pb.Completion) -> None:
+        """Adds the end of a request."""
+        self._completions.append(completion)
+
+    def to_message(self) -> pb.StepResult:
+        """The rows as columns; counts, load and times are the caller's to set."""
+        rows = self._rows.values()
+        message = pb.StepResult(
+            handles=self._rows.keys(),
+            token_ids=[token_id for row in rows for token_id in row.token_ids],
+            start_indices=[row.start_index for row in rows],
+            completions=self._completions,
+            first_tokens=self._first_tokens,
+        )
+        if self.num_tokens != len(rows):
+            message.token_counts.extend(len(row.token_ids) for row in rows)
+        if any(row.epoch for row in rows):
+            message.epochs.extend(row.epoch for row in rows)
+        if any(row.logprobs for row in rows):
+            message.logprobs.CopyFrom(_logprob_columns(list(rows)))
+        return message
+
+    def _add_tokens(self, handle: int, epoch: int, output: RequestOutput) -> None:
+        self.num_tokens += len(output.token_ids)
+        row = self._rows.get(handle)
+        if row is None:
+            self._rows[handle] = _Row(epoch, output.start_index, list(output.token_ids), list(output.logprobs))
+            return
+        assert output.start_index == row.start_index + len(row.token_ids), "a step skipped or repeated a token"
+        row.token_ids.extend(output.token_ids)
+        row.logprobs.extend(output.logprobs)
+
+
+def _logprob_columns(rows: list[_Row]) -> pb.LogprobColumns:
+    columns = pb.LogprobColumns()
+    for index, row in enumerate(rows):
+        if not row.logprobs:
+            continue
+        columns.rows.append(index)
+        columns.top_widths.append(len(row.logprobs[0].top_ids))
+        for logprobs in row.logprobs:
+            columns.chosen.append(logprobs.chosen)
+            columns.top_ids.extend(logprobs.top_ids)
+            columns.top_values.extend(logprobs.top_values)
+    return columns
+
+
+def completion_message(handle: int, epoch: int, completion: RequestCompletion) -> pb.Completion:
+    """The end of a request, for the wire."""
+    return pb.Completion(
+        handle=handle,
+        epoch=epoch,
+        reason=_COMPLETION_REASONS[completion.reason],
+        stop_token_id=completion.stop_token_id or 0,
+        num_prompt_tokens=completion.num_prompt_tokens,
+        num_cached_tokens=completion.num_cached_tokens,
+        num_output_tokens=completion.num_output_tokens,
+        queued_us=round(completion.queued_s * 1e6),
+        prefill_us=round(completion.prefill_s * 1e6),
+        num_preemptions=completion.num_preemptions,
+        detail=completion.detail,
+    )
+
+
+def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Rejection:
+    """Why a submission was not accepted, for the wire."""
+    rejection = pb.Rejection(handle=handle, epoch=epoch, detail=str(error), reason=pb.REJECTION_REASON_INVALID)
+    if isinstance(error, RequestTooLong):
+        rejection.reason = pb.REJECTION_REASON_TOO_LONG
+    elif isinstance(error, EngineDraining):
+        rejection.reason = pb.REJECTION_REASON_DRAINING
+    elif isinstance(error, QueueFull):
+        rejection.reason = pb.REJECTION_REASON_QUEUE_FULL
+        rejection.retry_after.CopyFrom(duration_message(QUEUE_FULL_RETRY_S))
+    return rejection
+
+
+def status_message(state: EngineState, detail: str, snapshot: LoopSnapshot | None) -> pb.EngineStatus:
+    """State, pulse and load; no load before the step loop runs."""
+    status = pb.EngineStatus(state=_STATES[state], detail=detail)
+    if snapshot is not None:
+        status.engine_step = snapshot.engine_step
+        status.loop_turns = snapshot.loop_turns
+        status.load.CopyFrom(load_message(snapshot))
+    return status
+
+
+def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
+    """The load of the engine, for the wire."""
+    stats = snapshot.stats
+    return pb.LoadStats(
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        num_waiting_prefill_tokens=stats.num_waiting_prefill_tokens,
+        num_free_blocks=stats.num_free_blocks,
+        num_preemptions_total=stats.num_preemptions_total,
+        num_recomputed_tokens_total=stats.num_recomputed_tokens_total,
+        prefix_cache_queries_total=stats.prefix_cache_queries_total,
+        prefix_cache_hits_total=stats.prefix_cache_hits_total,
+        step_us=snapshot.step_us,
+        execute_us=snapshot.execute_us,
+        num_batched_tokens=snapshot.num_batched_tokens,
+        num_generated_tokens_total=stats.num_generated_tokens_total,
+    )
+
+
+def duration_message(seconds: float) -> Duration:
+    """Seconds as a protobuf Duration."""
+    whole, nanos = divmod(round(seconds * 1e9), 10**9)
+    return Duration(seconds=whole, nanos=nanos)

@@ -1,0 +1,101 @@
+"""Puts the threads together: an event loop that serves gRPC, and a step loop that computes."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.commands import Inbox
+from engine.core.scheduler import Scheduler
+from engine.errors import StepError
+from engine.interfaces import ModelRunner
+from engine.server import EngineService, ServingParts
+from engine.step_log import StepLog
+from engine.step_loop import StepLoop
+from engine.tokenizer_files import TokenizerFiles
+
+# What streams get to send their last messages: a failure is reported at once or not at all.
+FAREWELL_S = 1.0
+
+_P = ParamSpec("_P")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A loaded model, ready to serve.
+
+    Attributes:
+        info: what frontends must know of it.
+        max_open_requests: requests held for all frontends together.
+    """
+
+    scheduler: Scheduler
+    runner: ModelRunner
+    info: pb.EngineInfo
+    tokenizer: TokenizerFiles
+    max_open_requests: int
+
+
+class Io(Protocol):
+    """The event loop as the step loop's thread sees it: `IoThread`, or a test's own loop."""
+
+    has_failed: bool
+
+    def call(self, function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Runs a function on the event loop, soon."""
+
+    def stop(self, grace_s: float) -> None:
+        """Lets streams send what they have for at most `grace_s`, then ends the server."""
+
+
+class Engine:
+    """One engine behind a service that is already listening.
+
+    `drain` and `stop` may be called from any thread and from signal handlers.
+    """
+
+    def __init__(self, service: EngineService, io: Io, parts: EngineParts, step_log: StepLog | None = None) -> None:
+        """Opens the service for frontends; the step loop waits for `run`."""
+        self._service = service
+        self._io = io
+        inbox = Inbox()
+        self._loop = StepLoop(
+            parts.scheduler,
+            parts.runner,
+            inbox,
+            lambda report: io.call(service.deliver, report),
+            step_log=step_log,
+        )
+        io.call(service.set_tokenizer, parts.tokenizer)
+        snapshot = lambda: self._loop.snapshot  # noqa: E731 - the loop replaces it every turn
+        io.call(service.set_serving, ServingParts(parts.info, inbox, parts.max_open_requests, snapshot))
+
+    def run(self) -> None:
+        """Serves until drained or stopped; the calling thread becomes the step loop.
+
+        Raises: StepError: a step failed, or the event loop did; every frontend has been told, as far as it could be.
+        """
+        loop = self._loop
+        try:
+            loop.run()
+        except Exception as error:
+            _log.exception("step %d failed", loop.snapshot.engine_step + 1)
+            with contextlib.suppress(RuntimeError):  # the event loop is gone, perhaps that is what failed
+                self._io.call(self._service.fail, f"step failed: {error}")
+            raise StepError(str(error)) from error
+        finally:
+            self._io.stop(FAREWELL_S)
+        if self._io.has_failed:
+            raise StepError("the IO thread failed")
+        _log.info("drained %d requests, %d cut off", loop.num_drained, loop.num_cut)
+
+    def drain(self, grace_s: float) -> None:
+        """Takes nothing new, finishes what is there within `grace_s`, then `run` returns."""
+        self._loop.drain(grace_s)
+
+    def stop(self) -> None:
+        """Lets `run` return after the step in flight."""
+        self._loop.stop()

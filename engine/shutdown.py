@@ -1,0 +1,62 @@
+"""Ways for an engine to end from outside: signals, and a parent process that goes away."""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+from engine.serving import Engine
+
+
+class StoppedWhileLoading(BaseException):
+    """Raised on the main thread by a signal that comes before the engine serves.
+
+    Not an Exception, so that no handler on the way swallows it.
+    """
+
+
+class ShutdownSignals:
+    """SIGTERM and SIGINT: the first drains, the second stops after the step in flight; any ends a load.
+
+    With `watch_stdin`, the end of standard input stops at once: whoever started this process is gone, however it died.
+    """
+
+    def __init__(self, drain_grace_s: float) -> None:
+        """Takes over both signals; on the main thread.
+
+        Args:
+            drain_grace_s: how long a drain may take.
+        """
+        self._drain_grace_s = drain_grace_s
+        self._engine: Engine | None = None
+        self._must_stop = False
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, self._handle)
+
+    def control(self, engine: Engine) -> None:
+        """The load is over: signals are for this engine now."""
+        self._engine = engine
+
+    def stop(self) -> None:
+        """Ends the load or the engine at once; from any thread."""
+        self._must_stop = True
+        os.kill(os.getpid(), signal.SIGTERM)  # only a signal interrupts a main thread that is loading
+
+    def watch_stdin(self) -> None:
+        """Begins to watch standard input; what comes there is ignored."""
+        threading.Thread(target=self._read_stdin, name="stdin-watch", daemon=True).start()
+
+    def _handle(self, signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is fixed
+        if self._engine is None:
+            raise StoppedWhileLoading
+        if self._must_stop:
+            self._engine.stop()
+        else:
+            self._must_stop = True  # the next one does not wait
+            self._engine.drain(self._drain_grace_s)
+
+    def _read_stdin(self) -> None:
+        # Not sys.stdin: a thread that holds its lock at exit is a fatal error of the interpreter.
+        while os.read(0, 4096):
+            pass
+        self.stop()

@@ -1,0 +1,138 @@
+"""One JSON line per step, for people and for replays.
+
+The step loop only queues what it has anyway; a thread of the log turns it into JSON and writes it, mostly while the
+runner has released the GIL. See `StepLog.write` for the fields and for what it costs.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Full, Queue
+from typing import NamedTuple, TextIO
+
+from engine.core.outputs import RequestOutput, SchedulerOutput
+from engine.core.request import RequestId
+from engine.errors import ConfigError
+from engine.reports import LoopSnapshot
+
+MAX_QUEUED_STEPS = 4096
+
+_log = logging.getLogger(__name__)
+
+
+class StepTimes(NamedTuple):
+    """The borders of a step's parts, perf_counter nanoseconds."""
+
+    started_ns: int
+    scheduled_ns: int
+    executed_ns: int
+    updated_ns: int
+
+    @property
+    def step_us(self) -> int:
+        """The whole step."""
+        return (self.updated_ns - self.started_ns) // 1000
+
+    @property
+    def execute_us(self) -> int:
+        """Its part in the runner."""
+        return (self.executed_ns - self.scheduled_ns) // 1000
+
+
+class _Step(NamedTuple):
+    plan: SchedulerOutput
+    outputs: Sequence[RequestOutput]
+    snapshot: LoopSnapshot
+    times: StepTimes
+
+
+class StepLog:
+    """Writes steps to a file.
+
+    Bounded: with `MAX_QUEUED_STEPS` steps unwritten (a stuck disk), further ones are dropped and counted in `dropped`
+    of the next line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file for appending.
+
+        Raises: ConfigError: it cannot be opened.
+        """
+        try:
+            self._file: TextIO = path.open("a", encoding="utf-8", buffering=1 << 16)
+        except OSError as error:
+            raise ConfigError(f"--step-log {path}: {error.strerror}") from error
+        self._steps: Queue[_Step | None] = Queue(MAX_QUEUED_STEPS)
+        self._num_dropped = 0
+        self._finished: set[RequestId] = set()
+        self._thread = threading.Thread(target=self._write_all, name="step-log", daemon=True)
+        self._thread.start()
+
+    def write(
+        self, plan: SchedulerOutput, outputs: Sequence[RequestOutput], snapshot: LoopSnapshot, times: StepTimes
+    ) -> None:
+        """Queues one step; called on the step loop.
+
+        The line holds `step` (of the engine; plans without rows repeat it), `t_ms` (of its start, perf_counter),
+        `schedule_ms`, `execute_ms`, `update_ms`, `scheduled` {request: tokens}, `num_tokens`, `seats`, `waiting`,
+        `finished` {request: reason}, `preempted` [request], `blocks_used`, `blocks_free`, and `dropped` if lines before
+        it were lost. Cost, on one busy core of a 2-core machine: 10 us here, and 50 us on the log's thread for a step
+        of 64 rows.
+        """
+        try:
+            self._steps.put_nowait(_Step(plan, outputs, snapshot, times))
+        except Full:
+            self._num_dropped += 1
+
+    def close(self) -> None:
+        """Writes what is queued and closes the file."""
+        self._steps.put(None)
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        has_failed = False
+        while (step := self._steps.get()) is not None:  # goes on after a failure, so that `write` and `close` find room
+            has_failed = has_failed or not self._try_to_write(self._line(step))
+        if not has_failed:
+            self._try_to_write("")
+        with contextlib.suppress(OSError):  # said already
+            self._file.close()
+
+    def _try_to_write(self, line: str) -> bool:
+        """Writes a line, and all that is buffered if no more wait; False if that fails."""
+        try:
+            self._file.write(line)
+            if self._steps.empty():
+                self._file.flush()
+        except OSError as error:
+            _log.error("step log stopped: %s", error.strerror)
+            return False
+        return True
+
+    def _line(self, step: _Step) -> str:
+        plan, stats, times = step.plan, step.snapshot.stats, step.times
+        finished = {o.request_id: o.completion.reason.name for o in step.outputs if o.completion is not None}
+        # A plan forgets requests that finished in the step before or were cancelled since, and those it preempts.
+        preempted = [i for i in plan.removed_request_ids if i not in finished and i not in self._finished]
+        self._finished = set(finished)
+        record: dict[str, object] = {
+            "step": step.snapshot.engine_step,
+            "t_ms": round(times.started_ns / 1e6, 3),
+            "schedule_ms": round((times.scheduled_ns - times.started_ns) / 1e6, 3),
+            "execute_ms": round((times.executed_ns - times.scheduled_ns) / 1e6, 3),
+            "update_ms": round((times.updated_ns - times.executed_ns) / 1e6, 3),
+            "scheduled": {row.request_id: row.num_scheduled_tokens for row in plan.rows},
+            "num_tokens": plan.num_tokens,
+            "seats": stats.num_running,
+            "waiting": stats.num_waiting,
+            "finished": finished,
+            "preempted": preempted,
+            "blocks_used": stats.num_blocks - stats.num_free_blocks,
+            "blocks_free": stats.num_free_blocks,
+        }
+        if self._num_dropped:
+            record["dropped"], self._num_dropped = self._num_dropped, 0
+        return json.dumps(record, separators=(",", ":")) + "\n"

@@ -1,0 +1,206 @@
+"""The engine's heart, on a thread of its own: drain the inbox, schedule, execute, update, hand over; for ever.
+
+It never waits for a socket, only for work: commands come by an `Inbox`, news leave by a callable that must not block.
+It knows requests by id and nothing of streams, handles or protobuf.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from engine.commands import Cancel, Command, GrantCredit, Inbox, Submit
+from engine.core.outputs import RequestOutput, SchedulerOutput
+from engine.core.request import FinishReason, Request, RequestId
+from engine.core.scheduler import Scheduler
+from engine.errors import EngineDraining, RequestError
+from engine.interfaces import ModelRunner
+from engine.reports import AdmissionReport, DrainReport, LoopSnapshot, Report, StepReport
+from engine.step_log import StepLog, StepTimes
+
+# How long a turn without work waits for a command: bounds how late a deadline is noticed while every request is parked,
+# and keeps `loop_turns` moving, so that a frozen loop shows in the heartbeats (every 250 ms).
+IDLE_TURN_S = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Runs scheduler and runner until told to drain or to stop.
+
+    `drain` and `stop` may be called from any thread and from a signal handler that interrupts the loop: they set a flag
+    and wake it. Everything else belongs to the thread that calls `run`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        inbox: Inbox,
+        outbox: Callable[[Report], None],
+        *,
+        step_log: StepLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._inbox = inbox
+        self._outbox = outbox
+        self._step_log = step_log
+        self._clock = clock
+        self._open: set[RequestId] = set()  # accepted, and not completed yet
+        self._seen_commands: dict[str, int] = {}  # since the last StepReport
+        self._was_productive = True  # the last step had rows or news: do not wait before the next
+        self._stop_requested = False
+        self._drain_grace_s: float | None = None
+        self._drain_until_s: float | None = None
+        self._num_prompt_tokens_total = 0
+        self.num_drained = 0
+        self.num_cut = 0
+        self.snapshot = LoopSnapshot(engine_step=0, loop_turns=0, stats=scheduler.stats())
+
+    def run(self) -> None:
+        """Runs until drained or stopped.
+
+        Raises: Exception: a step failed; the engine's state can no longer be trusted.
+        """
+        while not self._stop_requested and (self._drain_until_s is None or self._open):
+            self.turn()
+
+    def drain(self, grace_s: float) -> None:
+        """Takes nothing new from now on, finishes what is there within `grace_s`, cancels the rest, then lets `run`
+        return.
+        """
+        self._drain_grace_s = grace_s
+        self._inbox.wake()
+
+    def stop(self) -> None:
+        """Lets `run` return after the step in flight."""
+        self._stop_requested = True
+        self._inbox.wake()
+
+    def turn(self) -> None:
+        """One turn: apply commands, then one step if there are requests."""
+        commands = self._inbox.drain(self._idle_s())
+        now_s = self._clock()
+        self._follow_drain(now_s)
+        self._apply(commands)
+        if self._is_due(now_s):
+            self._step(now_s)
+        else:
+            self._publish(self.snapshot.engine_step)
+
+    def _idle_s(self) -> float:
+        """How long to wait for a command: not at all while steps get something done."""
+        if self._was_productive and self._scheduler.has_work():
+            return 0.0
+        deadline_s = self._scheduler.next_deadline_s
+        return IDLE_TURN_S if deadline_s is None else min(IDLE_TURN_S, max(0.0, deadline_s - self._clock()))
+
+    def _is_due(self, now_s: float) -> bool:
+        deadline_s = self._scheduler.next_deadline_s
+        return self._scheduler.has_work() or (deadline_s is not None and deadline_s <= now_s)
+
+    def _step(self, now_s: float) -> None:
+        started_ns = time.perf_counter_ns()
+        plan = self._scheduler.schedule(now_s)
+        scheduled_ns = time.perf_counter_ns()
+        result = self._runner.execute(plan)
+        executed_ns = time.perf_counter_ns()
+        sampled_at_ns = time.monotonic_ns()
+        outputs = self._scheduler.update(plan, result, self._clock())
+
+        self._note_completions(outputs)
+        self._was_productive = bool(plan.rows or outputs)
+        times = StepTimes(started_ns, scheduled_ns, executed_ns, time.perf_counter_ns())
+        if plan.rows:
+            self._num_prompt_tokens_total += _num_prompt_tokens(plan)
+            self._publish(self.snapshot.engine_step + 1, times, plan.num_tokens)
+        else:
+            self._publish(self.snapshot.engine_step)
+        if outputs:
+            self._outbox(StepReport(tuple(outputs), self.snapshot, sampled_at_ns, self._seen_commands))
+            self._seen_commands = {}
+        if self._step_log is not None:
+            self._step_log.write(plan, outputs, self.snapshot, times)
+
+    def _apply(self, commands: list[Command]) -> None:
+        """Applies cancels first, so that new requests find the room that they leave; a cancel of a request from the
+        same batch of commands has to wait until that request is there.
+        """
+        if not commands:
+            return
+        submits = [command for command in commands if isinstance(command, Submit)]
+        cancels = [command for command in commands if isinstance(command, Cancel)]
+        new_ids = {request.request_id for command in submits for request in command.requests}
+        for cancel in cancels:
+            self._cancel((i for i in cancel.request_ids if i not in new_ids), cancel.reason)
+        if submits:
+            self._admit([request for command in submits for request in command.requests])
+            for cancel in cancels:
+                self._cancel((i for i in cancel.request_ids if i in new_ids), cancel.reason)
+        for command in commands:
+            if isinstance(command, GrantCredit):
+                for request_id, tokens in command.grants:
+                    self._scheduler.grant_credit(request_id, tokens)
+            self._seen_commands[command.session_id] = command.command_seq
+
+    def _admit(self, requests: list[Request]) -> None:
+        accepted: list[RequestId] = []
+        rejected: list[tuple[RequestId, RequestError]] = []
+        for request in requests:
+            try:
+                if self._drain_until_s is not None:
+                    raise EngineDraining("the engine is draining and takes no new requests")
+                self._scheduler.add_request(request)
+            except RequestError as error:
+                rejected.append((request.request_id, error))
+            else:
+                accepted.append(request.request_id)
+                _log.debug(
+                    "request %d is %r: %d prompt tokens", request.request_id, request.label, len(request.prompt_ids)
+                )
+        self._open.update(accepted)
+        self._outbox(AdmissionReport(tuple(accepted), tuple(rejected)))
+
+    def _cancel(self, request_ids: Iterable[RequestId], reason: FinishReason) -> None:
+        for request_id in request_ids:
+            if request_id in self._open:
+                self._scheduler.cancel(request_id, reason)
+
+    def _follow_drain(self, now_s: float) -> None:
+        if self._drain_grace_s is None:
+            return
+        if self._drain_until_s is None:
+            self._drain_until_s = now_s + self._drain_grace_s
+            self._outbox(DrainReport(self._drain_grace_s))
+        if now_s >= self._drain_until_s and self._open and not self.num_cut:
+            self.num_cut = len(self._open)
+            self._cancel(list(self._open), FinishReason.CANCELLED)
+
+    def _note_completions(self, outputs: list[RequestOutput]) -> None:
+        finished = [output.request_id for output in outputs if output.completion is not None]
+        self._open.difference_update(finished)
+        if self._drain_until_s is not None and not self.num_cut:
+            self.num_drained += len(finished)
+
+    def _publish(self, engine_step: int, times: StepTimes | None = None, num_tokens: int = 0) -> None:
+        last = self.snapshot
+        self.snapshot = LoopSnapshot(
+            engine_step=engine_step,
+            loop_turns=last.loop_turns + 1,
+            stats=self._scheduler.stats(),
+            step_us=last.step_us if times is None else times.step_us,
+            execute_us=last.execute_us if times is None else times.execute_us,
+            num_batched_tokens=last.num_batched_tokens if times is None else num_tokens,
+            num_prompt_tokens_total=self._num_prompt_tokens_total,
+        )
+
+
+def _num_prompt_tokens(plan: SchedulerOutput) -> int:
+    """Tokens of the rows wider than one; these come last."""
+    total = 0
+    for row in reversed(plan.rows):
+        if row.num_scheduled_tokens == 1:
+            break
+        total += row.num_scheduled_tokens
+    return total

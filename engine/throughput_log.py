@@ -1,0 +1,44 @@
+"""The line every ten seconds that people look for, while there is work."""
+
+import logging
+
+from engine.reports import LoopSnapshot
+
+LOG_INTERVAL_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class ThroughputLog:
+    """Compares the snapshot with the one of the last line."""
+
+    def __init__(self, now_s: float) -> None:
+        self._logged_at_s = now_s
+        self._last: LoopSnapshot | None = None
+
+    def tick(self, snapshot: LoopSnapshot, now_s: float) -> None:
+        """Logs a line if it is time: at INFO while there is work, at DEBUG when idle."""
+        if self._last is None:
+            self._last = snapshot
+        elapsed_s = now_s - self._logged_at_s
+        if elapsed_s < LOG_INTERVAL_S:
+            return
+        last, stats = self._last, snapshot.stats
+        num_prompt = snapshot.num_prompt_tokens_total - last.num_prompt_tokens_total
+        num_generated = stats.num_generated_tokens_total - last.stats.num_generated_tokens_total
+        num_queries = stats.prefix_cache_queries_total - last.stats.prefix_cache_queries_total
+        num_hits = stats.prefix_cache_hits_total - last.stats.prefix_cache_hits_total
+        is_busy = snapshot.engine_step > last.engine_step or stats.num_running + stats.num_waiting > 0
+        _log.log(
+            logging.INFO if is_busy else logging.DEBUG,
+            "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
+            "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%, Preemptions: %d",
+            num_prompt / elapsed_s,
+            num_generated / elapsed_s,
+            stats.num_running,
+            stats.num_waiting,
+            100 * (1 - stats.num_free_blocks / stats.num_blocks),
+            100 * num_hits / num_queries if num_queries else 0.0,
+            stats.num_preemptions_total - last.stats.num_preemptions_total,
+        )
+        self._last, self._logged_at_s = snapshot, now_s

@@ -1,0 +1,53 @@
+"""The tokenizer as files: what a frontend needs to turn text into this model's ids, and the digest by which both
+sides know it is the same.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import CheckpointError
+
+TOKENIZER_FILE_NAMES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files that are there, sorted by name: pairs of name and content."""
+
+    files: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def from_dir(cls, model_dir: Path) -> "TokenizerFiles":
+        """Reads them from a model folder.
+
+        Raises: CheckpointError: tokenizer.json is missing, or a file cannot be read.
+        """
+        try:
+            files = tuple(
+                (name, (model_dir / name).read_bytes()) for name in TOKENIZER_FILE_NAMES if (model_dir / name).is_file()
+            )
+        except OSError as error:
+            raise CheckpointError(f"{error.filename}: {error.strerror}") from error
+        if "tokenizer.json" not in dict(files):
+            raise CheckpointError(
+                f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is needed"
+            )
+        return cls(files)
+
+    def sha256(self) -> bytes:
+        """The digest of EngineInfo.tokenizer_sha256: for each file its name, a zero byte, its length as u64
+        little-endian, its data.
+        """
+        digest = hashlib.sha256()
+        for name, data in self.files:
+            digest.update(name.encode() + b"\0" + len(data).to_bytes(8, "little") + data)
+        return digest.digest()

@@ -1,0 +1,73 @@
+"""From a configuration to an engine, on a tiny model."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture(scope="module")
+def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("built") / "tiny-llama"
+    shutil.copytree(make_checkpoint("llama"), path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
+    details: list[str] = []
+    config = EngineConfig(model=str(model_dir), max_num_seqs=4, kv_cache_memory_bytes=2**18, max_num_queued_reqs=6)
+    parts = build_engine(config, details.append)
+    assert parts.info.num_kv_blocks == 2**18 // 512 // 16
+    assert (parts.info.max_num_seqs, parts.info.max_num_batched_tokens, parts.info.max_model_len) == (4, 512, 512)
+    assert list(parts.info.end_token_ids) == [2]
+    assert parts.info.tokenizer_sha256 == parts.tokenizer.sha256()
+    assert parts.max_open_requests == 10
+    assert "loading weights 100 %" in details
+    assert details[-1] == "warming up"
+    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
+    tokens: list[int] = []
+    while parts.scheduler.has_work():
+        plan = parts.scheduler.schedule(0.0)
+        tokens += [t for o in parts.scheduler.update(plan, parts.runner.execute(plan), 0.0) for t in o.token_ids]
+    assert len(tokens) == 3
+
+
+def test_without_a_size_the_cache_is_no_larger_than_requests_can_fill(model_dir: Path) -> None:
+    parts = build_engine(EngineConfig(model=str(model_dir), max_num_seqs=3), lambda _: None)
+    assert parts.info.num_kv_blocks == 3 * 512 // 16
+
+
+def test_the_model_length_is_cut_to_the_cache_unless_it_was_asked_for(model_dir: Path) -> None:
+    parts = build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), lambda _: None)
+    assert parts.info.max_model_len == 8 * 16
+    with pytest.raises(ConfigError, match=r"512 tokens needs .* --max-model-len"):
+        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, max_model_len=512), lambda _: None)
+
+
+def test_a_model_without_its_tokenizer_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    shutil.copytree(model_dir, path)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
+        build_engine(EngineConfig(model=str(path)), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"device": "cuda"}, "--device cuda: .* CPUs only"),
+        ({"threads": 4096}, "--threads 4096: .* must be 1 to"),
+        ({"max_num_seqs": 32, "max_num_batched_tokens": 16}, "--max-num-batched-tokens 16"),
+        ({"dtype": "bfloat16"}, "bfloat16.*float32"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_said(model_dir: Path, fields: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_engine(EngineConfig(model=str(model_dir), **fields), lambda _: None)  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""Flags, environment and what is said about bad ones."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.demo import MODEL_DIR
+from engine.flags import parse_config
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str, **environ: str) -> str:
+    """The one line on stderr for a bad value."""
+    with pytest.raises(SystemExit) as caught:
+        parse_config(argv, environ)
+    assert caught.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_defaults_are_those_users_know() -> None:
+    config = parse_config([], {})
+    assert config == EngineConfig(model=str(MODEL_DIR))
+    assert (config.host, config.port, config.address) == ("127.0.0.1", 50052, "127.0.0.1:50052")
+    assert (config.block_size, config.gpu_memory_utilization, config.seed) == (16, 0.92, 0)
+    assert config.enable_prefix_caching
+
+
+def test_every_flag_reaches_its_field() -> None:
+    argv = [
+        "--model",
+        "m",
+        "--served-model-name",
+        "s",
+        "--load-format",
+        "dummy",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "2K",
+        "--seed",
+        "3",
+        "--host",
+        "::1",
+        "--port",
+        "7",
+        "--uds",
+        "/tmp/x",
+        "--exit-on-stdin-close",
+        "--shutdown-timeout",
+        "1.5",
+        "--max-num-seqs",
+        "8",
+        "--max-num-batched-tokens",
+        "1k",
+        "--scheduling-policy",
+        "priority",
+        "--max-num-queued-reqs",
+        "9",
+        "--max-logprobs",
+        "2",
+        "--block-size",
+        "32",
+        "--no-enable-prefix-caching",
+        "--gpu-memory-utilization",
+        "0.5",
+        "--kv-cache-memory-bytes",
+        "1.5G",
+        "--num-gpu-blocks-override",
+        "11",
+        "--device",
+        "cpu",
+        "--threads",
+        "2",
+        "--step-log",
+        "s.jsonl",
+        "--log-level",
+        "debug",
+    ]
+    assert parse_config(argv, {}) == EngineConfig(
+        model="m",
+        served_model_name="s",
+        load_format="dummy",
+        dtype="float32",
+        max_model_len=2048,
+        seed=3,
+        host="::1",
+        port=7,
+        uds=Path("/tmp/x"),
+        exit_on_stdin_close=True,
+        shutdown_timeout_s=1.5,
+        max_num_seqs=8,
+        max_num_batched_tokens=1000,
+        scheduling_policy="priority",
+        max_num_queued_reqs=9,
+        max_logprobs=2,
+        block_size=32,
+        enable_prefix_caching=False,
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=3 * 2**29,
+        num_gpu_blocks_override=11,
+        device="cpu",
+        threads=2,
+        step_log=Path("s.jsonl"),
+        log_level="debug",
+    )
+
+
+@pytest.mark.parametrize("value", ["auto", "-1"])
+def test_max_model_len_can_be_left_to_the_model(value: str) -> None:
+    assert parse_config([f"--max-model-len={value}"], {}).max_model_len is None
+
+
+def test_environment_sets_what_the_command_line_does_not() -> None:
+    environ = {"CHAIRLIFT_MAX_NUM_SEQS": "5", "CHAIRLIFT_PORT": "1234", "CHAIRLIFT_ENABLE_PREFIX_CACHING": "off"}
+    config = parse_config(["--port", "4321"], environ)
+    assert (config.max_num_seqs, config.port, config.enable_prefix_caching) == (5, 4321, False)
+
+
+def test_help_names_every_flag_once_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_config(["--help"], {})
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    variables = re.findall(r"\[CHAIRLIFT_[A-Z_]+", text)
+    assert len(variables) == len(set(variables)) == len(EngineConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--port", "70000"], ["--port", "0", "65535", "70000"]),
+        (["--max-num-seqs", "many"], ["--max-num-seqs", "'many'"]),
+        (["--max-num-seqs", "0"], ["--max-num-seqs", "between 1", "not 0"]),
+        (["--block-size", "17"], ["--block-size", "8, 16, 32, 64, 128", "17"]),
+        (["--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "between 0.01 and 1", "1.5"]),
+        (["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "nan"]),
+        (["--shutdown-timeout", "-1"], ["--shutdown-timeout", "-1"]),
+        (["--kv-cache-memory-bytes", "lotsG"], ["--kv-cache-memory-bytes", "'lotsG'"]),
+        (["--kv-cache-memory-bytes", "infG"], ["--kv-cache-memory-bytes", "'infG'"]),
+        (["--max-model-len", "0"], ["--max-model-len", "not 0"]),
+        (["--dtype", "int3"], ["--dtype", "float32", "'int3'"]),
+        (["--model", ""], ["--model", "empty"]),
+        (["--max-num-seq", "3"], ["--max-num-seq"]),
+        (["--nonsense"], ["--nonsense"]),
+    ],
+)
+def test_a_bad_flag_is_one_line_with_numbers(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: list[str]
+) -> None:
+    line = refused(capsys, *argv)
+    assert line.startswith("chairlift-engine: error: ")
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("CHAIRLIFT_PORT", "x", ["whole number"]),
+        ("CHAIRLIFT_ENABLE_PREFIX_CACHING", "maybe", ["yes", "no"]),
+        ("CHAIRLIFT_SCHEDULING_POLICY", "sjf", ["fcfs, priority, static"]),
+    ],
+)
+def test_a_bad_variable_is_named(
+    capsys: pytest.CaptureFixture[str], variable: str, value: str, words: list[str]
+) -> None:
+    line = refused(capsys, **{variable: value})
+    for word in [f"{variable}={value}", *words]:
+        assert word in line

@@ -1,0 +1,34 @@
+"""Limits of the machine and of the control group: the smaller one counts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.machine import available_memory_bytes, usable_cpus
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("max 100000", None), ("50000 100000", 1), ("100000 100000", 1)])
+def test_a_cpu_quota_cuts_the_threads(tmp_path: Path, quota: str, cpus: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cpus(tmp_path) == (cpus or len(os.sched_getaffinity(0)))
+
+
+def test_without_a_control_group_the_machine_counts(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
+    assert available_memory_bytes(meminfo, tmp_path) == 2048 * 1024
+    assert usable_cpus(tmp_path) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("limit", "used", "free"), [("max", "5", 2**21), ("3000", "1000", 2000), ("1000", "3000", 0)])
+def test_a_memory_limit_cuts_what_is_free(tmp_path: Path, limit: str, used: str, free: int) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 2048 kB\n")
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text(used)
+    assert available_memory_bytes(meminfo, tmp_path) == free
+
+
+def test_without_meminfo_something_is_free(tmp_path: Path) -> None:
+    assert available_memory_bytes(tmp_path / "none", tmp_path) > 0

@@ -1,0 +1,188 @@
+"""`python -m engine` as a process: it serves, drains, and says in one line what keeps it from serving."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.testing_client import AttachClient, engine_status, submission
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "tiny-llama"
+    shutil.copytree(make_checkpoint("llama"), path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+class Process:
+    """An engine process, and what it has said on stderr."""
+
+    def __init__(self, process: asyncio.subprocess.Process, socket_path: Path) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.stdin = process.stdin
+        self.address = f"unix:{socket_path}"
+        self.lines: list[str] = []
+
+    async def said(self, words: str) -> str:
+        """Waits for a line that contains these words."""
+        assert self._process.stderr is not None
+        while line := (await self._process.stderr.readline()).decode():
+            self.lines.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"{words!r} was not said: {''.join(self.lines)}")
+
+    async def exit_status(self) -> int:
+        assert self._process.stderr is not None
+        self.lines.append((await self._process.stderr.read()).decode())
+        return await self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+
+@contextlib.asynccontextmanager
+async def engine_process(tmp_path: Path, *flags: object) -> AsyncIterator[Process]:
+    socket_path = tmp_path / "engine.sock"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "engine", "--uds", socket_path, "--threads", "1", *map(str, flags)),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+    )
+    try:
+        yield Process(process, socket_path)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def run(*flags: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "engine", *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=ENVIRONMENT,
+        cwd=cwd,
+        check=False,
+    )
+
+
+async def test_it_serves_a_model_drains_and_exits_with_zero(tmp_path: Path, model_dir: Path) -> None:
+    step_log = tmp_path / "steps.jsonl"
+    flags = ("--model", model_dir, "--step-log", step_log, "--max-num-seqs", 8, "--kv-cache-memory-bytes", "1M")
+    async with engine_process(tmp_path, *flags) as process:
+        await process.said("serving on unix:")
+        said = "".join(process.lines)
+        # 2 (K and V) * 2 layers * 2 KV heads * 16 * 4 bytes; 1 MiB holds 2048 tokens of them.
+        assert "512 bytes per token" in said
+        assert "KV cache size: 2,048 tokens (128 blocks of 16)" in said
+        assert "Maximum concurrency for 512 tokens per request: 4.00x" in said
+        status = await engine_status(process.address)
+        assert (status.info.model, status.info.max_model_len, status.info.vocab_size) == ("tiny-llama", 512, 211)
+        async with AttachClient.open(process.address) as client:
+            ignoring_end = pb.TokenStops(ignore_end_token=True)
+            prompts = {handle: [handle, 3 * handle, 7] for handle in range(1, 20)}
+            together = await client.generate(*(submission(h, p, 24, stops=ignoring_end) for h, p in prompts.items()))
+            (alone,) = await client.generate(submission(99, prompts[7], 24, stops=ignoring_end))
+            assert {len(answer.token_ids) for answer in together} == {24}
+            assert alone.token_ids == together[6].token_ids
+            await client.submit(submission(1, [5], 500, stops=ignoring_end))
+            await client.until(lambda: client.received[1].token_ids)
+            process.signal(signal.SIGTERM)
+            (last,) = await client.ended(1)
+            assert len(last.token_ids) == 500
+            assert [notice.grace.seconds for notice in client.drains] == [30]
+        assert await process.exit_status() == 0
+    assert "drained 1 requests, 0 cut off" in process.lines[-1]
+    assert not (tmp_path / "engine.sock").exists()
+    steps = [json.loads(line) for line in step_log.read_text().splitlines()]
+    assert sum(len(step["finished"]) for step in steps) == 21
+    assert steps[-1]["blocks_used"] == 0
+
+
+async def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path, model_dir: Path) -> None:
+    flags = ("--model", model_dir, "--load-format", "dummy", "--kv-cache-memory-bytes", "1M")
+    async with engine_process(tmp_path, *flags) as process:
+        await process.said("serving on unix:")
+        async with AttachClient.open(process.address) as client:
+            assert client.welcome.info.weights_revision == "dummy-0"
+            await client.submit(submission(1, [5], 400, token_credit=1))
+            await client.until(lambda: client.received[1].token_ids)
+            process.signal(signal.SIGINT)
+            await client.until(lambda: client.drains)
+            process.signal(signal.SIGINT)
+            (answer,) = await client.ended(1)
+            assert answer.completion is not None
+            assert answer.completion.reason == pb.COMPLETION_REASON_CANCELLED
+        assert await process.exit_status() == 0
+
+
+async def test_it_ends_with_its_parent(tmp_path: Path, model_dir: Path) -> None:
+    async with engine_process(tmp_path, "--model", model_dir, "--exit-on-stdin-close") as process:
+        await process.said("serving on unix:")
+        assert process.stdin is not None
+        process.stdin.close()
+        assert await process.exit_status() == 0
+
+
+async def test_a_parent_that_dies_during_the_load_ends_the_load(tmp_path: Path, model_dir: Path) -> None:
+    async with engine_process(tmp_path, "--model", model_dir, "--exit-on-stdin-close") as process:
+        await process.said("loading")
+        assert process.stdin is not None
+        process.stdin.close()
+        assert await process.exit_status() == 0
+    assert "serving on" not in "".join(process.lines)
+
+
+async def test_while_it_loads_it_says_so(tmp_path: Path, model_dir: Path) -> None:
+    async with engine_process(tmp_path, "--model", model_dir) as process:
+        await process.said("loading")
+        status = (await engine_status(process.address)).status
+        assert status.state in (pb.ENGINE_STATE_LOADING, pb.ENGINE_STATE_SERVING)
+        if status.state == pb.ENGINE_STATE_LOADING:
+            assert status.detail
+
+
+def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path: Path, model_dir: Path) -> None:
+    path = tmp_path / "broken"
+    shutil.copytree(model_dir, path)
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    result = run("--model", path, "--uds", tmp_path / "x.sock", "--log-level", "error", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("chairlift-engine: error: ")]
+    assert str(weights) in line
+
+
+def test_a_bad_flag_and_a_taken_port_cost_no_import_of_torch(tmp_path: Path) -> None:
+    bad = run("--port", "99999", cwd=tmp_path)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert "--port" in bad.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--port", port, "--log-level", "error", cwd=tmp_path)
+    assert result.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,151 @@
+"""Messages to one frontend: their order, their merging and their bounds."""
+
+import grpc
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.core.outputs import RequestCompletion, RequestOutput, SchedulerStats, TokenLogprobs
+from engine.core.request import FinishReason, RequestId
+from engine.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, Outgoing, StreamRefused
+from engine.reports import LoopSnapshot
+
+SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)
+
+
+def output(start_index: int, *token_ids: int, **fields: object) -> RequestOutput:
+    return RequestOutput(RequestId(1), start_index, token_ids, **fields)  # type: ignore[arg-type]
+
+
+async def next_step(outgoing: Outgoing) -> pb.StepResult:
+    message = await outgoing.next_message()
+    assert message is not None
+    assert message.WhichOneof("event") == "step"
+    return message.step
+
+
+async def test_admission_comes_first_and_status_is_replaced() -> None:
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 77)
+    outgoing.set_status(pb.EngineStatus(engine_step=1))
+    outgoing.set_status(pb.EngineStatus(engine_step=2))
+    outgoing.announce_drain(pb.DrainNotice())
+    outgoing.reject(pb.Rejection(handle=3))
+    outgoing.accept(1)
+    outgoing.close()
+    messages = []
+    while len(messages) < 4:
+        messages.append(await outgoing.next_message())
+    assert [m.WhichOneof("event") for m in messages if m] == ["admission", "drain", "status", "step"]
+    assert messages[2] is not None
+    assert messages[2].status.engine_step == 2
+
+
+async def test_columns_leave_out_what_is_trivial() -> None:
+    outgoing = Outgoing()
+    outgoing.see_commands(6)
+    outgoing.add_output(4, 0, output(0, 5, num_cached_tokens=16), SNAPSHOT, 77)
+    outgoing.add_output(2, 0, output(7, 8), SNAPSHOT, 78)
+    step = await next_step(outgoing)
+    assert (list(step.handles), list(step.token_ids), list(step.start_indices)) == ([4, 2], [5, 8], [0, 7])
+    assert list(step.token_counts) == list(step.epochs) == []
+    assert not step.HasField("logprobs")
+    assert (step.step_seq, step.last_command_seq, step.engine_step, step.sampled_at_ns) == (1, 6, 9, 78)
+    assert list(step.first_tokens) == [pb.FirstToken(handle=4, num_cached_tokens=16)]
+    assert step.load == pb.LoadStats(
+        num_running=1,
+        num_waiting=2,
+        num_waiting_prefill_tokens=3,
+        num_free_blocks=4,
+        num_preemptions_total=6,
+        num_recomputed_tokens_total=7,
+        prefix_cache_queries_total=8,
+        prefix_cache_hits_total=9,
+        num_generated_tokens_total=10,
+        step_us=11,
+        execute_us=12,
+        num_batched_tokens=13,
+    )
+
+
+async def test_steps_are_merged_into_one_row_per_request() -> None:
+    outgoing = Outgoing()
+    first, second = TokenLogprobs(-0.5, (5, 6), (-0.5, -1.0)), TokenLogprobs(-0.25, (7, 8), (-0.25, -2.0))
+    outgoing.add_output(1, 3, output(2, 5, logprobs=(first,)), SNAPSHOT, 1)
+    outgoing.add_output(2, 0, output(0, 9), SNAPSHOT, 1)
+    completion = RequestCompletion(FinishReason.STOP_TOKEN, 10, 0, 4, 1, 0.25, 0.5, stop_token_id=7)
+    outgoing.add_output(1, 3, output(3, 7, logprobs=(second,), completion=completion), SNAPSHOT, 2)
+    step = await next_step(outgoing)
+    assert (list(step.handles), list(step.token_counts), list(step.token_ids)) == ([1, 2], [2, 1], [5, 7, 9])
+    assert (list(step.start_indices), list(step.epochs)) == ([2, 0], [3, 0])
+    columns = step.logprobs
+    assert (list(columns.rows), list(columns.chosen), list(columns.top_widths)) == ([0], [-0.5, -0.25], [2])
+    assert (list(columns.top_ids), list(columns.top_values)) == ([5, 6, 7, 8], [-0.5, -1.0, -0.25, -2.0])
+    (done,) = step.completions
+    assert (done.handle, done.epoch, done.reason, done.stop_token_id) == (1, 3, pb.COMPLETION_REASON_STOP_TOKEN, 7)
+    assert (done.num_output_tokens, done.num_preemptions, done.queued_us, done.prefill_us) == (4, 1, 250_000, 500_000)
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+async def test_every_finish_reason_has_its_own_name_on_the_wire(reason: FinishReason) -> None:
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, completion=RequestCompletion(reason, 1, 0, 0, 0, 0.0, 0.0)), SNAPSHOT, 1)
+    (done,) = (await next_step(outgoing)).completions
+    name = pb.CompletionReason.Name(done.reason).removeprefix("COMPLETION_REASON_")
+    assert name.removeprefix("ENGINE_") == reason.name
+
+
+async def test_a_closed_window_holds_rows_until_an_acknowledgement() -> None:
+    outgoing = Outgoing()
+    for index in range(STEP_WINDOW):
+        outgoing.add_output(1, 0, output(index, 5), SNAPSHOT, 1)
+        await next_step(outgoing)
+    outgoing.add_output(1, 0, output(STEP_WINDOW, 5), SNAPSHOT, 1)
+    outgoing.set_status(pb.EngineStatus())
+    message = await outgoing.next_message()
+    assert message is not None
+    assert message.WhichOneof("event") == "status"
+    outgoing.acknowledge(1)
+    assert (await next_step(outgoing)).step_seq == STEP_WINDOW + 1
+
+
+async def test_a_stream_that_closes_sends_all_whatever_the_window_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.outgoing.STEP_WINDOW", 0)
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 1)
+    outgoing.close()
+    assert (await next_step(outgoing)).step_seq == 1
+    outgoing.acknowledge(1)
+    assert await outgoing.next_message() is None
+
+
+async def test_a_stream_that_closes_does_not_wait_for_ever_for_its_acknowledgement() -> None:
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 1)
+    outgoing.close(linger_s=0.05)
+    await next_step(outgoing)
+    assert await outgoing.next_message() is None
+
+
+async def test_an_acknowledgement_of_the_future_is_refused() -> None:
+    with pytest.raises(StreamRefused, match="ack of step_seq 1, but only 0 were sent"):
+        Outgoing().acknowledge(1)
+
+
+async def test_a_receiver_that_is_hopelessly_behind_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.outgoing.MAX_UNSENT_TOKENS", 3)
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5, 6, 7), SNAPSHOT, 1)
+    outgoing.add_output(1, 0, output(3, 8), SNAPSHOT, 1)
+    with pytest.raises(StreamRefused, match="4 tokens wait to be read, at most 3") as caught:
+        await outgoing.next_message()
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_unsent_answers_to_submissions_are_bounded() -> None:
+    outgoing = Outgoing()
+    for handle in range(MAX_UNSENT_ADMISSIONS):
+        assert not outgoing.is_full
+        outgoing.accept(handle)
+    assert outgoing.is_full
+    await outgoing.next_message()
+    assert not outgoing.is_full

@@ -1,0 +1,30 @@
+"""The digest both sides compute, by hand."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.tokenizer_files import TokenizerFiles
+
+
+def test_files_are_sorted_and_others_left_out(tmp_path: Path) -> None:
+    for name in ("tokenizer_config.json", "config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"):
+        (tmp_path / name).write_bytes(name.encode())
+    files = TokenizerFiles.from_dir(tmp_path)
+    assert [name for name, _ in files.files] == ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+
+
+def test_the_digest_covers_names_lengths_and_data(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    (tmp_path / "generation_config.json").write_bytes(b"")
+    expected = hashlib.sha256(
+        b"generation_config.json\0" + bytes(8) + b"tokenizer.json\0" + b"\x02\0\0\0\0\0\0\0" + b"{}"
+    ).digest()
+    assert TokenizerFiles.from_dir(tmp_path).sha256() == expected
+
+
+def test_a_model_without_a_tokenizer_is_broken(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
+        TokenizerFiles.from_dir(tmp_path)
