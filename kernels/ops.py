@@ -1,7 +1,7 @@
 """The seam between model and kernels: one set of operations, several implementations.
 
-`reference_ops()` is plain fp32 PyTorch, slow and obviously right; `cpu_ops()` is made to be fast on CPUs. Each is imported
-only when asked for.
+`reference_ops()` is plain fp32 PyTorch, slow and obviously right; `cpu_ops()` is made to be fast on CPUs. Each is
+imported only when asked for.
 """
 
 from typing import Protocol
@@ -28,7 +28,10 @@ class KernelOps(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds, then norms: residual' = x + residual; returns (rms_norm(residual'), residual'). May write residual' into `residual`."""
+        """Adds, then norms: residual' = x + residual; returns (rms_norm(residual'), residual').
+
+        May write residual' into `residual`.
+        """
         ...
 
     def rotary_embedding(
@@ -36,7 +39,8 @@ class KernelOps(Protocol):
     ) -> None:
         """Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place.
 
-        Method: arXiv:2104.09864, half-split layout. positions [T] int64 index the tables cos, sin [max_positions, head_dim // 2].
+        Method: arXiv:2104.09864, half-split layout. positions [T] int64 index the tables cos and sin
+        [max_positions, head_dim // 2].
         """
         ...
 
