@@ -1,0 +1,45 @@
+"""`chairlift-frontend`: runs one frontend process until SIGTERM or SIGINT, which drain it."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from frontend.app import FrontendApp
+from frontend.config import FrontendConfig, parse_arguments
+from frontend.errors import ConfigError
+from frontend.event_loop import loop_factory
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the frontend; returns the exit status."""
+    config = parse_arguments(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
+            num_drained = runner.run(_serve(config))
+    except ConfigError as error:
+        print(f"chairlift-frontend: error: {error}", file=sys.stderr)
+        return 2
+    print(f"drained {num_drained}", flush=True)
+    return 0
+
+
+async def _serve(config: FrontendConfig) -> int:
+    """Serves until a signal comes; returns the number of calls that finished while draining."""
+    app = FrontendApp(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await app.start()
+        await stop.wait()
+        return await app.drain(config.shutdown_timeout_s)
+    finally:
+        await app.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

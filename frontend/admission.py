@@ -1,0 +1,123 @@
+"""Who may wait: a bound on requests and on prompt tokens that have no first token yet, and a guess when to come back.
+
+Pure: numbers in, permits out, the time is passed in. What is running already is bounded by the engine's seats; this
+bounds the queue in front of them, before any work is done for a request.
+"""
+
+from collections import deque
+
+from frontend.errors import QueueFull
+
+_RATE_WINDOW_S = 10.0
+_MIN_RETRY_S = 0.1
+_MAX_RETRY_S = 60.0
+_UNMEASURED_RETRY_S = 1.0
+
+
+class Permit:
+    """One place in the queue. Give it back with `release`, when the first token is there or the request has ended
+    before.
+    """
+
+    def __init__(self, admission: "Admission", num_tokens: int) -> None:
+        self._admission = admission
+        self.num_tokens = num_tokens
+        self.released = False
+
+    def correct(self, num_tokens: int, now_s: float) -> None:
+        """Replaces the guess with the prompt's true number of tokens.
+
+        Raises:
+            QueueFull: with the true number the queue is over its bound; the permit still has to be released.
+        """
+        self._admission.correct(self, num_tokens, now_s)
+
+    def release(self, now_s: float, *, served: bool = False) -> None:
+        """Gives the place back; only the first call counts.
+
+        Args:
+            now_s: monotonic seconds.
+            served: whether the prompt was computed, which tells how fast the queue moves.
+        """
+        if not self.released:
+            self.released = True
+            self._admission.give_back(self, now_s, served=served)
+
+
+class Admission:
+    """Hands out permits.
+
+    Invariant: num_requests and num_tokens are the sums over the permits not released.
+
+    Args:
+        max_requests: most permits out at once.
+        max_tokens: most prompt tokens of all permits; one request alone may have more, or it could never be served.
+    """
+
+    def __init__(self, *, max_requests: int, max_tokens: int) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self.num_requests = 0
+        self.num_tokens = 0
+        self._served: deque[tuple[float, int]] = deque()  # (when, tokens) of the last _RATE_WINDOW_S
+        self._served_tokens = 0
+
+    def admit(self, num_tokens: int, now_s: float) -> Permit:
+        """Takes a place.
+
+        Args:
+            num_tokens: tokens of the prompt, as far as known.
+            now_s: monotonic seconds.
+
+        Raises:
+            QueueFull: says the numbers and when to come back.
+        """
+        if self.num_requests >= self._max_requests:
+            excess = self.num_requests - self._max_requests + 1
+            raise QueueFull(
+                f"{self.num_requests} requests wait for their first token, at most {self._max_requests} may",
+                retry_after_s=self._retry_after_s(excess, 0, now_s),
+            )
+        self._check_tokens(self.num_tokens, num_tokens, now_s)
+        permit = Permit(self, num_tokens)
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+        return permit
+
+    def correct(self, permit: Permit, num_tokens: int, now_s: float) -> None:
+        """See Permit.correct."""
+        others = self.num_tokens - permit.num_tokens
+        if num_tokens > permit.num_tokens:
+            self._check_tokens(others, num_tokens, now_s)
+        self.num_tokens = others + num_tokens
+        permit.num_tokens = num_tokens
+
+    def give_back(self, permit: Permit, now_s: float, *, served: bool) -> None:
+        """See Permit.release."""
+        self.num_requests -= 1
+        self.num_tokens -= permit.num_tokens
+        if served:
+            self._served.append((now_s, permit.num_tokens))
+            self._served_tokens += permit.num_tokens
+            self._forget(now_s)
+
+    def _check_tokens(self, waiting: int, num_tokens: int, now_s: float) -> None:
+        if waiting and waiting + num_tokens > self._max_tokens:
+            raise QueueFull(
+                f"{waiting} prompt tokens wait to be computed, {num_tokens} more would exceed {self._max_tokens}",
+                retry_after_s=self._retry_after_s(0, waiting + num_tokens - self._max_tokens, now_s),
+            )
+
+    def _retry_after_s(self, num_requests: int, num_tokens: int, now_s: float) -> float:
+        """When that many requests and tokens will have left the queue, at the rate of the last seconds."""
+        self._forget(now_s)
+        if not self._served:
+            return _UNMEASURED_RETRY_S
+        elapsed_s = max(now_s - self._served[0][0], 1.0)
+        requests_s = num_requests * elapsed_s / len(self._served)
+        tokens_s = num_tokens * elapsed_s / max(self._served_tokens, 1)
+        return min(max(requests_s, tokens_s, _MIN_RETRY_S), _MAX_RETRY_S)
+
+    def _forget(self, now_s: float) -> None:
+        while self._served and self._served[0][0] < now_s - _RATE_WINDOW_S:
+            self._served_tokens -= self._served.popleft()[1]

@@ -1,0 +1,152 @@
+"""The frontend put together: engine link, services, server, and the order in which they start and stop."""
+
+import asyncio
+import logging
+import socket
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection  # type: ignore[attr-defined] # its stubs are partial
+
+from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
+from frontend.admission import Admission
+from frontend.config import FrontendConfig
+from frontend.engine_client import EngineClient
+from frontend.errors import ConfigError, ServerDraining
+from frontend.generation import Generations
+from frontend.health import Health
+from frontend.interceptor import ErrorInterceptor
+from frontend.server import SERVICE_NAME, GenerationService
+from frontend.tokenizer_source import TokenizerSource
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE_BYTES = 16 << 20
+_SETTLE_S = 1.0
+_HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class FrontendApp:
+    """One frontend process. Everything runs on the event loop that calls `start`.
+
+    Args:
+        config: flags.
+
+    Raises:
+        ConfigError: the tokenizer's folder is of no use.
+    """
+
+    def __init__(self, config: FrontendConfig) -> None:
+        self._config = config
+        self._tokenizers = TokenizerSource(config.tokenizer)
+        self._health = Health(SERVICE_NAME)
+        self.engine = EngineClient(
+            config.engine,
+            self._tokenizers,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            on_change=self._update_health,
+        )
+        self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
+        self.service = GenerationService(
+            Generations(self.engine, self.admission, token_window=config.token_window),
+            stall_timeout_s=config.stall_timeout_s,
+        )
+        self._draining = False
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Opens the port and starts looking for the engine.
+
+        Raises:
+            ConfigError: the port cannot be had.
+        """
+        config = self._config
+        server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_server_options(config))
+        add_GenerationServiceServicer_to_server(self.service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if config.reflection:
+            names = (SERVICE_NAME, _HEALTH_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        try:
+            _try_port(config)
+            self.port = server.add_insecure_port(f"{host}:{config.port}")
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"cannot listen on {host}:{config.port}: {error}; choose another --port") from error
+        await server.start()
+        self._server = server
+        self.engine.start()
+        logger.info("listening on %s:%d, engine %s", host, self.port, config.engine)
+
+    async def wait_serving(self, timeout_s: float) -> None:
+        """Waits until requests are taken.
+
+        Raises:
+            TimeoutError: they are not after `timeout_s`.
+        """
+        async with asyncio.timeout(timeout_s):
+            while not self._health.serving:
+                await self._health.wait_for_change()
+
+    async def drain(self, grace_s: float) -> int:
+        """Takes nothing new and lets running calls finish; what is left after `grace_s` ends with UNAVAILABLE.
+
+        Returns: calls that finished by themselves.
+        """
+        self._draining = True
+        self._update_health()
+        self.service.refuse_new_calls()
+        num_running = self.service.num_active
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.service.wait_idle()
+        except TimeoutError:
+            logger.warning("%d calls have not finished within %g s", self.service.num_active, grace_s)
+        num_cut = self.service.num_active
+        await self.engine.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
+        return num_running - num_cut
+
+    async def stop(self) -> None:
+        """Closes everything. Calls that still run end with UNAVAILABLE, or are cut after a second."""
+        self._draining = True
+        self._update_health()
+        self.service.refuse_new_calls()
+        await self.engine.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
+        if self._server is not None:
+            await self._server.stop(_SETTLE_S if self.service.num_active else None)
+        self._tokenizers.close()
+
+    def _update_health(self) -> None:
+        self._health.set_serving(self.engine.serving and not self._draining)
+
+
+def _try_port(config: FrontendConfig) -> None:
+    """Opens and closes the port, because gRPC's own complaint is a page on stderr that does not name the cause.
+
+    Raises:
+        OSError: says why the port cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        socket.create_server((config.host, config.port), family=family, reuse_port=config.reuse_port).close()
+    except OSError as error:
+        reason, _, _ = str(error.strerror).partition(" (")  # without Python's repetition of the address
+        raise OSError(reason) from error
+
+
+def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.so_reuseport", int(config.reuse_port)),
+        # With the default of 1000, many streams opened at once fail in ways a client cannot understand.
+        ("grpc.server.max_pending_requests", 16384),
+        ("grpc.server.max_pending_requests_hard_limit", 32768),
+        # Clients ping through silent prefills; the default answers "Too many pings". The key must be exactly this one.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.max_connection_age_ms", 30 * 60 * 1000),
+        ("grpc.max_connection_age_grace_ms", 10 * 60 * 1000),
+    ]

@@ -1,0 +1,1 @@
+"""The `chairlift` script: one module per command, each with `main(argv) -> exit status`."""

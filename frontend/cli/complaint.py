@@ -1,0 +1,15 @@
+"""One line about a failed call, for people."""
+
+import grpc
+
+from frontend.client import GenerationError
+
+
+def complaint(error: GenerationError, target: str) -> str:
+    """What went wrong and, where that is known, what to do."""
+    line = " ".join(str(error).split())
+    if error.retry_delay_s is not None:
+        return f"{line} (try again in {error.retry_delay_s:.1f} s)"
+    if error.status is grpc.StatusCode.UNAVAILABLE and not error.reason:  # grpc's own words: nobody answered
+        return f"{line} (no server at {target}? `chairlift up` starts one)"
+    return line

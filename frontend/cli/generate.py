@@ -1,0 +1,106 @@
+"""`chairlift generate`: the generated text alone on standard output, as it comes."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from frontend.cli.complaint import complaint
+from frontend.client import ChairliftClient, GenerationError, GenerationOptions
+from frontend.client.request import DEFAULT_TARGET
+from frontend.config import OneLineParser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns 0, 1 after an error of the call, 130 after Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    try:
+        text = sys.stdin.read() if arguments.text == "-" else arguments.text
+        with (
+            ChairliftClient(arguments.target) as client,
+            client.stream(
+                None if arguments.chat else text, timeout_s=arguments.timeout, **_options(arguments, text)
+            ) as stream,
+        ):
+            for chunk in stream:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+        if sys.stdout.isatty():
+            print()
+    except GenerationError as error:
+        print(f"chairlift generate: {complaint(error, arguments.target)}", file=sys.stderr)
+        return 1
+    except (
+        BrokenPipeError
+    ):  # the reader (`| head`) has what it wants; the interpreter must not flush into the pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _options(arguments: argparse.Namespace, text: str) -> GenerationOptions:
+    options: GenerationOptions = {
+        "model": arguments.model,
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+        "min_p": arguments.min_p,
+        "repetition_penalty": arguments.repetition_penalty,
+        "presence_penalty": arguments.presence_penalty,
+        "frequency_penalty": arguments.frequency_penalty,
+        "seed": arguments.seed,
+        "max_tokens": arguments.max_tokens,
+        "min_tokens": arguments.min_tokens,
+        "stop_texts": arguments.stop,
+        "stop_token_ids": arguments.stop_token_id,
+        "include_stop_text": arguments.include_stop_text,
+        "ignore_end_token": arguments.ignore_end_token,
+        "keep_special_tokens": arguments.keep_special_tokens,
+        "priority": arguments.priority,
+    }
+    if arguments.chat:
+        system = [] if arguments.system is None else [("system", arguments.system)]
+        options["chat"] = [*system, ("user", text)]
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="chairlift generate", description="Prints the text that the model generates, as it comes."
+    )
+    parser.add_argument("text", help="the prompt; - reads it from standard input")
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a chat message, for models with a chat template"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
+    target = os.environ.get("CHAIRLIFT_TARGET", DEFAULT_TARGET)
+    parser.add_argument("--target", default=target, help="the server [CHAIRLIFT_TARGET] (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="deadline, seconds (default: none)")
+    parser.add_argument("--model", help="model to use (default: the only one)")
+
+    sampling = parser.add_argument_group("sampling", "what is not given is the model's own default")
+    sampling.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
+    sampling.add_argument("--top-p", type=float, metavar="X", help="smallest set of tokens of this probability")
+    sampling.add_argument("--top-k", type=int, metavar="N", help="the N most probable tokens; 0: all")
+    sampling.add_argument("--min-p", type=float, metavar="X", help="tokens at least X times as probable as the best")
+    sampling.add_argument("--repetition-penalty", type=float, metavar="X", help="of tokens seen; 1 is off")
+    sampling.add_argument("--presence-penalty", type=float, metavar="X", help="of tokens in the answer; 0 is off")
+    sampling.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, per occurrence; 0 is off")
+    sampling.add_argument("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
+
+    ending = parser.add_argument_group("ending")
+    ending.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate (default: 256)")
+    ending.add_argument("--min-tokens", type=int, metavar="N", help="no end before this many tokens")
+    ending.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+    ending.add_argument(
+        "--stop-token-id", action="append", type=int, metavar="N", help="end at this token; may be repeated"
+    )
+    ending.add_argument("--include-stop-text", action="store_true", help="print the stop text too")
+    ending.add_argument("--ignore-end-token", action="store_true", help="do not end at the model's end token")
+    ending.add_argument("--keep-special-tokens", action="store_true", help="print special tokens too")
+    ending.add_argument(
+        "--priority", type=int, metavar="N", help="lower runs first, where the engine schedules by priority"
+    )
+    return parser

@@ -1,0 +1,53 @@
+"""What `chairlift up --proof` shows when the pair serves: one streamed completion, and how to call it next."""
+
+import shlex
+import shutil
+import sys
+import time
+
+from frontend.client import AsyncChairliftClient
+from frontend.client.request import DEFAULT_TARGET
+
+_PROMPT = "Once upon a time"
+_MAX_TOKENS = 96
+
+
+async def show_proof(target: str) -> None:
+    """Streams one completion to standard output, then prints the commands to go on with.
+
+    Raises:
+        GenerationError: the completion failed.
+    """
+    async with AsyncChairliftClient(target) as client:
+        model = await client.get_model()
+        print(f"\nOne completion, as proof. The prompt: {_PROMPT}\n")
+        num_tokens = 0
+        started_s = time.monotonic()
+        async with client.stream(_PROMPT, max_tokens=_MAX_TOKENS, temperature=0.8, seed=1) as stream:
+            async for chunk in stream:
+                print(chunk.text, end="", flush=True)
+                num_tokens += chunk.num_tokens
+        seconds = time.monotonic() - started_s
+        print(f"\n\n({num_tokens} tokens in {seconds:.2f} s)\n")
+        print(next_steps(target, model.has_chat_template), flush=True)
+
+
+def next_steps(target: str, has_chat_template: bool) -> str:
+    """How to call the server: from the shell, from Python, with grpcurl."""
+    program = "chairlift" if shutil.which("chairlift") else shlex.quote(sys.argv[0])
+    where = "" if target == DEFAULT_TARGET else f" --target {target}"
+    lines = ["Call it from another terminal:", f'  {program} generate "{_PROMPT}" --max-tokens 64{where}']
+    if has_chat_template:
+        lines.append(f'  {program} generate --chat "Tell me a story."{where}')
+    request = '{"spec": {"text": "%s", "stop": {"maxTokens": 64}}}' % _PROMPT  # noqa: UP031 - braces are JSON's
+    return "\n".join(
+        [
+            *lines,
+            "from Python:",
+            "  from frontend.client import ChairliftClient",
+            f'  for chunk in ChairliftClient("{target}").stream("{_PROMPT}", max_tokens=64):',
+            '      print(chunk.text, end="", flush=True)',
+            "from anywhere else:",
+            f"  grpcurl -plaintext -d '{request}' {target} chairlift.v1.GenerationService/StreamGenerate",
+        ]
+    )

@@ -1,0 +1,178 @@
+"""`chairlift up`: a frontend in this process and an engine beside it, started, watched and stopped together.
+
+The two meet on a unix socket in a private folder. Flags that the frontend does not know go to the engine as they are.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from frontend.app import FrontendApp
+from frontend.cli.complaint import complaint
+from frontend.cli.engine_process import EngineProcess
+from frontend.cli.proof import show_proof
+from frontend.client import GenerationError
+from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments
+from frontend.errors import ConfigError
+from frontend.event_loop import loop_factory
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
+_MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
+_PROGRESS_EVERY_S = 5.0
+
+
+def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
+    """Runs the pair until a signal; returns 0 after a drain, 2 when a flag or the model must be changed.
+
+    Args:
+        argv: flags of either side.
+        engine_command: program that runs the engine; another one in tests.
+    """
+    parser = _parser()
+    arguments, engine_flags = parser.parse_known_args(argv)
+    if arguments.engine != parser.get_default("engine"):
+        parser.error("--engine: `up` starts an engine of its own; chairlift-frontend takes another one's address")
+    try:
+        config = config_from_arguments(arguments)
+    except ConfigError as error:
+        parser.error(str(error))
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
+            pair = Pair(config, [*engine_command, *engine_flags], folder)
+            return runner.run(pair.run(with_proof=arguments.proof))
+    except ConfigError as error:
+        print(f"chairlift up: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before there was a handler
+        return 130
+
+
+class Pair:
+    """A frontend and its engine.
+
+    Args:
+        config: the frontend's; where the engine is, it does not need to say.
+        engine_command: program and the user's flags.
+        folder: for the socket between the two.
+    """
+
+    def __init__(self, config: FrontendConfig, engine_command: Sequence[str], folder: Path) -> None:
+        socket = folder / "engine.sock"
+        self._config = dataclasses.replace(config, engine=f"unix:{socket}")
+        self._folder = folder
+        self._app = FrontendApp(self._config)
+        self._engine_command = [
+            *engine_command,
+            *("--log-level", config.log_level),
+            *("--shutdown-timeout", str(config.shutdown_timeout_s)),
+            *("--uds", str(socket), "--exit-on-stdin-close"),
+        ]
+
+    async def run(self, *, with_proof: bool) -> int:
+        """Serves until a signal or until the engine cannot run at all.
+
+        Raises:
+            ConfigError: the port cannot be had.
+        """
+        engine = EngineProcess(self._engine_command)
+        stop = self._on_signals(engine)
+        grace_s = self._config.shutdown_timeout_s
+        try:
+            await self._app.start()
+            supervision = asyncio.create_task(engine.run())
+            announcement = asyncio.create_task(self._announce(with_proof))
+            signalled = asyncio.create_task(stop.wait())
+            await asyncio.wait({supervision, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            signalled.cancel()
+            announcement.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await announcement
+            if supervision.done():  # it has said on stderr what must be changed
+                return supervision.result()
+            num_drained = await self._app.drain(grace_s)
+        finally:
+            await self._app.stop()
+            await engine.stop(grace_s)
+        await supervision
+        print(f"drained {num_drained}", flush=True)
+        return 0
+
+    def _on_signals(self, engine: EngineProcess) -> asyncio.Event:
+        """The event that the first signal sets; the second ends everything on the spot."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def handle(number: int) -> None:
+            if stop.is_set():
+                engine.kill()
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os._exit(128 + number)
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, handle, number)
+        return stop
+
+    async def _announce(self, with_proof: bool) -> None:
+        """Says how long the engine has been loading, that it serves, and shows the proof."""
+        started_s = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await self._app.wait_serving(_PROGRESS_EVERY_S)
+                break
+            print(f"waiting for the engine ... {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
+        target = _target(self._config.host, self._app.port)
+        print(f"serving on {target}", flush=True)
+        if with_proof:
+            try:
+                await show_proof(target)
+            except GenerationError as error:
+                print(f"chairlift up: the proof failed: {complaint(error, target)}", file=sys.stderr, flush=True)
+            print("\nServing; Ctrl-C drains and stops.", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="chairlift up",
+        allow_abbrev=False,  # an engine's flag is not short for one of ours
+        description="Runs an engine and a frontend together.",
+        epilog="All other flags (--model, --max-num-seqs, ...) are the engine's: see chairlift-engine --help.",
+    )
+    parser.add_argument(
+        "--proof",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="stream one completion once the pair serves",
+    )
+    add_arguments(parser, {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"})
+    return parser
+
+
+@contextlib.contextmanager
+def _socket_folder() -> Iterator[Path]:
+    """A folder that only this user can enter, removed at the end."""
+    root = tempfile.gettempdir()
+    if len(root) + len("/chairlift-xxxxxxxx/engine.sock") > _MAX_SOCKET_PATH:
+        root = "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="chairlift-", dir=root))  # mode 0700
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _target(host: str, port: int) -> str:
+    """Where a client on this machine finds the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,153 @@
+"""The asyncio client: the same calls as `sync_client.py`, to be awaited."""
+
+from collections.abc import AsyncIterator, Awaitable
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+from grpc import aio
+
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.client.errors import generation_error
+from frontend.client.request import (
+    CHANNEL_OPTIONS,
+    DEFAULT_TARGET,
+    ChatTurns,
+    GenerationOptions,
+    count_request,
+    generation_spec,
+)
+
+Response = TypeVar("Response")
+
+
+class AsyncGenerationStream:
+    """An answer while it is generated: iterate over its chunks. Leaving an `async with` block, or `cancel`, ends the
+    generation.
+
+    Attributes:
+        started: request id, prompt tokens and the values in force; None until the first chunk is there.
+        finished: why it ended and what it used; None until the iteration is over.
+    """
+
+    def __init__(self, call: aio.UnaryStreamCall[pb.StreamGenerateRequest, pb.StreamGenerateResponse]) -> None:
+        self._call = call
+        self._responses = aiter(call)
+        self.started: pb.Started | None = None
+        self.finished: pb.Finished | None = None
+
+    def __aiter__(self) -> AsyncIterator[pb.Chunk]:
+        return self
+
+    async def __anext__(self) -> pb.Chunk:
+        """The next chunk.
+
+        Raises:
+            GenerationError: the call failed; what came before stays valid.
+        """
+        try:
+            async for response in self._responses:
+                match response.WhichOneof("event"):
+                    case "chunk":
+                        return response.chunk
+                    case "started":
+                        self.started = response.started
+                    case "finished":
+                        self.finished = response.finished
+        except grpc.RpcError as error:
+            raise generation_error(error) from error
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """Ends the generation; the engine frees its memory within two steps. Harmless when it is over."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class AsyncChairliftClient:
+    """Calls a Chairlift frontend. Make it inside a running event loop; close it, or use it in an `async with` block.
+
+    Args:
+        target: address of the frontend, as gRPC spells it: HOST:PORT or unix:PATH.
+    """
+
+    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+        self._channel = aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = GenerationServiceStub(self._channel)
+
+    async def generate(
+        self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
+    ) -> pb.GenerateResponse:
+        """Runs a request to its end.
+
+        Args:
+            text: the prompt; or give `token_ids` or `chat`.
+            timeout_s: deadline, seconds; the server schedules by it.
+            options: see GenerationOptions.
+
+        Raises:
+            GenerationError: the call failed.
+            TypeError: an unknown option, or not exactly one prompt.
+        """
+        request = pb.GenerateRequest(spec=generation_spec(text, options))
+        return await _call(self._stub.Generate(request, timeout=timeout_s))
+
+    def stream(
+        self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
+    ) -> AsyncGenerationStream:
+        """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
+        request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
+        return AsyncGenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s))
+
+    async def count_tokens(
+        self,
+        text: str | None = None,
+        *,
+        chat: ChatTurns | None = None,
+        model: str | None = None,
+        return_token_ids: bool = False,
+        timeout_s: float | None = None,
+    ) -> pb.CountTokensResponse:
+        """Tokens that a prompt would have, its template and special tokens included.
+
+        Raises:
+            GenerationError: the call failed.
+            TypeError: not exactly one prompt.
+        """
+        request = count_request(text, chat, model, return_token_ids)
+        return await _call(self._stub.CountTokens(request, timeout=timeout_s))
+
+    async def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
+        """The model that is served and its limits.
+
+        Raises:
+            GenerationError: the call failed.
+        """
+        return await _call(self._stub.GetModel(pb.GetModelRequest(model=model), timeout=timeout_s))
+
+    async def close(self) -> None:
+        """Closes the channel; calls that run are cancelled."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _call(call: Awaitable[Response]) -> Response:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise generation_error(error) from error

@@ -1,0 +1,159 @@
+"""The blocking client: one channel, any number of threads."""
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, Unpack
+
+import grpc
+
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.client.errors import generation_error
+from frontend.client.request import (
+    CHANNEL_OPTIONS,
+    DEFAULT_TARGET,
+    ChatTurns,
+    GenerationOptions,
+    count_request,
+    generation_spec,
+)
+
+Response = TypeVar("Response")
+
+
+class _ResponseCall(Protocol):
+    """What a server-streaming call of grpc is here."""
+
+    def __iter__(self) -> Iterator[pb.StreamGenerateResponse]: ...
+
+    def cancel(self) -> object: ...
+
+
+class GenerationStream:
+    """An answer while it is generated: iterate over its chunks. Leaving a `with` block, or `cancel`, ends the
+    generation.
+
+    Attributes:
+        started: request id, prompt tokens and the values in force; None until the first chunk is there.
+        finished: why it ended and what it used; None until the iteration is over.
+    """
+
+    def __init__(self, call: _ResponseCall) -> None:
+        self._call = call
+        self.started: pb.Started | None = None
+        self.finished: pb.Finished | None = None
+
+    def __iter__(self) -> Iterator[pb.Chunk]:
+        return self
+
+    def __next__(self) -> pb.Chunk:
+        """The next chunk.
+
+        Raises:
+            GenerationError: the call failed; what came before stays valid.
+        """
+        try:
+            for response in self._call:
+                match response.WhichOneof("event"):
+                    case "chunk":
+                        return response.chunk
+                    case "started":
+                        self.started = response.started
+                    case "finished":
+                        self.finished = response.finished
+        except grpc.RpcError as error:
+            raise generation_error(error) from error
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """Ends the generation; the engine frees its memory within two steps. Harmless when it is over."""
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class ChairliftClient:
+    """Calls a Chairlift frontend. Close it, or use it in a `with` block.
+
+    Args:
+        target: address of the frontend, as gRPC spells it: HOST:PORT or unix:PATH.
+    """
+
+    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = GenerationServiceStub(self._channel)
+
+    def generate(
+        self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
+    ) -> pb.GenerateResponse:
+        """Runs a request to its end.
+
+        Args:
+            text: the prompt; or give `token_ids` or `chat`.
+            timeout_s: deadline, seconds; the server schedules by it.
+            options: see GenerationOptions.
+
+        Raises:
+            GenerationError: the call failed.
+            TypeError: an unknown option, or not exactly one prompt.
+        """
+        request = pb.GenerateRequest(spec=generation_spec(text, options))
+        return _call(lambda: self._stub.Generate(request, timeout=timeout_s))
+
+    def stream(
+        self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
+    ) -> GenerationStream:
+        """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
+        request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
+        return GenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s))
+
+    def count_tokens(
+        self,
+        text: str | None = None,
+        *,
+        chat: ChatTurns | None = None,
+        model: str | None = None,
+        return_token_ids: bool = False,
+        timeout_s: float | None = None,
+    ) -> pb.CountTokensResponse:
+        """Tokens that a prompt would have, its template and special tokens included.
+
+        Raises:
+            GenerationError: the call failed.
+            TypeError: not exactly one prompt.
+        """
+        request = count_request(text, chat, model, return_token_ids)
+        return _call(lambda: self._stub.CountTokens(request, timeout=timeout_s))
+
+    def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
+        """The model that is served and its limits.
+
+        Raises:
+            GenerationError: the call failed.
+        """
+        return _call(lambda: self._stub.GetModel(pb.GetModelRequest(model=model), timeout=timeout_s))
+
+    def close(self) -> None:
+        """Closes the channel; calls that run are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _call(call: Callable[[], Response]) -> Response:
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise generation_error(error) from error

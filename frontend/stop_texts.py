@@ -1,0 +1,114 @@
+"""Finds stop texts in an answer that arrives in pieces, and holds back what could still become one.
+
+The match that is complete first wins; of several complete at the same character, the longest. So an answer is cut at
+the earliest moment that could be known, at the same place however the text was chunked, and no token is generated to
+decide between matches.
+"""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopTextMatcher:
+    """One answer's stop texts, as an automaton over characters (Aho and Corasick, CACM 18(6), 1975).
+
+    A state is the longest end of the text so far that begins some stop text; its length is what must be held back.
+
+    Args:
+        stop_texts: none may be empty; no stop texts at all is fine.
+        include: keep the matched stop text in the answer. Then nothing needs to be held back.
+
+    Raises:
+        ValueError: a stop text is empty.
+    """
+
+    def __init__(self, stop_texts: Sequence[str], *, include: bool) -> None:
+        if "" in stop_texts:
+            raise ValueError("a stop text must have at least one character")
+        self._include = include
+        self._held = ""
+        self._matched: str | None = None
+        self._state = 0
+        self._next: list[dict[str, int]] = [{}]  # trie edges per state; 0 is the root
+        self._fail = [0]  # state of the longest proper suffix
+        self._depth = [0]
+        self._match: list[str | None] = [None]  # longest stop text that ends in this state
+        for stop_text in stop_texts:
+            self._add(stop_text)
+        self._link_suffixes()
+        # Most characters begin no stop text: a compiled search skips them.
+        first = "".join(re.escape(char) for char in self._next[0])
+        self._first = re.compile(f"[{first}]") if first else None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop text that was found; None so far."""
+        return self._matched
+
+    def push(self, text: str) -> str:
+        """Takes the next piece of the answer; returns what may be sent. Empty once a stop text was found."""
+        if self._matched is not None:
+            return ""
+        if self._first is None:
+            return text
+        position = 0
+        while position < len(text):
+            if self._state == 0:
+                candidate = self._first.search(text, position)
+                if candidate is None:
+                    break
+                position = candidate.start()
+            self._state = self._step(self._state, text[position])
+            position += 1
+            self._matched = self._match[self._state]
+            if self._matched is not None:
+                return self._cut(text[:position], self._matched)
+        if self._include:
+            return text
+        text = self._held + text
+        num_safe = len(text) - self._depth[self._state]
+        self._held = text[num_safe:]
+        return text[:num_safe]
+
+    def finish(self) -> str:
+        """The answer ends here: returns what was held back, which is no stop text after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _cut(self, text: str, matched: str) -> str:
+        if self._include:
+            return text
+        text = self._held + text
+        self._held = ""
+        return text[: len(text) - len(matched)]
+
+    def _step(self, state: int, char: str) -> int:
+        while state and char not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(char, 0)
+
+    def _add(self, stop_text: str) -> None:
+        state = 0
+        for char in stop_text:
+            following = self._next[state].get(char)
+            if following is None:
+                following = len(self._next)
+                self._next[state][char] = following
+                self._next.append({})
+                self._fail.append(0)
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(None)
+            state = following
+        self._match[state] = stop_text
+
+    def _link_suffixes(self) -> None:
+        """Breadth first, so that shorter suffixes are linked before they are asked for."""
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for char, following in self._next[state].items():
+                self._fail[following] = self._step(self._fail[state], char)
+                if self._match[following] is None:
+                    self._match[following] = self._match[self._fail[following]]
+                queue.append(following)

@@ -1,0 +1,52 @@
+"""A program that stands in for the engine: it does what a plan says, one line for each time it is started.
+
+Environment: SCRIPTED_ENGINE is a folder. `plan` there has lines `serve [SECONDS_PER_STEP]`, `die STATUS` or
+`signal NUMBER` (the last one holds for all further starts); `starts` gets a line of JSON per start: pid and arguments.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+FOLDER = Path(os.environ["SCRIPTED_ENGINE"])
+
+
+def end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+async def serve(step_interval_s: float) -> None:
+    from frontend.testing import FakeEngine
+
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    engine = FakeEngine(address=f"unix:{sys.argv[sys.argv.index('--uds') + 1]}", step_interval_s=step_interval_s)
+    await engine.start()
+    await stop.wait()
+    await engine.kill()
+
+
+def main() -> None:
+    with (FOLDER / "starts").open("a") as starts:
+        starts.write(json.dumps({"pid": os.getpid(), "argv": sys.argv[1:]}) + "\n")
+    plan = (FOLDER / "plan").read_text().splitlines()
+    num_starts = len((FOLDER / "starts").read_text().splitlines())
+    action, _, value = plan[min(num_starts, len(plan)) - 1].partition(" ")
+    if action == "die":
+        sys.stderr.write("scripted engine: error: this is what must be changed\n")
+        sys.exit(int(value))
+    if action == "signal":
+        os.kill(os.getpid(), int(value))
+    assert "--exit-on-stdin-close" in sys.argv
+    threading.Thread(target=end_with_stdin, daemon=True).start()
+    asyncio.run(serve(float(value or 0)))
+
+
+if __name__ == "__main__":
+    main()

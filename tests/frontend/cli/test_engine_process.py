@@ -1,0 +1,107 @@
+"""Keeping a subprocess running, and getting rid of it, with plain Unix programs as the engine."""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontend.cli.engine_process import EngineProcess
+
+
+class Waiter(logging.Handler):
+    """Sets an event at the n-th message."""
+
+    def __init__(self, num_messages: int) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        self.done = asyncio.Event()
+        self._num_messages = num_messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        if len(self.messages) == self._num_messages:
+            self.done.set()
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """A pipe by name: a program tells through it that it is ready."""
+    path = tmp_path / "ready"
+    os.mkfifo(path)
+    return path
+
+
+async def test_pauses_double_until_stopped():
+    waiter = Waiter(4)
+    logger = logging.getLogger("frontend.cli.engine_process")
+    logger.addHandler(waiter)
+    try:
+        engine = EngineProcess(["/bin/sh", "-c", "exit 3"], first_pause_s=0.01)
+        running = asyncio.create_task(engine.run())
+        await waiter.done.wait()
+        await engine.stop(1)
+        assert await running == 3
+    finally:
+        logger.removeHandler(waiter)
+    expected = [
+        f"the engine ended: exit status 3; starting it again in {pause} s" for pause in ("0.01", "0.02", "0.04", "0.08")
+    ]
+    assert waiter.messages == expected
+
+
+async def test_bad_configuration_is_final():
+    assert await EngineProcess(["/bin/sh", "-c", "exit 2"]).run() == 2
+
+
+async def test_standard_input_is_held_open_and_stop_ends_the_program(fifo):
+    engine = EngineProcess(["/bin/sh", "-c", f"echo $$ > {fifo}; exec sleep 1000"])
+    running = asyncio.create_task(engine.run())
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    assert str(Path(f"/proc/{pid}/fd/0").readlink()).startswith("pipe:")
+    await engine.stop(10)
+    assert await running == -15
+
+
+async def test_program_that_ignores_the_request_is_killed_after_the_grace(fifo):
+    program = (
+        f"import signal; signal.signal(15, signal.SIG_IGN); open({str(fifo)!r}, 'w').write('ready'); signal.pause()"
+    )
+    engine = EngineProcess([sys.executable, "-S", "-c", program])
+    running = asyncio.create_task(engine.run())
+    assert await asyncio.to_thread(fifo.read_text) == "ready"
+    await engine.stop(0.05)
+    assert await running == -9
+
+
+async def test_stop_during_a_pause_and_before_the_start():
+    waiter = Waiter(1)
+    logger = logging.getLogger("frontend.cli.engine_process")
+    logger.addHandler(waiter)
+    engine = EngineProcess(["/bin/sh", "-c", "exit 1"], first_pause_s=60)
+    running = asyncio.create_task(engine.run())
+    await waiter.done.wait()
+    logger.removeHandler(waiter)
+    await engine.stop(1)
+    assert await running == 1
+
+    engine = EngineProcess(["/bin/cat"])
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0)  # it is being started now
+    await engine.stop(10)
+    assert await running == -15
+
+
+@pytest.mark.parametrize("end", [lambda engine: engine.stop(10), lambda engine: asyncio.to_thread(engine.kill)])
+async def test_what_the_program_has_started_ends_with_it(fifo, end):
+    engine = EngineProcess(["/bin/sh", "-c", f"(echo ready; exec sleep 1000) > {fifo} & wait; exit 2"])
+    running = asyncio.create_task(engine.run())
+    pipe = await asyncio.to_thread(fifo.open)
+    assert await asyncio.to_thread(pipe.readline) == "ready\n"
+    await end(engine)
+    assert await asyncio.to_thread(pipe.read) == ""  # the end of the pipe: the sleeper, who holds it, is gone
+    pipe.close()
+    await engine.stop(10)
+    assert await running < 0

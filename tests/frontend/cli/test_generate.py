@@ -1,0 +1,118 @@
+"""`chairlift generate`: text alone on standard output, errors as one line on standard error."""
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from frontend.cli.main import main
+
+
+def run(*argv):
+    return asyncio.to_thread(main, ["generate", *argv])
+
+
+def command(*argv):
+    return [sys.executable, "-m", "frontend.cli.main", "generate", *argv]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # flushing is our own business
+
+
+async def test_prints_the_text_alone(target, capsys):
+    assert await run("hello wörld 🙂", "--target", target) == 0
+    assert capsys.readouterr() == ("hello wörld 🙂", "")
+
+
+async def test_flags_reach_the_engine(target, engine, capsys):
+    flags = (
+        "--max-tokens 9 --temperature 0 --seed 1 --top-p 0.5 --top-k 3 --min-p 0.25 --stop-token-id 7 --min-tokens 2"
+    )
+    assert await run("hello", "--target", target, *flags.split(), "--ignore-end-token", "--priority", "-3") == 0
+    submission = engine.submissions[0]
+    sampling, stops = submission.sampling, submission.stops
+    assert (sampling.temperature, sampling.seed, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 1, 0.5, 3, 0.25)
+    assert (stops.max_tokens, stops.min_tokens, list(stops.stop_token_ids)) == (9, 2, [7])
+    assert stops.ignore_end_token
+    assert submission.priority == -3
+
+
+async def test_stop_text(target, capsys):
+    assert await run("one two three", "--target", target, "--stop", "tw", "--stop", "thr") == 0
+    assert capsys.readouterr().out == "one "
+    assert await run("one two three", "--target", target, "--stop", "tw", "--include-stop-text") == 0
+    assert capsys.readouterr().out == "one tw"
+
+
+async def test_chat(target, capsys):
+    assert await run("hi", "--chat", "--system", "be brief", "--target", target) == 0
+    assert capsys.readouterr().out == "<system>be brief<user>hi<assistant>"
+
+
+async def test_dash_reads_standard_input(target, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    assert await run("-", "--target", target) == 0
+    assert capsys.readouterr().out == "from a pipe"
+
+
+async def test_target_from_the_environment(target, capsys, monkeypatch):
+    monkeypatch.setenv("CHAIRLIFT_TARGET", target)
+    assert await run("hello") == 0
+    assert capsys.readouterr().out == "hello"
+
+
+async def test_error_of_the_call_is_one_line_and_status_1(target, capsys):
+    assert await run("hello", "--temperature", "-1", "--target", target) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("chairlift generate: INVALID_ARGUMENT: ")
+    assert "temperature" in err
+    assert err.count("\n") == 1
+
+
+async def test_nobody_there_says_what_to_do(capsys):
+    assert await run("hello", "--target", "127.0.0.1:1") == 1
+    assert capsys.readouterr().err.endswith("(no server at 127.0.0.1:1? `chairlift up` starts one)\n")
+
+
+async def test_bad_flag_is_one_line_and_status_2(capsys):
+    with pytest.raises(SystemExit) as raised:
+        await run("hello", "--max-tokens", "many")
+    assert raised.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+async def test_text_comes_as_it_is_generated_and_ctrl_c_cancels_the_call(target, engine):
+    engine.step_interval_s = 0.01
+    process = await asyncio.create_subprocess_exec(
+        *command("ab", "--ignore-end-token", "--max-tokens", "4000", "--target", target),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert await process.stdout.readexactly(4) == b"abab"  # long before the end
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+    await engine.wait_for(lambda: engine.num_open == 0)
+    assert engine.num_steps < 4000
+
+
+async def test_reader_that_leaves_ends_the_call_quietly(target, engine):
+    engine.step_interval_s = 0.005
+    process = await asyncio.create_subprocess_exec(
+        *command("ab", "--ignore-end-token", "--max-tokens", "4000", "--target", target),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    await process.stdout.readexactly(2)
+    process._transport.get_pipe_transport(1).close()
+    assert await process.stderr.read() == b""
+    assert await process.wait() == 1
+    await engine.wait_for(lambda: engine.num_open == 0)

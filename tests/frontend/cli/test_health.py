@@ -1,0 +1,31 @@
+"""`chairlift health`: what a script and a person need to know."""
+
+import asyncio
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from frontend.cli.main import main
+
+
+def run(target):
+    return asyncio.to_thread(main, ["health", "--target", target])
+
+
+async def test_serving_with_model_and_limits(target, capsys):
+    assert await run(target) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["SERVING", "model: fake", "max_model_len: 4096 tokens"]
+
+
+async def test_not_serving_while_the_engine_loads(target, engine, capsys):
+    engine.set_state(engine_pb.ENGINE_STATE_LOADING)
+    while await run(target) == 0:  # the frontend hears of it in a moment
+        capsys.readouterr()
+    assert capsys.readouterr().out == "NOT_SERVING\n"
+
+
+async def test_nobody_there(capsys):
+    assert await run("127.0.0.1:1") == 1
+    out, err = capsys.readouterr()
+    assert out == "NOT_SERVING\n"
+    assert err.startswith("chairlift health: UNAVAILABLE")
+    assert err.count("\n") == 1

@@ -1,0 +1,38 @@
+"""The `chairlift` script finds its commands."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from frontend.cli.main import COMMANDS, main
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize(("argv", "says"), [([], "which command?"), (["serve"], "unknown command 'serve'")])
+def test_unknown_command_is_status_2(argv, says, capsys):
+    assert main(argv) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main([name, "--help"])
+    assert raised.value.code == 0
+    assert f"usage: chairlift {name}" in capsys.readouterr().out
+
+
+def test_generate_needs_neither_tokenizers_nor_jinja():
+    program = (
+        "import sys; import frontend.cli.generate; "
+        "sys.exit(bool({'tokenizers', 'jinja2', 'frontend.app'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 0

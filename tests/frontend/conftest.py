@@ -1,0 +1,98 @@
+"""The pair for tests: a FakeEngine and a real frontend in front of it, joined by real channels on one event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.app import FrontendApp
+from frontend.config import FrontendConfig
+from frontend.testing import FakeEngine
+
+
+@dataclass
+class Pair:
+    engine: FakeEngine
+    app: FrontendApp
+    channels: list[grpc.aio.Channel] = field(default_factory=list)
+
+    def channel(self, *options: tuple[str, Any]) -> grpc.aio.Channel:
+        channel = grpc.aio.insecure_channel(
+            f"127.0.0.1:{self.app.port}", options=[("grpc.use_local_subchannel_pool", 1), *options]
+        )
+        self.channels.append(channel)
+        return channel
+
+    def stub(self, *options: tuple[str, Any]) -> Any:
+        return GenerationServiceStub(self.channel(*options))
+
+    @property
+    def session(self) -> Any:
+        return self.app.engine.attachment().session
+
+    async def idle(self) -> None:
+        """Waits until nothing is left of any request, on either side."""
+        async with asyncio.timeout(10):
+            await self.app.service.wait_idle()
+            await self.engine.wait_for(lambda: self.engine.num_open == 0)
+            while self.app.engine.serving and self.session.num_open:
+                await asyncio.sleep(0)
+        assert self.app.admission.num_requests == 0
+        assert self.app.admission.num_tokens == 0
+
+
+MakePair = Callable[..., Awaitable[Pair]]
+
+
+@pytest.fixture
+async def make_pair() -> AsyncIterator[MakePair]:
+    """Starts pairs; at the end nothing may be left of them."""
+    pairs: list[Pair] = []
+    tasks_before = asyncio.all_tasks()
+
+    async def make(*, engine: FakeEngine | None = None, wait: bool = True, **config: Any) -> Pair:
+        engine = engine or FakeEngine()
+        address = await engine.start()
+        pair = Pair(engine, FrontendApp(FrontendConfig(port=0, engine=address, **config)))
+        pairs.append(pair)
+        await pair.app.start()
+        if wait:
+            await pair.app.wait_serving(10)
+        return pair
+
+    yield make
+    for pair in pairs:
+        for channel in pair.channels:
+            await channel.close()
+        if pair.app.engine.serving:
+            pair.engine.resume()
+            await pair.idle()
+            pair.session.check_integrity()
+        await pair.app.stop()
+        await pair.engine.kill()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    ours = [task for task in asyncio.all_tasks() - tasks_before if "frontend" in repr(task.get_coro())]
+    assert not ours, "tasks are left"
+
+
+@pytest.fixture
+async def pair(make_pair: MakePair) -> Pair:
+    return await make_pair()
+
+
+@pytest.fixture
+def text_request() -> Callable[..., pb.StreamGenerateRequest]:
+    """Makes requests for text prompts: stop options by keyword."""
+
+    def make(text: str, *, sampling: Any = None, output: Any = None, **stop: Any) -> pb.StreamGenerateRequest:
+        return pb.StreamGenerateRequest(
+            spec=pb.GenerationSpec(text=text, sampling=sampling, output=output, stop=pb.StopOptions(**stop))
+        )
+
+    return make

@@ -1,0 +1,124 @@
+import asyncio
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.app import FrontendApp
+from frontend.config import FrontendConfig
+from frontend.errors import ConfigError
+from frontend.server import SERVICE_NAME
+
+
+async def reflected_services(channel):
+    call = ServerReflectionStub(channel).ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    names = {service.name for service in (await call.read()).list_services_response.service}
+    await call.done_writing()
+    return names
+
+
+async def test_reflection_lists_the_services(pair):
+    names = await reflected_services(pair.channel())
+    assert {SERVICE_NAME, "grpc.health.v1.Health"} <= names
+
+
+async def test_reflection_gives_the_file_of_a_symbol(pair):
+    call = ServerReflectionStub(pair.channel()).ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE_NAME))
+    assert (await call.read()).file_descriptor_response.file_descriptor_proto
+    await call.done_writing()
+
+
+async def test_reflection_can_be_left_out(make_pair):
+    pair = await make_pair(reflection=False)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reflected_services(pair.channel())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_unparsable_reflection_request_is_the_clients_fault(pair):
+    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    call = pair.channel().stream_stream(path)()
+    await call.write(b"\x0a\x02\xff\xfe")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_drain_lets_running_calls_finish_and_takes_nothing_new(pair, text_request):
+    pair.engine.pause()
+    stub = pair.stub()
+    calls = [stub.StreamGenerate(text_request("abc")) for _ in range(3)]
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 3)
+    drain = asyncio.create_task(pair.app.drain(10.0))
+    await asyncio.sleep(0)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Generate(pb.GenerateRequest(spec=text_request("abc").spec))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "stopping" in caught.value.details()
+    pair.engine.resume()
+    for call in calls:
+        assert [message async for message in call][-1].HasField("finished")
+    assert await drain == 3
+
+
+async def test_what_does_not_finish_in_time_ends_unavailable(pair, text_request):
+    pair.engine.pause()
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    assert await pair.app.drain(0.05) == 0
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "stopped" in caught.value.details()
+    await pair.engine.wait_for(lambda: pair.engine.num_sessions == 0)
+
+
+async def test_stop_ends_open_calls_unavailable(pair, text_request):
+    pair.engine.pause()
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    await pair.app.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_port_in_use_is_a_config_error(pair):
+    app = FrontendApp(FrontendConfig(port=pair.app.port))
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{pair.app.port}"):
+        await app.start()
+    await app.stop()
+
+
+async def test_two_processes_may_share_a_port_if_told_to(make_pair):
+    first = await make_pair(reuse_port=True)
+    second = FrontendApp(FrontendConfig(port=first.app.port, reuse_port=True))
+    await second.start()
+    assert second.port == first.app.port
+    await second.stop()
+
+
+@pytest.mark.slow
+async def test_pings_of_a_client_that_waits_are_suffered(pair, text_request):
+    """Nobody is told "Too many pings" during a silent prefill: gRPC's default ends such a call after three of them."""
+    pair.engine.pause()
+    stub = pair.stub(
+        ("grpc.keepalive_time_ms", 5100), ("grpc.keepalive_timeout_ms", 5000), ("grpc.http2.max_pings_without_data", 0)
+    )
+    call = stub.StreamGenerate(text_request("abc"))
+    done, _ = await asyncio.wait([asyncio.ensure_future(call.code())], timeout=22)
+    assert not done
+    pair.engine.resume()
+    assert [message async for message in call][-1].HasField("finished")
+
+
+async def test_a_thousand_calls_opened_at_once_are_all_served(make_pair):
+    pair = await make_pair(max_queued_requests=5000)
+    stub = pair.stub()
+    calls = [stub.Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="ab"))) for _ in range(1500)]
+    answers = await asyncio.gather(*calls)
+    assert all(answer.text == "ab" for answer in answers)

@@ -1,0 +1,100 @@
+from dataclasses import fields
+
+import pytest
+
+from frontend import config
+from frontend.config import FrontendConfig, parse_arguments
+from frontend.errors import ConfigError
+
+
+def test_defaults():
+    assert parse_arguments([], {}) == FrontendConfig()
+    assert FrontendConfig().port == 50051
+
+
+def test_every_flag_has_a_help_text():
+    assert set(config._HELP) == {option.name for option in fields(FrontendConfig)}
+
+
+def test_flags_are_parsed():
+    argv = [
+        "--port",
+        "0",
+        "--engine",
+        "unix:/run/e.sock",
+        "--stall-timeout",
+        "2.5",
+        "--no-reflection",
+        "--uvloop",
+        "--max-queued-tokens",
+        "9",
+    ]
+    parsed = parse_arguments(argv, {})
+    assert (parsed.port, parsed.engine, parsed.stall_timeout_s) == (0, "unix:/run/e.sock", 2.5)
+    assert (parsed.reflection, parsed.uvloop, parsed.max_queued_tokens) == (False, True, 9)
+
+
+def test_every_flag_is_an_environment_variable_too(tmp_path):
+    values = {
+        "host": "0.0.0.0",
+        "port": 1234,
+        "engine": "there:1",
+        "tokenizer": tmp_path,
+        "max_queued_requests": 3,
+        "max_queued_tokens": 4,
+        "token_window": 5,
+        "stall_timeout_s": 6.5,
+        "shutdown_timeout_s": 7.5,
+        "heartbeat_timeout_s": 8.5,
+        "reuse_port": True,
+        "reflection": False,
+        "uvloop": True,
+        "log_level": "debug",
+    }
+    environ = {"CHAIRLIFT_" + name.removesuffix("_s").upper(): str(value) for name, value in values.items()}
+    assert parse_arguments([], environ) == FrontendConfig(**values)
+
+
+def test_flag_wins_over_its_variable():
+    assert parse_arguments(["--port", "1"], {"CHAIRLIFT_PORT": "2"}).port == 1
+    assert parse_arguments(["--no-uvloop"], {"CHAIRLIFT_UVLOOP": "1"}).uvloop is False
+
+
+BAD = {
+    "--port 65536": "--port is 65536, it must be between 0 and 65535",
+    "--port x": "--port",
+    "--engine nowhere": "--engine is nowhere, it must be HOST:PORT or unix:PATH",
+    "--engine host:0": "--engine is host:0",
+    "--engine unix:": "--engine is unix:",
+    "--tokenizer /does/not/exist": "--tokenizer is /does/not/exist, it must be a folder that exists",
+    "--max-queued-requests 0": "--max-queued-requests is 0, it must be at least 1",
+    "--max-queued-tokens 0": "at least 1",
+    "--token-window 0": "at least 1",
+    "--stall-timeout 0": "--stall-timeout is 0.0",
+    "--stall-timeout nan": "--stall-timeout is nan",
+    "--shutdown-timeout -1": "--shutdown-timeout is -1.0",
+    "--heartbeat-timeout 1": "--heartbeat-timeout is 1.0, it must be between 2 and 600 seconds",
+    "--log-level loud": "--log-level is loud, it must be one of debug",
+    "--unknown": "--unknown",
+}
+
+
+@pytest.mark.parametrize("argv", BAD)
+def test_mistake_is_one_line_and_status_2(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(argv.split(), {})
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert BAD[argv] in printed
+    assert printed.count("\n") == 1
+
+
+def test_bad_variable_is_named(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments([], {"CHAIRLIFT_UVLOOP": "maybe"})
+    assert "CHAIRLIFT_UVLOOP is 'maybe'" in capsys.readouterr().err
+
+
+def test_config_made_in_code_is_checked_too():
+    with pytest.raises(ConfigError, match="--port is -1"):
+        FrontendConfig(port=-1)

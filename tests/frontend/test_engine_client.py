@@ -1,0 +1,373 @@
+"""The link to the engine: there, not there yet, gone, hung, back again, or another one."""
+
+import asyncio
+import logging
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.testing import FakeEngine, rejection
+from frontend.testing_tokenizer import byte_tokenizer_files
+
+
+def details(error):
+    """ErrorInfo.reason and the seconds of RetryInfo, None without one."""
+    status = [value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin"]
+    info, retry, retry_s = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), None
+    for detail in rpc_status.status_pb2.Status.FromString(status[0]).details:
+        detail.Unpack(info)
+        if detail.Unpack(retry):
+            retry_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return info.reason, retry_s
+
+
+async def failure(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return caught.value
+
+
+async def test_engine_that_is_not_there_yet_is_waited_for(make_pair, text_request, engine_address):
+    engine = FakeEngine(address=engine_address)
+    pair = await make_pair(engine=Absent(engine), wait=False)
+    stub = pair.stub()
+    error = await failure(stub.StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    reason, retry_s = details(error)
+    assert reason == "ENGINE_UNAVAILABLE"
+    assert retry_s > 0
+    assert ("grpc-retry-pushback-ms", str(int(retry_s * 1000))) in tuple(error.trailing_metadata())
+    for call in (stub.GetModel(pb.GetModelRequest()), stub.CountTokens(pb.CountTokensRequest(text="a"))):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(TimeoutError):
+        await pair.app.wait_serving(0.01)
+    pair.engine = engine
+    await engine.start()
+    await pair.app.wait_serving(10)
+    assert (await stub.Generate(pb.GenerateRequest(spec=text_request("abc").spec))).text == "abc"
+
+
+class Absent:
+    """An engine that only has an address."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    async def start(self):
+        return self._engine.address
+
+    async def kill(self):
+        pass
+
+
+@pytest.fixture
+def engine_address(tmp_path):
+    return f"unix:{tmp_path}/engine.sock"
+
+
+async def test_loading_engine_takes_no_requests(make_pair, text_request):
+    pair = await make_pair(engine=FakeEngine(state=engine_pb.ENGINE_STATE_LOADING), wait=False)
+    await pair.engine.wait_for(lambda: pair.engine.num_sessions == 1)
+    error = await failure(pair.stub().StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_engine_that_dies_ends_every_stream_at_once(make_pair, text_request):
+    pair = await make_pair()
+    pair.engine.pause()
+    stub = pair.stub()
+    calls = [asyncio.create_task(failure(stub.StreamGenerate(text_request(str(n))))) for n in range(100)]
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 100)
+    loop = asyncio.get_running_loop()
+    died_at = loop.time()
+    await pair.engine.kill()
+    errors = await asyncio.wait_for(asyncio.gather(*calls), 10)
+    assert loop.time() - died_at < 2
+    assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
+    assert {details(error)[0] for error in errors} == {"ENGINE_UNAVAILABLE"}
+    await pair.app.service.wait_idle()
+    assert pair.app.admission.num_requests == 0
+
+
+async def test_silent_engine_counts_as_gone(make_pair, text_request):
+    pair = await make_pair(heartbeat_timeout_s=2.0)
+    pair.engine.pause()
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    loop = asyncio.get_running_loop()
+    silent_at = loop.time()
+    pair.engine.stall()
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert 1.5 < loop.time() - silent_at < 4.5
+
+
+async def test_heartbeats_alone_keep_a_slow_engine(make_pair, text_request):
+    pair = await make_pair(heartbeat_timeout_s=2.0)
+    pair.engine.pause()
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    done, _ = await asyncio.wait([asyncio.ensure_future(call.code())], timeout=3.0)
+    assert not done
+    pair.engine.resume()
+    assert [message async for message in call][-1].HasField("finished")
+
+
+async def test_restarted_engine_is_a_new_one(make_pair, text_request, tmp_path):
+    address = f"unix:{tmp_path}/engine.sock"
+    pair = await make_pair(engine=FakeEngine(address=address))
+    pair.engine.pause()
+    old = asyncio.create_task(failure(pair.stub().StreamGenerate(text_request("old"))))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    instance = pair.app.engine.attachment().instance_id
+    await pair.engine.kill()
+    assert (await old).code() is grpc.StatusCode.UNAVAILABLE
+    pair.engine = FakeEngine(address=address)
+    await pair.engine.start()
+    await pair.app.wait_serving(10)
+    assert pair.app.engine.attachment().instance_id != instance
+    assert (await pair.stub().Generate(pb.GenerateRequest(spec=text_request("new").spec))).text == "new"
+    assert pair.engine.num_tokenizer_fetches == 0  # the same files: nothing to fetch
+
+
+async def test_another_tokenizer_is_fetched_again(make_pair, text_request, tmp_path):
+    address = f"unix:{tmp_path}/engine.sock"
+    pair = await make_pair(engine=FakeEngine(address=address))
+    assert (await pair.stub().GetModel(pb.GetModelRequest())).has_chat_template
+    await pair.engine.kill()
+    while pair.app.engine.serving:
+        await asyncio.sleep(0)
+    files = {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}
+    pair.engine = FakeEngine(address=address, files=files)
+    await pair.engine.start()
+    await pair.app.wait_serving(10)
+    assert not (await pair.stub().GetModel(pb.GetModelRequest())).has_chat_template
+
+
+async def test_draining_engine_finishes_what_it_has(pair, text_request):
+    pair.engine.pause()
+    stub = pair.stub()
+    call = stub.StreamGenerate(text_request("abc"))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
+    while pair.app.engine.serving:
+        await asyncio.sleep(0)
+    error = await failure(stub.StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "draining" in error.details()
+    pair.engine.resume()
+    assert [message async for message in call][-1].HasField("finished")
+    pair.engine.set_state(engine_pb.ENGINE_STATE_SERVING)
+    await pair.app.wait_serving(10)
+
+
+REJECTIONS = {
+    engine_pb.REJECTION_REASON_QUEUE_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 7.0),
+    engine_pb.REJECTION_REASON_TOO_LONG: (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_LONG", None),
+    engine_pb.REJECTION_REASON_DRAINING: (grpc.StatusCode.UNAVAILABLE, "ENGINE_UNAVAILABLE", 7.0),
+    engine_pb.REJECTION_REASON_INVALID: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", None),
+    engine_pb.REJECTION_REASON_UNSPECIFIED: (grpc.StatusCode.INTERNAL, "ENGINE_FAULT", None),
+}
+
+
+@pytest.mark.parametrize("why", REJECTIONS, ids=engine_pb.RejectionReason.Name)
+async def test_rejection_reaches_the_client_as_its_status(pair, text_request, why):
+    pair.engine.rejections = [rejection(why, "the numbers", retry_after_s=7)]
+    error = await failure(pair.stub().StreamGenerate(text_request("abc")))
+    assert (error.code(), *details(error)) == REJECTIONS[why]
+    assert "the numbers" in error.details()
+
+
+def mangle_once(pair, change):
+    """Lets `change` mangle the first step with rows; it returns what is sent in its place."""
+
+    def rewrite(step):
+        pair.engine.rewrite_step = lambda step: [step]
+        return change(step)
+
+    pair.engine.rewrite_step = rewrite
+
+
+async def test_missing_token_fails_that_request_alone(pair, text_request, caplog):
+    pair.engine.pause()
+    stub = pair.stub()
+    calls = [stub.StreamGenerate(text_request("abc")), stub.StreamGenerate(text_request("abc"))]
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 2)
+    bad_handle = pair.engine.submissions[0].handle
+
+    def drop_row(step):
+        position = list(step.handles).index(bad_handle)
+        for column in (step.handles, step.epochs, step.start_indices, step.token_counts, step.token_ids):
+            del column[position]
+        return [step]
+
+    mangle_once(pair, drop_row)
+    pair.engine.resume()
+    with caplog.at_level(logging.ERROR):
+        outcomes = await asyncio.gather(*map(failure_or_text, calls))
+    assert set(outcomes) == {grpc.StatusCode.INTERNAL, "abc"}
+    assert "output token 1 when 0 was next" in caplog.text
+
+
+async def failure_or_text(call):
+    text = ""
+    try:
+        async for message in call:
+            text += message.chunk.text
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return text
+
+
+async def test_repeated_row_is_dropped(pair, text_request):
+    def repeat(step):
+        again = engine_pb.StepResult()
+        again.CopyFrom(step)
+        shift_later_steps(pair)
+        again.step_seq += 1
+        return [step, again]
+
+    mangle_once(pair, repeat)
+    assert await failure_or_text(pair.stub().StreamGenerate(text_request("abc"))) == "abc"
+
+
+async def test_row_of_an_earlier_epoch_is_dropped(pair, text_request):
+    def stale(step):
+        old = engine_pb.StepResult()
+        old.CopyFrom(step)
+        old.epochs[0] = 7
+        old.token_ids[0] = 5
+        shift_later_steps(pair)
+        step.step_seq += 1
+        return [old, step]
+
+    mangle_once(pair, stale)
+    assert await failure_or_text(pair.stub().StreamGenerate(text_request("abc"))) == "abc"
+
+
+async def test_row_of_an_unknown_handle_is_dropped(pair, text_request):
+    def foreign(step):
+        step.handles.append(99)
+        step.epochs.append(0)
+        step.start_indices.append(5)
+        step.token_counts.append(1)
+        step.token_ids.append(1)
+        step.completions.add(handle=98, reason=engine_pb.COMPLETION_REASON_END_TOKEN)
+        return [step]
+
+    mangle_once(pair, foreign)
+    assert await failure_or_text(pair.stub().StreamGenerate(text_request("abc"))) == "abc"
+
+
+def shift_later_steps(pair):
+    """An additional step has been sent: the later ones count on from it."""
+    (session,) = pair.engine._sessions
+    session.step_seq += 1
+
+
+async def test_token_outside_the_vocabulary_fails_that_request(pair, text_request):
+    def foreign(step):
+        step.token_ids[0] = 258
+        return [step]
+
+    mangle_once(pair, foreign)
+    error = await failure(pair.stub().StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "258" in error.details()
+
+
+async def test_wrong_count_at_the_end_fails_that_request(pair, text_request):
+    def miscount(step):
+        for completion in step.completions:
+            completion.num_output_tokens += 1
+        return [step]
+
+    pair.engine.rewrite_step = miscount
+    error = await failure(pair.stub().StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert details(error)[0] == "ENGINE_FAULT"
+
+
+async def test_engine_error_is_internal_with_its_detail(pair, text_request):
+    def fault(step):
+        for completion in step.completions:
+            completion.reason = engine_pb.COMPLETION_REASON_ENGINE_ERROR
+            completion.detail = "NaN in the logits"
+        return [step]
+
+    pair.engine.rewrite_step = fault
+    error = await failure(pair.stub().StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "NaN in the logits" in error.details()
+
+
+async def test_request_that_the_engine_gives_up_is_unavailable(pair, text_request):
+    def cancel(step):
+        for completion in step.completions:
+            completion.reason = engine_pb.COMPLETION_REASON_CANCELLED
+        return [step]
+
+    pair.engine.rewrite_step = cancel
+    error = await failure(pair.stub().StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+BROKEN_STREAMS = {
+    "a step is missing": lambda step: setattr(step, "step_seq", step.step_seq + 1),
+    "columns do not match": lambda step: step.start_indices.append(0),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_STREAMS)
+async def test_broken_stream_is_dropped_and_opened_anew(pair, text_request, how):
+    def break_it(step):
+        BROKEN_STREAMS[how](step)
+        return [step]
+
+    mangle_once(pair, break_it)
+    error = await failure(pair.stub().StreamGenerate(text_request("abc")))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    await pair.app.wait_serving(10)
+    assert len(pair.engine.hellos) == 2
+    assert await failure_or_text(pair.stub().StreamGenerate(text_request("abc"))) == "abc"
+
+
+async def test_steps_are_acknowledged_in_time(make_pair, text_request):
+    pair = await make_pair(engine=FakeEngine(step_window=1))
+    assert await failure_or_text(pair.stub().StreamGenerate(text_request("a" * 50))) == "a" * 50
+
+
+async def test_handles_are_used_again(pair, text_request):
+    for _ in range(5):
+        await failure_or_text(pair.stub().StreamGenerate(text_request("abc")))
+        await pair.idle()
+    assert {submission.handle for submission in pair.engine.submissions} == {1}
+
+
+async def test_hello_says_who_we_are(pair):
+    (hello,) = pair.engine.hellos
+    assert (hello.protocol_major, hello.protocol_minor, hello.tokenizer_sha256) == (1, 0, b"")
+    assert len(hello.frontend_id) == 32
+
+
+async def test_own_tokenizer_of_another_model_is_refused_not_served(make_pair, tmp_path, caplog):
+    files = byte_tokenizer_files()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    pair = await make_pair(tokenizer=tmp_path)
+    assert pair.engine.num_tokenizer_fetches == 0  # the same model: its own files are enough
+    await pair.engine.kill()
+    other = FakeEngine(address=pair.engine.address, files={"tokenizer.json": files["tokenizer.json"]})
+    with caplog.at_level(logging.WARNING):
+        await other.start()
+        await other.wait_for(lambda: len(other.hellos) >= 2)  # refused, and tried again
+    pair.engine = other
+    assert not pair.app.engine.serving
+    assert "FAILED_PRECONDITION" in caplog.text

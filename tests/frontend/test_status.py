@@ -1,0 +1,56 @@
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from frontend import errors, status
+
+
+def all_subclasses(cls):
+    return {cls, *(deeper for sub in cls.__subclasses__() for deeper in all_subclasses(sub))}
+
+
+def test_every_request_error_has_a_row():
+    assert set(status._TABLE) == all_subclasses(errors.RequestError) - {errors.RequestError}
+
+
+def test_no_error_is_unknown_or_ok():
+    codes = {row.code for row in status._TABLE.values()}
+    assert not codes & {grpc.StatusCode.UNKNOWN, grpc.StatusCode.OK}
+
+
+def unpacked(error):
+    code, details, metadata = status.error_status(error)
+    values = dict(metadata)
+    message = status_pb2.Status.FromString(values.pop("grpc-status-details-bin"))
+    assert (message.code, message.message) == (code.value[0], details)
+    found = {}
+    for detail in message.details:
+        for kind in (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+            if detail.Is(kind.DESCRIPTOR):
+                found[kind] = kind()
+                detail.Unpack(found[kind])
+    return code, found, values
+
+
+def test_field_error_names_its_field():
+    code, found, values = unpacked(errors.InvalidRequest("top_p is 2", field="spec.sampling.top_p"))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    (violation,) = found[error_details_pb2.BadRequest].field_violations
+    assert (violation.field, violation.description) == ("spec.sampling.top_p", "top_p is 2")
+    assert found[error_details_pb2.ErrorInfo].domain == "chairlift"
+    assert values == {}
+
+
+def test_retry_time_is_said_twice():
+    code, found, values = unpacked(errors.QueueFull("full", retry_after_s=1.2345))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert found[error_details_pb2.RetryInfo].retry_delay.ToMilliseconds() == 1235
+    assert values == {"grpc-retry-pushback-ms": "1235"}
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a secret"), errors.ConfigError("a secret")])
+def test_defect_is_internal_and_keeps_its_text_to_itself(error):
+    code, found, _ = unpacked(error)
+    assert code is grpc.StatusCode.INTERNAL
+    assert found[error_details_pb2.ErrorInfo].reason == "INTERNAL_ERROR"
+    assert "secret" not in status.error_status(error).details
