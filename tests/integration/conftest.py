@@ -1,0 +1,131 @@
+"""The real pair, as processes: an engine on a unix socket and a frontend on a free port."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from frontend.client import ChairliftClient, GenerationError
+
+START_TIMEOUT_S = 90.0
+
+
+@dataclass
+class Processes:
+    """Processes of one test; all are gone when it is over."""
+
+    folder: Path
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Runs `python -m arguments`; what it prints goes to a file of its own in the folder."""
+        log = (self.folder / f"{arguments[0]}-{len(self.running)}.log").open("w")
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")},
+        )
+        self.running.append(process)
+        return process
+
+    def log(self, process: subprocess.Popen[str]) -> str:
+        """What a process has printed so far."""
+        index = self.running.index(process)
+        (path,) = self.folder.glob(f"*-{index}.log")
+        return path.read_text()
+
+    def stop(self) -> None:
+        """Ends all of them; whoever does not listen is killed."""
+        for process in self.running:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in self.running:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True)
+class PairAddress:
+    """Where to find a running pair."""
+
+    target: str
+    engine_target: str
+    processes: Processes
+    engine: subprocess.Popen[str]
+    frontend: subprocess.Popen[str]
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_served(target: str, processes: Processes) -> None:
+    """Polls the model until it is served.
+
+    Raises: AssertionError: a process has ended, or it takes too long; with what they printed.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with ChairliftClient(target) as client:
+        while True:
+            with contextlib.suppress(GenerationError):
+                client.get_model(timeout_s=1.0)
+                return
+            logs = "\n".join(processes.log(process) for process in processes.running)
+            assert all(process.poll() is None for process in processes.running), logs
+            assert time.monotonic() < deadline, logs
+            time.sleep(0.1)  # another process's state is polled; there is nothing to wait on
+
+
+@pytest.fixture(scope="module")
+def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., PairAddress]]:
+    """start_pair(*engine_flags) -> PairAddress; everything ends with the module."""
+    started: list[Processes] = []
+
+    def start(*engine_flags: str) -> PairAddress:
+        processes = Processes(tmp_path_factory.mktemp("pair"))
+        started.append(processes)
+        path = processes.folder / "engine.sock"
+        port = find_free_port()
+        engine = processes.start("engine", "--uds", str(path), *engine_flags)
+        frontend = processes.start("frontend", "--engine", f"unix:{path}", "--port", str(port))
+        target = f"127.0.0.1:{port}"
+        wait_until_served(target, processes)
+        return PairAddress(target, f"unix:{path}", processes, engine, frontend)
+
+    yield start
+    for processes in started:
+        processes.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(start_pair: Callable[..., PairAddress]) -> PairAddress:
+    """The demo model, served."""
+    return start_pair()
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """free_port() -> a port of 127.0.0.1 that nobody uses now."""
+    return find_free_port
+
+
+@pytest.fixture
+def make_processes() -> type[Processes]:
+    """make_processes(folder) -> Processes, to be stopped by whoever makes it."""
+    return Processes

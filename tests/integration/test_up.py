@@ -1,0 +1,91 @@
+"""`chairlift up` with the real engine: one command, two processes, and none left behind."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontend.client import ChairliftClient, GenerationError
+
+PATIENCE_S = 60.0
+
+
+def engine_pids(parent: int) -> list[int]:
+    """Children of a process, from /proc."""
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Polls the state of other processes."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)  # nothing to wait on
+
+
+@pytest.fixture(name="up")
+def start_up(
+    tmp_path: Path, make_processes: Callable[[Path], Any], free_port: Callable[[], int]
+) -> Iterator[tuple[subprocess.Popen[str], str, Callable[[], str]]]:
+    processes = make_processes(tmp_path)
+    port = free_port()
+    process = processes.start("frontend.cli.main", "up", "--port", str(port))
+    wait_for(lambda: "serving on" in processes.log(process) or process.poll() is not None, processes.log(process))
+    assert process.poll() is None, processes.log(process)
+    yield process, f"127.0.0.1:{port}", lambda: processes.log(process)
+    processes.stop()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+@pytest.mark.slow
+def test_engine_killed_is_restarted_and_sigterm_drains(
+    up: tuple[subprocess.Popen[str], str, Callable[[], str]],
+) -> None:
+    process, target, log = up
+    (first_engine,) = engine_pids(process.pid)
+    with ChairliftClient(target) as client:
+        assert client.generate("Once upon a time", max_tokens=8).finished.usage.num_output_tokens > 0
+        os.kill(first_engine, signal.SIGKILL)
+
+        def serves_again() -> bool:
+            try:
+                client.generate("Once upon a time", max_tokens=8, timeout_s=5)
+            except GenerationError:
+                return False
+            return engine_pids(process.pid) != [first_engine]
+
+        wait_for(serves_again, log())
+        (engine,) = engine_pids(process.pid)
+
+        stream = client.stream("Once upon a time", max_tokens=300, ignore_end_token=True)
+        num_tokens = next(stream).num_tokens
+        process.send_signal(signal.SIGTERM)
+        num_tokens += sum(chunk.num_tokens for chunk in stream)
+        assert num_tokens == 300
+        assert stream.finished is not None
+    assert process.wait(PATIENCE_S) == 0
+    assert log().rstrip().endswith("drained 1")
+    assert not is_alive(engine)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+@pytest.mark.slow
+def test_kill_9_leaves_no_engine(up: tuple[subprocess.Popen[str], str, Callable[[], str]]) -> None:
+    process, _, log = up
+    (engine,) = engine_pids(process.pid)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not is_alive(engine), log())
