@@ -27,15 +27,15 @@ class Processes:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Runs `python -m arguments`; what it prints goes to a file of its own in the folder."""
-        log = (self.folder / f"{arguments[0]}-{len(self.running)}.log").open("w")
-        process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")},
-        )
+        with (self.folder / f"{arguments[0]}-{len(self.running)}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")},
+            )
         self.running.append(process)
         return process
 

@@ -143,7 +143,7 @@ BAD_REQUESTS = {
     "max_tokens over the context": ({"text": "a", "max_tokens": 10**6}, "spec.stop.max_tokens"),
     "negative temperature": ({"text": "a", "temperature": -1.0}, "spec.sampling.temperature"),
     "NaN temperature": ({"text": "a", "temperature": float("nan")}, "spec.sampling.temperature"),
-    "prompt id out of vocabulary": ({"token_ids": [10**6]}, "spec.token_ids.ids"),
+    "prompt id out of vocabulary": ({"token_ids": [10**6]}, "spec.token_ids"),
     "bias out of vocabulary": ({"text": "a", "logit_bias": {10**6: 1.0}}, "spec.sampling.logit_bias"),
     "stop id out of vocabulary": ({"text": "a", "stop_token_ids": [10**6]}, "spec.stop.stop_token_ids"),
 }

@@ -43,7 +43,10 @@ def start_up(
     processes = make_processes(tmp_path)
     port = free_port()
     process = processes.start("frontend.cli.main", "up", "--port", str(port))
-    wait_for(lambda: "serving on" in processes.log(process) or process.poll() is not None, processes.log(process))
+    wait_for(
+        lambda: f"serving on 127.0.0.1:{port}" in processes.log(process) or process.poll() is not None,
+        processes.log(process),
+    )
     assert process.poll() is None, processes.log(process)
     yield process, f"127.0.0.1:{port}", lambda: processes.log(process)
     processes.stop()
