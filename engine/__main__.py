@@ -24,12 +24,7 @@ _log = logging.getLogger("engine")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine until it is told to stop; returns the exit status."""
     config = parse_config(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    _log_to_stderr(config.log_level)
     try:
         _run(config)
     except (ConfigError, CheckpointError) as error:
@@ -40,6 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StepError:
         return 1
     return 0
+
+
+def _log_to_stderr(level_name: str) -> None:
+    """The level is that of the engine's own lines; of libraries, warnings are enough: numba's debug lines are
+    thousands.
+    """
+    level = logging.getLevelNamesMapping()[level_name.upper()]
+    logging.basicConfig(
+        level=max(level, logging.WARNING),
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+    for package in ("engine", "kernels"):
+        logging.getLogger(package).setLevel(level)
 
 
 def _run(config: EngineConfig) -> None:

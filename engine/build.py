@@ -19,7 +19,7 @@ from engine.fingerprint import weights_fingerprint
 from engine.machine import available_memory_bytes, usable_cpus
 from engine.model.config import ModelConfig
 from engine.model.hub import resolve_model
-from engine.model.loader import load_model, resolve_dtype
+from engine.model.loader import load_model, resolve_dtype, weights_bytes
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.serving import EngineParts
@@ -28,8 +28,8 @@ from engine.warm_up import warm_up
 from kernels.cpu.threads import set_num_threads
 from kernels.ops import cpu_ops
 
-# The cache's share of the free memory when no size is given. The rest is for activations and for the machine's other
-# users.
+# The cache's share of the memory that the weights leave, when no size is given. The rest is for activations and for the
+# machine's other users.
 CPU_CACHE_SHARE = 0.5
 CPU_CACHE_MAX_BYTES = 4 * 2**30
 
@@ -61,11 +61,12 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
     tokenizer = TokenizerFiles.from_dir(model_dir)
     dtype = resolve_dtype(config.dtype, model_config, device)
     # Before the weights: a model that cannot fit should say so at once.
+    free_bytes = _bytes_beside_weights(weights_bytes(model_config, dtype), dtype)
     kv_plan = plan_kv_cache(
         model_config,
         dtype,
         config.block_size,
-        _cache_bytes(config, model_config, dtype, limits),
+        _cache_bytes(config, model_config, dtype, limits, free_bytes),
         config.max_model_len,
         config.num_gpu_blocks_override,
     )
@@ -125,20 +126,30 @@ def _set_threads(config: EngineConfig) -> None:
     _log.info("Using %d CPU threads", threads)
 
 
-def _cache_bytes(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, limits: StepLimits) -> int:
-    """The memory the cache may take: what is asked for, else a share of what is free, and never more than requests
-    could fill.
+def _bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
+    """The memory that is left for everything else once the weights are loaded."""
+    available_bytes = available_memory_bytes()
+    _log.info("Available memory: %.2f GiB, weights: %.2f GiB", available_bytes / _GIB, num_weights_bytes / _GIB)
+    if num_weights_bytes > available_bytes:
+        raise ConfigError(
+            f"the weights take {num_weights_bytes / _GIB:.4f} GiB in {str(dtype).removeprefix('torch.')}, "
+            f"{available_bytes / _GIB:.4f} GiB of memory is free: serve a smaller --model, or free memory"
+        )
+    return available_bytes - num_weights_bytes
+
+
+def _cache_bytes(
+    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, limits: StepLimits, free_bytes: int
+) -> int:
+    """The memory the cache may take: what is asked for, else a share of what the weights leave, and never more than
+    requests could fill.
     """
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
-    free_bytes = available_memory_bytes()
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     blocks_per_request = -(-max_model_len // config.block_size)
     most_bytes = (
         limits.max_num_seqs * blocks_per_request * config.block_size * model_config.kv_bytes_per_token(dtype.itemsize)
-    )
-    _log.info(
-        "Available memory: %.2f GiB, of which the KV cache may take %.0f %%", free_bytes / _GIB, 100 * CPU_CACHE_SHARE
     )
     return min(int(free_bytes * CPU_CACHE_SHARE), CPU_CACHE_MAX_BYTES, most_bytes)
 

@@ -1,6 +1,8 @@
 """Command line and environment -> EngineConfig. Names and defaults are vLLM's where the thing is the same.
 
-Every flag is an environment variable too: `--max-num-seqs` is CHAIRLIFT_MAX_NUM_SEQS; the command line wins.
+Every flag is an environment variable too: `--max-num-seqs` is CHAIRLIFT_MAX_NUM_SEQS; the command line wins. An empty
+variable counts as unset: that is what Compose makes of one that its caller has not set. Where the frontend has a flag
+of the same name for itself, the engine's variable says so: `--port` is CHAIRLIFT_ENGINE_PORT.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from engine.core.config import SchedulingPolicyName
 from engine.demo import MODEL_DIR
 
 ENV_PREFIX = "CHAIRLIFT_"
+ENV_NAMES = {"--host": "CHAIRLIFT_ENGINE_HOST", "--port": "CHAIRLIFT_ENGINE_PORT"}
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -86,7 +89,7 @@ class _Flags:
 
     def _from_environment(self, flag: str, parse: _Parse[_T], default: _T | None) -> _T | None:
         value = self._environ.get(_variable(flag))
-        if value is None:
+        if not value:
             return default
         try:
             return parse(value)
@@ -180,7 +183,7 @@ def _dest(flag: str) -> str:
 
 
 def _variable(flag: str) -> str:
-    return ENV_PREFIX + _dest(flag).upper()
+    return ENV_NAMES.get(flag) or ENV_PREFIX + _dest(flag).upper()
 
 
 def _listed(values: Sequence[object]) -> str:
@@ -253,7 +256,7 @@ def _number(low: float, high: float) -> _Parse[float]:
 
 
 def _model_len(value: str) -> int | None:
-    return None if value in ("auto", "-1") else _count(1, 2**31 - 1)(value)
+    return None if value in ("auto", "-1") else _count(2, 2**31 - 1)(value)
 
 
 def _block_size(value: str) -> int:

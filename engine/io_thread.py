@@ -36,6 +36,7 @@ class IoThread:
         self._bind_error: ConfigError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Future[float] | None = None
+        self._defect: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="grpc-io", daemon=True)
         self.address = address
         self.has_failed = False
@@ -52,15 +53,25 @@ class IoThread:
             raise self._bind_error
 
     def call(self, function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Runs a function on the event loop, soon; wakes it once."""
+        """Runs a function on the event loop, soon; wakes it once.
+
+        If it raises, the thread fails: an event loop would log that and go on, with the news of some requests lost.
+        """
         assert self._loop is not None, "call before start"
-        self._loop.call_soon_threadsafe(lambda: function(*args, **kwargs))
+        self._loop.call_soon_threadsafe(lambda: self._run_call(lambda: function(*args, **kwargs)))
 
     def stop(self, grace_s: float) -> None:
         """Lets streams send what they have for at most `grace_s`, then ends server and thread. May be called twice."""
         with contextlib.suppress(RuntimeError):  # its loop is closed: it never started, failed, or was stopped
             self.call(self._request_stop, grace_s)
         self._thread.join()
+
+    def _run_call(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:
+            self._defect = error
+            self._request_stop(0.0)
 
     def _request_stop(self, grace_s: float) -> None:
         assert self._stop is not None
@@ -93,4 +104,7 @@ class IoThread:
         grace_s = await self._stop
         if failure.done():
             await failure  # raises
-        await listener.stop(grace_s)
+        if self._defect is None:
+            await listener.stop(grace_s)
+        if self._defect is not None:
+            raise self._defect

@@ -94,9 +94,12 @@ def _bind_unix_socket(server: grpc.aio.Server, path: Path) -> str:
     if path.exists():
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"--uds {path} exists and is not a socket")
-        if _has_listener(path):
-            raise ConfigError(f"--uds {path}: another process listens on it")
-        path.unlink()
+        try:
+            if _has_listener(path):
+                raise ConfigError(f"--uds {path}: another process listens on it")
+            path.unlink()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on --uds {path}: {error.strerror}") from error
     previous_umask = os.umask(0o177)  # a chmod after bind would leave a gap
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -111,6 +114,6 @@ def _has_listener(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
-        except OSError:
+        except ConnectionRefusedError:
             return False
     return True

@@ -84,6 +84,10 @@ class Outgoing:
         self._columns.add_completion(completion)
         self._wake.set()
 
+    def has_unsent_end(self, handle: int) -> bool:
+        """Whether the frontend cannot know yet that the handle is free again."""
+        return self._columns.has_ended(handle)
+
     def see_commands(self, command_seq: int) -> None:
         """The step loop has seen the commands up to this one."""
         self._seen_command_seq = command_seq

@@ -48,6 +48,7 @@ class StepColumns:
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
         self._completions: list[pb.Completion] = []
+        self._ended_handles: set[int] = set()
         self._first_tokens: list[pb.FirstToken] = []
         self.num_tokens = 0
 
@@ -68,6 +69,11 @@ class StepColumns:
     def add_completion(self, completion: pb.Completion) -> None:
         """Adds the end of a request."""
         self._completions.append(completion)
+        self._ended_handles.add(completion.handle)
+
+    def has_ended(self, handle: int) -> bool:
+        """Whether the end of a request of this name is among the rows."""
+        return handle in self._ended_handles
 
     def to_message(self) -> pb.StepResult:
         """The rows as columns; counts, load and times are the caller's to set."""

@@ -101,6 +101,8 @@ class EngineService(EngineServiceServicer):
         """The step loop has ended: what is still open is cancelled, and every stream ends when its messages are
         sent.
         """
+        if self._state is not EngineState.FAILED:
+            self._set_state(EngineState.DRAINING, detail)
         for session in self._sessions.values():
             session.end_all(pb.COMPLETION_REASON_CANCELLED, detail)
             session.close()
@@ -136,13 +138,14 @@ class EngineService(EngineServiceServicer):
     ) -> None:
         """See the proto."""
         try:
-            session = await self._open_session(context)
+            session, welcome = await self._open_session(context)
         except StreamRefused as refusal:
             is_early = refusal.code is grpc.StatusCode.UNAVAILABLE  # a frontend tries again until the engine has loaded
             _log.log(logging.DEBUG if is_early else logging.WARNING, "stream refused: %s", refusal.detail)
             await context.abort(refusal.code, refusal.detail)
         reader = asyncio.create_task(self._read_commands(session, context))
         try:
+            await context.write(pb.AttachResponse(welcome=welcome))
             while (message := await session.outgoing.next_message()) is not None:
                 await context.write(message)
         except StreamRefused as refusal:
@@ -172,8 +175,8 @@ class EngineService(EngineServiceServicer):
             for start in range(0, max(len(data), 1), TOKENIZER_CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
 
-    async def _open_session(self, context: "_AttachContext") -> Session:
-        """The handshake: Hello is checked and answered by Welcome."""
+    async def _open_session(self, context: "_AttachContext") -> tuple[Session, pb.Welcome]:
+        """The handshake: Hello is checked. From here on the session hears all news; the Welcome is to go out before."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first = await context.read()
@@ -195,10 +198,9 @@ class EngineService(EngineServiceServicer):
             step_window=STEP_WINDOW,
             status=self._status(),
         )
-        await context.write(pb.AttachResponse(welcome=welcome))
         self._sessions[session_id] = session
         _log.info("session %s: frontend %r version %r", session_id, hello.frontend_id[:64], hello.frontend_version[:64])
-        return session
+        return session, welcome
 
     def _check_hello(self, hello: pb.Hello, info: pb.EngineInfo) -> None:
         if hello.protocol_major != PROTOCOL_MAJOR:

@@ -169,7 +169,7 @@ class Session:
         handle = submission.handle
         if handle == 0:
             raise InvalidRequest("handle is 0: handles count from 1")
-        if handle in self._by_handle:
+        if handle in self._by_handle or self.outgoing.has_unsent_end(handle):
             raise InvalidRequest(f"handle {handle} is in use until its request has ended")
         if self._is_closing:
             raise EngineDraining("the engine has stopped")

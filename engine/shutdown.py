@@ -1,5 +1,6 @@
 """Ways for an engine to end from outside: signals, and a parent process that goes away."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -34,8 +35,14 @@ class ShutdownSignals:
             signal.signal(signal_number, self._handle)
 
     def control(self, engine: Engine) -> None:
-        """The load is over: signals are for this engine now."""
+        """The load is over: signals are for this engine now.
+
+        Raises: StoppedWhileLoading: a signal came before, and what it raised was lost on the way, as in a callback of a
+            C library.
+        """
         self._engine = engine
+        if self._must_stop:
+            raise StoppedWhileLoading
 
     def stop(self) -> None:
         """Ends the load or the engine at once; from any thread."""
@@ -48,6 +55,7 @@ class ShutdownSignals:
 
     def _handle(self, signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is fixed
         if self._engine is None:
+            self._must_stop = True
             raise StoppedWhileLoading
         if self._must_stop:
             self._engine.stop()
@@ -57,6 +65,7 @@ class ShutdownSignals:
 
     def _read_stdin(self) -> None:
         # Not sys.stdin: a thread that holds its lock at exit is a fatal error of the interpreter.
-        while os.read(0, 4096):
-            pass
+        with contextlib.suppress(OSError):  # it was never open, or its terminal has gone: the same as its end
+            while os.read(0, 4096):
+                pass
         self.stop()

@@ -34,7 +34,7 @@ def warm_up(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> No
         stop_token_ids=(0,),
         top_logprobs=1,
     )
-    scheduler = Scheduler(config)
+    scheduler = Scheduler(replace(config, max_waiting=2))
     for index, params in enumerate((greedy, everything)):
         scheduler.add_request(Request(RequestId(-1 - index), prompt_ids, params, arrival_s=0.0))
     while scheduler.has_work():

@@ -17,6 +17,9 @@ _FILES = [
     "*.safetensors",
     "*.safetensors.index.json",
     "tokenizer*",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.json",
     "*.jinja",
 ]
 """Everything that is read of a checkpoint; weights in other formats are not fetched."""

@@ -10,7 +10,7 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.registry import decoder_traits
 from engine.model.weights import Progress, fill_random_weights, load_weights
-from kernels.ops import KernelOps
+from kernels.ops import KernelOps, reference_ops
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
@@ -41,6 +41,13 @@ def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch
     if device.type == "cpu" and dtype is not torch.float32:
         raise ConfigError(f"dtype is {name!r}, on a CPU only float32 (or auto) is served")
     return dtype
+
+
+def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of memory that the model's weights take; none of it is allocated."""
+    traits, ops = decoder_traits(config), reference_ops()  # never run: any would do
+    model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=torch.device("meta"))
+    return sum(tensor.numel() * tensor.itemsize for tensor in model.checkpoint_tensors().values())
 
 
 def load_model(

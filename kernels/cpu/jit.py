@@ -2,10 +2,11 @@
 
 Every kernel is cached on disk and releases the GIL. numba's cache notices changes of a
 kernel's own file only, and kernels call each other across files: whatever is older than the newest file of this folder
-is deleted on import.
+is deleted on import, wherever numba keeps it.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,21 +24,20 @@ failed."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _drop_stale_cache(folder: Path) -> None:
+@functools.cache  # once per folder and process
+def _drop_stale_cache(sources: Path, cache: Path) -> None:
     """Another process may do the same at the same time, or use an entry that goes: numba then compiles it again."""
-    newest_s = max(source.stat().st_mtime for source in folder.glob("*.py"))
-    for entry in (folder / "__pycache__").glob("*.nb[ic]"):
+    newest_s = max(source.stat().st_mtime for source in sources.glob("*.py"))
+    for entry in cache.glob("*.nb[ic]"):
         with contextlib.suppress(OSError):
             if entry.stat().st_mtime < newest_s:
                 entry.unlink()
 
 
-_drop_stale_cache(Path(__file__).parent)
-
-
 def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool = False) -> _Function:
     try:
-        jitted = njit(cache=True, nogil=True, fastmath=fastmath, parallel=parallel)(function)
+        jitted: Any = njit(cache=True, nogil=True, fastmath=fastmath, parallel=parallel)(function)
+        _drop_stale_cache(Path(__file__).parent, Path(jitted.stats.cache_path))
     except RuntimeError:  # no folder to cache in, neither beside the source nor in the user's home: compile every time
         jitted = njit(nogil=True, fastmath=fastmath, parallel=parallel)(function)
     return cast(_Function, jitted)

@@ -51,6 +51,24 @@ def test_the_model_length_is_cut_to_the_cache_unless_it_was_asked_for(model_dir:
         build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, max_model_len=512), lambda _: None)
 
 
+def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    details: list[str] = []
+    monkeypatch.setattr("engine.build.available_memory_bytes", lambda: 200_000)
+    with pytest.raises(ConfigError, match=r"the weights take 0\.00\d\d GiB in float32, 0\.0002 GiB of memory is free"):
+        build_engine(EngineConfig(model=str(model_dir)), details.append)
+    assert not [detail for detail in details if "loading" in detail]
+
+
+def test_the_cache_is_sized_by_what_the_weights_leave(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights_bytes = (model_dir / "model.safetensors").stat().st_size
+    monkeypatch.setattr("engine.build.available_memory_bytes", lambda: weights_bytes + 2 * 2**20)
+    parts = build_engine(EngineConfig(model=str(model_dir)), lambda _: None)
+    header_blocks = 1  # the file's header is counted as a weight above
+    assert 0 <= parts.info.num_kv_blocks - 2**20 // 512 // 16 <= header_blocks
+
+
 def test_a_model_without_its_tokenizer_is_refused(model_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "broken"
     shutil.copytree(model_dir, path)

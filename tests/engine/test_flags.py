@@ -114,9 +114,22 @@ def test_max_model_len_can_be_left_to_the_model(value: str) -> None:
 
 
 def test_environment_sets_what_the_command_line_does_not() -> None:
-    environ = {"CHAIRLIFT_MAX_NUM_SEQS": "5", "CHAIRLIFT_PORT": "1234", "CHAIRLIFT_ENABLE_PREFIX_CACHING": "off"}
+    environ = {"CHAIRLIFT_MAX_NUM_SEQS": "5", "CHAIRLIFT_ENGINE_PORT": "1234", "CHAIRLIFT_ENABLE_PREFIX_CACHING": "off"}
     config = parse_config(["--port", "4321"], environ)
     assert (config.max_num_seqs, config.port, config.enable_prefix_caching) == (5, 4321, False)
+
+
+def test_address_has_variables_of_its_own_beside_the_frontends() -> None:
+    frontend = {"CHAIRLIFT_PORT": "1", "CHAIRLIFT_HOST": "0.0.0.0"}
+    assert parse_config([], frontend) == parse_config([], {})
+    engine = parse_config([], {**frontend, "CHAIRLIFT_ENGINE_PORT": "2", "CHAIRLIFT_ENGINE_HOST": "::1"})
+    assert (engine.host, engine.port) == ("::1", 2)
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    names = [f"CHAIRLIFT_{field.upper()}" for field in EngineConfig.__dataclass_fields__]
+    names += ["CHAIRLIFT_SHUTDOWN_TIMEOUT"]
+    assert parse_config([], dict.fromkeys(names, "")) == parse_config([], {})
 
 
 def test_help_names_every_flag_once_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +153,7 @@ def test_help_names_every_flag_once_with_its_variable(capsys: pytest.CaptureFixt
         (["--shutdown-timeout", "-1"], ["--shutdown-timeout", "-1"]),
         (["--kv-cache-memory-bytes", "lotsG"], ["--kv-cache-memory-bytes", "'lotsG'"]),
         (["--kv-cache-memory-bytes", "infG"], ["--kv-cache-memory-bytes", "'infG'"]),
-        (["--max-model-len", "0"], ["--max-model-len", "not 0"]),
+        (["--max-model-len", "1"], ["--max-model-len", "between 2", "not 1"]),
         (["--dtype", "int3"], ["--dtype", "float32", "'int3'"]),
         (["--model", ""], ["--model", "empty"]),
         (["--max-num-seq", "3"], ["--max-num-seq"]),
@@ -159,7 +172,7 @@ def test_a_bad_flag_is_one_line_with_numbers(
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("CHAIRLIFT_PORT", "x", ["whole number"]),
+        ("CHAIRLIFT_ENGINE_PORT", "x", ["whole number"]),
         ("CHAIRLIFT_ENABLE_PREFIX_CACHING", "maybe", ["yes", "no"]),
         ("CHAIRLIFT_SCHEDULING_POLICY", "sjf", ["fcfs, priority, static"]),
     ],

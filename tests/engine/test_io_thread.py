@@ -25,6 +25,25 @@ assert failures == ["told"]
 thread.stop(0)
 """
 
+_DEFECT_IN_A_CALL = """
+import logging
+from engine.io_thread import IoThread
+from engine.server import EngineService
+
+def broken():
+    raise RuntimeError("broken call")
+
+logging.basicConfig()
+failures = []
+thread = IoThread(EngineService(), "127.0.0.1:0", on_failure=lambda: failures.append("told"))
+thread.start()
+thread.call(broken)
+thread._thread.join(20)
+assert thread.has_failed
+assert failures == ["told"]
+thread.stop(0)
+"""
+
 _TAKEN = """
 from engine.errors import ConfigError
 from engine.io_thread import IoThread
@@ -57,6 +76,12 @@ def test_a_defect_on_the_thread_is_logged_and_told() -> None:
     result = _run(_DEFECT)
     assert result.returncode == 0, result.stderr
     assert "broken pulse" in result.stderr
+
+
+def test_a_defect_in_a_call_is_not_survived_with_news_lost() -> None:
+    result = _run(_DEFECT_IN_A_CALL)
+    assert result.returncode == 0, result.stderr
+    assert "broken call" in result.stderr
 
 
 def test_an_address_that_is_taken_is_known_at_start() -> None:

@@ -66,6 +66,39 @@ async def test_a_socket_that_somebody_listens_on_is_left_alone(tmp_path: Path) -
         assert path.exists()
 
 
+async def test_a_socket_that_may_not_be_dialled_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is another user's, and perhaps served."""
+
+    def connect(_self: socket.socket, _address: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+    monkeypatch.setattr("engine.listener.socket.socket.connect", connect)
+    listener = Listener(EngineService(), f"unix:{path}")
+    with pytest.raises(ConfigError, match=r"cannot listen on --uds .*Permission denied"):
+        await listener.start()
+    await listener.stop(0)
+    assert path.exists()
+
+
+async def test_a_stale_socket_that_cannot_be_removed_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(_self: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    monkeypatch.setattr("engine.listener.Path.unlink", unlink)
+    listener = Listener(EngineService(), f"unix:{path}")
+    with pytest.raises(ConfigError, match=r"cannot listen on --uds .*Permission denied"):
+        await listener.start()
+    await listener.stop(0)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("file", "exists and is not a socket"), ("missing/x", "missing does not exist"), ("x" * 120, "at most 107")],

@@ -164,6 +164,20 @@ async def test_while_it_loads_it_says_so(tmp_path: Path, model_dir: Path) -> Non
             assert status.detail
 
 
+def test_the_log_level_is_that_of_the_engine_and_not_of_its_libraries() -> None:
+    code = """
+import logging
+from engine.__main__ import _log_to_stderr
+_log_to_stderr("debug")
+logging.getLogger("engine.step_loop").debug("ours")
+logging.getLogger("numba.core.byteflow").debug("noise: hundreds of lines for each kernel that is compiled")
+logging.getLogger("httpx").info("noise: each request of a download")
+logging.getLogger("httpx").warning("trouble")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert [line.split(": ")[-1] for line in result.stderr.splitlines()] == ["ours", "trouble"]
+
+
 def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path: Path, model_dir: Path) -> None:
     path = tmp_path / "broken"
     shutil.copytree(model_dir, path)

@@ -12,12 +12,14 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
+from engine.commands import Inbox
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import SamplingParams
 from engine.errors import StepError
 from engine.listener import Listener
 from engine.outgoing import STEP_WINDOW
-from engine.server import EngineService
+from engine.reports import DrainReport, LoopSnapshot
+from engine.server import EngineService, ServingParts
 from engine.testing import FakeModel
 from engine.testing_client import AttachClient, engine_status, submission
 from engine.testing_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
@@ -207,6 +209,26 @@ async def test_rows_beyond_the_step_window_are_merged_and_keep_their_logprobs(
     assert [top[0][0] for top in answer.top_logprobs] == answer.token_ids
 
 
+async def test_a_handle_is_in_use_until_its_completion_has_been_sent(
+    server: RunningEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.outgoing.STEP_WINDOW", 1)
+    async with AttachClient.open(server.address, acks=False) as client:
+        await client.submit(submission(1, [1], 5, token_credit=1))
+        await client.until(lambda: client.steps)
+        await client.grant(1, 9)  # the window is closed: the other tokens and the end are not sent
+        await client.until(lambda: client.statuses and client.statuses[-1].load.num_generated_tokens_total == 5)
+        await client.send(submit=pb.SubmitBatch(submissions=[submission(1, [2], 7, epoch=1)]))
+        await client.until(lambda: client.rejections)
+        assert [(r.epoch, r.reason) for r in client.rejections] == [(1, pb.REJECTION_REASON_INVALID)]
+        await client.ack(1)
+        (answer,) = await client.ended(1)
+        assert len(answer.token_ids) == 5
+        await client.ack(2)
+        (again,) = await client.generate(submission(1, [2], 1, epoch=2))
+        assert again.is_accepted
+
+
 async def test_a_request_without_credit_is_parked_until_it_gets_some(client: AttachClient) -> None:
     await client.submit(submission(1, [1], 10, token_credit=4))
     await client.until(lambda: len(client.received[1].token_ids) == 4)
@@ -380,6 +402,57 @@ async def test_attach_is_unavailable_while_loading_and_says_how_far() -> None:
         assert response.status.state == pb.ENGINE_STATE_LOADING
         assert response.status.detail == "loading weights 43 %"
         assert not response.HasField("info")
+    finally:
+        await listener.stop(0)
+
+
+class SlowContext:
+    """A call whose first write, the welcome, waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.is_writing = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.sent: list[str | None] = []
+        self._hello: pb.AttachRequest | None = hello()
+
+    async def read(self) -> pb.AttachRequest:
+        if self._hello is None:
+            await asyncio.Event().wait()
+        message, self._hello = self._hello, None
+        assert message is not None
+        return message
+
+    async def write(self, message: pb.AttachResponse) -> None:
+        self.is_writing.set()
+        await self.let_go.wait()
+        self.sent.append(message.WhichOneof("event"))
+
+
+async def test_what_happens_while_the_welcome_is_written_reaches_that_frontend_too() -> None:
+    parts = fake_engine_parts()
+    service, context = EngineService(), SlowContext()
+    snapshot = LoopSnapshot(0, 0, parts.scheduler.stats())
+    service.set_serving(ServingParts(parts.info, Inbox(), parts.max_open_requests, lambda: snapshot))
+    attach = asyncio.create_task(service.Attach(context, context))  # type: ignore[arg-type]
+    await context.is_writing.wait()
+    service.deliver(DrainReport(30.0))
+    service.finish("the engine stopped")
+    context.let_go.set()
+    await asyncio.wait_for(attach, 5)
+    assert context.sent == ["welcome", "drain", "status"]
+
+
+async def test_no_frontend_is_welcome_once_the_step_loop_has_ended() -> None:
+    parts = fake_engine_parts()
+    service = EngineService()
+    listener = Listener(service, "127.0.0.1:0")
+    await listener.start()
+    try:
+        snapshot = LoopSnapshot(0, 0, parts.scheduler.stats())
+        service.set_serving(ServingParts(parts.info, Inbox(), parts.max_open_requests, lambda: snapshot))
+        service.finish("the engine stopped")
+        error = await asyncio.wait_for(refusal(listener.address, hello()), 5)
+        assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the engine stopped")
     finally:
         await listener.stop(0)
 

@@ -1,5 +1,6 @@
 """Names to folders, with the hub replaced."""
 
+from fnmatch import fnmatch
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from huggingface_hub.errors import (
 from engine.errors import CheckpointError
 from engine.model import hub
 from engine.model.hub import resolve_model
+from engine.tokenizer_files import TOKENIZER_FILE_NAMES
 
 
 def refused(error_class):
@@ -52,6 +54,15 @@ def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
     assert repo_id == "owner/name"
     assert {"config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"} <= set(patterns)
     assert not any(".bin" in pattern or pattern in ("*", "*.*") for pattern in patterns)
+
+
+def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
+    """One that were left out would give a hub model another digest than the same model in a folder."""
+    asked = fetch(str(tmp_path))
+    resolve_model("owner/name")
+    ((_, patterns),) = asked
+    left_out = [name for name in TOKENIZER_FILE_NAMES if not any(fnmatch(name, pattern) for pattern in patterns)]
+    assert left_out == []
 
 
 @pytest.mark.parametrize(

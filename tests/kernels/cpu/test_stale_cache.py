@@ -1,6 +1,9 @@
 """Compiled kernels do not outlive a change of any source beside them."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +28,7 @@ def folder(tmp_path):
 
 
 def test_what_is_older_than_the_newest_source_goes(folder):
-    _drop_stale_cache(folder)
+    _drop_stale_cache(folder, folder / "__pycache__")
     left = {path.name for path in (folder / "__pycache__").iterdir()}
     assert left == {"new.g-1.py311.1.nbc", "old.cpython-311.pyc"}
 
@@ -35,5 +38,24 @@ def test_entries_that_cannot_be_deleted_are_left(folder, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr("pathlib.Path.unlink", unlink)
-    _drop_stale_cache(folder)
+    _drop_stale_cache(folder, folder / "__pycache__")
     assert len(list((folder / "__pycache__").iterdir())) == 4
+
+
+def test_the_folder_that_is_really_used_is_cleaned(tmp_path):
+    """Where the sources cannot be written beside, numba caches in the user's home or where it is told to."""
+    root = Path(__file__).parents[3]
+    code = "from kernels.cpu.rms_norm import _rms_norm; print(_rms_norm.stats.cache_path)"
+    environment = {**os.environ, "PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def cache_path():
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return Path(result.stdout.strip())
+
+    stale = cache_path() / "rms_norm._rms_norm-1.py311.1.nbc"
+    assert stale.is_relative_to(tmp_path)
+    stale.touch()
+    os.utime(stale, (100, 100))
+    cache_path()
+    assert not stale.exists()

@@ -1,0 +1,62 @@
+"""Signals, in the orders in which they can come."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from engine.shutdown import ShutdownSignals, StoppedWhileLoading
+
+
+class Engine:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def drain(self, grace_s: float) -> None:
+        self.told.append(f"drain {grace_s:g}")
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+
+@pytest.fixture
+def signals() -> Iterator[ShutdownSignals]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield ShutdownSignals(5.0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_the_first_drains_and_the_second_stops(signals: ShutdownSignals) -> None:
+    engine = Engine()
+    signals.control(engine)  # type: ignore[arg-type]
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert engine.told == ["drain 5", "stop"]
+
+
+def test_a_signal_during_the_load_is_not_lost_if_somebody_swallows_it(signals: ShutdownSignals) -> None:
+    """As a callback from C does, which cannot raise."""
+    with contextlib.suppress(StoppedWhileLoading):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(StoppedWhileLoading):
+        signals.control(Engine())  # type: ignore[arg-type]
+
+
+def test_standard_input_that_cannot_be_read_has_ended(
+    signals: ShutdownSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_fd: int, _n: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    engine = Engine()
+    signals.control(engine)  # type: ignore[arg-type]
+    monkeypatch.setattr("engine.shutdown.os.read", read)
+    signals._read_stdin()
+    assert engine.told == ["stop"]
