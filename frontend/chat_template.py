@@ -132,13 +132,19 @@ def chat_template_source(files: Mapping[str, bytes]) -> str | None:
     """The template in a model's files: chat_template.jinja, else chat_template.json, else tokenizer_config.json.
 
     Of several named templates it is the one called "default", or the only one.
+
+    Raises:
+        ChatTemplateError: the named templates are not a list of objects with a name and a template.
     """
     if "chat_template.jinja" in files:
         return files["chat_template.jinja"].decode()
     for name in ("chat_template.json", "tokenizer_config.json"):
         found = _load_object(files, name).get("chat_template")
         if isinstance(found, list):
-            named = {entry["name"]: entry["template"] for entry in found}
+            try:
+                named = {entry["name"]: entry["template"] for entry in found}
+            except (TypeError, KeyError) as error:
+                raise ChatTemplateError(f"{name}: an entry of chat_template has no name or no template") from error
             found = next(iter(named.values())) if len(named) == 1 else named.get("default")
         if isinstance(found, str):
             return found

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
     for option in fields(FrontendConfig):
         name = _flag_name(option.name)
         variable = "CHAIRLIFT_" + name.upper().replace("-", "_")
-        default = environ.get(variable, option.default)
+        default = environ.get(variable) or option.default  # an empty variable counts as unset
         text = f"{_HELP[option.name]} [{variable}]"
         if isinstance(option.default, bool):
             if isinstance(default, str):

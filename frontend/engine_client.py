@@ -33,6 +33,7 @@ PROTOCOL_MINOR = 0
 
 _WELCOME_TIMEOUT_S = 10.0
 _MIN_BACKOFF_S = 0.1
+_MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
 _MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 4
 _CHANNEL_OPTIONS = (
@@ -44,6 +45,8 @@ _CHANNEL_OPTIONS = (
     # A channel per attempt with its own connection: the back-off is ours alone, not gRPC's on top of it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    # http_proxy in the environment is for the way out, not for the machine beside this one.
+    ("grpc.enable_http_proxy", 0),
 )
 
 AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
@@ -51,6 +54,10 @@ AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 class EngineLostError(Exception):
     """The stream has ended or must be given up; says why."""
+
+
+class EngineNotReadyError(Exception):
+    """An engine answers that takes no frontends now, as while it loads; says what it is doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class EngineClient:
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
-        self._away_because = "no engine has answered yet"
+        self._noted_causes: set[str] = set()  # why there is no engine, as far as the log has said it since the last one
         self._num_messages = 0
         self._due = asyncio.Event()
         self._parting_error: RequestError | None = None
@@ -119,32 +126,48 @@ class EngineClient:
 
     async def _run(self) -> None:
         backoff_s = _MIN_BACKOFF_S
+        max_backoff_s = _MAX_WAITING_BACKOFF_S
         while True:
             try:
                 await self._attach()
-            except (grpc.aio.AioRpcError, EngineLostError, ProtocolViolation, TokenizerMismatch) as error:
-                self._note_away(error)
             except Exception as error:  # whatever it is, the next attempt may succeed, and nobody else would make one
-                logger.exception("the link to the engine failed")
                 self._note_away(error)
+                if isinstance(error, EngineNotReadyError):
+                    max_backoff_s = _MAX_WAITING_BACKOFF_S
             finally:
                 was_attached = self._attachment is not None
                 self._detach()
-            backoff_s = _MIN_BACKOFF_S if was_attached else min(backoff_s * 2, _MAX_BACKOFF_S)
+            if was_attached:
+                backoff_s, max_backoff_s = _MIN_BACKOFF_S, _MAX_BACKOFF_S
+            else:
+                backoff_s = min(backoff_s * 2, max_backoff_s)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     def _note_away(self, error: Exception) -> None:
-        level = logging.INFO if self._attachment is None else logging.WARNING
-        reason = str(error) or type(error).__name__
-        if isinstance(error, grpc.aio.AioRpcError):
-            reason = f"{error.code().name}: {error.details()}"
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                level = logging.ERROR  # waiting will not help, unless somebody does something
-        elif isinstance(error, TokenizerMismatch):
-            level = logging.ERROR
-        if reason != self._away_because:  # not once per attempt
-            self._away_because = reason
-            logger.log(level, "no engine at %s: %s", self._address, reason)
+        """Says why there is no engine: each cause once until one is attached again, not once per attempt."""
+        was_attached = self._attachment is not None
+        level, is_defect = logging.WARNING, False
+        reason = cause = str(error) or type(error).__name__
+        match error:
+            case grpc.aio.AioRpcError():
+                reason = f"{error.code().name}: {error.details()}"
+                cause = f"{error.code().name} {was_attached}"  # the details are worded differently by every attempt
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    level = logging.ERROR  # waiting will not help, unless somebody does something
+                elif not was_attached:
+                    level = logging.INFO
+            case EngineNotReadyError():
+                level, cause = logging.INFO, "not ready"  # without the progress, which is the engine's to log
+            case TokenizerMismatch():
+                level = logging.ERROR
+            case EngineLostError() | ProtocolViolation():
+                pass
+            case _:
+                level, is_defect = logging.ERROR, True
+        if cause in self._noted_causes:
+            level = logging.DEBUG
+        self._noted_causes.add(cause)
+        logger.log(level, "no engine at %s: %s", self._address, reason, exc_info=error if is_defect else None)
 
     def _detach(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -160,13 +183,13 @@ class EngineClient:
             stub: EngineServiceAsyncStub = EngineServiceStub(channel)
             call = stub.Attach()
             try:
-                welcome = await self._hello(call)
+                welcome = await self._hello(channel, call)
                 model = await self._served_model(stub, welcome.info)
                 session = EngineSession(
                     vocab_size=model.vocab_size, step_window=welcome.step_window, wake=self._due.set
                 )
                 self._attachment = Attachment(welcome.engine_instance_id, model, session)
-                self._away_because = ""
+                self._noted_causes.clear()
                 logger.info(
                     "engine %s attached: instance %s, model %s, max_model_len %d",
                     self._address,
@@ -179,7 +202,7 @@ class EngineClient:
             finally:
                 call.cancel()
 
-    async def _hello(self, call: AttachCall) -> pb.Welcome:
+    async def _hello(self, channel: grpc.aio.Channel, call: AttachCall) -> pb.Welcome:
         hello = pb.Hello(
             protocol_major=PROTOCOL_MAJOR,
             protocol_minor=PROTOCOL_MINOR,
@@ -193,6 +216,11 @@ class EngineClient:
                 response = await call.read()
         except TimeoutError as error:
             raise EngineLostError(f"no welcome within {_WELCOME_TIMEOUT_S:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            # The same status says that nobody is there; only then the channel is not connected.
+            if error.code() is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY:
+                raise EngineNotReadyError(error.details()) from error
+            raise
         if not isinstance(response, pb.AttachResponse) or response.WhichOneof("event") != "welcome":
             raise EngineLostError("the engine's first message is not a welcome")
         return response.welcome
@@ -236,7 +264,10 @@ class EngineClient:
             await self._due.wait()
             self._due.clear()
             for command in session.take_commands():
-                await call.write(command)
+                try:
+                    await call.write(command)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                    raise EngineLostError("the stream broke off") from error
 
     async def _watch(self) -> None:
         # Counted in turns of this loop, not by the clock: if this process is held up, the engine is not to blame.
@@ -259,8 +290,9 @@ async def _until_first_fails(*coroutines: Coroutine[object, object, None]) -> No
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        for task in tasks:  # in this order: of several reasons the first one's is told
+            if task in done:
+                task.result()
     finally:
         for task in tasks:
             task.cancel()

@@ -150,10 +150,10 @@ class Tokenizer:
 
 def _load_chat_template(files: Mapping[str, bytes]) -> tuple[ChatTemplate | None, str]:
     """The template, or None and why there is none. A broken one does not keep the model from serving plain text."""
-    source = chat_template_source(files)
-    if source is None:
-        return None, "the model has no chat template; send text or token_ids"
     try:
+        source = chat_template_source(files)
+        if source is None:
+            return None, "the model has no chat template; send text or token_ids"
         return ChatTemplate(source, template_variables(files)), ""
     except ChatTemplateError as error:
         _logger.warning("chat prompts are refused: the model's chat template cannot be compiled: %s", error)

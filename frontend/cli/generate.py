@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--chat", action="store_true", help="the prompt is a chat message, for models with a chat template"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
-    target = os.environ.get("CHAIRLIFT_TARGET", DEFAULT_TARGET)
+    target = os.environ.get("CHAIRLIFT_TARGET") or DEFAULT_TARGET
     parser.add_argument("--target", default=target, help="the server [CHAIRLIFT_TARGET] (default: %(default)s)")
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline, seconds (default: none)")
     parser.add_argument("--model", help="model to use (default: the only one)")

@@ -21,7 +21,7 @@ _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0 if the server takes requests, else 1."""
     parser = OneLineParser(prog="chairlift health", description="Says whether a server takes requests, and its model.")
-    target = os.environ.get("CHAIRLIFT_TARGET", DEFAULT_TARGET)
+    target = os.environ.get("CHAIRLIFT_TARGET") or DEFAULT_TARGET
     parser.add_argument("--target", default=target, help="the server [CHAIRLIFT_TARGET] (default: %(default)s)")
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait (default: %(default)s)"

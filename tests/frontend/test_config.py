@@ -60,6 +60,11 @@ def test_flag_wins_over_its_variable():
     assert parse_arguments(["--no-uvloop"], {"CHAIRLIFT_UVLOOP": "1"}).uvloop is False
 
 
+def test_empty_variable_counts_as_unset():
+    names = ["CHAIRLIFT_" + name.removesuffix("_s").upper() for name in FrontendConfig.__dataclass_fields__]
+    assert parse_arguments([], dict.fromkeys(names, "")) == FrontendConfig()
+
+
 BAD = {
     "--port 65536": "--port is 65536, it must be between 0 and 65535",
     "--port x": "--port",

@@ -371,3 +371,85 @@ async def test_own_tokenizer_of_another_model_is_refused_not_served(make_pair, t
     pair.engine = other
     assert not pair.app.engine.serving
     assert "FAILED_PRECONDITION" in caplog.text
+
+
+class LoadingEngine(FakeEngine):
+    """Refuses to be attached to while it loads, as the real one does, with its progress for a reason."""
+
+    loading = True
+
+    async def Attach(self, request_iterator, context):
+        if self.loading:
+            self.hellos.append((await anext(request_iterator)).hello)
+            await self._notify()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"loading weights {len(self.hellos)} %")
+        async for response in super().Attach(request_iterator, context):
+            yield response
+
+
+async def test_loading_engine_is_tried_often_and_logged_once(make_pair, caplog, monkeypatch):
+    monkeypatch.setattr("frontend.engine_client.random.uniform", lambda low, high: 0.01)
+    with caplog.at_level(logging.DEBUG, "frontend.engine_client"):
+        pair = await make_pair(engine=LoadingEngine(), wait=False)
+        await pair.engine.wait_for(lambda: len(pair.engine.hellos) >= 8)
+        pair.engine.loading = False
+        await pair.app.wait_serving(10)
+    said = [record for record in caplog.records if "loading weights" in record.message]
+    assert len(said) >= 8
+    assert said[0].levelno == logging.INFO
+    assert {record.levelno for record in said[1:]} == {logging.DEBUG}
+
+
+async def test_pauses_stay_short_until_an_engine_has_been_there_and_while_it_loads(make_pair, monkeypatch):
+    pauses = []
+    sleep = asyncio.sleep
+
+    async def short_sleep(seconds):
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("frontend.engine_client.random.uniform", lambda low, high: high)
+    pair = await make_pair(engine=LoadingEngine(), wait=False)
+    monkeypatch.setattr("frontend.engine_client.asyncio.sleep", short_sleep)
+    await pair.engine.wait_for(lambda: len(pair.engine.hellos) >= 6)
+    assert max(pauses) == 0.25
+
+
+async def test_defect_in_the_link_is_logged_with_its_traceback_once(make_pair, caplog, monkeypatch):
+    attempts = []
+
+    def broken(*args):
+        attempts.append(args)
+        raise KeyError("template")
+
+    monkeypatch.setattr("frontend.tokenizer_source.Tokenizer.from_files", broken)
+    monkeypatch.setattr("frontend.engine_client.random.uniform", lambda low, high: 0.01)
+    pair = await make_pair(wait=False)
+    while len(attempts) < 3:
+        await asyncio.sleep(0.01)
+    errors = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.exc_info is not None for record in errors] == [True]
+    assert not pair.app.engine.serving
+
+
+async def test_write_that_meets_the_end_of_the_stream_is_no_defect(make_pair, caplog, monkeypatch):
+    async def finished(self, request):
+        raise asyncio.InvalidStateError("RPC already finished.")
+
+    pair = await make_pair()
+    monkeypatch.setattr("grpc.aio._call.StreamStreamCall.write", finished)
+    pair.session._outbox.submit(engine_pb.Submission(handle=7))
+    while pair.app.engine.serving:
+        await asyncio.sleep(0)
+    monkeypatch.undo()
+    await pair.app.wait_serving(10)
+    lost = [record for record in caplog.records if "the stream broke off" in record.message]
+    assert [(record.levelno, record.exc_info) for record in lost] == [(logging.WARNING, None)]
+
+
+async def test_proxy_of_the_environment_is_not_for_the_engine(make_pair, monkeypatch):
+    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
+    assert (await make_pair()).app.engine.serving

@@ -147,3 +147,14 @@ def test_missing_or_broken_tokenizer_json_is_named():
         Tokenizer.from_files({"tokenizer_config.json": b"{}"})
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_files({"tokenizer.json": b"{}"})
+
+
+@pytest.mark.parametrize("templates", [[{"name": "default"}], [{"template": "x"}], ["x"]])
+async def test_malformed_named_templates_refuse_chat_alone(files, templates):
+    config = {**json.loads(files["tokenizer_config.json"]), "chat_template": templates}
+    others = {name: data for name, data in files.items() if name != "chat_template.jinja"}
+    tokenizer = Tokenizer.from_files({**others, "tokenizer_config.json": json.dumps(config).encode()})
+    assert await tokenizer.encode("the fox")
+    with pytest.raises(InvalidRequest, match="no name or no template"):
+        await tokenizer.encode_chat([ChatMessage("user", "hi")])
+    tokenizer.close()
