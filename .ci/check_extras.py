@@ -17,7 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PROMISES = {
     "": ["chairlift", "engine.core", "frontend.client"],
     "frontend": ["chairlift", "frontend"],
-    "engine": ["chairlift", "engine", "kernels", "-engine.demo.train", "-engine.demo.evaluate"],
+    "engine": [
+        "chairlift",
+        "engine",
+        "kernels",
+        "-engine.demo.checkpoint",
+        "-engine.demo.corpus",
+        "-engine.demo.train",
+        "-engine.demo.evaluate",
+    ],
     "loadgen": ["chairlift", "frontend.client", "loadgen"],
 }
 

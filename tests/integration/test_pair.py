@@ -13,7 +13,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.v1 import generation_service_pb2 as pb
-from engine.demo.prompts import HeldOutPrompt, heldout_prompts
+from engine.demo.prompts import HeldOutPrompt, PromptKind, heldout_prompts
 from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
 
 NEAR_TIE = 1e-4
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 def prompt_arguments(prompt: HeldOutPrompt) -> dict[str, object]:
-    if prompt.kind == "chat":
+    if prompt.kind is PromptKind.CHAT:
         return {"chat": [("user", prompt.text)]}
     return {"text": prompt.text}
 
