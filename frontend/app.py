@@ -6,7 +6,7 @@ import socket
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection  # type: ignore[attr-defined] # its stubs are partial
+from grpc_reflection.v1alpha import reflection
 
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend.admission import Admission

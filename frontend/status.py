@@ -6,7 +6,7 @@ from typing import NamedTuple
 import grpc
 from google.protobuf.any_pb2 import Any
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
-from grpc_status import rpc_status  # type: ignore[attr-defined] # its stubs are partial
+from grpc_status import rpc_status
 
 from frontend.errors import (
     ClientStalled,
