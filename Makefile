@@ -20,7 +20,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 run: setup  ## engine + frontend on 127.0.0.1:50051, with one completion as proof (MODEL=... ARGS="...")
-	@exec $(BIN)/chairlift up --proof $(if $(MODEL),--model $(MODEL)) $(ARGS)
+	@exec $(BIN)/chairlift up --proof $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: setup-dev  ## the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -3,6 +3,7 @@ the usual log lines.
 """
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,7 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
         load_format=config.load_format,
         seed=config.seed,
         progress=lambda fraction: progress(f"loading weights {100 * fraction:.0f} %"),
+        show_progress_bar=sys.stderr.isatty(),
     )
     _log.info("Loading weights took %.2f seconds", time.monotonic() - load_started_s)
 
@@ -100,6 +102,7 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits)
     progress("warming up")
+    _log.info("Warming up; the first start on a machine compiles the CPU kernels, which takes some 20 seconds")
     warm_up(runner, scheduler_config, model_config.vocab_size)
     _log.info("init engine (load model, create kv cache, warmup model) took %.2f seconds", time.monotonic() - started_s)
     return EngineParts(

@@ -1,13 +1,12 @@
 """`chairlift-frontend`: runs one frontend process until SIGTERM or SIGINT, which drain it."""
 
 import asyncio
-import logging
 import signal
 import sys
 from collections.abc import Sequence
 
 from frontend.app import FrontendApp
-from frontend.config import FrontendConfig, parse_arguments
+from frontend.config import FrontendConfig, log_to_stderr, parse_arguments
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
 
@@ -15,7 +14,7 @@ from frontend.event_loop import loop_factory
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the frontend; returns the exit status."""
     config = parse_arguments(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(config.log_level)
     try:
         with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             num_drained = runner.run(_serve(config))

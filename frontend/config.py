@@ -5,8 +5,9 @@ variable `CHAIRLIFT_<FLAG>`; a flag wins over its variable. Knows nothing of the
 """
 
 import argparse
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,13 +81,19 @@ class FrontendConfig:
         _check(folder is None or folder.is_dir(), "tokenizer", folder, "a folder that exists")
 
 
-def add_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
-    """Adds one flag per field of FrontendConfig, its default taken from the environment where that has a value."""
+def add_arguments(
+    parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ, *, unlisted: Collection[str] = ()
+) -> None:
+    """Adds one flag per field of FrontendConfig, its default taken from the environment where that has a value.
+
+    Fields in `unlisted` are left out of the help.
+    """
     for option in fields(FrontendConfig):
         name = _flag_name(option.name)
         variable = "CHAIRLIFT_" + name.upper().replace("-", "_")
         default = environ.get(variable) or option.default  # an empty variable counts as unset
         text = f"{_HELP[option.name]} [{variable}]"
+        listed = option.name not in unlisted
         if isinstance(option.default, bool):
             if isinstance(default, str):
                 default = _to_bool(parser, variable, default)
@@ -96,7 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
         else:
             kind = _kind(option)
             parser.add_argument(
-                f"--{name}", dest=option.name, default=default, help=f"{text} (default: %(default)s)", type=kind
+                f"--{name}",
+                dest=option.name,
+                default=default,
+                type=kind,
+                help=f"{text} (default: %(default)s)" if listed else argparse.SUPPRESS,
             )
 
 
@@ -117,6 +128,15 @@ def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ
         return config_from_arguments(parser.parse_args(argv))
     except ConfigError as error:
         parser.error(str(error))
+
+
+def log_to_stderr(level_name: str) -> None:
+    """Sends the log to stderr, in the same form as the engine's."""
+    logging.basicConfig(
+        level=level_name.upper(),
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
 from frontend.client import ChairliftClient, GenerationError, GenerationOptions
 from frontend.client.request import DEFAULT_TARGET
@@ -12,8 +13,13 @@ from frontend.config import OneLineParser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0, 1 after an error of the call, 130 after Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    """Runs the command; returns 0, 1 after an error of the call, 130 after Ctrl-C; exits with 2 at a bad flag."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.system is not None and not arguments.chat:
+        parser.error("--system is part of a chat: add --chat")
+    if arguments.timeout is not None and not arguments.timeout > 0:
+        parser.error(f"--timeout is {arguments.timeout:g} seconds, it must be above 0")
     try:
         text = sys.stdin.read() if arguments.text == "-" else arguments.text
         with (
@@ -27,6 +33,11 @@ def main(argv: Sequence[str]) -> int:
                 sys.stdout.flush()
         if sys.stdout.isatty():
             print()
+        if arguments.max_tokens is None and stream.finished and stream.finished.reason == pb.FINISH_REASON_MAX_TOKENS:
+            num_tokens = stream.finished.usage.num_output_tokens
+            print(f"chairlift generate: cut off after {num_tokens} tokens; --max-tokens allows more", file=sys.stderr)
+    except ValueError as error:
+        parser.error(str(error))
     except GenerationError as error:
         print(f"chairlift generate: {complaint(error, arguments.target)}", file=sys.stderr)
         return 1

@@ -22,13 +22,14 @@ from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
 from frontend.cli.proof import show_proof
 from frontend.client import GenerationError
-from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments
+from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, log_to_stderr
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
 _MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
 _PROGRESS_EVERY_S = 5.0
+_LINK_LOGGER = "frontend.engine_client"
 
 
 def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
@@ -40,13 +41,16 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
     """
     parser = _parser()
     arguments, engine_flags = parser.parse_known_args(argv)
+    if arguments.model is not None:
+        engine_flags += ["--model", arguments.model]
     if arguments.engine != parser.get_default("engine"):
         parser.error("--engine: `up` starts an engine of its own; chairlift-frontend takes another one's address")
     try:
         config = config_from_arguments(arguments)
     except ConfigError as error:
         parser.error(str(error))
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(config.log_level)
+    logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves: `up` itself says what it waits for
     try:
         with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             pair = Pair(config, [*engine_command, *engine_flags], folder)
@@ -132,6 +136,7 @@ class Pair:
                 await self._app.wait_serving(_PROGRESS_EVERY_S)
                 break
             print(f"waiting for the engine ... {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
+        logging.getLogger(_LINK_LOGGER).setLevel(logging.NOTSET)
         target = _target(self._config.host, self._app.port)
         print(f"serving on {target}", flush=True)
         if with_proof:
@@ -147,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="chairlift up",
         allow_abbrev=False,  # an engine's flag is not short for one of ours
         description="Runs an engine and a frontend together.",
-        epilog="All other flags (--model, --max-num-seqs, ...) are the engine's: see chairlift-engine --help.",
+        epilog="All other flags (--max-num-seqs, --max-model-len, ...) are the engine's: see chairlift-engine --help.",
     )
     parser.add_argument(
         "--proof",
@@ -155,7 +160,12 @@ def _parser() -> argparse.ArgumentParser:
         default=False,
         help="stream one completion once the pair serves",
     )
-    add_arguments(parser, {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"})
+    parser.add_argument(
+        "--model", metavar="MODEL", help="folder or Hugging Face hub id (default: the bundled demo model)"
+    )
+    add_arguments(
+        parser, {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"}, unlisted=("engine",)
+    )
     return parser
 
 

@@ -96,6 +96,7 @@ class AsyncChairliftClient:
         Raises:
             GenerationError: the call failed.
             TypeError: an unknown option, or not exactly one prompt.
+            ValueError: a number that its field cannot hold.
         """
         request = pb.GenerateRequest(spec=generation_spec(text, options))
         return await _call(self._stub.Generate(request, timeout=timeout_s))

@@ -1,7 +1,7 @@
 """Keyword arguments to request messages of chairlift.v1; only what is given is set, the server owns the defaults."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 from chairlift.v1 import generation_service_pb2 as pb
 
@@ -11,6 +11,8 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
+
+_Message = TypeVar("_Message")
 
 ChatTurns = Sequence[tuple[str, str]]
 """A conversation: (role, content) of each turn, oldest first."""
@@ -69,6 +71,7 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
 
     Raises:
         TypeError: an unknown argument, or not exactly one of text, token_ids and chat.
+        ValueError: a number that its field cannot hold; names the argument.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if text is not None:
@@ -84,10 +87,10 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
         spec.token_ids.SetInParent()  # an empty list is still the prompt form that was chosen
     else:
         spec.chat.CopyFrom(chat_prompt(given.pop("chat")))
-    spec.sampling.CopyFrom(pb.SamplingOptions(**_take(given, pb.SamplingOptions.DESCRIPTOR.fields_by_name)))
-    spec.stop.CopyFrom(pb.StopOptions(**_take(given, pb.StopOptions.DESCRIPTOR.fields_by_name)))
+    spec.sampling.CopyFrom(_message(pb.SamplingOptions, _take(given, pb.SamplingOptions.DESCRIPTOR.fields_by_name)))
+    spec.stop.CopyFrom(_message(pb.StopOptions, _take(given, pb.StopOptions.DESCRIPTOR.fields_by_name)))
     output = {_OUTPUT_FIELDS[name]: value for name, value in _take(given, _OUTPUT_FIELDS).items()}
-    spec.output.CopyFrom(pb.OutputOptions(**output))
+    spec.output.CopyFrom(_message(pb.OutputOptions, output))
     if given:
         known = ", ".join(("text", *GenerationOptions.__annotations__))
         raise TypeError(f"unknown argument {sorted(given)[0]!r}; known: {known}")
@@ -115,6 +118,16 @@ def count_request(
 def chat_prompt(turns: ChatTurns) -> pb.ChatPrompt:
     """A conversation as its message."""
     return pb.ChatPrompt(messages=[pb.ChatMessage(role=role, content=content) for role, content in turns])
+
+
+def _message(kind: Callable[..., _Message], values: Mapping[str, Any]) -> _Message:
+    # One field at a time: protobuf's own error does not say which one it is about.
+    for name, value in values.items():
+        try:
+            kind(**{name: value})
+        except ValueError as error:
+            raise ValueError(f"{name} is {value}: {error}") from error
+    return kind(**values)
 
 
 def _take(given: dict[str, Any], names: Mapping[str, object]) -> dict[str, Any]:

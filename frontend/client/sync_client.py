@@ -102,6 +102,7 @@ class ChairliftClient:
         Raises:
             GenerationError: the call failed.
             TypeError: an unknown option, or not exactly one prompt.
+            ValueError: a number that its field cannot hold.
         """
         request = pb.GenerateRequest(spec=generation_spec(text, options))
         return _call(lambda: self._stub.Generate(request, timeout=timeout_s))

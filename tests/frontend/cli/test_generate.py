@@ -54,6 +54,32 @@ async def test_chat(target, capsys):
     assert capsys.readouterr().out == "<system>be brief<user>hi<assistant>"
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--max-tokens many", "argument --max-tokens: invalid int value: 'many'"),
+        ("--max-tokens -1", "max_tokens is -1"),
+        ("--seed -1", "seed is -1"),
+        ("--system x", "--system is part of a chat: add --chat"),
+        ("--timeout 0", "--timeout is 0 seconds, it must be above 0"),
+    ],
+)
+async def test_bad_flag_is_one_line_and_status_2(target, capsys, flags, says):
+    with pytest.raises(SystemExit, match="2"):
+        await run("x", "--target", target, *flags.split())
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"chairlift generate: error: {says}")
+    assert err.count("\n") == 1
+
+
+async def test_an_answer_cut_at_the_default_length_says_so_on_stderr(target, capsys):
+    assert await run("ab", "--ignore-end-token", "--target", target) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("abab")
+    assert err == "chairlift generate: cut off after 256 tokens; --max-tokens allows more\n"
+
+
 async def test_dash_reads_standard_input(target, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
     assert await run("-", "--target", target) == 0
@@ -78,13 +104,6 @@ async def test_error_of_the_call_is_one_line_and_status_1(target, capsys):
 async def test_nobody_there_says_what_to_do(capsys):
     assert await run("hello", "--target", "127.0.0.1:1") == 1
     assert capsys.readouterr().err.endswith("(no server at 127.0.0.1:1? `chairlift up` starts one)\n")
-
-
-async def test_bad_flag_is_one_line_and_status_2(capsys):
-    with pytest.raises(SystemExit) as raised:
-        await run("hello", "--max-tokens", "many")
-    assert raised.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 async def test_text_comes_as_it_is_generated_and_ctrl_c_cancels_the_call(target, engine):

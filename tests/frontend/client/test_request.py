@@ -83,3 +83,9 @@ def test_count_request():
     for text, chat in ((None, None), ("x", [("user", "x")])):
         with pytest.raises(TypeError, match="exactly one"):
             count_request(text, chat, None, False)
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_tokens", -1), ("seed", -1), ("seed", 2**64), ("top_logprobs", -1)])
+def test_number_that_its_field_cannot_hold_is_named(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}"):
+        generation_spec("x", {name: value})
