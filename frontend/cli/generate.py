@@ -41,11 +41,6 @@ def main(argv: Sequence[str]) -> int:
     except GenerationError as error:
         print(f"chairlift generate: {complaint(error, arguments.target)}", file=sys.stderr)
         return 1
-    except (
-        BrokenPipeError
-    ):  # the reader (`| head`) has what it wants; the interpreter must not flush into the pipe again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         return 130
     return 0

@@ -1,6 +1,7 @@
 """`chairlift COMMAND ...`: finds the command and imports it alone, so that one command's needs are not another's."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
         module = importlib.import_module(f"frontend.cli.{name}")
-        status: int = module.main(arguments[1:])
+        try:
+            status: int = module.main(arguments[1:])
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader (`| head`) has what it wants; the interpreter must not flush once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         return status
     if name in ("-h", "--help"):
         print(_usage())

@@ -1,6 +1,9 @@
 """`chairlift health`: what a script and a person need to know."""
 
 import asyncio
+import os
+import subprocess
+import sys
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.cli.main import main
@@ -29,3 +32,17 @@ async def test_nobody_there(capsys):
     assert out == "NOT_SERVING\n"
     assert err.startswith("chairlift health: UNAVAILABLE")
     assert err.count("\n") == 1
+
+
+async def test_reader_that_leaves_ends_it_quietly(target):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "frontend.cli.main", "health", "--target", target),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    os.close(writer)
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (1, b"")
