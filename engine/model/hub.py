@@ -14,8 +14,8 @@ from engine.errors import CheckpointError
 _FILES = [
     "config.json",
     "generation_config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
+    "model*.safetensors",  # not consolidated.safetensors, a second copy that some repositories hold
+    "model.safetensors.index.json",
     "tokenizer*",
     "added_tokens.json",
     "special_tokens_map.json",

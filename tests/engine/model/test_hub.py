@@ -52,8 +52,15 @@ def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
     assert resolve_model("owner/name") == tmp_path
     ((repo_id, patterns),) = asked
     assert repo_id == "owner/name"
-    assert {"config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"} <= set(patterns)
-    assert not any(".bin" in pattern or pattern in ("*", "*.*") for pattern in patterns)
+    fetched = [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ]
+    not_fetched = ["pytorch_model.bin", "consolidated.safetensors", "original/model.pth", "model.gguf", "README.md"]
+    assert [name for name in fetched + not_fetched if any(fnmatch(name, each) for each in patterns)] == fetched
 
 
 def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
