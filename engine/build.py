@@ -21,11 +21,12 @@ from engine.machine import available_memory_bytes, usable_cpus
 from engine.model.config import ModelConfig
 from engine.model.hub import resolve_model
 from engine.model.loader import load_model, resolve_dtype, weights_bytes
-from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
+from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.serving import EngineParts
 from engine.tokenizer_files import TokenizerFiles
 from engine.warm_up import warm_up
+from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.threads import set_num_threads
 from kernels.ops import cpu_ops
 
@@ -54,26 +55,27 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
     started_s = time.monotonic()
     device = _device(config)
     limits = config.step_limits(device.type)
-    _set_threads(config)
+    threads = _set_threads(config)
 
     progress(f"finding model {config.model}")
     model_dir = resolve_model(config.model)
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer = TokenizerFiles.from_dir(model_dir)
     dtype = resolve_dtype(config.dtype, model_config, device)
+    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
     # Before the weights: a model that cannot fit should say so at once.
     free_bytes = _bytes_beside_weights(weights_bytes(model_config, dtype), dtype)
     kv_plan = plan_kv_cache(
         model_config,
-        dtype,
+        kv_dtype,
         config.block_size,
-        _cache_bytes(config, model_config, dtype, limits, free_bytes),
+        _cache_bytes(config, model_config, kv_dtype, limits, free_bytes),
         config.max_model_len,
         config.num_gpu_blocks_override,
     )
 
     _log.info("Starting to load model %s", config.model)
-    ops = cpu_ops()
+    ops = cpu_ops(quantization=config.quantization, num_threads=threads)
     load_started_s = time.monotonic()
     model = load_model(
         model_dir,
@@ -97,7 +99,7 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
         ops,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        device=device,
+        kv_dtype=kv_dtype,
     )
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits)
@@ -120,13 +122,22 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cpu")
 
 
-def _set_threads(config: EngineConfig) -> None:
+def _set_threads(config: EngineConfig) -> int:
+    """Checks and sets the number of threads, and says what the CPU lacks."""
     threads = config.threads or usable_cpus()
     try:
         set_num_threads(threads)
     except ValueError as error:
         raise ConfigError(f"--threads {threads}: {error}") from error
     _log.info("Using %d CPU threads", threads)
+    features = cpu_features()
+    if not features.avx512:
+        _log.warning("This CPU has no AVX-512: kernels run on its narrower vectors, at a fraction of the speed")
+    if config.quantization == "int8" and not features.vnni:
+        _log.warning(
+            "This CPU has no AVX-512 VNNI: --quantization int8 saves memory, its weights are multiplied in float32"
+        )
+    return threads
 
 
 def _bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
@@ -142,7 +153,7 @@ def _bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
 
 
 def _cache_bytes(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, limits: StepLimits, free_bytes: int
+    config: EngineConfig, model_config: ModelConfig, kv_dtype: torch.dtype, limits: StepLimits, free_bytes: int
 ) -> int:
     """The memory the cache may take: what is asked for, else a share of what the weights leave, and never more than
     requests could fill.
@@ -152,7 +163,7 @@ def _cache_bytes(
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     blocks_per_request = -(-max_model_len // config.block_size)
     most_bytes = (
-        limits.max_num_seqs * blocks_per_request * config.block_size * model_config.kv_bytes_per_token(dtype.itemsize)
+        limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(model_config, kv_dtype)
     )
     return min(int(free_bytes * CPU_CACHE_SHARE), CPU_CACHE_MAX_BYTES, most_bytes)
 

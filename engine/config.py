@@ -12,6 +12,8 @@ DEMO_MODEL_NAME = "chairlift-demo"
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["int8"]
+KVCacheDtypeName = Literal["auto", "int8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
@@ -43,6 +45,9 @@ class EngineConfig:
         max_model_len: most tokens of prompt and output; None is the model's, cut to what the cache can hold.
         max_num_queued_reqs: requests that may wait; more are rejected.
         threads: CPU threads for the model; None is one per core.
+        quantization: of the weights of linear layers, on load; None computes with the weights as they are.
+        kv_cache_dtype: auto is the model's own.
+        batch_invariant: a request's logits are the same bits whatever else is in its batches, or the engine refuses.
         shutdown_timeout_s: how long a drain may take.
         step_log: file for one JSON line per step.
         exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
@@ -71,6 +76,9 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None
     device: DeviceName = "auto"
     threads: int | None = None
+    quantization: Quantization | None = None
+    kv_cache_dtype: KVCacheDtypeName = "auto"
+    batch_invariant: bool = False
     step_log: Path | None = None
     log_level: str = "info"
 

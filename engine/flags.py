@@ -12,13 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar, get_args
 
-from engine.config import DEFAULT_STEP_LIMITS, DeviceName, DtypeName, EngineConfig, LoadFormat
+from engine.config import (
+    DEFAULT_STEP_LIMITS,
+    DeviceName,
+    DtypeName,
+    EngineConfig,
+    KVCacheDtypeName,
+    LoadFormat,
+    Quantization,
+)
 from engine.core.config import SchedulingPolicyName
 from engine.demo import MODEL_DIR
 
 ENV_PREFIX = "CHAIRLIFT_"
 ENV_NAMES = {"--host": "CHAIRLIFT_ENGINE_HOST", "--port": "CHAIRLIFT_ENGINE_PORT"}
-BLOCK_SIZES = (8, 16, 32, 64, 128)
+BLOCK_SIZES = (16, 32, 64, 128)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -153,6 +161,21 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
     )
     flags.add("--max-logprobs", _integer(0, 1024), 20, "most alternatives per token (default: 20)")
 
+    flags.group("numbers")
+    flags.add(
+        "--quantization", _one_of(get_args(Quantization)), None,
+        "quantise the weights on load: int8 is one scale per output channel, and one per token for what they are "
+        "multiplied with (default: not)", metavar="{" + ",".join(get_args(Quantization)) + "}",
+    )  # fmt: skip
+    flags.choice(
+        "--kv-cache-dtype", get_args(KVCacheDtypeName), "auto", "auto: the model's; int8: one scale per token and head"
+    )
+    flags.switch(
+        "--batch-invariant", False,
+        "promise that a request's logits are the same bits whatever shares its batches, or refuse to start; on a CPU "
+        "they always are",
+    )  # fmt: skip
+
     flags.group("KV cache")
     flags.add("--block-size", _block_size, 16, f"tokens per block, one of {_listed(BLOCK_SIZES)} (default: 16)")
     flags.switch("--enable-prefix-caching", True, "share the blocks of equal prefixes")
@@ -260,7 +283,7 @@ def _model_len(value: str) -> int | None:
 
 
 def _block_size(value: str) -> int:
-    number = _integer(BLOCK_SIZES[0], BLOCK_SIZES[-1])(value)
+    number = _integer(1, 2**20)(value)
     if number not in BLOCK_SIZES:
         raise argparse.ArgumentTypeError(f"must be one of {_listed(BLOCK_SIZES)}, not {number}")
     return number

@@ -38,3 +38,19 @@ class AttentionMetadata:
     def num_tokens(self) -> int:
         """Query tokens of the batch."""
         return self.slot_mapping.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """All that a model's step reads.
+
+    Attributes:
+        input_ids, positions: [num_tokens] int64.
+        metadata: how the tokens divide into rows and where their KV lies.
+        logits_indices: [S] int64, tokens whose logits are wanted.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    metadata: AttentionMetadata
+    logits_indices: torch.Tensor

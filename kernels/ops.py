@@ -4,12 +4,24 @@
 imported only when asked for.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
-from kernels.metadata import AttentionMetadata
+from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
+
+LinearWeights: TypeAlias = Any
+"""Weights of a linear layer as `pack_linear` of the same operations returned them; nobody else looks inside."""
+
+KVCache: TypeAlias = Any
+"""Keys and values of one layer as `make_kv_cache` of the same operations returned them; nobody else looks inside."""
+
+Step: TypeAlias = Callable[[StepInputs], torch.Tensor]
+"""A model's step: inputs -> logits [S, vocab_size] fp32 of the rows that sample."""
+
+Quantization: TypeAlias = Literal["int8"]
 
 
 class KernelOps(Protocol):
@@ -17,12 +29,40 @@ class KernelOps(Protocol):
 
     name: str
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearWeights:
+        """Lays out weight [out, in] and bias [out] for `linear`; may quantise, and may share their memory."""
+        ...
+
+    def make_kv_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KVCache:
+        """Memory for the keys and values of one layer, zeros.
+
+        Raises: ValueError: a dtype these operations do not have. RuntimeError: the memory cannot be had.
+        """
+        ...
+
+    def compile_step(self, step: Step, largest: StepInputs) -> Step:
+        """A step that does the same, faster.
+
+        Args:
+            step: calls these operations and nothing else that depends on its inputs.
+            largest: the persistent buffers that inputs will be views of, whole.
+        Returns: a function of inputs that are views of the beginnings of those buffers. What it returns is valid until
+            it is called again.
+        """
+        ...
+
+    def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and the tokens whose logits are wanted."""
+        ...
+
+    def linear(self, x: torch.Tensor, weights: LinearWeights) -> torch.Tensor:
         """Linear layer: x [T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm over the last dimension (arXiv:1910.07467): x / sqrt(mean(x^2) + eps) * weight. Any leading shape."""
+        """RMSNorm over the last dimension (arXiv:1910.07467): x / sqrt(mean(x^2) + eps) * weight. x is [T, n]."""
         ...
 
     def add_rms_norm(
@@ -34,43 +74,45 @@ class KernelOps(Protocol):
         """
         ...
 
-    def rotary_embedding(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> None:
-        """Rotates q [T, num_heads, head_dim] and k [T, num_kv_heads, head_dim] in place.
-
-        Method: arXiv:2104.09864, half-split layout. positions [T] int64 index the tables cos and sin
-        [max_positions, head_dim // 2].
-        """
-        ...
-
-    def store_kv_cache(
+    def rotate_and_store(
         self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: KVCache,
         slot_mapping: torch.Tensor,
-    ) -> None:
-        """Writes k, v [T, num_kv_heads, head_dim] to slots of the caches.
+        *,
+        head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+        eps: float = 0.0,
+    ) -> torch.Tensor:
+        """Rotates queries and keys (arXiv:2104.09864, half-split layout) and writes keys and values to the cache.
 
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; slot_mapping [T] int64.
+        Args:
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; may be written to.
+            positions: [T] int64, rows of the tables.
+            cos, sin: [max_positions, head_dim // 2] fp32.
+            kv_cache: of the layer.
+            slot_mapping: [T] int64, block_id * block_size + offset of each token.
+            head_norms: [head_dim] each: RMSNorm of every query and key head before the rotation.
+            eps: of these norms.
+        Returns: rotated queries [T, num_heads, head_dim], which may share memory with qkv.
         """
         ...
 
     def paged_attention(
         self,
         q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
         *,
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
-        """Causal attention of a ragged batch over a paged cache; q [T, num_heads, head_dim] -> same shape.
+        """Causal attention of a ragged batch over a paged cache.
 
-        A token at position p sees keys max(0, p - sliding_window + 1)..p; without a window, 0..p.
+        q [T, num_heads, head_dim] -> [T, num_heads * head_dim]. A token at position p sees keys
+        max(0, p - sliding_window + 1)..p; without a window, 0..p.
         """
         ...
 
@@ -90,8 +132,13 @@ def reference_ops() -> KernelOps:
     return ReferenceOps()
 
 
-def cpu_ops() -> KernelOps:
-    """Fast CPU operations; needs numba."""
+def cpu_ops(*, quantization: Quantization | None = None, num_threads: int = 1) -> KernelOps:
+    """Fast CPU operations; needs numba.
+
+    Args:
+        quantization: of the weights of linear layers.
+        num_threads: threads that compute, the caller's included.
+    """
     from kernels.cpu.ops import CpuOps
 
-    return CpuOps()
+    return CpuOps(quantization=quantization, num_threads=num_threads)

@@ -1,11 +1,15 @@
-"""What tests of kernels share: random ragged batches, and how far results may be from the reference."""
+"""What tests of kernels share: random ragged batches, caches that hold them, and how far results may be off.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Caches are filled through the operations themselves, so that no test needs to know how one lays them out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 
 from kernels.metadata import AttentionMetadata
+from kernels.ops import KernelOps, KVCache
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (2e-6, 2e-5),
@@ -24,25 +28,100 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected.to(actual.dtype), atol=atol, rtol=rtol)
 
 
+def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compares fp32 values by their bits: NaN equals itself, -0 is not 0.
+
+    Raises: AssertionError: says how many differ, and the largest difference.
+    """
+    assert actual.dtype is expected.dtype is torch.float32, f"{actual.dtype}, {expected.dtype}"
+    assert actual.shape == expected.shape, f"{list(actual.shape)}, {list(expected.shape)}"
+    differs = actual.contiguous().view(torch.int32) != expected.contiguous().view(torch.int32)
+    assert not differs.any(), f"{int(differs.sum())} of {differs.numel()} differ, by {(actual - expected).abs().max()}"
+
+
+def cache_tensors(kv_cache: KVCache) -> Iterator[torch.Tensor]:
+    """The tensors a cache consists of, whoever made it: a tuple, or a dataclass."""
+    if isinstance(kv_cache, tuple):
+        yield from kv_cache
+    else:
+        for field in fields(kv_cache):
+            yield getattr(kv_cache, field.name)
+
+
+def poison_cache(kv_cache: KVCache) -> None:
+    """Makes every slot one that must not be read: NaN, or any integers with scales of NaN."""
+    for tensor in cache_tensors(kv_cache):
+        tensor.fill_(torch.nan if tensor.is_floating_point() else 0x55)
+
+
+def read_cache(kv_cache: KVCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values at these slots [n], as fp32 [n, num_kv_heads, head_dim] each, written out for each layout."""
+    if isinstance(kv_cache, tuple):
+        k, v = (part.flatten(0, 1)[slots].float() for part in kv_cache)
+        return k, v
+    blocks, offsets = slots // kv_cache.block_size, slots % kv_cache.block_size
+    k = kv_cache.k[blocks, :, offsets // 16, :, offsets % 16].float()
+    v = kv_cache.v[blocks, :, offsets].float()
+    if kv_cache.k_scales.numel():
+        k = k * kv_cache.k_scales[blocks, :, offsets, None]
+        v = v * kv_cache.v_scales[blocks, :, offsets, None]
+    return k, v
+
+
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Inputs of one attention call. Every slot that no token of a row owns is NaN, so that reading one shows.
+    """Inputs of one attention call; `fill_cache` makes the cache to them.
 
     Attributes:
         q: [T, num_heads, head_dim].
-        k, v: per row, its keys and values in order, [seq_len, num_kv_heads, head_dim]: what the caches hold in blocks.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; more blocks than needed, in shuffled order.
+        k, v: per row, its keys and values in order, [seq_len, num_kv_heads, head_dim].
         metadata: the batch; unused entries of the block table point outside of the caches.
+        num_blocks: blocks of a cache; more than needed.
         scale: head_dim ** -0.5.
     """
 
     q: torch.Tensor
     k: tuple[torch.Tensor, ...]
     v: tuple[torch.Tensor, ...]
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
     metadata: AttentionMetadata
+    num_blocks: int
     scale: float
+
+    def slots(self, row: int) -> torch.Tensor:
+        """[seq_len] int64: where the keys and values of a row lie."""
+        block_size = self.metadata.block_size
+        positions = torch.arange(len(self.k[row]))
+        return self.metadata.block_table[row, positions // block_size].long() * block_size + positions % block_size
+
+    def row(self, row: int, start: int = 0, stop: int | None = None) -> "RaggedBatch":
+        """A batch of one: query tokens start to stop of a row, with the keys that were there at that time."""
+        first, end = self.metadata.query_start_loc[row : row + 2].tolist()
+        stop = end - first if stop is None else stop
+        seq_len = len(self.k[row]) - (end - first) + stop
+        metadata = AttentionMetadata(
+            query_start_loc=torch.tensor([0, stop - start], dtype=torch.int32),
+            seq_lens=torch.tensor([seq_len], dtype=torch.int32),
+            block_table=self.metadata.block_table[row : row + 1],
+            slot_mapping=self.metadata.slot_mapping[first + start : first + stop],
+            block_size=self.metadata.block_size,
+            max_query_len=stop - start,
+            max_seq_len=seq_len,
+        )
+        q = self.q[first + start : first + stop]
+        return RaggedBatch(q, (self.k[row][:seq_len],), (self.v[row][:seq_len],), metadata, self.num_blocks, self.scale)
+
+
+def fill_cache(ops: KernelOps, batch: RaggedBatch, dtype: torch.dtype = torch.float32) -> KVCache:
+    """A cache of these operations that holds a batch's keys and values. Slots that no token owns are poisoned."""
+    num_kv_heads, head_dim = batch.k[0].shape[1:]
+    cache = ops.make_kv_cache(batch.num_blocks, batch.metadata.block_size, num_kv_heads, head_dim, dtype)
+    poison_cache(cache)
+    k, v = torch.cat(batch.k), torch.cat(batch.v)
+    slots = torch.cat([batch.slots(row) for row in range(len(batch.k))])
+    ones = torch.ones(1, head_dim // 2)  # of position 0, where the rotation changes nothing
+    qkv = torch.cat((torch.zeros(len(k), 1, head_dim), k, v), dim=1).flatten(1)
+    ops.rotate_and_store(qkv, torch.zeros(len(k), dtype=torch.int64), ones, torch.zeros_like(ones), cache, slots)
+    return cache
 
 
 def make_metadata(
@@ -107,19 +186,11 @@ def make_ragged_batch(
 
     k = tuple(random(seq_len, num_kv_heads, head_dim) for seq_len in seq_lens)
     v = tuple(random(seq_len, num_kv_heads, head_dim) for seq_len in seq_lens)
-    k_cache = torch.full((num_blocks, block_size, num_kv_heads, head_dim), torch.nan)
-    v_cache = torch.full_like(k_cache, torch.nan)
-    for row, seq_len in enumerate(seq_lens):
-        for position in range(seq_len):
-            block = int(metadata.block_table[row, position // block_size])
-            k_cache[block, position % block_size] = k[row][position]
-            v_cache[block, position % block_size] = v[row][position]
     return RaggedBatch(
         q=random(sum(query_lens), num_heads, head_dim),
         k=k,
         v=v,
-        k_cache=k_cache,
-        v_cache=v_cache,
         metadata=metadata,
+        num_blocks=num_blocks,
         scale=head_dim**-0.5,
     )

@@ -107,9 +107,12 @@ class ModelConfig:
             end_token_ids=_end_token_ids(path, fields),
         )
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of KV cache one token takes over all layers: 2 (K and V) * layers * KV heads * head size * bytes."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+    def kv_bytes_per_token(self, dtype_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of KV cache one token takes over all layers: 2 (K and V) * layers * KV heads * head size * bytes.
+
+        scale_bytes is what each token and head takes besides, where the cache is quantised.
+        """
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * dtype_bytes + scale_bytes)
 
 
 def _architecture(fields: ConfigFields) -> Architecture:

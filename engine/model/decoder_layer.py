@@ -6,7 +6,7 @@ import torch
 
 from engine.model.config import ModelConfig
 from kernels.metadata import AttentionMetadata
-from kernels.ops import KernelOps
+from kernels.ops import KernelOps, KVCache, LinearWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,7 @@ class DecoderTraits:
 class Linear:
     """Weights of y = x W^T + b. Several projections of the same input lie in one matrix, so that it is one product.
 
-    Attributes:
-        weight: [sum of out_features, in_features].
-        bias: [sum of out_features] or None.
+    They are loaded as they are in the checkpoint, then packed as the operations like them.
     """
 
     def __init__(
@@ -39,19 +37,31 @@ class Linear:
     ) -> None:
         total = sum(out_features.values())
         self._out_features = out_features
-        self.weight = torch.empty(total, in_features, dtype=dtype, device=device)
-        self.bias = torch.empty(total, dtype=dtype, device=device) if bias else None
+        self._weight: torch.Tensor | None = torch.empty(total, in_features, dtype=dtype, device=device)
+        self._bias = torch.empty(total, dtype=dtype, device=device) if bias else None
+        self._packed: LinearWeights = None
 
     def checkpoint_tensors(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Name in the checkpoint -> the part of weight or bias it fills."""
+        """Name in the checkpoint -> the part of weight or bias it fills; before `pack`."""
+        assert self._weight is not None, f"{prefix} is packed"
         tensors = {}
         start = 0
         for name, size in self._out_features.items():
-            tensors[f"{prefix}{name}.weight"] = self.weight[start : start + size]
-            if self.bias is not None:
-                tensors[f"{prefix}{name}.bias"] = self.bias[start : start + size]
+            tensors[f"{prefix}{name}.weight"] = self._weight[start : start + size]
+            if self._bias is not None:
+                tensors[f"{prefix}{name}.bias"] = self._bias[start : start + size]
             start += size
         return tensors
+
+    def pack(self, ops: KernelOps) -> None:
+        """Hands the weights over; the memory they were loaded to is free afterwards, unless it is shared."""
+        assert self._weight is not None, "packed twice"
+        self._packed = ops.pack_linear(self._weight, self._bias)
+        self._weight = self._bias = None
+
+    def __call__(self, ops: KernelOps, x: torch.Tensor) -> torch.Tensor:
+        """X [T, in_features] -> [T, sum of out_features]."""
+        return ops.linear(x, self._packed)
 
 
 class DecoderLayer:
@@ -70,7 +80,7 @@ class DecoderLayer:
         self._ops = ops
         self._prefix = f"model.layers.{index}."
         self._eps = config.rms_norm_eps
-        self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self._head_dim = config.head_dim
         self._sliding_window = traits.sliding_windows[index]
         hidden, n = config.hidden_size, config.intermediate_size
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -105,28 +115,35 @@ class DecoderLayer:
             tensors |= {f"{attention}q_norm.weight": self.q_norm, f"{attention}k_norm.weight": self.k_norm}
         return tensors
 
+    def pack(self) -> None:
+        """Makes the loaded weights ready for use."""
+        for linear in (self.qkv, self.o, self.gate_up, self.down):
+            linear.pack(self._ops)
+
     def attention(
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """Normed input [T, hidden] -> [T, hidden]; writes this step's keys and values first, then reads the cache."""
-        ops = self._ops
-        qkv = ops.linear(x, self.qkv.weight, self.qkv.bias).view(x.shape[0], -1, self._head_dim)
-        q, k, v = qkv.tensor_split((self._num_heads, self._num_heads + self._num_kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = ops.rms_norm(q, self.q_norm, self._eps), ops.rms_norm(k, self.k_norm, self._eps)
-        ops.rotary_embedding(q, k, positions, *rotary)
-        ops.store_kv_cache(k, v, *kv_cache, metadata.slot_mapping)
-        out = ops.paged_attention(
-            q, *kv_cache, metadata, scale=self._head_dim**-0.5, sliding_window=self._sliding_window
+        head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        q = self._ops.rotate_and_store(
+            self.qkv(self._ops, x),
+            positions,
+            *rotary,
+            kv_cache,
+            metadata.slot_mapping,
+            head_norms=head_norms,
+            eps=self._eps,
         )
-        return ops.linear(out.flatten(1), self.o.weight, self.o.bias)
+        out = self._ops.paged_attention(
+            q, kv_cache, metadata, scale=self._head_dim**-0.5, sliding_window=self._sliding_window
+        )
+        return self.o(self._ops, out)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """Normed input [T, hidden] -> [T, hidden]."""
-        gate_up = self._ops.linear(x, self.gate_up.weight, self.gate_up.bias)
-        return self._ops.linear(self._ops.silu_and_mul(gate_up), self.down.weight, self.down.bias)
+        return self.down(self._ops, self._ops.silu_and_mul(self.gate_up(self._ops, x)))

@@ -44,10 +44,14 @@ def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch
 
 
 def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of memory that the model's weights take; none of it is allocated."""
+    """Bytes of memory that the model's weights take while they are loaded; none of it is allocated.
+
+    A head that shares the embedding's weights is packed apart from them.
+    """
     traits, ops = decoder_traits(config), reference_ops()  # never run: any would do
     model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=torch.device("meta"))
-    return sum(tensor.numel() * tensor.itemsize for tensor in model.checkpoint_tensors().values())
+    tied = [model.embed_tokens] if config.tie_word_embeddings else []
+    return sum(tensor.numel() * tensor.itemsize for tensor in [*model.checkpoint_tensors().values(), *tied])
 
 
 def load_model(
@@ -90,4 +94,6 @@ def load_model(
         fill_random_weights(tensors, seed)
     else:
         load_weights(path, tensors, progress=progress, show_progress_bar=show_progress_bar)
+    del tensors  # else the loaded form of every matrix would outlive its packing
+    model.pack()
     return model

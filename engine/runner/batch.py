@@ -7,7 +7,7 @@ import torch
 
 from engine.core.outputs import SchedulerOutput
 from engine.runner.request_state import Int64Array, RequestState
-from kernels.metadata import AttentionMetadata
+from kernels.metadata import AttentionMetadata, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,19 +15,14 @@ class Batch:
     """One step's input. The tensors are views of persistent buffers: valid until the next batch is built.
 
     Attributes:
-        input_ids, positions: [num_tokens] int64.
-        metadata: how the tokens divide into rows and where their KV lies.
+        inputs: what the model reads; logits are wanted of the S last tokens of the rows that sample.
         sampling_rows: [S], rows of the plan that sample.
         state_rows: [S], their rows in `RequestState`.
-        logits_indices: [S] int64, their last tokens in the batch.
     """
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    metadata: AttentionMetadata
+    inputs: StepInputs
     sampling_rows: Int64Array
     state_rows: Int64Array
-    logits_indices: torch.Tensor
 
 
 class BatchBuilder:
@@ -40,8 +35,25 @@ class BatchBuilder:
         self._slot_mapping = torch.zeros(max_num_batched_tokens, dtype=torch.int64)
         self._query_start_loc = torch.zeros(max_num_seqs + 1, dtype=torch.int32)
         self._seq_lens = torch.zeros(max_num_seqs, dtype=torch.int32)
-        # flat, so that a table of any width is contiguous
-        self._block_table = torch.zeros(max_num_seqs * -(-max_model_len // block_size), dtype=torch.int32)
+        self._block_table = torch.zeros(max_num_seqs, -(-max_model_len // block_size), dtype=torch.int32)
+        self._logits_indices = torch.zeros(max_num_seqs, dtype=torch.int64)
+
+    def largest(self) -> StepInputs:
+        """The buffers whole."""
+        return StepInputs(
+            input_ids=self._input_ids,
+            positions=self._positions,
+            metadata=AttentionMetadata(
+                query_start_loc=self._query_start_loc,
+                seq_lens=self._seq_lens,
+                block_table=self._block_table,
+                slot_mapping=self._slot_mapping,
+                block_size=self._block_size,
+                max_query_len=self._input_ids.shape[0],
+                max_seq_len=self._block_table.shape[1] * self._block_size,
+            ),
+            logits_indices=self._logits_indices,
+        )
 
     def build(self, plan: SchedulerOutput, state: RequestState) -> Batch:
         """Packs the rows of a plan, which has at least one and whose differences `state` has taken over."""
@@ -72,23 +84,27 @@ class BatchBuilder:
         slot_mapping.numpy()[:] = state.block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
 
         width = -(-max_seq_len // self._block_size)
-        block_table = self._block_table[: num_rows * width].view(num_rows, width)
-        block_table.numpy()[:] = state.block_table[rows, :width]
+        block_table = self._block_table[:num_rows]
+        block_table.numpy()[:, :width] = state.block_table[rows, :width]
 
         sampling_rows = np.flatnonzero(samples)
+        logits_indices = self._logits_indices[: len(sampling_rows)]
+        logits_indices.numpy()[:] = query_start_loc.numpy()[sampling_rows + 1] - 1
         return Batch(
-            input_ids=input_ids,
-            positions=positions,
-            metadata=AttentionMetadata(
-                query_start_loc=query_start_loc,
-                seq_lens=seq_lens,
-                block_table=block_table,
-                slot_mapping=slot_mapping,
-                block_size=self._block_size,
-                max_query_len=int(query_lens.max()),
-                max_seq_len=max_seq_len,
+            inputs=StepInputs(
+                input_ids=input_ids,
+                positions=positions,
+                metadata=AttentionMetadata(
+                    query_start_loc=query_start_loc,
+                    seq_lens=seq_lens,
+                    block_table=block_table,
+                    slot_mapping=slot_mapping,
+                    block_size=self._block_size,
+                    max_query_len=int(query_lens.max()),
+                    max_seq_len=max_seq_len,
+                ),
+                logits_indices=logits_indices,
             ),
             sampling_rows=sampling_rows,
             state_rows=rows[sampling_rows],
-            logits_indices=torch.from_numpy(query_start_loc.numpy()[sampling_rows + 1].astype(np.int64) - 1),
         )

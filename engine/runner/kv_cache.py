@@ -6,7 +6,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.decoder import KVCache
+from kernels.ops import KernelOps, KVCache
 
 _GIB = 2**30
 
@@ -38,6 +38,11 @@ class KVCachePlan:
         return self.num_tokens * self.bytes_per_token
 
 
+def kv_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes one token takes over all layers; int8 has an fp32 scale for each token and head."""
+    return model_config.kv_bytes_per_token(dtype.itemsize, scale_bytes=4 if dtype is torch.int8 else 0)
+
+
 def plan_kv_cache(
     model_config: ModelConfig,
     dtype: torch.dtype,
@@ -58,7 +63,7 @@ def plan_kv_cache(
         num_blocks_override: this many blocks whatever the budget.
     Raises: ConfigError: not even one request of max_model_len fits, or the model has no positions for it.
     """
-    bytes_per_token = model_config.kv_bytes_per_token(dtype.itemsize)
+    bytes_per_token = kv_bytes_per_token(model_config, dtype)
     num_blocks = num_blocks_override
     if num_blocks is None:
         num_blocks = max(0, available_bytes) // (bytes_per_token * block_size)
@@ -81,19 +86,15 @@ def plan_kv_cache(
 
 
 def allocate_kv_caches(
-    plan: KVCachePlan, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+    plan: KVCachePlan, model_config: ModelConfig, dtype: torch.dtype, ops: KernelOps
 ) -> list[KVCache]:
-    """Keys and values of each layer, [num_blocks, block_size, num_kv_heads, head_dim].
-
-    Zeros, not whatever the memory held: a kernel may read a slot nobody has written and weigh it with zero, and 0 * NaN
-    is NaN.
+    """Keys and values of each layer, as the operations lay them out.
 
     Raises: ConfigError: the memory cannot be had.
     """
-    shape = (plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim)
     try:
         return [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            ops.make_kv_cache(plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, dtype)
             for _ in range(model_config.num_layers)
         ]
     except RuntimeError as error:

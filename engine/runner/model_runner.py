@@ -30,9 +30,9 @@ class TorchModelRunner:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        device: torch.device,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        self._model = model
+        """Allocates the caches and compiles the step; kv_dtype is the model's unless said otherwise."""
         self._ops = ops
         self._state = RequestState(
             max_num_seqs=max_num_seqs,
@@ -50,7 +50,8 @@ class TorchModelRunner:
             max_model_len=kv_plan.max_model_len,
             block_size=kv_plan.block_size,
         )
-        self._kv_caches = allocate_kv_caches(kv_plan, model_config, model.dtype, device)
+        kv_caches = allocate_kv_caches(kv_plan, model_config, kv_dtype or model.dtype, ops)
+        self._step = ops.compile_step(lambda inputs: model.step(inputs, kv_caches), self._builder.largest())
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -70,11 +71,10 @@ class TorchModelRunner:
         if not plan.rows:
             return ModelRunnerOutput(plan.step, (), {}, {})
         batch = self._builder.build(plan, self._state)
-        hidden = self._model.forward(batch.input_ids, batch.positions, self._kv_caches, batch.metadata)
+        logits = self._step(batch.inputs)
         token_ids = [-1] * len(plan.rows)
         if not len(batch.sampling_rows):
             return ModelRunnerOutput(plan.step, tuple(token_ids), {}, {})
-        logits = self._model.compute_logits(hidden[batch.logits_indices])
         sampled = sample_rows(self._ops, logits, self._state, batch.state_rows)
         self._append(batch, sampled)
         rows = batch.sampling_rows.tolist()

@@ -1,8 +1,8 @@
 """How the CPU kernels are compiled, and the few instructions numba has no name for.
 
-Every kernel is cached on disk and releases the GIL. numba's cache notices changes of a
-kernel's own file only, and kernels call each other across files: whatever is older than the newest file of this folder
-is deleted on import, wherever numba keeps it.
+Every kernel is cached on disk and releases the GIL. Divisions by zero give what IEEE 754 says: a check would raise, and
+keep loops from being vectorised. numba's cache notices changes of a kernel's own file only, and kernels call each other
+across files: whatever is older than the newest file of this folder is deleted on import, wherever numba keeps it.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
@@ -36,10 +35,10 @@ def _drop_stale_cache(sources: Path, cache: Path) -> None:
 
 def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool = False) -> _Function:
     try:
-        jitted: Any = njit(cache=True, nogil=True, fastmath=fastmath, parallel=parallel)(function)
+        jitted: Any = njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
         _drop_stale_cache(Path(__file__).parent, Path(jitted.stats.cache_path))
     except RuntimeError:  # no folder to cache in, neither beside the source nor in the user's home: compile every time
-        jitted = njit(nogil=True, fastmath=fastmath, parallel=parallel)(function)
+        jitted = njit(nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
     return cast(_Function, jitted)
 
 
@@ -59,7 +58,12 @@ def inline(function: _Function) -> _Function:
     Not cached by itself: what numba takes from its cache is object code, which can be called but no longer inlined, and
     a kernel compiled around it would be slow from then on.
     """
-    return cast(_Function, njit(nogil=True, fastmath=FASTMATH)(function))
+    return cast(_Function, njit(nogil=True, error_model="numpy", fastmath=FASTMATH)(function))
+
+
+def compile_now(function: Callable[..., Any], signature: str) -> None:
+    """Compiles a kernel, or loads it from the disk, for arguments of these types (numba's names)."""
+    cast(Any, function).compile(f"({signature},)")
 
 
 def strict_kernel(function: _Function) -> _Function:
@@ -77,7 +81,7 @@ def strict_parallel_kernel(function: _Function) -> _Function:
 
 def strict_inline(function: _Function) -> _Function:
     """Compiles a strict function into the body of each strict caller, so that a loop over it can be vectorised."""
-    return cast(_Function, njit(inline="always", fastmath=False)(function))
+    return cast(_Function, njit(inline="always", error_model="numpy", fastmath=False)(function))
 
 
 def _bits_to_float(_typing_context: Any, _bits: Any) -> Any:
@@ -94,31 +98,14 @@ def _float_to_bits(_typing_context: Any, _value: Any) -> Any:
     return types.int32(types.float32), codegen
 
 
-def _prefetch(_typing_context: Any, array: Any, _i: Any, _j: Any, _k: Any, _m: Any) -> Any:
-    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        struct = context.make_array(array)(context, builder, args[0])
-        get_item_pointer: Any = cgutils.get_item_pointer  # untyped
-        item = get_item_pointer(context, builder, array, struct, list(args[1:]), wraparound=False)
-        pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
-        )
-        read, all_levels, data = i32(0), i32(3), i32(1)
-        builder.call(function, [builder.bitcast(item, pointer), read, all_levels, data])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, types.intp, types.intp), codegen
-
-
-_as_float: Any = intrinsic(_bits_to_float)
-_as_bits: Any = intrinsic(_float_to_bits)
-prefetch: Any = intrinsic(_prefetch)
-"""prefetch(array, i, j, k, m) asks for the cache line of array[i, j, k, m], no index negative; results do not depend on
-it."""
+bits_float: Any = intrinsic(_bits_to_float)
+"""The fp32 value of 32 bits."""
+float_bits: Any = intrinsic(_float_to_bits)
+"""The 32 bits of an fp32 value, as an int32."""
 
 
 # Not in the caller's fastmath, as `inline="always"` would be: `reassoc` cancels the two uses of round_to_integer.
-@njit(nogil=True, fastmath=False)
+@njit(nogil=True, error_model="numpy", fastmath=False)
 def exp_nonpositive(x: np.float32) -> np.float32:
     """exp(x) for fp32 x <= 0, relative error 1e-7; 0 below -87, NaN stays NaN. Unlike math.exp it vectorises.
 
@@ -135,5 +122,5 @@ def exp_nonpositive(x: np.float32) -> np.float32:
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1.0)
-    power = _as_float((_as_bits(t) << np.int32(23)) + np.int32(0x3F800000))
+    power = bits_float((float_bits(t) << np.int32(23)) + np.int32(0x3F800000))
     return np.float32(0.0) if x < np.float32(-87.0) else p * power

@@ -1,266 +1,311 @@
-"""Causal attention of a ragged batch over a paged KV cache, reading the cache in place.
+"""Causal attention of a ragged batch over a paged KV cache, in place; prefill chunks and decodes alike.
 
-Work is cut into items: the query tokens of one row, QUERY_TILE at a time, with all query heads of one KV head, so that
-each key and value is loaded once for the whole group. Items go to threads in runs of equal cost, fixed at the start:
-dynamic scheduling costs more than it saves. What an item yields does not depend on the other rows of the batch.
+The query heads that share a KV head are rows of one small matrix, token after token; an item is one KV head and up to
+MAX_ROWS of these rows, so that each key and value is loaded once for all of them. It goes through the sequence 32 keys
+at a time with an online softmax (arXiv:2307.08691). What a row yields depends on its own query and keys alone, bit by
+bit: the steps of 32 begin at the first token, whichever rows share the tile, and keys that a row must not see add zero.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numba
 import numpy as np
 import torch
 
-import kernels.cpu.threads  # noqa: F401 - chooses numba's threading layer
-from kernels.cpu.arrays import Array, block_array, check_fp32, flat_rows, fp32
-from kernels.cpu.jit import exp_nonpositive, inline, kernel, parallel_kernel, prefetch
+from kernels.cpu.arrays import check_fp32
+from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, Opcode, num_rows
+from kernels.cpu.intrinsics import floats_at, longs_at, words_at
+from kernels.cpu.jit import inline, kernel
+from kernels.cpu.kv_cache import CpuKVCache
+from kernels.cpu.multiply_tile import (
+    LANES,
+    MAX_ROWS,
+    add_values,
+    score_keys,
+)
+from kernels.cpu.recording import Recording
+from kernels.cpu.softmax_step import softmax_step
 from kernels.metadata import AttentionMetadata
 
-QUERY_TILE = 8
-"""Tokens per item. 4, 8 and 16 take the same time for 512 queries on 1024 keys (16 heads over 8, head_dim 128, one
-thread of an EPYC 9005: 86 to 88 ms); small tiles leave more items to share out."""
-
-PARALLEL_COST = 1 << 19
-"""Multiply-adds of queries and keys from which waking the other threads, 20 to 50 us, pays."""
+if TYPE_CHECKING:
+    from kernels.cpu.arrays import Ints, Longs
 
 NO_WINDOW = 1 << 30
-
+_STEP = 2 * LANES  # keys
 _LOWEST = np.float32(-3.0e38)  # finite: -inf - -inf would make NaN of rows that have not seen a key yet
-_CACHE_LINE = 16  # fp32 values
+
+_Q, _Q_STEP, _K, _V, _K_SCALES, _V_SCALES, _OUT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _WINDOW = range(
+    FIRST_OPERAND, FIRST_OPERAND + 12
+)
+_PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE = range(FIRST_OPERAND + 12, FIRST_OPERAND + 18)
 
 
-class _Batch(NamedTuple):
-    """The arguments of a call, in a form numba takes.
-
-    Attributes:
-        q, block_table: flat, with the step from row to row.
-        items: [num_items, 3] row of the batch, first token, number of tokens.
-        cost_before: [num_items + 1] cost of all items before each, for one KV head.
-    """
-
-    q: Array
-    q_step: int
-    k_cache: Array
-    v_cache: Array
-    query_start_loc: Array
-    seq_lens: Array
-    block_table: Array
-    block_table_step: int
-    out: Array
-    scale: np.float32
-    window: int
-    items: Array
-    cost_before: Array
-
-
-@inline
-def _prefetch_block(cache: Array, block: int, head: int) -> None:
-    """Asks for one head's keys or values of a block, which lie in pieces where the hardware sees no stream to prefetch.
-
-    32 sequences of 512 tokens, 8 KV heads, one thread of a busy EPYC 9005: 13.0 -> 10.9 ms with 16 heads of 128, 7.4 ->
-    4.8 ms with 8 heads of 64.
-    """
-    for t in range(cache.shape[1]):
-        for d in range(0, cache.shape[3], _CACHE_LINE):
-            prefetch(cache, block, t, head, d)
-
-
-@inline
-def _compute_scores(
-    q: Array, num_rows: int, k_cache: Array, block: int, num_keys: int, head: int, scores: Array
-) -> None:
-    """scores[i, t] = q[i] . key t of the block; four rows at a time share each load of a key."""
-    head_dim, zero = q.shape[1], np.float32(0)
-    num_quads = num_rows // 4 * 4
-    for t in range(num_keys):
-        for i in range(0, num_quads, 4):
-            s0, s1, s2, s3 = zero, zero, zero, zero
-            for d in range(head_dim):
-                key = k_cache[block, t, head, d]
-                s0 += q[i, d] * key
-                s1 += q[i + 1, d] * key
-                s2 += q[i + 2, d] * key
-                s3 += q[i + 3, d] * key
-            scores[i, t], scores[i + 1, t], scores[i + 2, t], scores[i + 3, t] = s0, s1, s2, s3
-        for i in range(num_quads, num_rows):
-            s0 = zero
-            for d in range(head_dim):
-                s0 += q[i, d] * k_cache[block, t, head, d]
-            scores[i, t] = s0
-
-
-@inline
-def _softmax_step(scores: Array, state: Array, acc: Array) -> None:
-    """Turns more scores of a row into weights relative to the largest score so far.
-
-    state is that score and the sum of weights; it and acc are rescaled when a larger score turns up.
-    """
-    largest, total = state[0], np.float32(0)
-    for t in range(scores.shape[0]):
-        if scores[t] > largest:
-            largest = scores[t]
-    for t in range(scores.shape[0]):
-        weight = exp_nonpositive(scores[t] - largest)
-        scores[t] = weight
-        total += weight
-    if largest != state[0]:
-        rescale = exp_nonpositive(state[0] - largest)
-        for d in range(acc.shape[0]):
-            acc[d] *= rescale
-        state[1] *= rescale
-        state[0] = largest
-    state[1] += total
-
-
-@inline
-def _add_values(weights: Array, v_cache: Array, block: int, first: int, head: int, acc: Array) -> None:
-    """Adds weights[t] * value first + t of the block to acc; four values per load and store of acc."""
-    num_quads = weights.shape[0] // 4 * 4
-    for t in range(0, num_quads, 4):
-        w0, w1, w2, w3 = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
-        for d in range(acc.shape[0]):
-            acc[d] += (
-                w0 * v_cache[block, first + t, head, d]
-                + w1 * v_cache[block, first + t + 1, head, d]
-                + w2 * v_cache[block, first + t + 2, head, d]
-                + w3 * v_cache[block, first + t + 3, head, d]
-            )
-    for t in range(num_quads, weights.shape[0]):
-        weight = weights[t]
-        for d in range(acc.shape[0]):
-            acc[d] += weight * v_cache[block, first + t, head, d]
-
-
-@inline
-def _attend(
-    batch: _Batch, item: int, head: int, group_size: int, q: Array, scores: Array, states: Array, acc: Array
-) -> None:
-    """Online softmax (arXiv:2307.08691) over the blocks that the rows of an item can see.
-
-    Row i is query head i % group_size of the group, of token i // group_size of the item.
-    """
-    row, first_token, num_tokens = batch.items[item, 0], batch.items[item, 1], batch.items[item, 2]
-    num_rows = num_tokens * group_size
-    for i in range(num_rows):
-        start = (first_token + i // group_size) * batch.q_step + (head * group_size + i % group_size) * q.shape[1]
-        source, target = batch.q[start : start + q.shape[1]], q[i]
-        for d in range(q.shape[1]):
-            target[d] = source[d] * batch.scale
-        acc[i] = np.float32(0)
-        states[i, 0], states[i, 1] = _LOWEST, np.float32(0)
-
-    block_size = batch.k_cache.shape[1]
-    first_position = batch.seq_lens[row] - (batch.query_start_loc[row + 1] - first_token)
-    last_position = first_position + num_tokens - 1
-    table = row * batch.block_table_step
-    last_block = last_position // block_size
-    for b in range(max(0, first_position + 1 - batch.window) // block_size, last_block + 1):
-        block, next_block = batch.block_table[table + b], batch.block_table[table + min(b + 1, last_block)]
-        num_keys = min(block_size, last_position + 1 - b * block_size)
-        _prefetch_block(batch.k_cache, next_block, head)
-        _compute_scores(q, num_rows, batch.k_cache, block, num_keys, head, scores)
-        _prefetch_block(batch.v_cache, next_block, head)
-        for i in range(num_rows):
-            visible = first_position + i // group_size + 1 - b * block_size  # keys from here up to the row's own
-            start, stop = max(0, visible - batch.window), min(num_keys, visible)
-            if start < stop:
-                weights = scores[i, start:stop]
-                _softmax_step(weights, states[i], acc[i])
-                _add_values(weights, batch.v_cache, block, start, head, acc[i])
-
-    for i in range(num_rows):
-        target = batch.out[first_token + i // group_size, head * group_size + i % group_size]
-        source, factor = acc[i], np.float32(1) / states[i, 1]
-        for d in range(q.shape[1]):
-            target[d] = source[d] * factor
-
-
-@kernel
-def _attend_share(batch: _Batch, share: int, num_shares: int) -> None:
-    """The items, by KV head, that begin inside one of `num_shares` equal shares of the cost."""
-    block_size, num_kv_heads, head_dim = batch.k_cache.shape[1], batch.k_cache.shape[2], batch.k_cache.shape[3]
-    group_size = batch.out.shape[1] // num_kv_heads
-    max_rows = QUERY_TILE * group_size
-    q, acc = np.empty((max_rows, head_dim), np.float32), np.empty((max_rows, head_dim), np.float32)
-    scores, states = np.empty((max_rows, block_size), np.float32), np.empty((max_rows, 2), np.float32)
-    total = batch.cost_before[-1] * num_kv_heads
-    begin, end = total * share // num_shares, total * (share + 1) // num_shares
-    for item in range(batch.items.shape[0]):
-        cost_before = batch.cost_before[item] * num_kv_heads
-        cost = batch.cost_before[item + 1] - batch.cost_before[item]
-        for head in range(num_kv_heads):
-            if begin <= cost_before + cost * head < end:
-                _attend(batch, item, head, group_size, q, scores, states, acc)
-
-
-@parallel_kernel
-def _attend_parallel(batch: _Batch, num_shares: int) -> None:
-    for share in numba.prange(num_shares):
-        _attend_share(batch, share, num_shares)
-
-
-@kernel
-def _plan_items(query_start_loc: Array, seq_lens: Array, window: int, items: Array, cost_before: Array) -> int:
-    """Fills `items` and `cost_before` of a `_Batch`; returns how many items there are."""
-    count = 0
-    cost_before[0] = 0
-    for row in range(seq_lens.shape[0]):
-        for first in range(query_start_loc[row], query_start_loc[row + 1], QUERY_TILE):
-            num_tokens = min(QUERY_TILE, query_start_loc[row + 1] - first)
-            num_keys = min(seq_lens[row] - (query_start_loc[row + 1] - first), window) + num_tokens
-            items[count, 0], items[count, 1], items[count, 2] = row, first, num_tokens
-            # the constant stands for loading keys and values, which takes as long for one query as for a few
-            cost_before[count + 1] = cost_before[count] + num_keys * (num_tokens + 2)
-            count += 1
-    return count
-
-
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    metadata: AttentionMetadata,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-) -> torch.Tensor:
-    """Causal attention of a ragged batch over a paged KV cache, prefill chunks and decodes alike.
+def emit_plan(recording: Recording, metadata: AttentionMetadata, group_size: int) -> torch.Tensor:
+    """Cuts a batch into items, once for all layers: [1 + items, 3] int64, in front how many there are.
 
     Args:
-        q: [T, num_heads, head_dim] fp32; rows may be apart, as those of a slice of the fused QKV are.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] fp32, contiguous.
-        metadata: the batch; slots past a row's seq_lens are never used.
-        scale: softmax scale, usually head_dim ** -0.5.
-        sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
-    Returns: [T, num_heads, head_dim] fp32, contiguous.
-    Raises: ValueError: not fp32, shapes disagree, or something that must be contiguous is not.
+        recording: gets the instruction.
+        metadata: the batch.
+        group_size: query heads per KV head.
     """
-    check_fp32(q=q, k_cache=k_cache, v_cache=v_cache)
-    num_tokens, num_heads, head_dim = q.shape
-    if num_heads % k_cache.shape[2] or k_cache.shape[3] != head_dim or k_cache.shape != v_cache.shape:
-        raise ValueError(f"q {list(q.shape)} does not fit caches {list(k_cache.shape)} and {list(v_cache.shape)}")
-    window = NO_WINDOW if sliding_window is None else sliding_window
-    query_start_loc, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy()
-    max_items = num_tokens // QUERY_TILE + metadata.num_reqs
-    items, cost_before = np.empty((max_items, 3), np.int64), np.empty(max_items + 1, np.int64)
-    num_items = _plan_items(query_start_loc, seq_lens, window, items, cost_before)
-    out = torch.empty(q.shape, dtype=torch.float32)
-    batch = _Batch(
-        *flat_rows(q),
-        block_array(k_cache, "k_cache"),
-        block_array(v_cache, "v_cache"),
-        query_start_loc,
-        seq_lens,
-        *flat_rows(metadata.block_table),
-        out.numpy(),
-        fp32(scale),
-        window,
-        items[:num_items],
-        cost_before[: num_items + 1],
+    max_items = metadata.num_tokens * group_size // MAX_ROWS + metadata.num_reqs
+    plan = torch.zeros(1 + max_items, 3, dtype=torch.int64)
+    recording.keep((plan, metadata))
+    operands = [0] * 18
+    operands[_PLAN - FIRST_OPERAND], operands[_GROUP_SIZE - FIRST_OPERAND] = plan.data_ptr(), group_size
+    operands[_QUERY_START - FIRST_OPERAND] = metadata.query_start_loc.data_ptr()
+    recording.emit(Opcode.PLAN_ATTENTION, metadata.seq_lens, *operands)
+    return plan
+
+
+def emit_paged_attention(
+    recording: Recording,
+    q: torch.Tensor,
+    kv_cache: CpuKVCache,
+    metadata: AttentionMetadata,
+    plan: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """See `kernels.ops.KernelOps.paged_attention`.
+
+    Raises: ValueError: not fp32, shapes disagree, or heads that are not contiguous.
+    """
+    check_fp32(q=q)
+    _, num_heads, head_dim = q.shape
+    if 8 * (metadata.block_table.shape[1] * kv_cache.block_size // LANES + 3) > SCRATCH_BYTES // 2:
+        raise ValueError(f"rows of {metadata.block_table.shape[1] * kv_cache.block_size} tokens are too long")
+    if num_heads % kv_cache.num_kv_heads or kv_cache.head_dim != head_dim or q.stride()[1:] != (head_dim, 1):
+        raise ValueError(
+            f"q {list(q.shape)} with strides {q.stride()} does not fit a cache of {kv_cache.num_kv_heads} heads of "
+            f"{kv_cache.head_dim}"
+        )
+    out = recording.empty(q, num_heads * head_dim)
+    recording.emit(
+        Opcode.PAGED_ATTENTION,
+        q,
+        q.data_ptr(),
+        4 * q.stride(0),
+        kv_cache.k.data_ptr(),
+        kv_cache.v.data_ptr(),
+        kv_cache.k_scales.data_ptr() if kv_cache.is_int8 else 0,
+        kv_cache.v_scales.data_ptr() if kv_cache.is_int8 else 0,
+        out.data_ptr(),
+        num_heads,
+        kv_cache.num_kv_heads,
+        head_dim,
+        kv_cache.block_size,
+        NO_WINDOW if sliding_window is None else sliding_window,
+        plan.data_ptr(),
+        metadata.query_start_loc.data_ptr(),
+        metadata.seq_lens.data_ptr(),
+        metadata.block_table.data_ptr(),
+        metadata.block_table.stride(0),
+        num_heads // kv_cache.num_kv_heads,
+        value=scale,
     )
-    num_threads = numba.get_num_threads()
-    if num_threads == 1 or cost_before[num_items] * num_heads * head_dim < PARALLEL_COST:
-        _attend_share(batch, 0, 1)
-    else:
-        _attend_parallel(batch, num_threads)
+    recording.keep((kv_cache, metadata, plan))
     return out
+
+
+@kernel
+def plan_item(row: "Longs") -> None:
+    """Fills a plan: request, first row, number of rows of each item."""
+    num_reqs, group_size = num_rows(row[ROWS]), row[_GROUP_SIZE]
+    query_start = words_at(row[_QUERY_START], num_reqs + 1)
+    count = 0
+    for request in range(num_reqs):
+        rows = (query_start[request + 1] - query_start[request]) * group_size
+        num_items = -(-rows // MAX_ROWS)
+        plan = longs_at(row[_PLAN] + 24 * (1 + count), (num_items, 3))
+        for i in range(num_items):
+            begin = i * rows // num_items
+            plan[i, 0], plan[i, 1], plan[i, 2] = request, begin, (i + 1) * rows // num_items - begin
+        count += num_items
+    longs_at(row[_PLAN], 1)[0] = count
+
+
+@kernel
+def num_attention_items(row: "Longs") -> int:
+    """Items of the plan, for each KV head."""
+    return int(longs_at(row[_PLAN], 1)[0] * row[_KV_HEADS])
+
+
+class _Item(NamedTuple):
+    """One KV head and some rows of one request; what it takes, as sizes and as addresses in memory and scratch.
+
+    Attributes:
+        height: rows; row i is the query head first_head + (first + i) % group_size of the KV head, of the request's
+        token
+            (first + i) // group_size, which is token begin + ... of the batch, at position first_position + ... .
+        num_groups: groups of 16 keys up to the last that a row sees.
+        places: where each group lies, counted in groups of the cache, and the last one thrice more.
+        padded_dim: columns of acc, head_dim rounded up to 32.
+        q: queries, [head_dim, height].
+        zeros, scores: 32 values, [height, 32].
+        states: largest score and sum of weights, [height, 2].
+        acc: weighted values, [height, padded_dim].
+    """
+
+    height: int
+    first: int
+    group_size: int
+    first_head: int
+    begin: int
+    first_position: int
+    num_groups: int
+    places: int
+    head_dim: int
+    padded_dim: int
+    q: int
+    zeros: int
+    scores: int
+    states: int
+    acc: int
+
+
+@inline
+def _open_item(row: "Longs", item: int, scratch: int) -> _Item:
+    head_dim, group_size = row[_HEAD_DIM], row[_GROUP_SIZE]
+    num_items = longs_at(row[_PLAN], 1)[0]
+    head, plan = item // num_items, longs_at(row[_PLAN] + 24 * (1 + item % num_items), 3)
+    request, first, height = plan[0], plan[1], plan[2]
+    begin, end = words_at(row[_QUERY_START] + 4 * request, 2)
+    first_position = words_at(row[_SEQ_LENS] + 4 * request, 1)[0] - (end - begin)
+    num_groups = (first_position + (first + height - 1) // group_size) // LANES + 1
+
+    padded_dim = -(-head_dim // _STEP) * _STEP
+    q = scratch
+    zeros = q + 4 * MAX_ROWS * head_dim
+    scores = zeros + 4 * _STEP
+    states = scores + 4 * _STEP * MAX_ROWS
+    acc = states + 8 * MAX_ROWS
+    places = acc + 4 * padded_dim * MAX_ROWS
+    return _Item(
+        height, first, group_size, head * group_size, int(begin), first_position, num_groups, places, head_dim,
+        padded_dim, q, zeros, scores, states, acc,
+    )  # fmt: skip
+
+
+@inline
+def _find_places(row: "Longs", item: _Item, request_table: "Ints") -> None:
+    """Fills `places`."""
+    groups, num_kv_heads, head = row[_BLOCK_SIZE] // LANES, row[_KV_HEADS], item.first_head // item.group_size
+    places = longs_at(item.places, item.num_groups + 3)
+    group = 0
+    for block in request_table[: -(-item.num_groups // groups)]:
+        for i in range(min(groups, item.num_groups - group)):
+            places[group] = (block * num_kv_heads + head) * groups + i
+            group += 1
+    places[group:] = places[group - 1]
+
+
+@inline
+def _load_queries(row: "Longs", item: _Item, scale: np.float32) -> None:
+    """Lays the scaled queries out for `score_keys`, and starts the sums."""
+    q, acc = floats_at(item.q, (item.head_dim, item.height)), floats_at(item.acc, (item.height, item.padded_dim))
+    states = floats_at(item.states, (item.height, 2))
+    floats_at(item.zeros, _STEP)[:] = np.float32(0)
+    for i in range(item.height):
+        token, head = (item.first + i) // item.group_size, item.first_head + (item.first + i) % item.group_size
+        address = row[_Q] + (item.begin + token) * row[_Q_STEP] + 4 * item.head_dim * head
+        source = floats_at(address, item.head_dim)
+        for d in range(item.head_dim):
+            q[d, i] = source[d] * scale
+        acc[i, :] = np.float32(0)
+        states[i, 0], states[i, 1] = _LOWEST, np.float32(0)
+
+
+@inline
+def _store_output(row: "Longs", item: _Item) -> None:
+    acc, states = floats_at(item.acc, (item.height, item.padded_dim)), floats_at(item.states, (item.height, 2))
+    for i in range(item.height):
+        token, head = (item.first + i) // item.group_size, item.first_head + (item.first + i) % item.group_size
+        address = row[_OUT] + 4 * item.head_dim * ((item.begin + token) * row[_HEADS] + head)
+        target = floats_at(address, item.head_dim)
+        factor = np.float32(1) / states[i, 1]
+        for d in range(item.head_dim):
+            target[d] = acc[i, d] * factor
+
+
+@inline
+def _scale_columns(item: _Item, scales: int, place0: int, place1: int) -> None:
+    """Multiplies each column of scores by the scale of its token."""
+    scores = floats_at(item.scores, (item.height, _STEP))
+    scales0, scales1 = floats_at(scales + 4 * LANES * place0, LANES), floats_at(scales + 4 * LANES * place1, LANES)
+    for i in range(item.height):
+        for t in range(LANES):
+            scores[i, t] *= scales0[t]
+            scores[i, LANES + t] *= scales1[t]
+
+
+@inline
+def _softmax(item: _Item, base: int, window: int) -> None:
+    """Scores of the 32 keys from position `base` on become weights; those of keys that a row does not see become 0."""
+    scores = floats_at(item.scores, (item.height, _STEP))
+    step = 4 * item.padded_dim
+    for i in range(item.height):
+        position = item.first_position + (item.first + i) // item.group_size
+        if base + _STEP - 1 > position or base <= position - window:
+            first, last = position - window + 1 - base, position - base
+            for t in range(_STEP):
+                score = scores[i, t]
+                scores[i, t] = score if first <= t and t <= last else np.float32(-np.inf)
+        softmax_step(item.scores + 4 * _STEP * i, item.states + 8 * i, item.acc + step * i, step)
+
+
+@inline
+def _add_values(row: "Longs", item: _Item, place: int, following: int, weights: int, num_keys: int) -> None:
+    """Adds the weighted values of a group to acc; asks for the following group's."""
+    is_int8 = row[_V_SCALES] != 0
+    size = 1 if is_int8 else 4
+    group_bytes = LANES * item.head_dim * size
+    column = 0
+    while column < item.padded_dim:
+        wide = item.height <= MAX_ROWS // 2 and column + 2 * _STEP <= item.padded_dim
+        add_values(
+            is_int8,
+            item.height,
+            wide,
+            weights,
+            row[_V] + place * group_bytes + column * size,
+            item.head_dim,
+            num_keys,
+            item.acc + 4 * column,
+            4 * item.padded_dim,
+            row[_V] + following * group_bytes + column * size,
+        )
+        column += 2 * _STEP if wide else _STEP
+
+
+@kernel
+def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -> None:
+    """One KV head and some rows of one request."""
+    item = _open_item(row, number, scratch)
+    request = longs_at(row[_PLAN] + 24 * (1 + number % longs_at(row[_PLAN], 1)[0]), 3)[0]
+    table_step = row[_TABLE_STEP]
+    _find_places(row, item, words_at(row[_TABLE] + 4 * request * table_step, table_step))
+    _load_queries(row, item, scale)
+
+    is_int8, window = row[_K_SCALES] != 0, row[_WINDOW]
+    group_bytes = LANES * item.head_dim * (1 if is_int8 else 4)
+    places = longs_at(item.places, item.num_groups + 3)
+    highest = item.first_position + (item.first + item.height - 1) // item.group_size
+    first_seen = max(0, item.first_position + item.first // item.group_size + 1 - window)
+    for group in range(first_seen // _STEP * 2, item.num_groups, 2):
+        place0, place1, next0, next1 = places[group], places[group + 1], places[group + 2], places[group + 3]
+        k, ahead = row[_K] + place0 * group_bytes, row[_K] + next0 * group_bytes
+        panel_step, ahead_step = (place1 - place0) * group_bytes, (next1 - next0) * group_bytes
+        score_keys(
+            is_int8, item.height, item.q, k, panel_step, item.head_dim, item.zeros, item.scores, ahead, ahead_step
+        )
+        if is_int8:
+            _scale_columns(item, row[_K_SCALES], place0, place1)
+        _softmax(item, LANES * group, window)
+        if is_int8:
+            _scale_columns(item, row[_V_SCALES], place0, place1)
+        num_keys = highest + 1 - LANES * group  # values past it may be anything, and must not be touched
+        _add_values(row, item, place0, next0, item.scores, min(LANES, num_keys))
+        if num_keys > LANES:
+            _add_values(row, item, place1, next1, item.scores + 4 * LANES, min(LANES, num_keys - LANES))
+    _store_output(row, item)

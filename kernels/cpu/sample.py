@@ -5,6 +5,7 @@ threads there are.
 """
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     Doubles = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int32]
     Longs = npt.NDArray[np.int64]
+
+_SMALL = 1 << 19
+"""Logits that one thread has looked through before others are awake."""
 
 _BAD_LOGITS, _NO_CANDIDATE = int(RowStatus.BAD_LOGITS), int(RowStatus.NO_CANDIDATE)
 
@@ -57,6 +61,25 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         logits: [S, vocab_size], float32, contiguous, not changed.
         batch: how, for each row.
     """
+    is_small = logits.shape[0] == 1 or logits.numel() < _SMALL
+    return _sample(logits, batch, _sample_rows if is_small else _sample_rows_on_all_threads)
+
+
+def compile_sampler() -> None:
+    """Compiles both ways, or loads them from the disk, before anyone waits for them."""
+    floats, ints = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.int32)
+    batch = SamplingBatch(
+        temperature=floats, top_p=floats, min_p=floats, repetition_penalty=floats, presence_penalty=floats,
+        frequency_penalty=floats, top_k=ints[:1], seed=torch.zeros(1, dtype=torch.int64),
+        position=torch.zeros(1, dtype=torch.int64), top_logprobs=ints[:1], max_top_logprobs=0, history=ints[None],
+        history_row=ints[:1], num_prompt_tokens=ints[:1], num_tokens=ints[:1], bias_start=ints, bias_ids=ints[:1],
+        bias_values=torch.zeros(1),
+    )  # fmt: skip
+    for kernel in (_sample_rows, _sample_rows_on_all_threads):
+        _sample(torch.zeros(1, 1), batch, kernel)
+
+
+def _sample(logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., None]) -> SampledTokens:
     num_rows = logits.shape[0]
     width = max(0, batch.max_top_logprobs)
     token_ids = np.full(num_rows, -1, dtype=np.int64)
@@ -65,12 +88,12 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
     top_ids = np.full((num_rows, width), -1, dtype=np.int64)
     top_values = np.full((num_rows, width), np.nan)
     columns = _Columns(*(getattr(batch, name).numpy() for name in _Columns._fields))
-    _sample_rows(logits.numpy(), columns, token_ids, status, logprobs, top_ids, top_values)
+    kernel(logits.numpy(), columns, token_ids, status, logprobs, top_ids, top_values)
     return SampledTokens(*map(torch.from_numpy, (token_ids, status, logprobs, top_ids, top_values)))
 
 
 @strict_parallel_kernel
-def _sample_rows(
+def _sample_rows_on_all_threads(
     logits: "Floats",
     columns: _Columns,
     token_ids: "Longs",
@@ -80,35 +103,63 @@ def _sample_rows(
     top_values: "Doubles",
 ) -> None:
     for i in prange(len(logits)):
-        raw = logits[i]
-        raw_top, is_proper = largest(raw)
-        values, top = raw, raw_top
-        start, stop = columns.bias_start[i], columns.bias_start[i + 1]
-        repetition, presence = columns.repetition_penalty[i], columns.presence_penalty[i]
-        frequency = columns.frequency_penalty[i]
-        if is_proper and (start < stop or repetition != 1.0 or presence != 0.0 or frequency != 0.0):
-            values = adjusted(
-                raw,
-                columns.history[columns.history_row[i], : columns.num_tokens[i]],
-                columns.num_prompt_tokens[i],
-                repetition,
-                presence,
-                frequency,
-                columns.bias_ids[start:stop],
-                columns.bias_values[start:stop],
-            )
-            top, is_proper = largest(values)
-        if not is_proper:
-            status[i] = _BAD_LOGITS
-        elif top == -np.inf:
-            status[i] = _NO_CANDIDATE
-        else:
-            token_ids[i] = _token(values, top, columns, np.int64(i))  # i is unsigned: compiled once, not twice
-            num_top = columns.top_logprobs[i]
-            if num_top >= 0:
-                log_sum = log_sum_exp(raw, raw_top)
-                logprobs[i] = np.float64(raw[token_ids[i]]) - log_sum
-                write_top(raw, min(num_top, len(raw)), log_sum, top_ids[i], top_values[i])
+        _sample_row(np.int64(i), logits, columns, token_ids, status, logprobs, top_ids, top_values)
+
+
+@strict_kernel
+def _sample_rows(
+    logits: "Floats",
+    columns: _Columns,
+    token_ids: "Longs",
+    status: "npt.NDArray[np.int8]",
+    logprobs: "Doubles",
+    top_ids: "Longs",
+    top_values: "Doubles",
+) -> None:
+    for i in range(len(logits)):
+        _sample_row(np.int64(i), logits, columns, token_ids, status, logprobs, top_ids, top_values)
+
+
+@strict_kernel
+def _sample_row(
+    i: np.int64,
+    logits: "Floats",
+    columns: _Columns,
+    token_ids: "Longs",
+    status: "npt.NDArray[np.int8]",
+    logprobs: "Doubles",
+    top_ids: "Longs",
+    top_values: "Doubles",
+) -> None:
+    raw = logits[i]
+    raw_top, is_proper = largest(raw)
+    values, top = raw, raw_top
+    start, stop = columns.bias_start[i], columns.bias_start[i + 1]
+    repetition, presence = columns.repetition_penalty[i], columns.presence_penalty[i]
+    frequency = columns.frequency_penalty[i]
+    if is_proper and (start < stop or repetition != 1.0 or presence != 0.0 or frequency != 0.0):
+        values = adjusted(
+            raw,
+            columns.history[columns.history_row[i], : columns.num_tokens[i]],
+            columns.num_prompt_tokens[i],
+            repetition,
+            presence,
+            frequency,
+            columns.bias_ids[start:stop],
+            columns.bias_values[start:stop],
+        )
+        top, is_proper = largest(values)
+    if not is_proper:
+        status[i] = _BAD_LOGITS
+    elif top == -np.inf:
+        status[i] = _NO_CANDIDATE
+    else:
+        token_ids[i] = _token(values, top, columns, i)
+        num_top = columns.top_logprobs[i]
+        if num_top >= 0:
+            log_sum = log_sum_exp(raw, raw_top)
+            logprobs[i] = np.float64(raw[token_ids[i]]) - log_sum
+            write_top(raw, min(num_top, len(raw)), log_sum, top_ids[i], top_values[i])
 
 
 @strict_kernel

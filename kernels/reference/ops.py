@@ -2,24 +2,49 @@
 
 import torch
 
-from kernels.metadata import AttentionMetadata
+from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.ops import Step
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
-from kernels.reference.rotary_embedding import rotary_embedding
+from kernels.reference.rotate_and_store import rotate_and_store
 from kernels.reference.sample import sample
 from kernels.reference.silu_and_mul import silu_and_mul
-from kernels.reference.store_kv_cache import store_kv_cache
 from kernels.sampling import SampledTokens, SamplingBatch
+
+Weights = tuple[torch.Tensor, torch.Tensor | None]
+Cache = tuple[torch.Tensor, torch.Tensor]
 
 
 class ReferenceOps:
-    """The operations that need no trust; contracts are those of `kernels.ops.KernelOps`."""
+    """The operations that need no trust; contracts are those of `kernels.ops.KernelOps`.
+
+    A cache is keys and values, each [num_blocks, block_size, num_kv_heads, head_dim].
+    """
 
     name = "reference"
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Weights:
+        """Weights as they are."""
+        return weight, bias
+
+    def make_kv_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> Cache:
+        """Zeros."""
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+
+    def compile_step(self, step: Step, largest: StepInputs) -> Step:  # noqa: ARG002 - nothing to prepare
+        """The step itself."""
+        return step
+
+    def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of a table."""
+        return table[indices]
+
+    def linear(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
         """[T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
-        return torch.nn.functional.linear(x, weight, bias)
+        return torch.nn.functional.linear(x, *weights)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm over the last dimension."""
@@ -31,35 +56,32 @@ class ReferenceOps:
         """(rms_norm(x + residual), x + residual)."""
         return add_rms_norm(x, residual, weight, eps)
 
-    def rotary_embedding(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> None:
-        """Rotates q and k in place."""
-        rotary_embedding(q, k, positions, cos, sin)
-
-    def store_kv_cache(
+    def rotate_and_store(
         self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: Cache,
         slot_mapping: torch.Tensor,
-    ) -> None:
-        """Writes k and v to slots of the caches."""
-        store_kv_cache(k, v, k_cache, v_cache, slot_mapping)
+        *,
+        head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+        eps: float = 0.0,
+    ) -> torch.Tensor:
+        """Rotated queries; keys and values go to the cache."""
+        return rotate_and_store(qkv, positions, cos, sin, kv_cache, slot_mapping, head_norms, eps)
 
     def paged_attention(
         self,
         q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        kv_cache: Cache,
         metadata: AttentionMetadata,
         *,
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
         """Causal attention of a ragged batch over a paged cache."""
-        return paged_attention(q, k_cache, v_cache, metadata, scale=scale, sliding_window=sliding_window)
+        return paged_attention(q, *kv_cache, metadata, scale=scale, sliding_window=sliding_window).flatten(1)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(first half) * second half."""

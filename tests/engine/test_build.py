@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from engine.build import build_engine
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Quantization
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import CheckpointError, ConfigError
+from engine.machine import usable_cpus
+from engine.serving import EngineParts
+from kernels.cpu.cpu_features import CpuFeatures
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +21,16 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
     shutil.copytree(make_checkpoint("llama"), path)
     (path / "tokenizer.json").write_text("{}")
     return path
+
+
+def _tokens(parts: EngineParts) -> list[int]:
+    """What a request of three tokens is answered."""
+    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
+    tokens: list[int] = []
+    while parts.scheduler.has_work():
+        plan = parts.scheduler.schedule(0.0)
+        tokens += [t for o in parts.scheduler.update(plan, parts.runner.execute(plan), 0.0) for t in o.token_ids]
+    return tokens
 
 
 def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
@@ -31,12 +44,46 @@ def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
     assert parts.max_open_requests == 10
     assert "loading weights 100 %" in details
     assert details[-1] == "warming up"
-    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
-    tokens: list[int] = []
-    while parts.scheduler.has_work():
-        plan = parts.scheduler.schedule(0.0)
-        tokens += [t for o in parts.scheduler.update(plan, parts.runner.execute(plan), 0.0) for t in o.token_ids]
-    assert len(tokens) == 3
+    assert len(_tokens(parts)) == 3
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_int8_engines_serve(model_dir: Path, quantization: Quantization | None, threads: int) -> None:
+    """The cache takes a byte for each of 16 elements, and four for their scale."""
+    config = EngineConfig(
+        model=str(model_dir),
+        quantization=quantization,
+        kv_cache_dtype="int8",
+        batch_invariant=True,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=2**18,
+        threads=min(threads, usable_cpus()),
+    )
+    parts = build_engine(config, lambda _: None)
+    assert parts.info.num_kv_blocks == 2**18 // (2 * 2 * 2 * (16 + 4)) // 16
+    assert len(_tokens(parts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        (CpuFeatures(avx512=False, vnni=False), ["no AVX-512:", "no AVX-512 VNNI"]),
+        (CpuFeatures(avx512=True, vnni=False), ["no AVX-512 VNNI"]),
+    ],
+)
+def test_what_the_cpu_lacks_is_said(
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    features: CpuFeatures,
+    words: list[str],
+) -> None:
+    monkeypatch.setattr("engine.build.cpu_features", lambda: features)
+    build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), lambda _: None)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == len(words)
+    assert all(part in warning for part, warning in zip(words, warnings, strict=True))
 
 
 def test_without_a_size_the_cache_is_no_larger_than_requests_can_fill(model_dir: Path) -> None:

@@ -3,17 +3,22 @@
 Tolerance: 2e-5 absolute, in fp32, on logits of unit standard deviation. Each test prints its largest error (pytest -s).
 """
 
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.model.config import ModelConfig
-from engine.model.loader import load_model
+from engine.model.decoder import Decoder
+from engine.model.loader import load_model, weights_bytes
+from engine.model.registry import decoder_traits
 from kernels.metadata import AttentionMetadata
 from kernels.ops import cpu_ops, reference_ops
+from kernels.testing import poison_cache
 
 TOLERANCE = 2e-5
 BLOCK_SIZE = 16
@@ -70,7 +75,7 @@ def case(request, make_checkpoint):
     return Case(ModelConfig.from_dir(path), path, prompts, expected)
 
 
-def run(model, prompts, chunk_lens):
+def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
     """Logits of all prompt tokens, computed in steps: each gives every unfinished prompt its next chunk.
 
     chunk_lens: of each step, the last one for all steps to come.
@@ -80,7 +85,9 @@ def run(model, prompts, chunk_lens):
     shuffled = torch.randperm(len(prompts) * blocks_per_row, generator=torch.Generator().manual_seed(1))
     block_table = shuffled.view(len(prompts), blocks_per_row).to(torch.int32)
     shape = (block_table.numel(), BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    kv_caches = [(torch.full(shape, torch.nan), torch.full(shape, torch.nan)) for _ in range(config.num_layers)]
+    kv_caches = [ops.make_kv_cache(*shape, kv_dtype) for _ in range(config.num_layers)]
+    for kv_cache in kv_caches:
+        poison_cache(kv_cache)
     logits = [[] for _ in prompts]
     computed = [0] * len(prompts)
     step = 0
@@ -120,30 +127,65 @@ def run(model, prompts, chunk_lens):
     ],
 )
 def test_logits_equal_transformers(case, make_ops, chunk_lens):
-    model = load_model(case.path, case.config, make_ops(), show_progress_bar=False)
-    logits = run(model, case.prompts, chunk_lens)
+    ops = make_ops()
+    model = load_model(case.path, case.config, ops, show_progress_bar=False)
+    logits = run(model, ops, case.prompts, chunk_lens)
     error = max(float((a - e).abs().max()) for a, e in zip(logits, case.expected, strict=True))
     print(f"largest error {error:.1e}, standard deviation {float(torch.cat(case.expected).std()):.2f}")  # noqa: T201
     assert logits[0].dtype is torch.float32
     assert error < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("quantization", "kv_dtype", "limit"),
+    [("int8", torch.float32, 0.05), (None, torch.int8, 0.02), ("int8", torch.int8, 0.05)],
+    ids=["int8 weights", "int8 KV cache", "int8 both"],
+)
+def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
+    """Root mean square of the errors, as a part of the standard deviation of the logits."""
+    ops = cpu_ops(quantization=quantization)
+    model = load_model(case.path, case.config, ops, show_progress_bar=False)
+    logits, expected = torch.cat(run(model, ops, case.prompts, [17, 1, 40], kv_dtype)), torch.cat(case.expected)
+    error = float((logits - expected).square().mean().sqrt() / expected.std())
+    print(f"error {error:.4f}")  # noqa: T201
+    assert 1e-4 < error < limit
+
+
 def test_embeddings_are_shared_when_tied(make_checkpoint):
     path = make_checkpoint("llama", tie_word_embeddings=True)
-    model = load_model(path, ModelConfig.from_dir(path), reference_ops(), show_progress_bar=False)
-    assert model.lm_head is model.embed_tokens
-
-
-def test_checkpoint_tensors_cover_every_parameter_once(make_checkpoint):
-    path = make_checkpoint("qwen3", attention_bias=True)
     config = ModelConfig.from_dir(path)
-    model = load_model(path, config, reference_ops(), load_format="dummy")
+    model = load_model(path, config, reference_ops(), show_progress_bar=False)
+    assert model.compute_logits(torch.ones(1, config.hidden_size)).any()
+    model.embed_tokens.zero_()
+    assert not model.compute_logits(torch.ones(1, config.hidden_size)).any()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_checkpoint_tensors_are_those_of_the_file_and_share_no_memory(make_checkpoint, tied):
+    path = make_checkpoint("qwen3", attention_bias=True, tie_word_embeddings=tied)
+    config = ModelConfig.from_dir(path)
+    cpu = torch.device("cpu")
+    model = Decoder(config, decoder_traits(config), reference_ops(), max_positions=1, dtype=torch.float32, device=cpu)
     tensors = model.checkpoint_tensors()
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors.values())
     assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
-    attributes = [vars(model), *(vars(layer) for layer in model.layers)]
-    parameters = [p for values in attributes for p in values.values() if isinstance(p, torch.Tensor)]
-    linears = [p for layer in model.layers for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    num_parameters = sum(p.numel() for p in parameters)
-    num_parameters += sum(p.weight.numel() + (0 if p.bias is None else p.bias.numel()) for p in linears)
-    assert sum(t.numel() for t in tensors.values()) == num_parameters
+    saved = load_file(path / "model.safetensors")
+    assert {name: t.shape for name, t in tensors.items()} == {name: t.shape for name, t in saved.items()}
+    num_tied_bytes = model.embed_tokens.nbytes if tied else 0  # packed apart
+    assert weights_bytes(config, torch.float32) == sum(t.nbytes for t in saved.values()) + num_tied_bytes
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_loaded_weights_do_not_outlive_their_packing(make_checkpoint, monkeypatch, quantization):
+    path, ops, loaded = make_checkpoint("llama"), cpu_ops(quantization=quantization), []
+    pack = ops.pack_linear
+
+    def pack_linear(weight, bias):
+        assert all(reference() is None for reference in loaded)  # one matrix at a time
+        loaded.append(weakref.ref(weight))
+        return pack(weight, bias)
+
+    monkeypatch.setattr(ops, "pack_linear", pack_linear)
+    model = load_model(path, ModelConfig.from_dir(path), ops, show_progress_bar=False)
+    assert len(loaded) == 4 * len(model.layers) + 1
+    assert loaded[-1]() is None

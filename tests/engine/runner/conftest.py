@@ -55,14 +55,14 @@ class TinyEngine:
 
     def runner(self, kv_plan: KVCachePlan, **limits: int) -> TorchModelRunner:
         """A runner with a cache of its own."""
-        return TorchModelRunner(self.model, self.config, kv_plan, self.ops, device=torch.device("cpu"), **limits)
+        return TorchModelRunner(self.model, self.config, kv_plan, self.ops, **limits)
 
     def serve(
         self,
         prompts: Sequence[Prompt],
         *,
-        block_size: int = 4,
-        num_blocks: int = 256,
+        block_size: int = 16,
+        num_blocks: int = 64,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 64,
         **config: Any,

@@ -47,6 +47,7 @@ def test_batches_are_those_of_a_loop_over_tokens(block_size, decodes_only):
         state = RequestState(max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_LEN, block_size=block_size, sampling=sampling)
         state.apply(plan)
         batch = builder.build(plan, state)
+        inputs, metadata = batch.inputs, batch.inputs.metadata
 
         requests = {request.request_id: request for request in plan.new_requests}
         input_ids, positions, slots, lasts = [], [], [], []
@@ -58,17 +59,17 @@ def test_batches_are_those_of_a_loop_over_tokens(block_size, decodes_only):
                 slots.append(request.block_ids[position // block_size] * block_size + position % block_size)
             lasts.append(len(input_ids))
             num_used = -(-(positions[-1] + 1) // block_size)
-            assert batch.metadata.block_table[index, :num_used].tolist() == list(request.block_ids[:num_used])
-        assert batch.input_ids.tolist() == input_ids
-        assert batch.positions.tolist() == positions
-        assert batch.metadata.slot_mapping.tolist() == slots
-        assert batch.metadata.query_start_loc.tolist() == [0, *lasts]
-        assert batch.metadata.seq_lens.tolist() == [positions[last - 1] + 1 for last in lasts]
-        assert batch.metadata.max_query_len == max(row.num_scheduled_tokens for row in plan.rows)
-        assert batch.metadata.max_seq_len == max(positions) + 1
+            assert metadata.block_table[index, :num_used].tolist() == list(request.block_ids[:num_used])
+        assert inputs.input_ids.tolist() == input_ids
+        assert inputs.positions.tolist() == positions
+        assert metadata.slot_mapping.tolist() == slots
+        assert metadata.query_start_loc.tolist() == [0, *lasts]
+        assert metadata.seq_lens.tolist() == [positions[last - 1] + 1 for last in lasts]
+        assert metadata.max_query_len == max(row.num_scheduled_tokens for row in plan.rows)
+        assert metadata.max_seq_len == max(positions) + 1
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.samples]
         assert batch.sampling_rows.tolist() == sampling_rows
-        assert batch.logits_indices.tolist() == [lasts[index] - 1 for index in sampling_rows]
+        assert inputs.logits_indices.tolist() == [lasts[index] - 1 for index in sampling_rows]
         assert batch.state_rows.tolist() == state.rows_of(plan.rows[i].request_id for i in sampling_rows).tolist()
 
 
@@ -80,12 +81,39 @@ def test_tensors_have_the_dtypes_and_layout_kernels_expect(block_size):
     builder = BatchBuilder(
         max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS, max_model_len=MAX_LEN, block_size=block_size
     )
-    batch = builder.build(plan, state)
-    metadata = batch.metadata
-    for tensor in (batch.input_ids, batch.positions, metadata.slot_mapping, batch.logits_indices):
+    inputs = builder.build(plan, state).inputs
+    metadata = inputs.metadata
+    for tensor in (inputs.input_ids, inputs.positions, metadata.slot_mapping, inputs.logits_indices):
         assert tensor.dtype == torch.int64
     for tensor in (metadata.query_start_loc, metadata.seq_lens, metadata.block_table):
         assert tensor.dtype == torch.int32
         assert tensor.is_contiguous()
-    assert metadata.num_tokens == plan.num_tokens == len(batch.input_ids)
-    assert metadata.block_table.shape == (5, -(-metadata.max_seq_len // block_size))
+    assert metadata.num_tokens == plan.num_tokens == len(inputs.input_ids)
+    assert metadata.block_table.shape == (5, -(-MAX_LEN // block_size))
+    assert metadata.block_size == block_size
+
+
+def _tensors(inputs):
+    metadata = inputs.metadata
+    yield from (inputs.input_ids, inputs.positions, inputs.logits_indices)
+    yield from (metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping)
+
+
+def test_every_batch_is_the_beginning_of_the_same_buffers(block_size):
+    """As a recorded step reads them where they were when it was recorded."""
+    builder = BatchBuilder(
+        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS, max_model_len=MAX_LEN, block_size=block_size
+    )
+    largest = list(_tensors(builder.largest()))
+    tokens, rows = (MAX_TOKENS,), (MAX_NUM_SEQS,)
+    table = (MAX_NUM_SEQS, -(-MAX_LEN // block_size))
+    assert [t.shape for t in largest] == [tokens, tokens, rows, (MAX_NUM_SEQS + 1,), rows, table, tokens]
+    for seed in range(3):
+        plan = _plan(random.Random(seed), block_size, 1 + seed, decodes_only=False)
+        sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
+        state = RequestState(max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_LEN, block_size=block_size, sampling=sampling)
+        state.apply(plan)
+        for tensor, whole in zip(_tensors(builder.build(plan, state).inputs), largest, strict=True):
+            assert tensor.data_ptr() == whole.data_ptr() or not tensor.numel()
+            assert tensor.stride() == whole.stride()
+            assert tensor.shape[1:] == whole.shape[1:]

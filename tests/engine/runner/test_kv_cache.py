@@ -9,6 +9,8 @@ import torch
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.runner.kv_cache import allocate_kv_caches, plan_kv_cache
+from kernels.ops import cpu_ops
+from kernels.testing import cache_tensors
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
 
@@ -65,15 +67,23 @@ def test_override_ignores_the_budget(config):
     assert (plan.num_blocks, plan.max_model_len) == (7, 112)
 
 
-def test_caches_are_as_planned_and_free_of_nan(config):
+def test_caches_are_as_planned_and_free_of_nan(config, ops):
     plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=7)
-    caches = allocate_kv_caches(plan, config, torch.float32, torch.device("cpu"))
+    caches = allocate_kv_caches(plan, config, torch.float32, ops)
+    tensors = [tensor for cache in caches for tensor in cache_tensors(cache)]
     assert len(caches) == 2
-    assert sum(t.nbytes for kv in caches for t in kv) == plan.num_bytes
-    assert all(t.shape == (7, 16, 2, 16) and not t.any() for kv in caches for t in kv)
+    assert sum(tensor.nbytes for tensor in tensors) == plan.num_bytes
+    assert not any(tensor.any() for tensor in tensors)
 
 
-def test_memory_that_cannot_be_had_is_a_config_error(config):
+def test_int8_takes_a_byte_per_element_and_a_scale_per_vector(config):
+    plan = plan_kv_cache(config, torch.int8, 16, 0, None, num_blocks_override=7)
+    caches = allocate_kv_caches(plan, config, torch.int8, cpu_ops())
+    assert plan.bytes_per_token == 2 * 2 * 2 * (16 + 4)
+    assert sum(tensor.nbytes for cache in caches for tensor in cache_tensors(cache)) == plan.num_bytes
+
+
+def test_memory_that_cannot_be_had_is_a_config_error(config, ops):
     plan = plan_kv_cache(config, torch.float32, 16, 0, None, num_blocks_override=2**50)
     with pytest.raises(ConfigError, match="cannot be allocated"):
-        allocate_kv_caches(plan, config, torch.float32, torch.device("cpu"))
+        allocate_kv_caches(plan, config, torch.float32, ops)

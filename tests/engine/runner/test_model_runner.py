@@ -32,18 +32,18 @@ VARIANTS = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
 }
-# How the same requests are served. With 16 blocks of 4 tokens and 8 requests of up to 61 tokens nearly everybody is
+# How the same requests are served. With 5 blocks of 16 tokens and 8 requests of up to 61 tokens nearly everybody is
 # preempted.
 SCENARIOS = {
     "solo": {"max_num_seqs": 1},
     "batched": {},
     "chunked-7": {"max_num_batched_tokens": 7},
     "chunked-13": {"max_num_batched_tokens": 13},
-    "preempted": {"num_blocks": 16},
-    "preempted-uncached": {"num_blocks": 16, "enable_prefix_caching": False, "max_num_batched_tokens": 29},
+    "preempted": {"num_blocks": 5},
+    "preempted-uncached": {"num_blocks": 5, "enable_prefix_caching": False, "max_num_batched_tokens": 29},
     "uncached": {"enable_prefix_caching": False},
     "static": {"policy": "static", "max_num_seqs": 3},
-    "wide-blocks": {"block_size": 16, "num_blocks": 64},
+    "wide-blocks": {"block_size": 48, "num_blocks": 24},
 }
 GREEDY = SamplingParams(seed=0, max_tokens=20, temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(seed=0, max_tokens=20, temperature=0.9, ignore_eos=True, top_logprobs=3)
@@ -199,7 +199,7 @@ def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind(tiny_engine, prompts
     want = engine.serve(prompts).answers
     engine.model.embed_tokens[205] = float("nan")
     broken = replace(prompts[6], prompt_ids=(*prompts[6].prompt_ids[:18], 205, *prompts[6].prompt_ids[18:]))
-    run = engine.serve([broken, *prompts], num_blocks=16, max_num_seqs=3)
+    run = engine.serve([broken, *prompts], num_blocks=5, max_num_seqs=3)
     failed, *others = run.answers
     assert failed.completion.reason is FinishReason.ERROR
     assert "NaN" in failed.completion.detail
@@ -217,7 +217,7 @@ def test_a_request_without_any_candidate_fails_alone(tiny_engine, prompts):
 
 
 def test_a_plan_without_rows_changes_nothing_but_what_is_known(tiny_engine):
-    kv_plan = KVCachePlan(num_blocks=8, block_size=4, bytes_per_token=1, max_model_len=32)
+    kv_plan = KVCachePlan(num_blocks=8, block_size=16, bytes_per_token=1, max_model_len=32)
     runner = tiny_engine("llama").runner(kv_plan, max_num_seqs=2, max_num_batched_tokens=8)
     assert runner.execute(SchedulerOutput(5, (), (), (), 0)) == ModelRunnerOutput(5, (), {}, {})
 
@@ -225,10 +225,10 @@ def test_a_plan_without_rows_changes_nothing_but_what_is_known(tiny_engine):
 def test_a_failure_of_the_whole_step_is_a_step_error(tiny_engine, prompts, monkeypatch):
     engine = tiny_engine("llama")
 
-    def forward(*_args):
+    def step(_inputs):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine.model, "forward", forward)
+    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
     with pytest.raises(StepError, match="step 1 with 3 rows, 7 tokens: out of memory"):
         engine.serve(prompts[:3])
 
@@ -236,7 +236,7 @@ def test_a_failure_of_the_whole_step_is_a_step_error(tiny_engine, prompts, monke
 def test_results_are_aligned_with_the_rows_of_the_plan(tiny_engine):
     engine = tiny_engine("llama", seed=6)
     engine.model.embed_tokens[205] = float("nan")
-    kv_plan = KVCachePlan(num_blocks=8, block_size=4, bytes_per_token=1, max_model_len=16)
+    kv_plan = KVCachePlan(num_blocks=8, block_size=16, bytes_per_token=1, max_model_len=16)
     runner = engine.runner(kv_plan, max_num_seqs=3, max_num_batched_tokens=8)
     new = [
         NewRequest(RequestId(request_id), token_ids, 1, SAMPLED, (request_id,))

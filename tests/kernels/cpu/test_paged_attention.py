@@ -1,16 +1,16 @@
-"""The CPU kernel against the reference, over ragged mixes."""
+"""The CPU kernel against the reference, over ragged mixes and caches of fp32 and int8; and each row by itself."""
 
 import re
+from dataclasses import replace
 
-import numba
 import pytest
 import torch
 
-from kernels.cpu import paged_attention as module
-from kernels.cpu.paged_attention import paged_attention
-from kernels.reference.paged_attention import paged_attention as reference
-from kernels.testing import assert_close, make_ragged_batch
+from kernels.cpu.multiply_tile import MAX_ROWS
+from kernels.ops import cpu_ops, reference_ops
+from kernels.testing import assert_close, assert_same_bits, fill_cache, make_ragged_batch, read_cache
 
+OPS, REFERENCE = cpu_ops(), reference_ops()
 MIXES = {
     "decodes": ([1, 1, 1, 1], [1, 16, 17, 301]),
     "short chunks": ([5, 5, 7], [5, 21, 300]),
@@ -18,38 +18,54 @@ MIXES = {
     "chunk of a longer prompt": ([129], [333]),
     "decodes, then chunks": ([1, 1, 5, 129], [40, 333, 77, 257]),
     "block borders": ([1, 1, 1, 15, 16, 17, 16], [15, 16, 17, 15, 16, 17, 32]),
+    "step borders": ([1, 1, 1, 31, 32, 33, 32], [31, 32, 33, 31, 32, 33, 64]),
 }
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["fp32", "int8"])
 
 
-def check(batch, sliding_window=None):
-    arguments = batch.q, batch.k_cache, batch.v_cache, batch.metadata
-    expected = reference(*arguments, scale=batch.scale, sliding_window=sliding_window)
-    assert_close(paged_attention(*arguments, scale=batch.scale, sliding_window=sliding_window), expected)
+def attend(batch, dtype=torch.float32, *, ops=OPS, **options):
+    return ops.paged_attention(batch.q, fill_cache(ops, batch, dtype), batch.metadata, scale=batch.scale, **options)
 
 
+def check(batch, dtype=torch.float32, sliding_window=None):
+    """Against the reference on what the cache really holds."""
+    cache = fill_cache(OPS, batch, dtype)
+    k, v = zip(*(read_cache(cache, batch.slots(row)) for row in range(len(batch.k))), strict=True)
+    expected = attend(replace(batch, k=k, v=v), ops=REFERENCE, sliding_window=sliding_window)
+    actual = OPS.paged_attention(batch.q, cache, batch.metadata, scale=batch.scale, sliding_window=sliding_window)
+    assert_close(actual, expected)
+
+
+@DTYPES
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("sliding_window", [None, 1, 13, 16, 100])
-def test_paged_attention_equals_reference_on_mix(mix, sliding_window):
-    check(make_ragged_batch(*MIXES[mix]), sliding_window)
+@pytest.mark.parametrize("sliding_window", [None, 1, 13, 16, 33, 100])
+def test_paged_attention_equals_reference_on_mix(mix, sliding_window, dtype):
+    check(make_ragged_batch(*MIXES[mix]), dtype, sliding_window)
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 3, 4, 8])
+@DTYPES
+@pytest.mark.parametrize("group_size", [1, 2, 3, 4, 6, 8, 12, 16])
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
-def test_paged_attention_equals_reference_for_group_size(group_size, num_kv_heads):
-    check(
-        make_ragged_batch(
-            *MIXES["decodes, then chunks"], num_heads=group_size * num_kv_heads, num_kv_heads=num_kv_heads
-        )
-    )
+def test_paged_attention_equals_reference_for_group_size(group_size, num_kv_heads, dtype):
+    """Also of more query heads per KV head than a tile has rows."""
+    shape = {"num_heads": group_size * num_kv_heads, "num_kv_heads": num_kv_heads, "head_dim": 32}
+    check(make_ragged_batch([1, 1, 5, 47], [40, 333, 77, 150], **shape), dtype)
 
 
-@pytest.mark.parametrize("head_dim", [6, 32, 64, 80, 128])
-@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
-def test_paged_attention_equals_reference_for_shape(head_dim, block_size):
-    check(make_ragged_batch([1, 9, 30], [50, 65, 31], head_dim=head_dim, block_size=block_size), sliding_window=40)
+def test_one_of_the_group_sizes_exceeds_a_tile():
+    assert MAX_ROWS < 16
 
 
-def test_paged_attention_equals_reference_on_random_batches():
+@DTYPES
+@pytest.mark.parametrize("head_dim", [6, 32, 48, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("block_size", [16, 32, 48, 64])
+def test_paged_attention_equals_reference_for_shape(head_dim, block_size, dtype):
+    batch = make_ragged_batch([1, 9, 30], [50, 65, 31], head_dim=head_dim, block_size=block_size)
+    check(batch, dtype, sliding_window=40)
+
+
+@DTYPES
+def test_paged_attention_equals_reference_on_random_batches(dtype):
     generator = torch.Generator().manual_seed(1)
 
     def draw(low, high):
@@ -58,17 +74,19 @@ def test_paged_attention_equals_reference_on_random_batches():
     for seed in range(30):
         query_lens = [draw(1, 3) if draw(0, 2) else draw(1, 40) for _ in range(draw(1, 9))]
         seq_lens = [query_len + draw(0, 90) for query_len in query_lens]
-        check(make_ragged_batch(query_lens, seq_lens, head_dim=32, seed=seed), sliding_window=draw(1, 120))
+        batch = make_ragged_batch(query_lens, seq_lens, head_dim=32, block_size=16 * draw(1, 4), seed=seed)
+        check(batch, dtype, sliding_window=draw(1, 120))
 
 
-@pytest.mark.parametrize("num_shares", [1, 2, 3, 7, 64])
-def test_shares_cover_every_item_once(num_shares, monkeypatch):
-    """Also of batches with fewer items than shares; what no share computes stays NaN."""
-    monkeypatch.setattr(numba, "get_num_threads", lambda: num_shares)
-    monkeypatch.setattr(module, "PARALLEL_COST", 0)
-    monkeypatch.setattr(torch, "empty", lambda *shape, **kwargs: torch.full(*shape, torch.nan, **kwargs))
-    for query_lens, seq_lens in MIXES.values():
-        check(make_ragged_batch(query_lens, seq_lens))
+@pytest.mark.parametrize("num_threads", [2, 5])
+def test_more_threads_give_the_bits_of_one(num_threads):
+    ops = cpu_ops(num_threads=num_threads)
+    for mix in MIXES.values():
+        batch = make_ragged_batch(*mix)
+        cache = fill_cache(ops, batch)
+        want = attend(batch)
+        for _ in range(3):  # who computes what is another matter each time
+            assert_same_bits(ops.paged_attention(batch.q, cache, batch.metadata, scale=batch.scale), want)
 
 
 def test_paged_attention_reads_queries_inside_a_fused_projection():
@@ -76,59 +94,88 @@ def test_paged_attention_reads_queries_inside_a_fused_projection():
     fused = torch.cat((batch.q, torch.full_like(batch.q, torch.nan)), dim=1)
     q = fused[:, : batch.q.shape[1]]
     assert not q.is_contiguous()
-    arguments = batch.k_cache, batch.v_cache, batch.metadata
-    assert torch.equal(
-        paged_attention(q, *arguments, scale=batch.scale), paged_attention(batch.q, *arguments, scale=batch.scale)
-    )
+    assert_same_bits(attend(replace(batch, q=q)), attend(batch))
 
 
-def test_result_of_a_row_does_not_depend_on_the_batch():
-    batch = make_ragged_batch([5, 1, 40], [20, 90, 70])
-    together = paged_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, scale=batch.scale)
-    for row, (start, stop) in enumerate(((0, 5), (5, 6), (6, 46))):
-        alone = type(batch.metadata)(
-            query_start_loc=torch.tensor([0, stop - start], dtype=torch.int32),
-            seq_lens=batch.metadata.seq_lens[row : row + 1],
-            block_table=batch.metadata.block_table[row : row + 1],
-            slot_mapping=batch.metadata.slot_mapping[start:stop],
-            block_size=16,
-            max_query_len=stop - start,
-            max_seq_len=int(batch.metadata.seq_lens[row]),
-        )
-        out = paged_attention(batch.q[start:stop], batch.k_cache, batch.v_cache, alone, scale=batch.scale)
-        assert torch.equal(out, together[start:stop])
+@DTYPES
+@pytest.mark.parametrize("sliding_window", [None, 20])
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 64), (3, 128), (16, 32), (2, 80)])
+def test_a_row_has_the_same_bits_alone_and_in_any_chunks(num_heads, head_dim, sliding_window, dtype):
+    """What comes after a chunk is NaN while it is computed, as it has not been written yet."""
+    query_lens, seq_lens = [1, 5, 1, 40, 75], [33, 20, 90, 70, 75]
+    batch = make_ragged_batch(query_lens, seq_lens, num_heads=num_heads, num_kv_heads=1, head_dim=head_dim)
+    together = attend(batch, dtype, sliding_window=sliding_window).split(query_lens)
+    for row, query_len in enumerate(query_lens):
+        for chunk_len in {1, 3, 13, 32, query_len}:
+            for start in range(0, query_len, chunk_len) if chunk_len > 1 else {0, query_len // 2, query_len - 1}:
+                stop = min(query_len, start + chunk_len)
+                alone = attend(batch.row(row, start, stop), dtype, sliding_window=sliding_window)
+                assert_same_bits(alone, together[row][start:stop])
 
 
-def test_nan_stays_in_its_row():
+@DTYPES
+@pytest.mark.parametrize("what", ["k", "v"])
+def test_nan_in_the_cache_stays_in_its_request_and_head(what, dtype):
     batch = make_ragged_batch([1, 1, 20], [50, 50, 50])
-    poisoned = int(batch.metadata.block_table[1, 1])
-    batch.k_cache[poisoned, 3, 0, 0] = torch.nan
-    out = paged_attention(batch.q, batch.k_cache, batch.v_cache, batch.metadata, scale=batch.scale)
-    assert out[1, :2].isnan().all()  # the query heads of the poisoned KV head
-    assert not out[1, 2:].isnan().any()
-    assert not out[[0, *range(2, 22)]].isnan().any()
+    clean = attend(batch, dtype).view(22, 2, 2 * 64)
+    getattr(batch, what)[1][17, 0, 5] = torch.nan
+    out = attend(batch, dtype).view(22, 2, 2 * 64)  # [tokens, KV heads, ...]
+    if what == "v" and dtype is torch.float32:
+        assert out[1, 0].isnan().sum() == 2  # this element of two query heads
+    else:
+        assert out[1, 0].isnan().all()
+    assert_same_bits(out[1, 1], clean[1, 1])
+    others = [0, *range(2, 22)]
+    assert_same_bits(out[others], clean[others])
+
+
+def test_nan_in_a_query_stays_in_its_token_and_head():
+    batch = make_ragged_batch([1, 20], [50, 50])
+    clean = attend(batch).view(21, 4, 64)
+    batch.q[7, 2, 3] = torch.nan
+    out = attend(batch).view(21, 4, 64)
+    assert out[7, 2].isnan().all()
+    out[7, 2] = clean[7, 2]
+    assert_same_bits(out, clean)
+
+
+def test_nan_in_a_key_does_not_reach_the_tokens_before_it():
+    batch = make_ragged_batch([20], [50])
+    clean = attend(batch)
+    batch.k[0][40] = torch.nan
+    out = attend(batch)
+    assert_same_bits(out[:10], clean[:10])
+    assert out[10:].isnan().all()
 
 
 def test_infinite_scores_become_nan_and_not_a_number_that_looks_right():
     batch = make_ragged_batch([1], [40])
-    batch.k_cache[int(batch.metadata.block_table[0, 0]), 0] = torch.inf
-    out = paged_attention(batch.q.abs(), batch.k_cache, batch.v_cache, batch.metadata, scale=batch.scale)
-    assert out.isnan().all()
+    batch.k[0][0] = torch.inf
+    assert attend(replace(batch, q=batch.q.abs())).isnan().all()
 
 
-def test_scores_far_apart_do_not_overflow():
-    batch = make_ragged_batch([3, 1], [40, 40])
-    q = batch.q * 500
-    arguments = batch.k_cache, batch.v_cache, batch.metadata
-    assert_close(paged_attention(q, *arguments, scale=1.0), reference(q, *arguments, scale=1.0))
+@DTYPES
+def test_scores_far_apart_do_not_overflow(dtype):
+    check(replace(make_ragged_batch([3, 1], [40, 40]), scale=500.0), dtype)
+
+
+def test_falling_and_rising_scores_equal_reference():
+    """The largest score so far is the first, or another one every time."""
+    batch = make_ragged_batch([1, 1], [300, 300])
+    for row, order in enumerate((1, -1)):
+        batch.k[row][:] = batch.q[row, :2] * torch.linspace(3, -3, 300)[:, None, None] * order
+    check(replace(batch, q=batch.q.view(2, 2, 2, 64)[:, :, :1].expand(-1, -1, 2, -1).reshape(2, 4, 64)))
 
 
 def test_shapes_that_disagree_are_named():
     batch = make_ragged_batch([1], [4], num_heads=6, num_kv_heads=2, head_dim=32)
-    with pytest.raises(ValueError, match=re.escape("q [1, 5, 32] does not fit caches [4, 16, 2, 32]")):
-        paged_attention(batch.q[:, :5], batch.k_cache, batch.v_cache, batch.metadata, scale=1.0)
-    with pytest.raises(ValueError, match=r"k_cache is torch\.float16 on cpu, CPU operations take float32"):
-        paged_attention(batch.q, batch.k_cache.half(), batch.v_cache, batch.metadata, scale=1.0)
-    k_cache = batch.k_cache.transpose(1, 2).contiguous().transpose(1, 2)
-    with pytest.raises(ValueError, match=r"k_cache of shape \[4, 16, 2, 32\] is not contiguous"):
-        paged_attention(batch.q, k_cache, batch.v_cache, batch.metadata, scale=1.0)
+    cache = fill_cache(OPS, batch)
+    for q, shape in ((batch.q[:, :5], "[1, 5, 32]"), (batch.q[..., :30], "[1, 6, 30]")):
+        words = re.escape(f"q {shape} with strides (192, 32, 1) does not fit a cache of 2 heads of 32")
+        with pytest.raises(ValueError, match=words):
+            OPS.paged_attention(q, cache, batch.metadata, scale=1.0)
+    with pytest.raises(ValueError, match=r"q is torch\.float16 on cpu, CPU operations take float32"):
+        OPS.paged_attention(batch.q.half(), cache, batch.metadata, scale=1.0)
+    endless = replace(batch.metadata, block_table=torch.zeros(1, 70_000, dtype=torch.int32))
+    with pytest.raises(ValueError, match="rows of 1120000 tokens are too long"):
+        OPS.paged_attention(batch.q, cache, endless, scale=1.0)

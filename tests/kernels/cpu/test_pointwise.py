@@ -1,4 +1,4 @@
-"""The small CPU operations against the reference, on contiguous tensors and on slices of a fused projection."""
+"""The small CPU operations against the reference, each row by itself."""
 
 import math
 
@@ -7,88 +7,76 @@ import pytest
 import torch
 
 from kernels.cpu.jit import exp_nonpositive
-from kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from kernels.cpu.rotary_embedding import rotary_embedding
-from kernels.cpu.silu_and_mul import silu_and_mul
-from kernels.cpu.store_kv_cache import store_kv_cache
-from kernels.ops import reference_ops
-from kernels.testing import assert_close
+from kernels.ops import cpu_ops, reference_ops
+from kernels.testing import assert_close, assert_same_bits
 
-REFERENCE = reference_ops()
-SIZES = [1, 5, 129]
+OPS, REFERENCE = cpu_ops(), reference_ops()
+SIZES = [1, 5, 31, 32, 33, 129]  # 32 is the most items that rows are cut into
 
 
-def fused(num_tokens, *num_heads, head_dim):
-    """Q, K, V... as slices of one projection."""
-    whole = torch.randn(num_tokens, sum(num_heads), head_dim)
-    return torch.split(whole, num_heads, dim=1)
+@pytest.mark.parametrize("num_tokens", SIZES)
+@pytest.mark.parametrize("n", [1, 33, 256])
+def test_gather_rows_copies_rows(num_tokens, n):
+    table, indices = torch.randn(50, n), torch.randint(0, 50, (num_tokens,))
+    table[int(indices[0])] = torch.nan
+    assert_same_bits(OPS.gather_rows(table, indices), table[indices])
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)
 @pytest.mark.parametrize("n", [1, 33, 256])
 def test_rms_norm_equals_reference(num_tokens, n):
     x, weight = torch.randn(num_tokens, n), torch.randn(n)
-    assert_close(rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
-    assert_close(rms_norm(x[0], weight, 1e-6), REFERENCE.rms_norm(x[0], weight, 1e-6))
+    untouched = x.clone()
+    assert_close(OPS.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+    assert_same_bits(x, untouched)
 
 
-@pytest.mark.parametrize("num_tokens", SIZES)
-def test_rms_norm_of_heads_equals_reference(num_tokens):
-    q, k, _ = fused(num_tokens, 6, 2, 2, head_dim=32)
-    weight = torch.randn(32)
-    for x in (q, k):
-        assert_close(rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+def test_rms_norm_uses_its_eps():
+    x = torch.full((1, 4), 0.1)
+    assert_close(OPS.rms_norm(x, torch.ones(4), 0.03), torch.full((1, 4), 0.5))
+    assert_close(OPS.rms_norm(torch.zeros(1, 4), torch.ones(4), 1e-6), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)
 def test_add_rms_norm_equals_reference(num_tokens):
     x, residual, weight = torch.randn(num_tokens, 96), torch.randn(num_tokens, 96), torch.randn(96)
     expected = REFERENCE.add_rms_norm(x, residual, weight, 1e-6)
-    for actual, wanted in zip(add_rms_norm(x, residual.clone(), weight, 1e-6), expected, strict=True):
+    for actual, wanted in zip(OPS.add_rms_norm(x, residual.clone(), weight, 1e-6), expected, strict=True):
         assert_close(actual, wanted)
-
-
-@pytest.mark.parametrize("num_tokens", SIZES)
-@pytest.mark.parametrize("head_dim", [32, 80, 128])
-def test_rotary_embedding_equals_reference(num_tokens, head_dim):
-    angles = torch.outer(torch.arange(500.0), 10000.0 ** -torch.arange(0, 1, 2 / head_dim))
-    positions = torch.randint(0, 500, (num_tokens,))
-    q, k, v = fused(num_tokens, 6, 2, 2, head_dim=head_dim)
-    untouched = v.clone()
-    expected_q, expected_k = q.clone(), k.clone()
-    REFERENCE.rotary_embedding(expected_q, expected_k, positions, angles.cos(), angles.sin())
-    rotary_embedding(q, k, positions, angles.cos(), angles.sin())
-    assert_close(q, expected_q)
-    assert_close(k, expected_k)
-    assert torch.equal(v, untouched)
-
-
-@pytest.mark.parametrize("num_tokens", SIZES)
-def test_store_kv_cache_equals_reference(num_tokens):
-    _, k, v = fused(num_tokens, 6, 2, 2, head_dim=32)
-    slots = torch.randperm(20 * 16)[:num_tokens]
-    caches = [torch.full((20, 16, 2, 32), torch.nan) for _ in range(4)]
-    REFERENCE.store_kv_cache(k, v, caches[0], caches[1], slots)
-    store_kv_cache(k, v, caches[2], caches[3], slots)
-    for expected, actual in ((caches[0], caches[2]), (caches[1], caches[3])):
-        assert torch.equal(expected.nan_to_num(9.0), actual.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_silu_and_mul_equals_reference(num_tokens, scale):
     gate_up = torch.randn(num_tokens, 2 * 88) * scale
-    actual, expected = silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up)
+    actual, expected = OPS.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up)
     assert_close(actual / scale, expected / scale)
 
 
-def test_nan_goes_through_every_operation():
+def _operations(x):
+    weight = torch.linspace(-1, 1, x.shape[1])
+    yield OPS.gather_rows(x, torch.arange(len(x)))
+    yield OPS.rms_norm(x, weight, 1e-6)
+    yield OPS.add_rms_norm(x, x + 1, weight, 1e-6)[0]
+    yield OPS.silu_and_mul(x)
+
+
+def test_a_row_has_the_same_bits_among_any_number_of_rows():
+    x = torch.randn(129, 86)
+    together = list(_operations(x))
+    for start, stop in [(0, 1), (128, 129), (40, 72), (7, 40)]:
+        for alone, whole in zip(_operations(x[start:stop].clone()), together, strict=True):
+            assert_same_bits(alone, whole[start:stop])
+
+
+def test_nan_goes_through_every_operation_and_stays_in_its_row():
     x = torch.randn(3, 8)
     x[1, 5] = torch.nan
-    for out in (rms_norm(x, torch.ones(8), 1e-6), add_rms_norm(x, torch.zeros(3, 8), torch.ones(8), 1e-6)[0]):
+    _, *normed, gated = _operations(x)
+    for out in normed:
         assert out[1].isnan().all()
         assert not out[[0, 2]].isnan().any()
-    assert silu_and_mul(x)[1, 1].isnan()
+    assert gated.isnan().tolist() == [[False] * 4, [False, True, False, False], [False] * 4]
 
 
 def test_exp_nonpositive_is_exact_to_an_ulp_and_keeps_nan():
@@ -102,16 +90,16 @@ def test_exp_nonpositive_is_exact_to_an_ulp_and_keeps_nan():
 
 
 def test_errors_name_what_is_wrong():
+    ones = torch.ones(4)
     with pytest.raises(ValueError, match=r"x is torch\.bfloat16 on cpu, CPU operations take float32"):
-        rms_norm(torch.ones(1, 4, dtype=torch.bfloat16), torch.ones(4), 1e-6)
+        OPS.rms_norm(torch.ones(1, 4, dtype=torch.bfloat16), ones, 1e-6)
+    with pytest.raises(ValueError, match=r"weight has shape \[5\], rows of x have 4 values"):
+        OPS.rms_norm(torch.ones(1, 4), torch.ones(5), 1e-6)
     with pytest.raises(ValueError, match=r"x has shape \[1, 4\], residual \[2, 4\]"):
-        add_rms_norm(torch.ones(1, 4), torch.ones(2, 4), torch.ones(4), 1e-6)
-    with pytest.raises(ValueError, match="head_dim is 8, the tables have 3 pairs"):
-        rotary_embedding(
-            torch.ones(1, 1, 8), torch.ones(1, 1, 8), torch.tensor([0]), torch.ones(4, 3), torch.ones(4, 3)
-        )
-    with pytest.raises(ValueError, match=r"rows of shape \[4\] with strides \(2,\) are not contiguous"):
-        rms_norm(torch.ones(3, 8)[:, ::2], torch.ones(4), 1e-6)
-    rows, cache = torch.ones(1, 2, 8), torch.ones(1, 16, 2, 4)
-    with pytest.raises(ValueError, match=r"k \[1, 2, 8\] and v \[1, 2, 8\] do not fit caches \[1, 16, 2, 4\]"):
-        store_kv_cache(rows, rows, cache, cache, torch.tensor([0]))
+        OPS.add_rms_norm(torch.ones(1, 4), torch.ones(2, 4), ones, 1e-6)
+    with pytest.raises(ValueError, match=r"x of shape \[3, 4\] is not contiguous"):
+        OPS.rms_norm(torch.ones(3, 8)[:, ::2], ones, 1e-6)
+    with pytest.raises(ValueError, match=r"gate_up of shape \[2, 3, 4\] .*not of two dimensions"):
+        OPS.silu_and_mul(torch.ones(2, 3, 4))
+    with pytest.raises(ValueError, match=r"table of shape \[3, 4\] is not contiguous"):
+        OPS.gather_rows(torch.ones(3, 8)[:, :4], torch.tensor([0]))

@@ -45,7 +45,7 @@ def test_entries_that_cannot_be_deleted_are_left(folder, monkeypatch):
 def test_the_folder_that_is_really_used_is_cleaned(tmp_path):
     """Where the sources cannot be written beside, numba caches in the user's home or where it is told to."""
     root = Path(__file__).parents[3]
-    code = "from kernels.cpu.rms_norm import _rms_norm; print(_rms_norm.stats.cache_path)"
+    code = "from kernels.cpu.quantize import quantize_row; print(quantize_row.stats.cache_path)"
     environment = {**os.environ, "PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(tmp_path)}
 
     def cache_path():
@@ -53,7 +53,7 @@ def test_the_folder_that_is_really_used_is_cleaned(tmp_path):
         result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return Path(result.stdout.strip())
 
-    stale = cache_path() / "rms_norm._rms_norm-1.py311.1.nbc"
+    stale = cache_path() / "quantize.quantize_row-1.py311.1.nbc"
     assert stale.is_relative_to(tmp_path)
     stale.touch()
     os.utime(stale, (100, 100))

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kernels.ops import reference_ops
 from kernels.reference.paged_attention import paged_attention
-from kernels.testing import assert_close, make_ragged_batch
+from kernels.testing import assert_close, fill_cache, make_ragged_batch
 
 MIX = ([1, 5, 129, 1, 33], [1, 5, 200, 77, 33])
 
@@ -14,9 +15,8 @@ MIX = ([1, 5, 129, 1, 33], [1, 5, 200, 77, 33])
 def test_paged_attention_equals_sdpa_row_by_row(num_heads, num_kv_heads, sliding_window):
     query_lens, seq_lens = MIX
     batch = make_ragged_batch(query_lens, seq_lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=32)
-    out = paged_attention(
-        batch.q, batch.k_cache, batch.v_cache, batch.metadata, scale=batch.scale, sliding_window=sliding_window
-    )
+    cache = fill_cache(reference_ops(), batch)
+    out = paged_attention(batch.q, *cache, batch.metadata, scale=batch.scale, sliding_window=sliding_window)
     start = 0
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         mask = torch.zeros(query_len, seq_len, dtype=torch.bool)
@@ -39,7 +39,7 @@ def test_paged_attention_equals_sdpa_row_by_row(num_heads, num_kv_heads, sliding
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_paged_attention_computes_in_fp32(dtype):
     batch = make_ragged_batch(*MIX)
-    q, k_cache, v_cache = (x.to(dtype) for x in (batch.q, batch.k_cache, batch.v_cache))
+    q, k_cache, v_cache = (x.to(dtype) for x in (batch.q, *fill_cache(reference_ops(), batch)))
     out = paged_attention(q, k_cache, v_cache, batch.metadata, scale=batch.scale)
     exact = paged_attention(q.double(), k_cache.double(), v_cache.double(), batch.metadata, scale=batch.scale)
     assert out.dtype is dtype

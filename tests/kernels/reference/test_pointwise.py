@@ -4,11 +4,12 @@ import math
 
 import torch
 
+from kernels.ops import reference_ops
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
-from kernels.reference.rotary_embedding import rotary_embedding
 from kernels.reference.silu_and_mul import silu_and_mul
-from kernels.reference.store_kv_cache import store_kv_cache
-from kernels.testing import assert_close
+from kernels.testing import assert_close, assert_same_bits, poison_cache, read_cache
+
+OPS = reference_ops()
 
 
 def test_rms_norm_equals_torch():
@@ -24,19 +25,37 @@ def test_add_rms_norm_returns_the_sum_and_its_norm():
     assert_close(normed, rms_norm(total, weight, 1e-5))
 
 
-def test_rotary_embedding_turns_pairs_by_position_times_frequency():
+def test_rotate_and_store_turns_pairs_by_position_times_frequency():
+    """Queries and keys, but no values."""
     frequencies = torch.tensor([1.0, 0.1])
     angles = torch.outer(torch.arange(5.0), frequencies)
-    q, k = torch.randn(2, 3, 4), torch.randn(2, 1, 4)
-    before = q.clone()
-    rotary_embedding(q, k, torch.tensor([3, 0]), angles.cos(), angles.sin())
+    heads, cache = torch.randn(2, 5, 4), OPS.make_kv_cache(2, 4, 1, 4, torch.float32)
+    slots = torch.tensor([6, 1])
+    q = OPS.rotate_and_store(heads.flatten(1), torch.tensor([3, 0]), angles.cos(), angles.sin(), cache, slots)
+    k, v = read_cache(cache, slots)
+    turned = torch.cat((q, k), dim=1)
     for pair, frequency in enumerate(frequencies.tolist()):
-        turned = torch.view_as_complex(torch.stack((before[0, :, pair], before[0, :, pair + 2]), -1)) * complex(
+        wanted = torch.view_as_complex(torch.stack((heads[0, :4, pair], heads[0, :4, pair + 2]), -1)) * complex(
             math.cos(3 * frequency), math.sin(3 * frequency)
         )
-        assert_close(q[0, :, pair], turned.real)
-        assert_close(q[0, :, pair + 2], turned.imag)
-    assert_close(q[1], before[1])  # position 0 is not turned
+        assert_close(turned[0, :, pair], wanted.real)
+        assert_close(turned[0, :, pair + 2], wanted.imag)
+    assert_close(turned[1], heads[1, :4])  # position 0 is not turned
+    assert_same_bits(v, heads[:, 4:])
+
+
+def test_rotate_and_store_norms_heads_before_it_turns_them():
+    heads, norms = torch.randn(1, 4, 8), (torch.randn(8), torch.randn(8))
+    cache, zero = OPS.make_kv_cache(1, 4, 1, 8, torch.float32), torch.tensor([0])
+    angles = torch.rand(1, 4)
+    table = angles.cos(), angles.sin()
+    q = OPS.rotate_and_store(heads.flatten(1), zero, *table, cache, zero, head_norms=norms, eps=1e-5)
+    k, v = read_cache(cache, zero)
+    normed = torch.cat((rms_norm(heads[:, :2], norms[0], 1e-5), rms_norm(heads[:, 2:3], norms[1], 1e-5)), dim=1)
+    plain = torch.cat((normed, heads[:, 3:]), dim=1).flatten(1)
+    assert_close(q, OPS.rotate_and_store(plain, zero, *table, cache, zero))
+    assert_close(k, read_cache(cache, zero)[0])
+    assert_same_bits(v, heads[:, 3:])
 
 
 def test_silu_and_mul_gates_the_second_half():
@@ -44,10 +63,21 @@ def test_silu_and_mul_gates_the_second_half():
     assert_close(silu_and_mul(gate_up), torch.nn.functional.silu(gate_up[:, :7]) * gate_up[:, 7:])
 
 
-def test_store_kv_cache_writes_only_the_slots_named():
-    k, v = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
-    k_cache, v_cache = torch.full((2, 4, 2, 4), torch.nan), torch.full((2, 4, 2, 4), torch.nan)
-    store_kv_cache(k, v, k_cache, v_cache, torch.tensor([7, 0, 2]))
-    for cache, rows in ((k_cache.flatten(0, 1), k), (v_cache.flatten(0, 1), v)):
-        assert torch.equal(cache[[7, 0, 2]], rows)
-        assert cache[[1, 3, 4, 5, 6]].isnan().all()
+def test_rotate_and_store_writes_only_the_slots_named():
+    cache = OPS.make_kv_cache(2, 4, 2, 4, torch.float32)
+    poison_cache(cache)
+    ones = torch.ones(1, 2)
+    heads, slots = torch.randn(3, 5, 4), torch.tensor([7, 0, 2])
+    OPS.rotate_and_store(heads.flatten(1), torch.zeros(3, dtype=torch.int64), ones, ones - 1, cache, slots)
+    for part, wanted in zip(read_cache(cache, slots), (heads[:, 1:3], heads[:, 3:]), strict=True):
+        assert_same_bits(part, wanted)
+    for part in read_cache(cache, torch.tensor([1, 3, 4, 5, 6])):
+        assert part.isnan().all()
+
+
+def test_gather_rows_and_linear_are_what_they_say():
+    table, weight, bias = torch.randn(6, 3), torch.randn(4, 3), torch.randn(4)
+    rows = OPS.gather_rows(table, torch.tensor([5, 0, 5]))
+    assert_same_bits(rows, torch.stack((table[5], table[0], table[5])))
+    assert_close(OPS.linear(rows, OPS.pack_linear(weight, bias)), rows @ weight.T + bias)
+    assert_close(OPS.linear(rows, OPS.pack_linear(weight, None)), rows @ weight.T)

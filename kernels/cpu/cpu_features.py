@@ -1,0 +1,33 @@
+"""What the compiler may use of this CPU, asked once."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numba
+from numba.core import codegen
+
+_config: Any = numba.config  # its attributes are made at run time
+_host_features: Any = codegen.get_host_cpu_features
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFeatures:
+    """Instruction sets that decide which kernels are fast, or there at all.
+
+    Attributes:
+        avx512: 512-bit vectors and 32 registers for them.
+        vnni: products of unsigned and signed bytes added up in 32 bits, on 512-bit vectors.
+    """
+
+    avx512: bool
+    vnni: bool
+
+
+@cache
+def cpu_features() -> CpuFeatures:
+    """Features of the CPU this process runs on, or those numba is told to compile for (NUMBA_CPU_FEATURES)."""
+    names: str = _config.CPU_FEATURES or _host_features()  # such as +avx2,-avx512f
+    features = {name[1:] for name in names.split(",") if name.startswith("+")}
+    avx512 = {"avx512f", "avx512bw", "avx512vl"} <= features
+    return CpuFeatures(avx512=avx512, vnni=avx512 and "avx512vnni" in features)

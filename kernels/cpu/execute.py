@@ -1,0 +1,94 @@
+"""The loop that every thread runs through a program."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernels.cpu.instruction import OPCODE, WIDTH, Opcode, num_row_items
+from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, floats_at, longs_at, yield_core
+from kernels.cpu.jit import kernel
+from kernels.cpu.linear import linear_item, num_linear_items, num_pack_items, pack_item
+from kernels.cpu.paged_attention import attention_item, num_attention_items, plan_item
+from kernels.cpu.pointwise import add_rms_norm_item, gather_rows_item, rms_norm_item, silu_and_mul_item
+from kernels.cpu.rotate_and_store import rotate_and_store_item
+
+if TYPE_CHECKING:
+    from kernels.cpu.arrays import Longs
+
+_GATHER_ROWS, _RMS_NORM, _ADD_RMS_NORM = int(Opcode.GATHER_ROWS), int(Opcode.RMS_NORM), int(Opcode.ADD_RMS_NORM)
+_PACK_ROWS, _LINEAR, _ROTATE_AND_STORE = int(Opcode.PACK_ROWS), int(Opcode.LINEAR), int(Opcode.ROTATE_AND_STORE)
+_PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED_ATTENTION)
+
+_SPINS_BEFORE_YIELD = 10_000  # some 10 us: longer than any wait while all threads have a core
+
+
+@kernel
+def _num_items(row: "Longs") -> int:
+    opcode = row[OPCODE]
+    if opcode == _PACK_ROWS:
+        return num_pack_items(row)
+    if opcode == _LINEAR:
+        return num_linear_items(row)
+    if opcode == _PLAN_ATTENTION:
+        return 1
+    if opcode == _PAGED_ATTENTION:
+        return num_attention_items(row)
+    return num_row_items(row)
+
+
+@kernel
+def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
+    opcode = row[OPCODE]
+    if opcode == _LINEAR:
+        linear_item(row, item, scratch)
+    elif opcode == _PACK_ROWS:
+        pack_item(row, item, scratch)
+    elif opcode == _PAGED_ATTENTION:
+        attention_item(row, value, item, scratch)
+    elif opcode == _ROTATE_AND_STORE:
+        rotate_and_store_item(row, value, item)
+    elif opcode == _ADD_RMS_NORM:
+        add_rms_norm_item(row, value, item)
+    elif opcode == _RMS_NORM:
+        rms_norm_item(row, value, item)
+    elif opcode == _GATHER_ROWS:
+        gather_rows_item(row, item)
+    elif opcode == _PLAN_ATTENTION:
+        plan_item(row)
+    else:
+        silu_and_mul_item(row, item)
+
+
+@kernel
+def wait_until(counter: int, at_least: int) -> None:
+    """Returns when the counter at an address has got there. Gives the core away if that takes long."""
+    spins = 0
+    while atomic_load(counter) < at_least:
+        spins += 1
+        if spins > _SPINS_BEFORE_YIELD:
+            yield_core()
+
+
+@kernel
+def execute(instructions: int, num_instructions: int, values: int, counters: int, scratch: int) -> None:
+    """Goes through a program beside any number of other threads.
+
+    Args:
+        instructions: address of [num_instructions, WIDTH] int64.
+        num_instructions: how many.
+        values: address of [num_instructions] fp32.
+        counters: address of a cache line for each instruction, zeros: items fetched, items done, and the time when a
+            thread left it, in ticks of `cycles`.
+        scratch: address of this thread's own memory.
+    """
+    table, constants = longs_at(instructions, (num_instructions, WIDTH)), floats_at(values, num_instructions)
+    for i in range(num_instructions):
+        fetched, done = counters + 64 * i, counters + 64 * i + 8
+        num_items = _num_items(table[i])
+        item = atomic_add(fetched, 1)
+        while item < num_items:
+            _run_item(table[i], constants[i], item, scratch)
+            atomic_add(done, 1)
+            item = atomic_add(fetched, 1)
+        wait_until(done, num_items)
+        atomic_store(done + 8, cycles())

@@ -1,0 +1,103 @@
+"""Instructions numba has no name for: memory at an address, atomic counters, a pause for loops that wait."""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.extending import intrinsic
+
+_I64 = ir.IntType(64)
+
+
+def _to_pointer(_typing_context: Any, _address: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), codegen
+
+
+def _atomic_add(_typing_context: Any, _address: Any, _value: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+def _atomic_load(_typing_context: Any, _address: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.load_atomic(pointer, "seq_cst", 8)
+
+    return types.int64(types.int64), codegen
+
+
+def _atomic_store(_typing_context: Any, _address: Any, _value: Any) -> Any:
+    def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], _I64.as_pointer()), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Asks for the cache line at an address, which may be any: results do not depend on it."""
+    pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    function = builder.module.declare_intrinsic(
+        "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+    )
+    read, all_levels, data = i32(0), i32(3), i32(1)
+    builder.call(function, [builder.inttoptr(address, pointer), read, all_levels, data])
+
+
+# Functions of the C library, found by name when a kernel is loaded.
+yield_core: Any = types.ExternalFunction("sched_yield", types.int32())
+read_bytes: Any = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
+"""read_bytes(file descriptor, address, count): waits for some; returns how many came."""
+write_bytes: Any = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
+
+
+def _cycles(_typing_context: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        function = builder.module.declare_intrinsic("llvm.readcyclecounter", [], ir.FunctionType(_I64, []))
+        return builder.call(function, [])
+
+    return types.int64(), codegen
+
+
+cycles: Any = intrinsic(_cycles)
+"""cycles(): a clock of the CPU's own, in ticks of constant length, 20 cycles to read."""
+
+_numba: Any = numba  # what it exports is not typed
+_carray: Any = _numba.carray
+_pointer: Any = intrinsic(_to_pointer)
+atomic_add: Any = intrinsic(_atomic_add)
+"""atomic_add(address, value) of an int64; returns what was there before."""
+atomic_load: Any = intrinsic(_atomic_load)
+atomic_store: Any = intrinsic(_atomic_store)
+
+
+@njit(inline="always")
+def floats_at(address: int, shape: Any) -> Any:
+    """The fp32 values at an address, as an array."""
+    return _carray(_pointer(address), shape, np.float32)
+
+
+@njit(inline="always")
+def bytes_at(address: int, shape: Any) -> Any:
+    """The int8 values at an address."""
+    return _carray(_pointer(address), shape, np.int8)
+
+
+@njit(inline="always")
+def words_at(address: int, shape: Any) -> Any:
+    """The int32 values at an address."""
+    return _carray(_pointer(address), shape, np.int32)
+
+
+@njit(inline="always")
+def longs_at(address: int, shape: Any) -> Any:
+    """The int64 values at an address."""
+    return _carray(_pointer(address), shape, np.int64)

@@ -1,0 +1,239 @@
+"""Linear layers on weights packed for `multiply_tile`: fp32, or int8 with one scale per output channel.
+
+A layer takes two instructions: PACK_ROWS lays the input out in tiles, quantised if the weights are; LINEAR multiplies.
+Items of LINEAR are some columns and up to BLOCK_TILES tiles of rows: each panel of weights is read from memory once for
+all of them.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels.cpu.arrays import check_fp32
+from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, num_rows
+from kernels.cpu.intrinsics import floats_at, words_at
+from kernels.cpu.jit import kernel, strict_kernel
+from kernels.cpu.multiply_tile import LANES, MAX_ROWS, multiply_fp32, multiply_int8_as_fp32, multiply_vnni
+from kernels.cpu.quantize import quantize_row
+from kernels.cpu.recording import Recording
+
+if TYPE_CHECKING:
+    from kernels.cpu.arrays import Longs
+
+GROUP = 2 * LANES
+"""Columns that are multiplied together; weights are padded to a multiple."""
+BLOCK_TILES = 8
+"""Tiles of rows in an item: 96 rows of 2,048 inputs lie in the second level of cache beside a panel of weights."""
+
+_ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
+
+# operands of both instructions
+_X, _X_STEP, _IN, _DEPTH, _KIND, _PACKED, _ROW_SCALES = range(FIRST_OPERAND, FIRST_OPERAND + 7)
+_WEIGHT, _OUT, _N, _START, _BIAS, _SCALES = range(FIRST_OPERAND + 7, FIRST_OPERAND + 13)
+
+
+class Kind(IntEnum):
+    """Which product: fp32 by fp32, fp32 activations by int8 weights, or both of 8 bits."""
+
+    FP32 = 0
+    INT8_WEIGHTS = 1
+    INT8 = 2
+
+
+_FP32, _INT8_WEIGHTS, _INT8 = int(Kind.FP32), int(Kind.INT8_WEIGHTS), int(Kind.INT8)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """Weights of one layer, as the kernels read them. N is out_features, padded to a multiple of GROUP.
+
+    Attributes:
+        weight: fp32 [N / 16, in, 16]; int8 [N / 16, in, 16] or, four inputs side by side, [N / 16, in / 4, 16, 4].
+        start: [N], what a sum starts from: the bias in fp32, or an int32 that takes the zero point out again.
+        bias: [N] fp32, zeros if there is none.
+        scales: [N] fp32 of int8 weights.
+    """
+
+    in_features: int
+    out_features: int
+    kind: Kind
+    weight: torch.Tensor
+    start: torch.Tensor
+    bias: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all its tensors."""
+        tensors = (self.weight, self.start, self.bias, self.scales)
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
+    """Lays weights out for the kernels.
+
+    Args:
+        weight: [out, in] fp32.
+        bias: [out] fp32.
+        quantize: to int8, symmetric, one scale per output channel. CPUs without VNNI keep activations in fp32.
+    """
+    check_fp32(weight=weight)
+    num_out, num_in = weight.shape
+    padding = -num_out % GROUP
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, padding))
+    biases = torch.zeros(num_out + padding)
+    if bias is not None:
+        biases[:num_out] = bias
+    scales = torch.ones(num_out + padding)
+    if not quantize:
+        panels = padded.view(-1, LANES, num_in).transpose(1, 2).contiguous()
+        return PackedLinear(num_in, num_out, Kind.FP32, panels, biases, biases, scales)
+    largest = padded.abs().amax(dim=1)
+    scales = torch.where(largest > 0, largest / 127, 1.0)
+    quantized = (padded / scales[:, None]).round().to(torch.int8)
+    if not cpu_features().vnni:
+        panels = quantized.view(-1, LANES, num_in).transpose(1, 2).contiguous()
+        return PackedLinear(num_in, num_out, Kind.INT8_WEIGHTS, panels, torch.zeros_like(biases), biases, scales)
+    fours = torch.nn.functional.pad(quantized, (0, -num_in % 4)).view(-1, LANES, -(-num_in // 4), 4)
+    start = quantized.sum(dim=1, dtype=torch.int32) * -_ZERO_POINT
+    panels = fours.transpose(1, 2).contiguous()
+    return PackedLinear(num_in, num_out, Kind.INT8, panels, start, biases, scales)
+
+
+def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:
+    """X [T, in] -> [T, out]: adds the two instructions, or computes at once if the recording is of one operation.
+
+    Raises: ValueError: x is not fp32, or of another width.
+    """
+    check_fp32(x=x)
+    if x.ndim != 2 or x.shape[1] != weights.in_features or x.stride(1) != 1:
+        raise ValueError(f"x has shape {list(x.shape)}, strides {x.stride()}; the layer takes {weights.in_features}")
+    depth = -(-weights.in_features // 4) if weights.kind is Kind.INT8 else weights.in_features
+    packed, row_scales = recording.empty(x, depth), recording.empty(x)
+    out = recording.empty(x, weights.out_features)
+    shared = (
+        x.data_ptr(), x.stride(0) * 4, weights.in_features, depth, int(weights.kind),
+        packed.data_ptr(), row_scales.data_ptr(),
+    )  # fmt: skip
+    recording.emit(Opcode.PACK_ROWS, x, *shared)
+    recording.emit(
+        Opcode.LINEAR,
+        x,
+        *shared,
+        weights.weight.data_ptr(),
+        out.data_ptr(),
+        weights.out_features,
+        weights.start.data_ptr(),
+        weights.bias.data_ptr(),
+        weights.scales.data_ptr(),
+    )
+    recording.keep(weights)
+    return out
+
+
+@kernel
+def _num_tiles(rows: int) -> int:
+    return -(-rows // MAX_ROWS)
+
+
+@kernel
+def num_pack_items(row: "Longs") -> int:
+    """Items of PACK_ROWS: one per tile. A single row of fp32 is its own packed form."""
+    rows = num_rows(row[ROWS])
+    return 0 if rows == 1 and row[_KIND] != _INT8 else _num_tiles(rows)
+
+
+@kernel
+def pack_item(row: "Longs", item: int, scratch: int) -> None:
+    """Lays one tile of rows out as [depth, rows of the tile], after quantising if the product is of 8 bits."""
+    rows = num_rows(row[ROWS])
+    num_tiles = _num_tiles(rows)
+    begin, end = item * rows // num_tiles, (item + 1) * rows // num_tiles
+    height, depth, width = end - begin, row[_DEPTH], row[_IN]
+    is_quantized = row[_KIND] == _INT8
+    packed = words_at(row[_PACKED] + 4 * begin * depth, (depth, height))
+    scales = floats_at(row[_ROW_SCALES], rows)
+    for i in range(height):
+        address = row[_X] + (begin + i) * row[_X_STEP]
+        if is_quantized:
+            scales[begin + i] = quantize_row(floats_at(address, width), scratch, depth)
+            address = scratch
+        words = words_at(address, depth)
+        for k in range(depth):
+            packed[k, i] = words[k]
+
+
+@kernel
+def num_linear_items(row: "Longs") -> int:
+    """Items of LINEAR."""
+    rows = num_rows(row[ROWS])
+    num_blocks = -(-_num_tiles(rows) // BLOCK_TILES)
+    return num_blocks * min(int(row[SHARES]), int(-(-row[_N] // GROUP)))
+
+
+@kernel
+def linear_item(row: "Longs", item: int, scratch: int) -> None:
+    """Multiplies a block of tiles with some groups of columns, columns outermost."""
+    rows = num_rows(row[ROWS])
+    num_tiles, num_groups = _num_tiles(rows), -(-row[_N] // GROUP)
+    num_shares = min(row[SHARES], num_groups)
+    block, share = item // num_shares, item % num_shares
+    first_tile, last_tile = block * BLOCK_TILES, min(num_tiles, (block + 1) * BLOCK_TILES)
+    is_low = -(-rows // num_tiles) <= MAX_ROWS // 2  # then registers allow for twice the width
+    first_group, end = share * num_groups // num_shares, (share + 1) * num_groups // num_shares
+    group = first_group
+    while group < end:
+        num_wide = 2 if is_low and group + 2 <= end else 1
+        for tile in range(first_tile, last_tile):
+            begin, stop = tile * rows // num_tiles, (tile + 1) * rows // num_tiles
+            following = group
+            if tile == last_tile - 1:  # the next of this item, or of the item that this thread is likely to fetch next
+                is_last = group + num_wide == end
+                following = (
+                    end + (row[SHARES] // SHARES_PER_THREAD - 1) * (end - first_group) if is_last else group + num_wide
+                )
+                following = min(following, num_groups - num_wide)
+            _multiply(row, rows, begin, stop, group, num_wide, following, scratch)
+        group += num_wide
+
+
+@strict_kernel  # its loops have one length or another by what rides along: rounding must not depend on it
+def _multiply(
+    row: "Longs", rows: int, begin: int, end: int, group: int, num_wide: int, following: int, scratch: int
+) -> None:
+    """Rows begin to end of one group of columns, or of two; asks for the weights of the following one."""
+    kind, depth, n = row[_KIND], row[_DEPTH], row[_N]
+    height, wide, column = end - begin, num_wide == 2, group * GROUP
+    width = num_wide * GROUP
+    a = row[_X] if rows == 1 and kind != _INT8 else row[_PACKED] + 4 * begin * depth
+    out, out_step = row[_OUT] + 4 * (begin * n + column), 4 * n
+    group_bytes = GROUP * depth * (1 if kind == _INT8_WEIGHTS else 4)
+    b, ahead = row[_WEIGHT] + group * group_bytes, row[_WEIGHT] + following * group_bytes
+    start = row[_START] + 4 * column
+    if kind == _FP32 and column + width <= n:
+        multiply_fp32(height, wide, a, b, depth, start, out, out_step, ahead)
+        return
+    tile_step = 4 * width
+    if kind == _FP32:
+        multiply_fp32(height, wide, a, b, depth, start, scratch, tile_step, ahead)
+    elif kind == _INT8_WEIGHTS:
+        multiply_int8_as_fp32(height, wide, a, b, depth, start, scratch, tile_step, ahead)
+    else:
+        multiply_vnni(height, wide, a, b, depth, start, scratch, tile_step, ahead)
+    num_columns = min(width, n - column)
+    bias, scales = floats_at(row[_BIAS] + 4 * column, width), floats_at(row[_SCALES] + 4 * column, width)
+    for i in range(height):
+        target = floats_at(out + i * out_step, num_columns)
+        if kind == _INT8:
+            factor = floats_at(row[_ROW_SCALES] + 4 * (begin + i), 1)[0]
+            exact = words_at(scratch + i * tile_step, num_columns)
+            for j in range(num_columns):
+                target[j] = np.float32(exact[j]) * (factor * scales[j]) + bias[j]
+        else:
+            sums = floats_at(scratch + i * tile_step, num_columns)
+            for j in range(num_columns):
+                target[j] = sums[j] if kind == _FP32 else sums[j] * scales[j] + bias[j]

@@ -1,0 +1,158 @@
+"""Operations on single rows: gathering them, RMSNorm (arXiv:1910.07467), the gate of SwiGLU (arXiv:2002.05202)."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels.cpu.arrays import check_fp32
+from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
+from kernels.cpu.intrinsics import floats_at, longs_at
+from kernels.cpu.jit import exp_nonpositive, inline, kernel
+from kernels.cpu.recording import Recording
+
+if TYPE_CHECKING:
+    from kernels.cpu.arrays import Floats, Longs
+
+_X, _OUT, _N, _WEIGHT, _RESIDUAL, _INDICES = range(FIRST_OPERAND, FIRST_OPERAND + 6)
+
+
+def emit_gather_rows(recording: Recording, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Table [N, n] fp32, indices [T] int64 -> [T, n].
+
+    Raises: ValueError: not fp32, or not contiguous.
+    """
+    check_fp32(table=table)
+    if not table.is_contiguous():
+        raise ValueError(f"table of shape {list(table.shape)} is not contiguous")
+    n = table.shape[1]
+    out = recording.empty(indices, n)
+    recording.emit(Opcode.GATHER_ROWS, indices, table.data_ptr(), out.data_ptr(), n, 0, 0, indices.data_ptr())
+    recording.keep(table)
+    return out
+
+
+def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Scales each row of x [T, n] to a root mean square of one, then by weight [n].
+
+    Raises: ValueError: not fp32, or shapes disagree.
+    """
+    _check_rows(x=x)
+    _check_weight(x, weight)
+    out = recording.empty(x, x.shape[1])
+    recording.emit(
+        Opcode.RMS_NORM, x, x.data_ptr(), out.data_ptr(), x.shape[1], weight.data_ptr(), value=eps
+    )  # fmt: skip
+    recording.keep(weight)
+    return out
+
+
+def emit_add_rms_norm(
+    recording: Recording, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds x [T, n] to the residual stream, in place, and norms the sum: (rms_norm(x + residual), residual).
+
+    Raises: ValueError: not fp32, or shapes disagree.
+    """
+    _check_rows(x=x, residual=residual)
+    _check_weight(x, weight)
+    if x.shape != residual.shape:
+        raise ValueError(f"x has shape {list(x.shape)}, residual {list(residual.shape)}")
+    out = recording.empty(x, x.shape[1])
+    recording.emit(
+        Opcode.ADD_RMS_NORM,
+        x,
+        x.data_ptr(),
+        out.data_ptr(),
+        x.shape[1],
+        weight.data_ptr(),
+        residual.data_ptr(),
+        value=eps,
+    )
+    recording.keep(weight)
+    return out, residual
+
+
+def emit_silu_and_mul(recording: Recording, gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2 * n] -> [T, n]: silu(first half) * second half.
+
+    Raises: ValueError: not fp32, or not contiguous.
+    """
+    _check_rows(gate_up=gate_up)
+    n = gate_up.shape[1] // 2
+    out = recording.empty(gate_up, n)
+    recording.emit(Opcode.SILU_AND_MUL, gate_up, gate_up.data_ptr(), out.data_ptr(), n)
+    return out
+
+
+def _check_rows(**tensors: torch.Tensor) -> None:
+    check_fp32(**tensors)
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or not tensor.is_contiguous():
+            raise ValueError(f"{name} of shape {list(tensor.shape)} is not contiguous, or not of two dimensions")
+
+
+def _check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
+    check_fp32(weight=weight)
+    if weight.shape != x.shape[1:]:
+        raise ValueError(f"weight has shape {list(weight.shape)}, rows of x have {x.shape[1]} values")
+
+
+@inline
+def norm_row(x: "Floats", weight: "Floats", eps: np.float32, out: "Floats") -> None:
+    """Out = x / sqrt(mean(x^2) + eps) * weight; out may be x."""
+    total = np.float32(0)
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps)
+    for i in range(x.shape[0]):
+        out[i] = x[i] * factor * weight[i]
+
+
+@kernel
+def gather_rows_item(row: "Longs", item: int) -> None:
+    """Copies some rows."""
+    begin, end, size = first_row(item, row), first_row(item + 1, row), 4 * row[_N]
+    indices = longs_at(row[_INDICES], end)
+    for i in range(begin, end):
+        source, target = floats_at(row[_X] + indices[i] * size, row[_N]), floats_at(row[_OUT] + i * size, row[_N])
+        for j in range(row[_N]):
+            target[j] = source[j]
+
+
+@kernel
+def rms_norm_item(row: "Longs", eps: np.float32, item: int) -> None:
+    """Norms some rows."""
+    weight, size = floats_at(row[_WEIGHT], row[_N]), 4 * row[_N]
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        norm_row(floats_at(row[_X] + i * size, row[_N]), weight, eps, floats_at(row[_OUT] + i * size, row[_N]))
+
+
+@kernel
+def add_rms_norm_item(row: "Longs", eps: np.float32, item: int) -> None:
+    """Adds and norms some rows."""
+    weight, size = floats_at(row[_WEIGHT], row[_N]), 4 * row[_N]
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        x, residual = floats_at(row[_X] + i * size, row[_N]), floats_at(row[_RESIDUAL] + i * size, row[_N])
+        for j in range(row[_N]):
+            residual[j] += x[j]
+        norm_row(residual, weight, eps, floats_at(row[_OUT] + i * size, row[_N]))
+
+
+@inline
+def _gate_row(gate: "Floats", up: "Floats", out: "Floats") -> None:
+    one = np.float32(1)
+    for j in range(out.shape[0]):
+        e = exp_nonpositive(-abs(gate[j]))
+        sigmoid = (e if gate[j] < 0 else one) / (one + e)
+        out[j] = gate[j] * sigmoid * up[j]
+
+
+@kernel
+def silu_and_mul_item(row: "Longs", item: int) -> None:
+    """Gates some rows."""
+    n = row[_N]
+    for i in range(first_row(item, row), first_row(item + 1, row)):
+        gate, up = floats_at(row[_X] + 8 * n * i, n), floats_at(row[_X] + 8 * n * i + 4 * n, n)
+        out = floats_at(row[_OUT] + 4 * n * i, n)
+        _gate_row(gate, up, out)

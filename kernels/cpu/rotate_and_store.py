@@ -1,0 +1,126 @@
+"""Rotary position embedding (arXiv:2104.09864, half-split layout) and the write of keys and values to the cache.
+
+One pass over the output of the QKV projection, with an RMSNorm of each head before the rotation where a model has one.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kernels.cpu.arrays import check_fp32
+from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
+from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at
+from kernels.cpu.jit import float_bits, inline, kernel
+from kernels.cpu.kv_cache import CpuKVCache
+from kernels.cpu.multiply_tile import LANES
+from kernels.cpu.pointwise import norm_row
+from kernels.cpu.quantize import largest_magnitude
+from kernels.cpu.recording import Recording
+
+if TYPE_CHECKING:
+    from kernels.cpu.arrays import Floats, Longs
+
+_QKV, _HEADS, _KV_HEADS, _HEAD_DIM, _POSITIONS, _COS, _SIN, _SLOTS, _BLOCK_SIZE, _K, _V, _K_SCALES, _V_SCALES = range(
+    FIRST_OPERAND, FIRST_OPERAND + 13
+)
+_Q_NORM, _K_NORM = FIRST_OPERAND + 13, FIRST_OPERAND + 14
+
+_ROUND, _ROUND_BITS = np.float32(12582912.0), np.int32(0x4B400000)
+
+
+def emit_rotate_and_store(
+    recording: Recording,
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    kv_cache: CpuKVCache,
+    slot_mapping: torch.Tensor,
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+) -> torch.Tensor:
+    """See `kernels.ops.KernelOps.rotate_and_store`.
+
+    Raises: ValueError: not fp32, or shapes disagree.
+    """
+    check_fp32(qkv=qkv, cos=cos, sin=sin)
+    head_dim, num_kv_heads = kv_cache.head_dim, kv_cache.num_kv_heads
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    if num_heads < 1 or qkv.shape[1] % head_dim or not qkv.is_contiguous():
+        raise ValueError(f"qkv {list(qkv.shape)} does not hold heads of {head_dim}, {num_kv_heads} of them keys")
+    if head_dim != 2 * cos.shape[1] or cos.shape != sin.shape:
+        raise ValueError(f"head_dim is {head_dim}, the tables have {cos.shape[1]} and {sin.shape[1]} pairs")
+    recording.emit(
+        Opcode.ROTATE_AND_STORE,
+        qkv,
+        qkv.data_ptr(),
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        positions.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        slot_mapping.data_ptr(),
+        kv_cache.block_size,
+        kv_cache.k.data_ptr(),
+        kv_cache.v.data_ptr(),
+        kv_cache.k_scales.data_ptr() if kv_cache.is_int8 else 0,
+        kv_cache.v_scales.data_ptr() if kv_cache.is_int8 else 0,
+        *(norm.data_ptr() for norm in head_norms or ()),
+        value=eps,
+    )
+    recording.keep((positions, cos, sin, slot_mapping, kv_cache, head_norms))
+    return qkv.view(qkv.shape[0], -1, head_dim)[:, :num_heads]
+
+
+@inline
+def _rotate(x: "Floats", cos: "Floats", sin: "Floats") -> None:
+    half = cos.shape[0]
+    for i in range(half):
+        a, b = x[i], x[half + i]
+        x[i] = a * cos[i] - b * sin[i]
+        x[half + i] = b * cos[i] + a * sin[i]
+
+
+@inline
+def _store(x: "Floats", target: int, step: int, scales: int, slot: int) -> None:
+    """Writes a key or a value: element i to the place i * step, quantised if there are scales."""
+    if scales == 0:
+        floats = floats_at(target, x.shape[0] * step)
+        for i in range(x.shape[0]):
+            floats[i * step] = x[i]
+        return
+    largest = largest_magnitude(x)
+    factor = np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
+    quantized = bytes_at(target, x.shape[0] * step)
+    for i in range(x.shape[0]):
+        quantized[i * step] = np.int8(float_bits(x[i] * factor + _ROUND) - _ROUND_BITS)
+    floats_at(scales + 4 * slot, 1)[0] = largest / np.float32(127)
+
+
+@kernel
+def rotate_and_store_item(row: "Longs", eps: np.float32, item: int) -> None:
+    """Some tokens, all their heads."""
+    num_heads, num_kv_heads, head_dim, block_size = row[_HEADS], row[_KV_HEADS], row[_HEAD_DIM], row[_BLOCK_SIZE]
+    begin, end = first_row(item, row), first_row(item + 1, row)
+    positions, slots = longs_at(row[_POSITIONS], end), longs_at(row[_SLOTS], end)
+    has_norms, size = row[_Q_NORM] != 0, 1 if row[_K_SCALES] else 4
+    half = head_dim // 2
+    for token in range(begin, end):
+        cos = floats_at(row[_COS] + 4 * half * positions[token], half)
+        sin = floats_at(row[_SIN] + 4 * half * positions[token], half)
+        block, offset = slots[token] // block_size, slots[token] % block_size
+        heads = row[_QKV] + 4 * head_dim * (num_heads + 2 * num_kv_heads) * token
+        for head in range(num_heads + num_kv_heads):
+            x = floats_at(heads + 4 * head_dim * head, head_dim)
+            if has_norms:
+                norm_row(x, floats_at(row[_Q_NORM] if head < num_heads else row[_K_NORM], head_dim), eps, x)
+            _rotate(x, cos, sin)
+        for head in range(num_kv_heads):
+            key = floats_at(heads + 4 * head_dim * (num_heads + head), head_dim)
+            value = floats_at(heads + 4 * head_dim * (num_heads + num_kv_heads + head), head_dim)
+            first = (block * num_kv_heads + head) * block_size
+            group, lane = offset // LANES * LANES, offset % LANES
+            _store(key, row[_K] + size * ((first + group) * head_dim + lane), LANES, row[_K_SCALES], first + offset)
+            _store(value, row[_V] + size * (first + offset) * head_dim, 1, row[_V_SCALES], first + offset)

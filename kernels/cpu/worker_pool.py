@@ -1,0 +1,117 @@
+"""The threads that replay programs.
+
+Between two steps the workers sleep in a read of a pipe; within a step nobody sleeps and nobody takes a lock. Each
+thread goes through all instructions in order, fetches items from a counter while there are any, and goes on when all
+items are done. A thread that the system has put aside holds up nobody: the others take its items.
+"""
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.execute import execute, wait_until
+from kernels.cpu.instruction import SCRATCH_BYTES
+from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, longs_at, read_bytes, write_bytes
+from kernels.cpu.jit import compile_now, kernel
+from kernels.cpu.recording import Recording
+
+_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _INSTRUCTIONS, _NUM_INSTRUCTIONS, _VALUES, _COUNTERS = range(7)
+_CONTROL_SIZE = 16
+_COUNTER_BYTES = 64  # a cache line for each instruction
+
+
+@kernel
+def _take_part(control: int, scratch: int) -> None:
+    """Goes through the program that is open, if one is."""
+    atomic_add(control + 8 * _MINUS_INSIDE, -1)
+    if atomic_load(control + 8 * _IS_OPEN):
+        fields = longs_at(control, _CONTROL_SIZE)
+        execute(fields[_INSTRUCTIONS], fields[_NUM_INSTRUCTIONS], fields[_VALUES], fields[_COUNTERS], scratch)
+    atomic_add(control + 8 * _MINUS_INSIDE, 1)
+
+
+@kernel
+def _work(control: int, scratch: int, pipe: int) -> None:
+    """A worker's life: sleep, take part, until told that it is over."""
+    while read_bytes(np.int32(pipe), scratch, 1) == 1 and not atomic_load(control + 8 * _IS_OVER):
+        _take_part(control, scratch)
+
+
+@kernel
+def _run(control: int, scratch: int, pipes: "np.ndarray[Any, Any]") -> None:
+    """Wakes the workers, takes part, and returns when nobody is inside any more."""
+    atomic_store(control + 8 * _IS_OPEN, 1)
+    for i in range(pipes.shape[0]):
+        write_bytes(np.int32(pipes[i]), scratch, 1)
+    _take_part(control, scratch)
+    atomic_store(control + 8 * _IS_OPEN, 0)
+    wait_until(control + 8 * _MINUS_INSIDE, 0)
+
+
+class Program:
+    """A recording made ready to run."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.instructions, values = recording.instructions()
+        self.values = np.array(values, dtype=np.float32)
+
+
+class WorkerPool:
+    """Runs programs on the calling thread and num_threads - 1 workers. One thread may call it at a time."""
+
+    def __init__(self, num_threads: int) -> None:
+        """Starts the workers.
+
+        Raises: ValueError: fewer than one thread.
+        """
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}, must be at least 1")
+        self.num_threads = num_threads
+        self._control = np.zeros(_CONTROL_SIZE, dtype=np.int64)
+        self._counters = np.zeros(0, dtype=np.int64)
+        self._scratch = [np.zeros(SCRATCH_BYTES + 64, dtype=np.uint8) for _ in range(num_threads)]
+        addresses = [memory.ctypes.data + -memory.ctypes.data % 64 for memory in self._scratch]
+        pipes = [os.pipe() for _ in range(num_threads - 1)]
+        self._own_scratch = addresses[0]
+        self._pipes = np.array([write for _, write in pipes], dtype=np.int64)
+        compile_now(_work, "int64, int64, int64")  # not in the workers, while a step waits for them
+        compile_now(_run, "int64, int64, int64[::1]")
+        threads = []
+        for (read, _), scratch in zip(pipes, addresses[1:], strict=True):
+            arguments = (self._control.ctypes.data, scratch, read)
+            threads.append(threading.Thread(target=_work, args=arguments, name="cpu-kernels", daemon=True))
+            threads[-1].start()
+        weakref.finalize(self, _end, self._control, threads, pipes, self._scratch)
+
+    def run(self, program: Program) -> None:
+        """Runs a program to its end."""
+        instructions = program.instructions
+        num_counters = len(instructions) * _COUNTER_BYTES // 8 + _COUNTER_BYTES // 8
+        if len(self._counters) < num_counters:
+            self._counters = np.zeros(num_counters, dtype=np.int64)
+        self._counters[:num_counters] = 0
+        counters = self._counters.ctypes.data
+        self._control[_INSTRUCTIONS : _COUNTERS + 1] = (
+            instructions.ctypes.data,
+            len(instructions),
+            program.values.ctypes.data,
+            counters + -counters % _COUNTER_BYTES,
+        )
+        _run(self._control.ctypes.data, self._own_scratch, self._pipes)
+
+
+def _end(
+    control: "np.ndarray[Any, Any]", threads: list[threading.Thread], pipes: list[tuple[int, int]], _scratch: object
+) -> None:
+    control[_IS_OVER] = 1
+    for _, write in pipes:
+        os.write(write, b"\0")
+    for thread in threads:
+        thread.join()
+    for pipe in pipes:
+        for end in pipe:
+            os.close(end)

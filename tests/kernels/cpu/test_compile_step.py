@@ -1,0 +1,161 @@
+"""A recorded step gives the bits of its operations called one by one, at every size."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.ops import cpu_ops
+from kernels.testing import assert_same_bits, cache_tensors, make_metadata
+
+MAX_TOKENS, MAX_REQS, MAX_LEN, BLOCK_SIZE = 140, 9, 256, 32
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 6, 2, 32, 48, 70, 61
+NUM_BLOCKS = MAX_REQS * MAX_LEN // BLOCK_SIZE + 4
+WINDOWS = (None, 20)  # of the layers
+
+# Query and sequence lengths of each step: small after large, so that what is left over from before would show.
+STEPS = [
+    ([1], [1]),
+    ([1] * MAX_REQS, [1, 2, 31, 32, 33, 64, 200, 256, 77]),
+    ([1, 5, 1, 40], [40, 5, 70, 256]),
+    ([MAX_TOKENS], [MAX_TOKENS]),
+    ([1], [250]),
+    ([12], [12]),
+    ([13, 1], [13, 9]),
+    ([1, 1, MAX_TOKENS - 2], [3, 200, 256]),
+]
+
+
+def normal(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Model:
+    """Two layers with every operation there is, and caches of their own."""
+
+    def __init__(self, ops, kv_dtype):
+        self.ops = ops
+        self.caches = [ops.make_kv_cache(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, kv_dtype) for _ in WINDOWS]
+        self.table = normal(VOCAB + 1, HIDDEN, seed=1)
+        self.table[VOCAB] = torch.nan
+        shapes = [(10 * HEAD_DIM, HIDDEN), (HIDDEN, 6 * HEAD_DIM), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+        self.linears = [ops.pack_linear(normal(*s, seed=2) * s[1] ** -0.5, normal(s[0], seed=3)) for s in shapes]
+        self.head = ops.pack_linear(self.table[:VOCAB].clone(), None)
+        angles = torch.outer(torch.arange(float(MAX_LEN)), 10000.0 ** -torch.arange(0, 1, 2 / HEAD_DIM))
+        self.rotary = angles.cos(), angles.sin()
+        self.norm, self.head_norms = normal(HIDDEN, seed=4), (normal(HEAD_DIM, seed=5), normal(HEAD_DIM, seed=6))
+
+    def __call__(self, inputs):
+        ops, metadata = self.ops, inputs.metadata
+        qkv, o, gate_up, down = self.linears
+        residual = ops.gather_rows(self.table, inputs.input_ids)
+        x = ops.rms_norm(residual, self.norm, 1e-5)
+        for cache, window in zip(self.caches, WINDOWS, strict=True):
+            norms = self.head_norms if window else None
+            q = ops.rotate_and_store(
+                ops.linear(x, qkv), inputs.positions, *self.rotary, cache, metadata.slot_mapping,
+                head_norms=norms, eps=1e-5,
+            )  # fmt: skip
+            x = ops.linear(ops.paged_attention(q, cache, metadata, scale=0.2, sliding_window=window), o)
+            x, residual = ops.add_rms_norm(x, residual, self.norm, 1e-5)
+            x = ops.linear(ops.silu_and_mul(ops.linear(x, gate_up)), down)
+            x, residual = ops.add_rms_norm(x, residual, self.norm, 1e-5)
+        return ops.linear(ops.gather_rows(x, inputs.logits_indices), self.head)
+
+
+def make_buffers():
+    """What lies behind a step's own numbers leads to NaN, or to a block that nobody owns."""
+    return StepInputs(
+        input_ids=torch.full((MAX_TOKENS,), VOCAB),
+        positions=torch.zeros(MAX_TOKENS, dtype=torch.int64),
+        metadata=AttentionMetadata(
+            query_start_loc=torch.zeros(MAX_REQS + 1, dtype=torch.int32),
+            seq_lens=torch.zeros(MAX_REQS, dtype=torch.int32),
+            block_table=torch.zeros(MAX_REQS, MAX_LEN // BLOCK_SIZE + 1, dtype=torch.int32),
+            slot_mapping=torch.full((MAX_TOKENS,), NUM_BLOCKS * BLOCK_SIZE - 1),
+            block_size=BLOCK_SIZE,
+            max_query_len=MAX_TOKENS,
+            max_seq_len=MAX_LEN,
+        ),
+        logits_indices=torch.zeros(MAX_REQS, dtype=torch.int64),
+    )
+
+
+def make_inputs(buffers, query_lens, seq_lens, seed):
+    """A step of requests that were never seen before: what lies in their blocks is left from others, or zero."""
+    generator = torch.Generator().manual_seed(seed)
+    metadata, num_blocks = make_metadata(query_lens, seq_lens, BLOCK_SIZE, generator=generator)
+    assert num_blocks < NUM_BLOCKS
+
+    def write(buffer, values):
+        buffer[: len(values)] = values
+        return buffer[: len(values)]
+
+    whole = buffers.metadata
+    whole.block_table[: len(seq_lens), : metadata.block_table.shape[1]] = metadata.block_table
+    starts = metadata.query_start_loc
+    num_tokens, sampling = int(starts[-1]), torch.arange(0, len(seq_lens), 2)
+    positions = torch.cat([torch.arange(n - q, n) for q, n in zip(query_lens, seq_lens, strict=True)])
+    return StepInputs(
+        input_ids=write(buffers.input_ids, torch.randint(0, VOCAB, (num_tokens,), generator=generator)),
+        positions=write(buffers.positions, positions),
+        metadata=replace(
+            metadata,
+            query_start_loc=write(whole.query_start_loc, starts),
+            seq_lens=write(whole.seq_lens, metadata.seq_lens),
+            block_table=whole.block_table[: len(seq_lens)],
+            slot_mapping=write(whole.slot_mapping, metadata.slot_mapping),
+        ),
+        logits_indices=write(buffers.logits_indices, (starts[1:] - 1).long()[sampling]),
+    )
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("quantization", "kv_dtype"), [(None, torch.float32), ("int8", torch.int8)], ids=["fp32", "int8"]
+)
+def test_replays_give_the_bits_of_single_operations(num_threads, quantization, kv_dtype):
+    recorded = Model(cpu_ops(quantization=quantization, num_threads=num_threads), kv_dtype)
+    eager = Model(cpu_ops(quantization=quantization), kv_dtype)
+    buffers = make_buffers()
+    step = recorded.ops.compile_step(recorded, buffers)
+    for seed, (query_lens, seq_lens) in enumerate(STEPS * 2):
+        inputs = make_inputs(buffers, query_lens, seq_lens, seed)
+        logits, wanted = step(inputs), eager(inputs)
+        assert logits.shape == (-(-len(seq_lens) // 2), VOCAB)
+        assert logits.isfinite().all()
+        assert_same_bits(logits, wanted)
+        for ours, theirs in zip(recorded.caches, eager.caches, strict=True):
+            for part, expected in zip(cache_tensors(ours), cache_tensors(theirs), strict=True):
+                assert torch.equal(part, expected)
+
+
+def test_recording_computes_nothing():
+    model, buffers = Model(cpu_ops(), torch.float32), make_buffers()
+    model.ops.compile_step(model, buffers)
+    assert not any(tensor.any() for cache in model.caches for tensor in cache_tensors(cache))
+
+
+def test_two_steps_of_the_same_operations_keep_out_of_each_others_way():
+    ops = cpu_ops(num_threads=2)
+    models = [Model(ops, torch.float32) for _ in range(2)]
+    buffers = [make_buffers() for _ in models]
+    steps = [ops.compile_step(model, largest) for model, largest in zip(models, buffers, strict=True)]
+    inputs = [make_inputs(largest, [1, 7], [40, 90], seed) for seed, largest in enumerate(buffers)]
+    wanted = [Model(cpu_ops(), torch.float32)(these) for these in inputs]
+    for _ in range(3):
+        for step, these, logits in zip(steps, inputs, wanted, strict=True):
+            assert_same_bits(step(these), logits)
+
+
+def test_operations_work_after_a_step_that_could_not_be_recorded():
+    ops = cpu_ops()
+
+    def step(inputs):
+        ops.gather_rows(torch.ones(4, 4), inputs.input_ids)
+        raise RuntimeError("no such operation")
+
+    with pytest.raises(RuntimeError, match="no such operation"):
+        ops.compile_step(step, make_buffers())
+    assert_same_bits(ops.gather_rows(torch.eye(3), torch.tensor([2])), torch.tensor([[0.0, 0.0, 1.0]]))

@@ -1,0 +1,210 @@
+"""Linear layers on packed weights: values against fp64 and against integers, and each row by itself."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.cpu.cpu_features import CpuFeatures
+from kernels.cpu.linear import Kind
+from kernels.ops import cpu_ops
+from kernels.testing import assert_same_bits
+
+QUANTIZATIONS = [None, "int8"]
+# Columns and depths beside every border there is: of one vector, of a tile, of the groups of four bytes, of a long sum.
+# With over 1,024 columns, few rows take them 64 at a time and many rows 32.
+SHAPES = [(1, 1), (5, 3), (31, 7), (33, 64), (64, 33), (100, 130), (211, 66), (97, 1031), (2062, 129)]  # N, K
+NUM_ROWS = [*range(1, 41), 64, 129, 500]
+
+
+def make_int8_weights_ops():
+    """Those of a CPU without VNNI, which keeps activations in fp32."""
+    ops = cpu_ops(quantization="int8")
+    pack = ops.pack_linear
+
+    def pack_linear(weight, bias):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kernels.cpu.linear.cpu_features", lambda: CpuFeatures(avx512=True, vnni=False))
+            packed = pack(weight, bias)
+        assert packed.kind is Kind.INT8_WEIGHTS
+        return packed
+
+    ops.pack_linear = pack_linear
+    return ops
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8", "int8 weights"])
+def ops(request):
+    makers = {"fp32": cpu_ops, "int8": lambda: cpu_ops(quantization="int8"), "int8 weights": make_int8_weights_ops}
+    return makers[request.param]()
+
+
+@pytest.fixture(scope="module")
+def int8_ops():
+    return cpu_ops(quantization="int8")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_layer(n, k, *, bias=True):
+    """Weights that keep outputs at unit scale."""
+    return normal(n, k, seed=1) * k**-0.5, normal(n, seed=2) if bias else None
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("num_rows", [1, 5, 13, 129])
+def test_products_are_those_of_fp64(num_rows, n, k, bias):
+    """Rounding errors of a sum of K terms are below sqrt(K) u times the sum of magnitudes but for rare chance (Higham
+    and Mary, doi:10.1137/18M1226312), u = 2^-24; of that four times, as one term may dominate.
+    """
+    ops = cpu_ops()
+    x, (weight, biases) = normal(num_rows, k), make_layer(n, k, bias=bias)
+    got = ops.linear(x, ops.pack_linear(weight, biases))
+    zeros = torch.zeros(n, dtype=torch.float64) if biases is None else biases.double()
+    want = x.double() @ weight.double().T + zeros
+    magnitudes = x.double().abs() @ weight.double().abs().T + zeros.abs()
+    assert (got.shape, got.dtype) == ((num_rows, n), torch.float32)
+    assert ((got - want).abs() <= 4 * math.sqrt(k) * 2**-24 * magnitudes).all()
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(ops, n, k):
+    """At the front of the batch and somewhere in it."""
+    x, layer = normal(max(NUM_ROWS), k), ops.pack_linear(*make_layer(n, k))
+    alone = torch.cat([ops.linear(row, layer) for row in x.split(1)])
+    for num_rows in NUM_ROWS:
+        start = (len(x) - num_rows) * 2 // 3
+        assert_same_bits(ops.linear(x[:num_rows], layer), alone[:num_rows])
+        assert_same_bits(ops.linear(x[start : start + num_rows], layer), alone[start : start + num_rows])
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize(("n", "k"), [(100, 130), (97, 1031), (2062, 129)])
+def test_more_threads_give_the_bits_of_one(quantization, n, k):
+    """Also more than there are cores."""
+    x, want = normal(129, k), {}
+    for num_threads in (1, 2, 5):
+        ops = cpu_ops(quantization=quantization, num_threads=num_threads)
+        layer = ops.pack_linear(*make_layer(n, k))
+        for num_rows in (1, 7, 129) * 3:  # who computes what is another matter each time
+            got = ops.linear(x[:num_rows], layer)
+            assert_same_bits(got, want.setdefault(num_rows, got.clone()))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("num_rows", [1, 12, 13, 30])
+def test_a_row_that_is_not_finite_fails_alone(ops, num_rows, bad):
+    k = 67
+    weight, bias = make_layer(45, k)
+    layer = ops.pack_linear(weight.abs() + 0.1, bias)  # no two infinities meet with opposite signs
+    x = normal(num_rows, k)
+    clean = ops.linear(x, layer)
+    poisoned = num_rows // 2
+    x[poisoned, k - 1] = bad
+    got = ops.linear(x, layer)
+    others = [row for row in range(num_rows) if row != poisoned]
+    assert not got[poisoned].isfinite().any()
+    assert_same_bits(got[others], clean[others])
+
+
+def test_rows_apart_in_memory_are_read_where_they_are(ops):
+    """As slices of a fused projection, with NaN beside them."""
+    layer = ops.pack_linear(*make_layer(45, 67))
+    for num_rows in (1, 2, 30):
+        wide = torch.full((num_rows, 200), math.nan)
+        wide[:, 50:117] = normal(num_rows, 67)
+        assert_same_bits(ops.linear(wide[:, 50:117], layer), ops.linear(wide[:, 50:117].clone(), layer))
+
+
+def test_a_width_that_does_not_fit_is_named(ops):
+    layer = ops.pack_linear(*make_layer(5, 8))
+    with pytest.raises(ValueError, match=r"x has shape \[3, 7\].* 8"):
+        ops.linear(normal(3, 7), layer)
+    with pytest.raises(ValueError, match=r"x is torch\.float16 on cpu"):
+        ops.linear(normal(3, 8).half(), layer)
+
+
+def integers(num_rows, k, seed):
+    """Integers in -127..127, of which each row has the largest."""
+    values = torch.randint(-127, 128, (num_rows, k), generator=torch.Generator().manual_seed(seed))
+    values[:, k // 2] = 127 - 254 * (torch.arange(num_rows) % 2)
+    return values
+
+
+def powers(num_rows, seed):
+    """A power of two for each row."""
+    exponents = torch.randint(-6, 7, (num_rows, 1), generator=torch.Generator().manual_seed(seed))
+    return torch.ldexp(torch.ones(num_rows, 1), exponents)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("num_rows", [1, 5, 13, 129])
+@pytest.mark.parametrize("make_ops", [lambda: cpu_ops(quantization="int8"), make_int8_weights_ops])
+def test_int8_products_are_exact(make_ops, num_rows, n, k):
+    """Rows of integers times powers of two are what 8 bits can hold: scale = largest magnitude / 127, no rounding. The
+    sums are integers below 2^24, the scales powers of two: the result has to be right to the last bit.
+    """
+    x, x_scale = integers(num_rows, k, seed=0), powers(num_rows, seed=1)
+    weight, weight_scale = integers(n, k, seed=2), powers(n, seed=3)
+    sums = x @ weight.T
+    assert int(sums.abs().max()) < 2**24
+    ops = make_ops()
+    layer = ops.pack_linear(weight * weight_scale, None)
+    assert torch.equal(ops.linear(x * x_scale, layer), sums * x_scale * weight_scale.T)
+    bias = normal(n, seed=4)
+    layer = ops.pack_linear(weight * weight_scale, bias)
+    want = (sums * x_scale.double() * weight_scale.T.double() + bias.double()).float()
+    assert torch.equal(ops.linear(x * x_scale, layer), want)
+
+
+@pytest.mark.parametrize(("x_value", "weight_value"), [(127, 127), (-127, 127), (127, -127), (-127, -127)])
+def test_int8_sums_do_not_saturate(int8_ops, x_value, weight_value):
+    """Pairs of such products exceed 16 bits, which is where some CPUs' instructions for bytes would clip them."""
+    k = 1031
+    layer = int8_ops.pack_linear(torch.full((33, k), float(weight_value)), None)
+    for num_rows in (1, 14):
+        got = int8_ops.linear(torch.full((num_rows, k), float(x_value)), layer)
+        assert (got == k * x_value * weight_value).all()
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_int8_weights_alone_are_off_by_half_a_step_at_most(n, k):
+    """And the products with them have no error of their own but that of fp32."""
+    ops, x, (weight, bias) = make_int8_weights_ops(), normal(40, k).double(), make_layer(n, k)
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    rounded = (weight / scales).round().double() * scales.double()
+    error = (ops.linear(x.float(), ops.pack_linear(weight, bias)) - (x @ rounded.T + bias)).abs()
+    magnitudes = x.abs() @ rounded.abs().T + bias.abs()
+    assert (error <= 4 * math.sqrt(k + 2) * 2**-24 * magnitudes).all()
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_int8_errors_are_those_of_quantisation(int8_ops, n, k):
+    """Each weight and each activation is off by half a step at most, steps being 1/127 of the largest in the row."""
+    x, (weight, bias) = normal(40, k).double(), make_layer(n, k)
+    weight = weight.double()
+    got = int8_ops.linear(x.float(), int8_ops.pack_linear(weight.float(), bias))
+    half_x, half_weight = (rows.abs().amax(1, keepdim=True) / 254 for rows in (x, weight))
+    bound = half_x * weight.abs().sum(1) + x.abs().sum(1, keepdim=True) * half_weight.T + k * half_x * half_weight.T
+    error = (got - (x @ weight.T + bias)).abs()
+    assert (error <= bound * 1.001 + 1e-5).all()
+    if n * k > 1000:  # not all of them conspire
+        assert error.square().mean().sqrt() < 0.02
+
+
+def test_int8_rows_of_zeros_and_of_tiny_and_huge_values(int8_ops):
+    weight, bias = make_layer(45, 67)
+    weight[7] = 0
+    layer = int8_ops.pack_linear(weight, bias)
+    assert_same_bits(int8_ops.linear(torch.zeros(3, 67), layer), bias.expand(3, 45))
+    x = normal(3, 67)
+    assert_same_bits(int8_ops.linear(x, layer)[:, 7], bias[7].expand(3))
+    plain = int8_ops.pack_linear(weight, None)
+    torch.testing.assert_close(int8_ops.linear(x * 2.0**120, plain), int8_ops.linear(x, plain) * 2.0**120)
+    for scale in (2.0**-100, 2.0**-126, 2.0**-140):  # the last are below the least normal number
+        torch.testing.assert_close(
+            int8_ops.linear(x * scale, plain), int8_ops.linear(x, plain) * scale, rtol=1e-2, atol=2.0**-95
+        )

@@ -1,0 +1,160 @@
+"""Tiles of every height and form: against fp64 and whole numbers, and each row with the same bits at any height."""
+
+import math
+
+import numpy as np
+import pytest
+
+from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.multiply_tile import (
+    LANES,
+    MAX_ROWS,
+    WEIGHTS_STEP,
+    add_values,
+    multiply_fp32,
+    multiply_int8_as_fp32,
+    multiply_vnni,
+    score_keys,
+)
+
+DEPTHS = [1, 2, 3, 64, 1031]
+WIDE = pytest.mark.parametrize("wide", [False, True], ids=["32 columns", "64 columns"])
+INT8 = pytest.mark.parametrize("is_int8", [False, True], ids=["fp32", "int8"])
+MARGIN = 16  # columns behind a tile that must stay as they were
+
+
+def heights(*, wide):
+    return range(1, (MAX_ROWS // 2 if wide else MAX_ROWS) + 1)
+
+
+def random(*shape, is_int8=False, seed=0):
+    generator = np.random.default_rng((seed, *shape))
+    if is_int8:
+        return generator.integers(-127, 128, shape, dtype=np.int8)
+    return generator.standard_normal(shape).astype(np.float32)
+
+
+def panels(b):
+    """[depth, columns] -> [columns / LANES, depth, LANES]."""
+    return np.ascontiguousarray(b.reshape(b.shape[0], -1, LANES).transpose(1, 0, 2))
+
+
+def assert_is_product(c, a, b, c0):
+    """Rounding errors of a sum in fp32; see test_linear."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    bound = 4 * math.sqrt(a.shape[1] + 1) * 2.0**-24 * (np.abs(a) @ np.abs(b) + np.abs(c0))
+    assert (np.abs(c - (a @ b + c0)) <= bound).all()
+
+
+def multiply(function, a, packed_a, b, c0, *, wide):
+    """Runs a tile of a linear layer, and checks that it writes its own columns only."""
+    height, width = len(a), 64 if wide else 32
+    c = np.full((height + 1, width + MARGIN), 77, dtype=c0.dtype)
+    depth, start, panels_of_b = b.shape[1], c0.ctypes.data, b.ctypes.data
+    function(height, wide, packed_a.ctypes.data, panels_of_b, depth, start, c.ctypes.data, c.strides[0], panels_of_b)
+    assert (c[:, width:] == 77).all()
+    assert (c[height:] == 77).all()
+    return c[:height, :width]
+
+
+@WIDE
+@INT8
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_fp32_products(depth, is_int8, wide):
+    function = multiply_int8_as_fp32 if is_int8 else multiply_fp32
+    width = 64 if wide else 32
+    a, b, c0 = random(MAX_ROWS, depth), random(depth, width, is_int8=is_int8), random(width)
+    alone = [multiply(function, a[i : i + 1], a[i].copy(), panels(b), c0, wide=wide) for i in range(MAX_ROWS)]
+    for height in heights(wide=wide):
+        c = multiply(function, a[:height], np.ascontiguousarray(a[:height].T), panels(b), c0, wide=wide)
+        assert_is_product(c, a[:height], b, c0)
+        assert c.tobytes() == np.concatenate(alone[:height]).tobytes()
+
+
+@INT8
+def test_columns_have_the_same_bits_in_tiles_of_either_width(is_int8):
+    function = multiply_int8_as_fp32 if is_int8 else multiply_fp32
+    a, b, c0 = random(1, 301), random(301, 64, is_int8=is_int8), random(64)
+    whole = multiply(function, a, a, panels(b), c0, wide=True)
+    for start in (0, 32):
+        columns = slice(start, start + 32)
+        half = multiply(function, a, a, panels(b[:, columns]), c0[columns].copy(), wide=False)
+        assert half.tobytes() == np.ascontiguousarray(whole[:, columns]).tobytes()
+
+
+def test_terms_are_fused_and_added_in_order():
+    """(1 + e)(1 - e) - 1 is -e * e to the bit, and 2^30 takes what came before it, but not what comes after."""
+    e = 2.0**-13
+    b = np.zeros((1, 1, 32), dtype=np.float32)
+    b[:] = 1 - e
+    c = multiply(
+        multiply_fp32, np.ones((1, 1)), np.float32([1 + e]), panels(b[0]), np.full(32, -1, np.float32), wide=False
+    )
+    assert (c == -e * e).all()
+    terms = np.float32([1, 2.0**30, -(2.0**30), 3])
+    c = multiply(
+        multiply_fp32, terms[None], terms, panels(np.ones((4, 32), np.float32)), np.zeros(32, np.float32), wide=False
+    )
+    assert (c == 3).all()
+
+
+@WIDE
+@pytest.mark.skipif(not cpu_features().vnni, reason="needs VNNI")
+@pytest.mark.parametrize("depth", [*DEPTHS, 5000])
+def test_vnni_products_are_exact(depth, wide):
+    """Of unsigned by signed bytes, extremes included."""
+    width, generator = 64 if wide else 32, np.random.default_rng(depth)
+    a = generator.integers(0, 256, (MAX_ROWS, 4 * depth), dtype=np.uint8)
+    b = generator.integers(-128, 128, (4 * depth, width), dtype=np.int8)
+    a[0], b[:, 0], b[:, 1] = 255, 127, -128
+    c0 = generator.integers(-(10**6), 10**6, width, dtype=np.int32)
+    fours = b.reshape(depth, 4, -1, LANES).transpose(2, 0, 3, 1)  # [panels, depth, LANES, 4]
+    for height in heights(wide=wide):
+        packed = np.ascontiguousarray(a[:height].view(np.int32).T)
+        c = multiply(multiply_vnni, a[:height], packed, np.ascontiguousarray(fours), c0, wide=wide)
+        assert (c == a[:height].astype(np.int64) @ b.astype(np.int64) + c0).all()
+
+
+@INT8
+@pytest.mark.parametrize("head_dim", [2, 64, 80, 256])
+def test_scores_of_two_groups_of_keys_wherever_they_lie(head_dim, is_int8):
+    keys = random(5, head_dim, LANES, is_int8=is_int8)
+    q, zeros = random(MAX_ROWS, head_dim), np.zeros(32, np.float32)
+    for first, second in [(0, 1), (3, 0), (2, 2)]:
+        step = (second - first) * keys.strides[0]
+        both = np.concatenate((keys[first], keys[second]), axis=1)
+        rows = []
+        for height in range(1, MAX_ROWS + 1):
+            scores = np.full((height + 1, 32), math.nan, np.float32)
+            packed, k = np.ascontiguousarray(q[:height].T), keys[first].ctypes.data
+            score_keys(
+                is_int8, height, packed.ctypes.data, k, step, head_dim, zeros.ctypes.data, scores.ctypes.data, k, step
+            )
+            assert_is_product(scores[:height], q[:height], both, 0)
+            assert np.isnan(scores[height]).all()
+            rows.append(scores[:height])
+        assert all(part.tobytes() == rows[-1][: len(part)].tobytes() for part in rows)
+
+
+@WIDE
+@INT8
+@pytest.mark.parametrize("num_keys", [1, 2, 15, 16])
+def test_values_are_added_and_no_more_than_those_named(num_keys, is_int8, wide):
+    head_dim, width = 96, 64 if wide else 32
+    values, weights = random(16, head_dim, is_int8=is_int8), random(MAX_ROWS, 16)
+    assert WEIGHTS_STEP == 4 * 32
+    padded = np.full((MAX_ROWS, 32), math.nan, np.float32)
+    padded[:, :num_keys] = weights[:, :num_keys]
+    if not is_int8:
+        values[num_keys:] = math.nan
+    before, rows = random(MAX_ROWS, width + MARGIN, seed=1), []
+    for height in heights(wide=wide):
+        acc = before.copy()
+        v = values.ctypes.data + 32 * values.itemsize  # columns 32 and on
+        add_values(is_int8, height, wide, padded.ctypes.data, v, head_dim, num_keys, acc.ctypes.data, acc.strides[0], v)
+        added = values[:num_keys, 32 : 32 + width]
+        assert_is_product(acc[:height, :width], weights[:height, :num_keys], added, before[:height, :width])
+        assert (acc[:, width:] == before[:, width:]).all()
+        assert (acc[height:] == before[height:]).all()
+        rows.append(acc[:height, :width])
+    assert all(part.tobytes() == rows[-1][: len(part)].tobytes() for part in rows)

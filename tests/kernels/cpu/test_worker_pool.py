@@ -1,0 +1,165 @@
+"""Threads that replay programs: any number of them computes the same, and none is left behind."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from numba.core.event import install_recorder
+
+from kernels.cpu import worker_pool
+from kernels.cpu.pointwise import emit_add_rms_norm, emit_silu_and_mul
+from kernels.cpu.recording import Recording
+from kernels.cpu.worker_pool import Program, WorkerPool
+
+NUM_THREADS = pytest.mark.parametrize("num_threads", [1, 2, 5])
+
+
+class Sum:
+    """A program whose instructions need each other's results: x is added to a total many times."""
+
+    def __init__(self, num_rows, num_times):
+        recording = Recording()
+        self.num_times = num_times
+        self.total = torch.zeros(num_rows, 8)
+        x, weight = torch.arange(8.0 * num_rows).view(num_rows, 8), torch.ones(8)
+        for _ in range(num_times):
+            emit_add_rms_norm(recording, x, self.total, weight, 1.0)
+        self.x = x
+        self.program = Program(recording)
+
+    def run(self, pool):
+        self.total.zero_()
+        pool.run(self.program)
+        assert torch.equal(self.total, self.num_times * self.x)
+
+
+def workers():
+    return [thread for thread in threading.enumerate() if thread.name == "cpu-kernels"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """Neither threads nor open files."""
+    gc.collect()
+    before = len(workers()), len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    gc.collect()
+    assert (len(workers()), len(list(Path("/proc/self/fd").iterdir()))) == before
+
+
+@NUM_THREADS
+def test_programs_run_to_their_end_every_time(num_threads):
+    """Each instruction begins when the one before is done, whoever does what."""
+    pool = WorkerPool(num_threads)
+    for program in (Sum(100, 50), Sum(1, 50), Sum(33, 1)):
+        for _ in range(50):
+            program.run(pool)
+
+
+@NUM_THREADS
+def test_programs_take_turns_on_one_pool(num_threads):
+    """A longer one after a shorter one needs more counters; an empty one needs none."""
+    pool, empty = WorkerPool(num_threads), Program(Recording())
+    programs = [Sum(10, 3), Sum(40, 200), Sum(2, 1)]
+    for _ in range(20):
+        for program in programs:
+            program.run(pool)
+            pool.run(empty)
+
+
+def test_one_program_runs_on_several_pools():
+    program, pools = Sum(64, 20), [WorkerPool(num_threads) for num_threads in (1, 2, 3)]
+    for _ in range(20):
+        for pool in pools:
+            program.run(pool)
+
+
+def test_pools_end_with_their_last_use():
+    before = len(workers())
+    pools = [WorkerPool(3) for _ in range(10)]
+    assert len(workers()) == before + 20
+    Sum(5, 2).run(pools[3])
+    del pools[::2]
+    gc.collect()
+    assert len(workers()) == before + 10
+    for pool in pools:
+        Sum(5, 2).run(pool)
+    del pools, pool
+    gc.collect()
+    assert len(workers()) == before
+
+
+def test_a_pool_that_was_never_used_ends_too():
+    before = len(workers())
+    pool = WorkerPool(4)
+    assert len(workers()) == before + 3
+    del pool
+    assert len(workers()) == before
+
+
+def test_pools_of_several_threads_do_not_get_in_each_others_way():
+    """Each is called from a thread of its own, at the same time."""
+    failures = []
+
+    def serve():
+        try:
+            pool, program = WorkerPool(2), Sum(50, 20)
+            for _ in range(30):
+                program.run(pool)
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=serve) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_rows_are_counted_when_a_program_runs():
+    """And not when it was recorded."""
+    recording, num_rows = Recording(), torch.tensor([0])
+    gate_up = torch.ones(100, 16)
+    recording.add_input(gate_up, num_rows)
+    out = emit_silu_and_mul(recording, gate_up)
+    program, pool = Program(recording), WorkerPool(2)
+    for count in (100, 0, 1, 31, 32, 33, 99):
+        out.fill_(torch.nan)
+        num_rows[0] = count
+        pool.run(program)
+        assert out[:count].isfinite().all()
+        assert out[count:].isnan().all()
+
+
+def test_nothing_is_compiled_once_there_is_a_pool():
+    """It would hold up the first step."""
+    pool, kernels = WorkerPool(2), [value for value in vars(worker_pool).values() if hasattr(value, "signatures")]
+    before = [len(kernel.signatures) for kernel in kernels]
+    assert sum(before) >= 2
+    with install_recorder("numba:compile") as compilations:
+        for num_threads in (1, 2):
+            Sum(20, 3).run(WorkerPool(num_threads))
+        Sum(20, 3).run(pool)
+    assert not compilations.buffer
+    assert [len(kernel.signatures) for kernel in kernels] == before
+
+
+@pytest.mark.parametrize("num_threads", [0, -1])
+def test_fewer_than_one_thread_is_refused(num_threads):
+    with pytest.raises(ValueError, match=f"num_threads is {num_threads}, must be at least 1"):
+        WorkerPool(num_threads)
+
+
+def test_a_process_ends_although_a_pool_is_still_there():
+    code = "from kernels.cpu.worker_pool import WorkerPool; pool = WorkerPool(3); print('made')"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout == "made\n"
