@@ -86,8 +86,7 @@ class ModelRunnerOutput:
     failures: dict[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCompletion:
+class RequestCompletion(NamedTuple):
     """The end of a request, produced exactly once."""
 
     reason: FinishReason
@@ -101,8 +100,7 @@ class RequestCompletion:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """News of one request after a step: new tokens, its end, or both.
 
     Attributes:
