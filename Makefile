@@ -14,7 +14,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH_FALLBACK ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check lint types stubs setup setup-dev check-extras demo-model clean
+.PHONY: help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -46,6 +46,9 @@ check-extras: setup-dev  ## install each extra alone into an environment of its 
 
 demo-model: setup-dev  ## train the bundled demo model anew
 	$(BIN)/python -m engine.demo.train
+
+bench: setup-dev  ## one benchmark of the engine (NAME=list shows all; ARGS="--quick")
+	@$(BIN)/python -m engine.bench $(or $(NAME),list) $(ARGS)
 
 setup: $(VENV)/.installed  ## what `make run` needs
 setup-dev: $(VENV)/.installed-dev  ## what `make test` needs

@@ -21,6 +21,7 @@ PROMISES = {
         "chairlift",
         "engine",
         "kernels",
+        "-engine.bench.openvino.worker",  # runs in an environment of its own
         "-engine.demo.checkpoint",
         "-engine.demo.corpus",
         "-engine.demo.train",

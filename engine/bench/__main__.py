@@ -1,0 +1,99 @@
+"""`python -m engine.bench`: runs one benchmark, prints its table and keeps its raw samples.
+
+Exit status: 0 when it ran, whether goals are met or not; 1 when its figures would mean nothing; 2 for a wrong flag.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.bench.benchmark import Benchmark, BenchmarkError, Settings, positive
+from engine.bench.machine import Machine, load_average, measure_floors
+from engine.bench.registry import find_benchmarks
+from engine.bench.report import format_table, write_report
+from engine.errors import CheckpointError, ConfigError
+from engine.machine import usable_cpus
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    benchmarks = find_benchmarks()
+    options = _parse(benchmarks, argv)
+    if options.name == "list":
+        for benchmark in benchmarks:
+            print(f"{benchmark.name:24}{', '.join(benchmark.ids):10}{benchmark.summary}")
+        return 0
+    benchmark = next(b for b in benchmarks if options.name in (b.name, *b.ids))
+    try:
+        _run(benchmark, options)
+    except (BenchmarkError, CheckpointError, ConfigError) as error:
+        print(f"engine.bench {benchmark.name}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    machine, load = Machine.here(), load_average()
+    print(f"{machine.cpu}, {machine.usable_cpus} cores, {' '.join(machine.cpu_flags)}; load average {load:.1f}")
+    try:
+        floors = measure_floors(options.threads, quick=options.quick)
+    except ValueError as error:
+        raise ConfigError(f"--threads {options.threads}: {error}") from error
+    print(floors, flush=True)
+    with tempfile.TemporaryDirectory(prefix="chairlift-bench-") as scratch:
+        outcome = benchmark.run(
+            Settings(
+                rounds=options.rounds,
+                quick=options.quick,
+                threads=options.threads,
+                scratch=Path(scratch),
+                floors=floors,
+                progress=lambda text: print(f"  {text}", file=sys.stderr, flush=True),
+                options=options,
+            )
+        )
+    path = write_report(
+        options.out,
+        benchmark.name,
+        results=outcome.results,
+        raw=outcome.raw,
+        machine={**asdict(machine), "load_average": load, "floors": floors.as_json()},
+        arguments={name: _plain(value) for name, value in sorted(vars(options).items())},
+    )
+    print(format_table(outcome.results))
+    if outcome.text:
+        print(outcome.text)
+    if options.quick:
+        print("--quick: the figures mean nothing")
+    print(f"raw samples: {path}")
+
+
+def _parse(benchmarks: Sequence[Benchmark], argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    commands.add_parser("list", help="all benchmarks")
+    for benchmark in benchmarks:
+        command = commands.add_parser(
+            benchmark.name,
+            aliases=benchmark.ids,
+            help=benchmark.summary,
+            description=sys.modules[benchmark.run.__module__].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_argument("--rounds", type=positive, default=5, help="turns of every contestant (default: 5)")
+        command.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of the raw samples")
+        command.add_argument("--threads", type=positive, default=usable_cpus(), help="default: one per core")
+        command.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
+        benchmark.add_arguments(command)
+    return parser.parse_args(argv)
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Systems that answer the same requests in turn, each in processes of its own that stay loaded while the others run."""
+
+import contextlib
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from engine.bench.benchmark import BenchmarkError
+from engine.bench.measure import Samples, alternate
+from engine.bench.serve import Run
+from engine.bench.wire.processes import cpu_s
+from engine.bench.workload import Workload
+
+
+class Contender(Protocol):
+    """A loaded system."""
+
+    def generate(self, workload: Workload) -> Run:
+        """Answers all requests, sent at once: greedy, each to its full length whatever the model says."""
+        ...
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Its processes; two contenders may share one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What came out.
+
+    Attributes:
+        samples: seconds per round, by contender.
+        runs: the same rounds in full.
+        idle_cores: by contender, the cores it kept busy while contenders of other processes ran.
+    """
+
+    samples: Samples
+    runs: Mapping[str, tuple[Run, ...]]
+    idle_cores: Mapping[str, float]
+
+    def best_run(self, name: str) -> Run:
+        """The round of a contender's best sample."""
+        values = self.samples.raw[name]
+        return self.runs[name][values.index(min(values))]
+
+    def raw(self) -> dict[str, object]:
+        """As a report holds it."""
+        return {
+            "seconds": self.samples.raw,
+            "ttft_s": {name: [ttfts_s(run) for run in runs] for name, runs in self.runs.items()},
+            "tpot_s": {name: [tpot_s(run) for run in runs] for name, runs in self.runs.items()},
+            "idle_cores": self.idle_cores,
+        }
+
+
+def compete(
+    contenders: Mapping[str, Contender],
+    workload: Workload,
+    *,
+    vocab_size: int,
+    measure: Callable[[Run], float],
+    rounds: int,
+    progress: Callable[[str], None],
+) -> Contest:
+    """Runs all in turn. Every round has prompts of its own, so that no prefix cache knows them; lengths stay.
+
+    Args:
+        contenders: by name.
+        workload: of the first round.
+        vocab_size: of the model.
+        measure: the figure of a run, in seconds; less is better.
+        rounds: that count.
+        progress: told every figure.
+    """
+    runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    idle = {name: _IdleMeter(contender) for name, contender in contenders.items()}
+
+    def contestant(name: str) -> Callable[[], float]:
+        turns = itertools.count()
+
+        def run() -> float:
+            turn_workload = with_fresh_prompts(workload, next(turns), vocab_size)
+            with contextlib.ExitStack() as stack:
+                for other, meter in idle.items():
+                    if not contenders[other].pids & contenders[name].pids:
+                        stack.enter_context(meter)
+                outcome = contenders[name].generate(turn_workload)
+            check_lengths(name, outcome, turn_workload)
+            runs[name].append(outcome)
+            return measure(outcome)
+
+        return run
+
+    samples = alternate({name: contestant(name) for name in contenders}, rounds=rounds, progress=progress)
+    counted = {name: tuple(all_runs[-rounds:]) for name, all_runs in runs.items()}
+    return Contest(samples, counted, {name: meter.cores for name, meter in idle.items()})
+
+
+class _IdleMeter:
+    """What a contender's processes use during with blocks in which it has nothing to do."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._pids = contender.pids
+        self._cpu_s = self._wall_s = 0.0
+
+    @property
+    def cores(self) -> float:
+        """CPU seconds per second."""
+        return self._cpu_s / self._wall_s if self._wall_s else 0.0
+
+    def __enter__(self) -> None:
+        self._cpu_s -= sum(map(cpu_s, self._pids))
+        self._wall_s -= time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cpu_s += sum(map(cpu_s, self._pids))
+        self._wall_s += time.monotonic()
+
+
+def with_fresh_prompts(workload: Workload, turn: int, vocab_size: int) -> Workload:
+    """The same lengths and the same shared prefixes, other tokens: ids turned by `turn` steps; id 0 stays out."""
+    step = 7919 * turn  # a prime: the first thousands of turns differ for any vocabulary
+    prompts = tuple(tuple((token_id - 1 + step) % (vocab_size - 1) + 1 for token_id in p) for p in workload.prompts)
+    return Workload(prompts, workload.max_tokens)
+
+
+def check_lengths(name: str, run: Run, workload: Workload) -> None:
+    """Raises BenchmarkError where an answer has another length than was asked for."""
+    for index, (ids, limit) in enumerate(zip(run.output_ids, workload.max_tokens, strict=True)):
+        if len(ids) != limit:
+            raise BenchmarkError(f"{name}: request {index} got {len(ids)} tokens of {limit}")
+
+
+def ttfts_s(run: Run) -> list[float]:
+    """Seconds to the first token of every request, ascending."""
+    return sorted(run.ttft_s(index) for index in range(len(run.output_ids)))
+
+
+def tpot_s(run: Run) -> float:
+    """Mean seconds per token after the first, of all requests; 0 where no answer has two tokens."""
+    gaps = [gap for index in range(len(run.output_ids)) for gap in run.gaps_s(index)]
+    return statistics.fmean(gaps) if gaps else 0.0
+
+
+@contextlib.contextmanager
+def on_cpus(num_cpus: int) -> Iterator[None]:
+    """Keeps this thread, and every process it starts meanwhile, on the first `num_cpus` CPUs it may use."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:num_cpus])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)

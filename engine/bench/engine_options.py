@@ -1,0 +1,75 @@
+"""The flags and the configuration that benchmarks of one engine share: which shape, and how it is quantised."""
+
+import argparse
+
+from engine.bench.benchmark import Settings
+from engine.bench.shapes import SHAPES, Shape, write_shape
+from engine.config import EngineConfig
+
+_QUICK_SHAPE = "tiny"
+_BLOCK_SIZE = 16
+
+
+def add_engine_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    shape: str = "0.6B",
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
+) -> None:
+    """Adds --shape, --quantization and --kv-cache-dtype with these defaults."""
+    parser.add_argument("--shape", choices=sorted(SHAPES), default=shape, help=f"default: {shape}")
+    parser.add_argument(
+        "--quantization", choices=("none", "int8"), default=quantization, help=f"default: {quantization}"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("auto", "int8"), default=kv_cache_dtype, help=f"default: {kv_cache_dtype}"
+    )
+
+
+def shape_name(settings: Settings) -> str:
+    """The shape's name: the one chosen, or the tiny one if quick."""
+    return _QUICK_SHAPE if settings.quick else str(settings.options.shape)
+
+
+def chosen_shape(settings: Settings) -> Shape:
+    """The shape that will be served."""
+    return SHAPES[shape_name(settings)]
+
+
+def engine_config(
+    settings: Settings,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    batch_invariant: bool = False,
+) -> EngineConfig:
+    """An engine of the chosen shape with random weights, its cache just large enough for all to be as long as allowed.
+
+    Args:
+        settings: with the flags of `add_engine_arguments`.
+        max_num_seqs, max_num_batched_tokens, max_model_len, batch_invariant: see `EngineConfig`.
+    """
+    options = settings.options
+    return EngineConfig(
+        model=str(write_shape(shape_name(settings), settings.scratch)),
+        load_format="dummy",
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=_BLOCK_SIZE,
+        num_gpu_blocks_override=max_num_seqs * -(-max_model_len // _BLOCK_SIZE),
+        threads=settings.threads,
+        batch_invariant=batch_invariant,
+        quantization=None if options.quantization == "none" else options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
+
+
+def describe(settings: Settings) -> str:
+    """The engine of these settings in a few words, for notes."""
+    options = settings.options
+    weights = "fp32" if options.quantization == "none" else options.quantization
+    cache = "fp32" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    return f"{shape_name(settings)}, {weights} weights, {cache} KV"

@@ -1,0 +1,98 @@
+"""What an engine thinks of given texts, token by token, through the same door as any request.
+
+A token is scored by a request whose prompt is all before it and whose only output is forced to be it, with a bias; the
+log-probability that is reported is the model's own, before biases. Short prefixes come first, so that a longer one
+finds all but its last block in the prefix cache: a text of n tokens costs about n times half a block, and what a token
+attends to has been through the cache as in any answer.
+"""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.bench.benchmark import BenchmarkError
+from engine.bench.fresh_scheduler import Scheduled, forget_requests, schedule_anew
+from engine.core.outputs import TokenLogprobs
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.serving import EngineParts
+
+# Far beyond any logit, and small enough for fp32 to tell biased logits apart from others.
+_FORCE = 1e6
+_request_ids = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of every scored token in turn, texts in order.
+
+    Attributes:
+        logprobs: `chosen` is the token's own; `top_ids` begins with what greedy decoding would have taken.
+    """
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+    @property
+    def loss(self) -> float:
+        """Mean cross entropy, nats a token."""
+        return -math.fsum(score.chosen for score in self.logprobs) / len(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return math.exp(self.loss)
+
+
+def score_texts(parts: EngineParts, texts: Sequence[Sequence[int]], *, num_top: int = 1, every: int = 1) -> Scores:
+    """Scores the tokens of texts after their first.
+
+    Args:
+        parts: the engine.
+        texts: token ids.
+        num_top: how many of the best alternatives to report.
+        every: score only every so manyth token.
+    Raises: BenchmarkError: a token could not be scored.
+    """
+    positions = [(index, at) for index, text in enumerate(texts) for at in range(1, len(text), every)]
+    found: dict[tuple[int, int], TokenLogprobs] = {}
+    asked: dict[RequestId, tuple[int, int]] = {}
+    pending = deque(sorted(positions, key=lambda position: position[1]))
+    scheduled = schedule_anew(parts, enable_prefix_caching=True)
+    scheduler = scheduled.scheduler
+    while pending or scheduler.has_work():
+        num_wanted = 2 * parts.info.max_num_seqs - scheduler.stats().num_waiting
+        while pending and num_wanted > 0:
+            index, at = pending.popleft()
+            request_id = RequestId(next(_request_ids))
+            asked[request_id] = (index, at)
+            scheduler.add_request(_request(request_id, texts[index], at, num_top))
+            num_wanted -= 1
+        _step(scheduled, asked, found)
+    forget_requests(scheduled)
+    return Scores(tuple(found[position] for position in positions))
+
+
+def _request(request_id: RequestId, text: Sequence[int], at: int, num_top: int) -> Request:
+    params = SamplingParams(
+        seed=0,
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        top_logprobs=num_top,
+        logit_bias=((text[at], _FORCE),),
+    )
+    return Request(request_id, tuple(text[:at]), params, arrival_s=0.0)
+
+
+def _step(
+    scheduled: Scheduled, asked: dict[RequestId, tuple[int, int]], found: dict[tuple[int, int], TokenLogprobs]
+) -> None:
+    plan = scheduled.scheduler.schedule(time.perf_counter())
+    result = scheduled.runner.execute(plan)
+    for output in scheduled.scheduler.update(plan, result, time.perf_counter()):
+        if not output.logprobs:
+            detail = output.completion.detail if output.completion is not None else ""
+            raise BenchmarkError(f"request {output.request_id} got no token: {detail}")
+        found[asked.pop(output.request_id)] = output.logprobs[0]

@@ -1,0 +1,128 @@
+"""C17: how many tokens per second does one core of frontends deliver?
+
+Claim: the frontend is never what limits a server.
+
+Goal: 150,000 delivered tokens per second of its CPU time with 8 tokens per message, 20,000 with one token per message.
+
+Method: a frontend, a client, and an engine without a model: the real scheduler, step loop and server at a steady pace,
+slow enough that nothing piles up. 64 streams at once, text and ids asked for. A figure is delivered tokens over the CPU
+seconds of the frontend process, so the other processes on the machine do not count, and neither do idle cores. Engine
+and client are weighed in the same way.
+
+The limit, measured in the same run: the CPU seconds of a bare grpc.aio server for each message of 8 bytes that it
+writes, on as many streams, without a pause.
+"""
+
+import os
+import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from engine.bench.measure import Samples, alternate
+from engine.bench.report import Result
+from engine.bench.wire.bare_hop import BareHop
+from engine.bench.wire.null_engine import VOCAB_SIZE
+from engine.bench.wire.pair import Pair
+from engine.bench.wire.processes import cpu_s
+from engine.bench.workload import Workload, shared_prefix_workload
+
+_NUM_STREAMS = 64
+_PROMPT_LEN = 8
+_PERIOD_US = {1: 6400, 8: 1600}  # by tokens per message: 10,000 and 40,000 tokens/s
+_OUTPUT_LEN = {1: 400, 8: 1600}
+_GOALS = {1: 20_000, 8: 150_000}
+_NUM_BARE_MESSAGES = 400
+_BARE = "seconds per message, bare grpc.aio"
+
+
+class _Tally:
+    """Delivers one workload through a pair and keeps what each process paid per token."""
+
+    def __init__(self, pair: Pair, workload: Workload) -> None:
+        self.cpu_us_per_token: dict[str, list[float]] = {"engine": [], "frontend": [], "client": []}
+        self.tokens_per_message: list[float] = []
+        self._pair = pair
+        self._workload = workload
+
+    def deliver(self) -> float:
+        """One run; returns the frontend's CPU seconds per token."""
+        before = self._cpu_s()
+        delivery = self._pair.client.generate(self._workload)
+        num_tokens = delivery.run.num_output_tokens
+        if num_tokens != self._workload.num_output_tokens:
+            raise BenchmarkError(f"{num_tokens} tokens were delivered of {self._workload.num_output_tokens}")
+        costs = {name: 1e6 * (value - before[name]) / num_tokens for name, value in self._cpu_s().items()}
+        for name, cost in costs.items():
+            self.cpu_us_per_token[name].append(cost)
+        self.tokens_per_message.append(num_tokens / delivery.num_messages)
+        return costs["frontend"] / 1e6
+
+    def _cpu_s(self) -> dict[str, float]:
+        return {
+            "engine": self._pair.engine.cpu_s(),
+            "frontend": self._pair.frontend.cpu_s(),
+            "client": cpu_s(os.getpid()),
+        }
+
+
+def _run(settings: Settings) -> Outcome:
+    num_streams = 4 if settings.quick else _NUM_STREAMS
+    tallies: dict[int, _Tally] = {}
+    with ExitStack() as stack:
+        for hold, period_us in _PERIOD_US.items():
+            settings.progress(f"starting a pair for {hold} tokens per message")
+            flags = ("--hold", str(hold), "--period-us", str(period_us))
+            folder = settings.scratch / f"hold-{hold}"
+            pair = stack.enter_context(Pair(flags, folder, engine_module="engine.bench.wire.null_engine"))
+            workload = shared_prefix_workload(
+                num_streams,
+                shared_len=0,
+                own_len=_PROMPT_LEN,
+                output_len=16 if settings.quick else _OUTPUT_LEN[hold],
+                vocab_size=VOCAB_SIZE - 1,
+            )
+            tallies[hold] = _Tally(pair, workload)
+        hop = stack.enter_context(BareHop(settings.scratch, period_s=0.0))
+        num_bare = 16 if settings.quick else _NUM_BARE_MESSAGES
+        contestants: dict[str, Callable[[], float]] = {
+            **{_name(hold): tally.deliver for hold, tally in tallies.items()},
+            _BARE: lambda: hop.cpu_s_per_message(num_streams, num_bare),
+        }
+        samples = alternate(contestants, rounds=settings.rounds, progress=settings.progress)
+    return Outcome(
+        tuple(_result(hold, tally, samples) for hold, tally in tallies.items()),
+        raw={
+            f"{hold} per message": {
+                "cpu_us_per_token": tally.cpu_us_per_token,
+                "tokens_per_message": tally.tokens_per_message,
+            }
+            for hold, tally in tallies.items()
+        }
+        | {_BARE: samples.raw[_BARE]},
+    )
+
+
+def _result(hold: int, tally: _Tally, samples: Samples) -> Result:
+    costs = ", ".join(f"{who} {min(values):.1f}" for who, values in tally.cpu_us_per_token.items())
+    per_message = statistics.fmean(tally.tokens_per_message)
+    return Result(
+        "C17",
+        f"delivered tokens/s per frontend core, {per_message:.1f} per message",
+        1 / samples.best(_name(hold)),
+        goal=_GOALS[hold],
+        floor=hold / samples.best(_BARE),
+        note=f"CPU us per token: {costs}",
+    )
+
+
+def _name(hold: int) -> str:
+    return f"seconds per token at {hold} per message"
+
+
+BENCHMARK = Benchmark(
+    name="frontend-cost",
+    ids=("C17",),
+    summary="tokens per second that one core of frontends delivers",
+    run=_run,
+)

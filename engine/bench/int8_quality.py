@@ -1,0 +1,196 @@
+"""What int8 costs in quality, on the bundled demo model.
+
+Claim: weights of 8 bits per output channel, activations quantised per token and an int8 KV cache leave a model's
+answers about as good as they were.
+
+Goal: perplexity within 1 % of fp32, with int8 weights and with int8 weights and KV cache.
+
+Method: held-out stories of the demo's generator, none of them trained on. Every token is scored by the engine itself
+(`forced_scores`), so that the texts go through quantised products and cache as any request does. First the fp32
+engine's loss must be that of `transformers`. Also printed: the error of the logits (all of them at some positions, each
+position's mean taken out, since no probability depends on it) relative to their spread; how often the greedy token is
+the same after the same text; and how far free greedy answers agree before their first difference, up to the end token
+of the exact one.
+"""
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.bench.agreement import load_reference
+from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from engine.bench.forced_scores import Scores, score_texts
+from engine.bench.fresh_scheduler import serve_anew
+from engine.bench.hugging_face import import_transformers
+from engine.bench.report import Result
+from engine.bench.serve import engine
+from engine.bench.workload import Workload
+from engine.config import EngineConfig, KVCacheDtypeName, Quantization
+from engine.demo import MODEL_DIR
+from engine.serving import EngineParts
+
+_MODES: dict[str, tuple[Quantization | None, KVCacheDtypeName]] = {
+    "fp32": (None, "auto"),
+    "int8 weights": ("int8", "auto"),
+    "int8 weights and KV": ("int8", "int8"),
+}
+_EXACT = "fp32"
+_TEXT_SEED = 2
+_MAX_PERPLEXITY_LOSS_PERCENT = 1.0
+_MAX_LOSS_ERROR = 1e-4  # nats a token between two programs that both compute in fp32
+_PROMPT_LEN = 16
+_FULL_EVERY = 7  # positions with all their logits: enough, and at no fixed place in a block
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What one mode made of the texts.
+
+    Attributes:
+        scores: every token, with the greedy one.
+        logits: [positions, vocab_size], up to a constant per position.
+        answers: greedy, of the texts' beginnings.
+    """
+
+    scores: Scores
+    logits: npt.NDArray[np.float64]
+    answers: tuple[tuple[int, ...], ...]
+
+
+def run(settings: Settings) -> Outcome:
+    """Scores the same texts in every mode."""
+    num_texts, num_full, answer_len = (3, 1, 8) if settings.quick else (settings.options.texts, 8, 64)
+    texts = _held_out_texts(num_texts)
+    if settings.quick:
+        texts = [text[:24] for text in texts]
+    answered = {}
+    for name, (quantization, kv_cache_dtype) in _MODES.items():
+        parts = engine(
+            EngineConfig(
+                model=str(MODEL_DIR),
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                threads=settings.threads,
+            )
+        )
+        answered[name] = _answer(parts, texts, num_full, answer_len)
+        settings.progress(f"{name}: perplexity {answered[name].scores.perplexity:.5f}")
+        if name == _EXACT:
+            _check_loss(answered[name].scores.loss, texts)
+
+    exact = answered[_EXACT]
+    results = [
+        Result("int8", "perplexity, fp32", exact.scores.perplexity, note=f"{len(exact.scores.logprobs):,} tokens")
+    ]
+    for name in list(_MODES)[1:]:
+        results += _results(name, answered[name], exact)
+    raw = {
+        name: {
+            "logprobs": [score.chosen for score in mode.scores.logprobs],
+            "greedy_ids": [score.top_ids[0] for score in mode.scores.logprobs],
+            "answers": mode.answers,
+        }
+        for name, mode in answered.items()
+    }
+    return Outcome(tuple(results), raw)
+
+
+def _answer(parts: EngineParts, texts: Sequence[Sequence[int]], num_full: int, answer_len: int) -> _Answered:
+    vocab_size = parts.info.vocab_size
+    full = score_texts(parts, texts[:num_full], num_top=vocab_size, every=_FULL_EVERY)
+    prompts = tuple(tuple(text[:_PROMPT_LEN]) for text in texts)
+    run = serve_anew(parts, Workload(prompts, (answer_len,) * len(prompts)))
+    answers = tuple(up_to_end(answer, parts.info.end_token_ids) for answer in run.output_ids)
+    return _Answered(score_texts(parts, texts), _all_logits(full, vocab_size), answers)
+
+
+def up_to_end(answer: Sequence[int], end_token_ids: Collection[int]) -> tuple[int, ...]:
+    """The answer to its first end token, that included: what follows was never trained."""
+    ends = [index for index, token_id in enumerate(answer) if token_id in end_token_ids]
+    return tuple(answer[: ends[0] + 1] if ends else answer)
+
+
+def _all_logits(scores: Scores, vocab_size: int) -> npt.NDArray[np.float64]:
+    """[positions, vocab_size] from log-probabilities of all tokens, the mean of each position taken out."""
+    logits = np.full((len(scores.logprobs), vocab_size), np.nan)
+    for row, score in zip(logits, scores.logprobs, strict=True):
+        row[list(score.top_ids)] = score.top_values
+    if np.isnan(logits).any():
+        raise BenchmarkError("a position does not report the log-probabilities of all tokens")
+    centred: npt.NDArray[np.float64] = logits - logits.mean(axis=1, keepdims=True)
+    return centred
+
+
+def _results(name: str, mode: _Answered, exact: _Answered) -> list[Result]:
+    lost = 100 * (mode.scores.perplexity / exact.scores.perplexity - 1)
+    error = mode.logits - exact.logits
+    rms_error = float(np.sqrt(np.mean(error**2)))
+    spread = float(np.sqrt(np.mean(exact.logits**2)))
+    same = [a.top_ids[0] == b.top_ids[0] for a, b in zip(mode.scores.logprobs, exact.scores.logprobs, strict=True)]
+    common = [common_prefix(a, b) for a, b in zip(mode.answers, exact.answers, strict=True)]
+    mean_len = statistics.fmean(map(len, exact.answers))
+    num_equal = sum(a == b for a, b in zip(mode.answers, exact.answers, strict=True))
+    return [
+        Result(
+            "int8",
+            f"perplexity over fp32's, {name}",
+            lost,
+            "%",
+            goal=_MAX_PERPLEXITY_LOSS_PERCENT,
+            direction="at most",
+            note=f"perplexity {mode.scores.perplexity:.4f}",
+        ),
+        Result(
+            "int8",
+            f"logits error over their spread, {name}",
+            100 * rms_error / spread,
+            "%",
+            note=f"RMS {rms_error:.4f} of {spread:.2f}, worst {float(np.abs(error).max()):.3f}, {error.size:,} logits",
+        ),
+        Result(
+            "int8",
+            f"greedy token the same, {name}",
+            100 * statistics.fmean(same),
+            "%",
+            note=f"free answers agree for {statistics.fmean(common):.1f} of {mean_len:.1f} tokens, "
+            f"{num_equal} of {len(common)} to the end",
+        ),
+    ]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens before the first difference, or the end of the shorter one."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _held_out_texts(count: int) -> list[list[int]]:
+    """Token ids of documents that training never drew."""
+    import_transformers()  # whose requirement the next two are, with a word of what to install
+    from tokenizers import Tokenizer
+
+    from engine.demo.corpus import encode_documents
+    from engine.demo.prompts import HELD_OUT_SPLIT
+
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    return [ids.tolist() for ids in encode_documents(tokenizer, HELD_OUT_SPLIT, _TEXT_SEED, 0, count)]
+
+
+def _check_loss(loss: float, texts: Sequence[Sequence[int]]) -> None:
+    """Raises BenchmarkError where the engine in fp32 and `transformers` think differently of the texts."""
+    from engine.demo.evaluate import model_loss
+
+    expected = model_loss(load_reference(MODEL_DIR), [np.array(text, dtype=np.int64) for text in texts])
+    if abs(loss - expected) > _MAX_LOSS_ERROR:
+        raise BenchmarkError(f"fp32 loss is {loss:.6f} nats a token, transformers has {expected:.6f}")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--texts", type=int, default=100, help="held-out documents (default: 100)")
+
+
+BENCHMARK = Benchmark("int8-quality", (), "what int8 costs in quality on the demo model", run, _add_arguments)

@@ -1,0 +1,70 @@
+"""What `--batch-invariant` costs.
+
+Claim: every element of a product is summed in one order whatever the batch, so there is no slower mode to fall back to.
+
+Goal: none; the cost is measured and printed. Claimed is 1.00, within what two equal contestants differ by.
+
+Method: the peers' mixed workload, 64 requests at once, on two engines that differ in the flag only. Both must give the
+same tokens in every round; a third contestant without the flag shows how far equals differ.
+"""
+
+import argparse
+from collections.abc import Callable
+
+from engine.bench.benchmark import Benchmark, Outcome, Settings
+from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
+from engine.bench.fresh_scheduler import serve_anew
+from engine.bench.report import Result
+from engine.bench.rounds import alternate_runs, require_equal_ids
+from engine.bench.serve import Run, engine
+from engine.bench.workload import Workload, mixed_workload
+from engine.config import DEFAULT_STEP_LIMITS
+
+_FAST, _INVARIANT, _FAST_AGAIN = "fast", "batch-invariant", "fast again"
+
+
+def run(settings: Settings) -> Outcome:
+    """Serves the workload with and without the flag in turn."""
+    vocab_size = chosen_shape(settings).vocab_size
+    workload = mixed_workload(64, vocab_size=vocab_size)
+    if settings.quick:
+        workload = Workload(tuple(prompt[:24] for prompt in workload.prompts[:8]), (4,) * 8)
+
+    def contestant(batch_invariant: bool) -> Callable[[], Run]:
+        limits = DEFAULT_STEP_LIMITS["cpu"]
+        longest = max(
+            len(prompt) + num_tokens for prompt, num_tokens in zip(workload.prompts, workload.max_tokens, strict=True)
+        )
+        parts = engine(
+            engine_config(
+                settings,
+                max_num_seqs=limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=longest,
+                batch_invariant=batch_invariant,
+            )
+        )
+        return lambda: serve_anew(parts, workload)
+
+    fast, invariant = contestant(False), contestant(True)
+    rounds = alternate_runs({_FAST: fast, _INVARIANT: invariant, _FAST_AGAIN: fast}, settings)
+    answers = {name: runs[0].output_ids for name, runs in rounds.runs.items()}
+    require_equal_ids("with and without --batch-invariant", answers[_INVARIANT], answers[_FAST])
+    wall_s = rounds.samples(lambda run: run.wall_s)
+    cost, noise = wall_s.ratio(_INVARIANT, _FAST), wall_s.ratio(_FAST_AGAIN, _FAST)
+    result = Result(
+        "invariance",
+        "throughput, fast mode over batch-invariant",
+        cost.best,
+        "x",
+        note=f"{cost.low:.3f}..{cost.high:.3f}; two equal contestants {noise.low:.3f}..{noise.high:.3f}; "
+        f"{workload.num_output_tokens / wall_s.best(_INVARIANT):,.0f} tok/s; {describe(settings)}",
+    )
+    return Outcome((result,), raw={"wall_s": wall_s.raw})
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser, shape="135M")
+
+
+BENCHMARK = Benchmark("invariance-cost", (), "what --batch-invariant costs", run, _add_arguments)

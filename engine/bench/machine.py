@@ -1,0 +1,178 @@
+"""What this machine is and what it can do: figures are only worth something beside their floors."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from engine.machine import available_memory_bytes, usable_cpus
+from kernels.cpu.threads import set_num_threads
+from kernels.ops import Quantization, cpu_ops
+
+_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+_DISTRIBUTIONS = ("torch", "numba", "numpy", "grpcio", "transformers")
+
+# Far beyond any last-level cache; small enough for a machine with 4 GiB.
+_READ_BYTES = 512 * 2**20
+# Three matrices of fp32 fit a last-level cache: the rate of computing, not of reading.
+_MATRIX_SIZE = 1024
+_TURNS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The hardware and the software.
+
+    Attributes:
+        cpu_flags: of the vector extensions that matter to us, those there are.
+        versions: of Python and the libraries that do the work.
+    """
+
+    cpu: str
+    usable_cpus: int
+    cpu_flags: tuple[str, ...]
+    available_memory_bytes: int
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls, cpuinfo: Path = Path("/proc/cpuinfo")) -> "Machine":
+        """This machine."""
+        fields: dict[str, str] = {}
+        for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+        flags = set(fields.get("flags", "").split())
+        installed = {dist.name.lower(): dist.version for dist in metadata.distributions() if dist.name}
+        return cls(
+            cpu=fields.get("model name") or platform.processor() or platform.machine(),
+            usable_cpus=usable_cpus(),
+            cpu_flags=tuple(flag for flag in _FLAGS if flag in flags),
+            available_memory_bytes=available_memory_bytes(),
+            versions={
+                "python": platform.python_version(),
+                **{name: installed[name] for name in _DISTRIBUTIONS if name in installed},
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """What the machine did at its best just now, on `threads` threads.
+
+    Attributes:
+        read_bytes_per_s: reading memory that is in no cache.
+        fp32_flops: multiply-adds of fp32 matrices count two, per second.
+        int8_ops: the same of 8-bit integers.
+        matrix_products: by name, the rate of every product that was tried.
+    """
+
+    threads: int
+    read_bytes_per_s: float
+    fp32_flops: float
+    int8_ops: float
+    matrix_products: dict[str, float]
+
+    def as_json(self) -> dict[str, object]:
+        """As a report holds it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.threads} threads: reads {self.read_bytes_per_s / 1e9:.1f} GB/s, "
+            f"fp32 {self.fp32_flops / 1e9:,.0f} GFLOP/s, int8 {self.int8_ops / 1e9:,.0f} GOP/s"
+        )
+
+
+def measure_floors(threads: int, *, quick: bool = False) -> Floors:
+    """Measures the floors, in about two seconds.
+
+    Args:
+        threads: CPU threads, for this and for what follows in this process.
+        quick: sizes that show only that it works, in a few milliseconds.
+    """
+    set_num_threads(threads)
+    size, turns = (128, 1) if quick else (_MATRIX_SIZE, _TURNS)
+    num_bytes = 2**20 if quick else _READ_BYTES
+    array = torch.ones(num_bytes // 4)
+    read_s = best_s(array.sum, turns)
+    num_ops = 2 * size**3
+    fp32_ways = {"fp32 ours": our_product(size, threads), **fp32_products(size, size, size)}
+    int8_ways = {"int8 ours": our_product(size, threads, "int8"), **int8_products(size, size, size)}
+    fp32 = {name: num_ops / best_s(product, turns) for name, product in fp32_ways.items()}
+    int8 = {name: num_ops / best_s(product, turns) for name, product in int8_ways.items()}
+    return Floors(
+        threads=threads,
+        read_bytes_per_s=num_bytes / read_s,
+        fp32_flops=max(fp32.values()),
+        int8_ops=max(int8.values()),
+        matrix_products={**fp32, **int8},
+    )
+
+
+def fp32_products(rows: int, size_in: int, size_out: int) -> dict[str, Callable[[], object]]:
+    """By name, ways to multiply x [rows, size_in] by a weight matrix: PyTorch's, the last one private and prepacked."""
+    x, weight = torch.rand(rows, size_in), torch.rand(size_out, size_in)
+    transposed = weight.T.contiguous()
+    products: dict[str, Callable[[], object]] = {
+        "fp32 mm": lambda: torch.mm(x, transposed),
+        "fp32 linear": lambda: torch.nn.functional.linear(x, weight),
+    }
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+
+        def onednn() -> object:
+            return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+        onednn()
+    except (AttributeError, RuntimeError):  # built without oneDNN
+        return products
+    return {**products, "fp32 onednn": onednn}
+
+
+def int8_products(rows: int, size_in: int, size_out: int) -> dict[str, Callable[[], object]]:
+    """The same of 8-bit integers: private operations of PyTorch, those that this build and this CPU can run."""
+    x = torch.randint(-127, 128, (rows, size_in), dtype=torch.int8)
+    weight = torch.randint(-127, 128, (size_out, size_in), dtype=torch.int8)
+    transposed = weight.T.contiguous()
+    products: dict[str, Callable[[], object]] = {"int8 _int_mm": lambda: torch._int_mm(x, transposed)}
+    x_u8, scales, zeros = x.view(torch.uint8), torch.ones(size_out), torch.zeros(size_out, dtype=torch.int32)
+    try:
+        onednn_weight = torch.ops.onednn.qlinear_prepack(weight, None)
+
+        def onednn() -> object:
+            return torch.ops.onednn.qlinear_pointwise(
+                x_u8, 1.0, 128, onednn_weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            )
+
+        onednn()
+    except (AttributeError, RuntimeError):  # built without oneDNN's quantised operations
+        return products
+    return {**products, "int8 onednn": onednn}
+
+
+def our_product(size: int, threads: int, quantization: Quantization | None = None) -> Callable[[], object]:
+    """Our own way to multiply square matrices; in int8 the fp32 input is quantised first."""
+    ops = cpu_ops(quantization=quantization, num_threads=threads)
+    x, weights = torch.rand(size, size), ops.pack_linear(torch.rand(size, size), None)
+    return lambda: ops.linear(x, weights)
+
+
+def best_s(function: Callable[[], object], turns: int) -> float:
+    """The least seconds of a call, after one that does not count."""
+    function()
+    times = []
+    for _ in range(turns):
+        started_s = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started_s)
+    return min(times)
+
+
+def load_average() -> float:
+    """Processes that wanted a core in the last minute, ours included: above the cores, figures are too low."""
+    return os.getloadavg()[0]

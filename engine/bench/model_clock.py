@@ -1,0 +1,47 @@
+"""How much of a step is the model: a clock around the compiled step, from the batch's tensors to its logits.
+
+What is left of a step is ours: planning it, packing the batch, sampling, keeping the books.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import torch
+
+from kernels.cpu.ops import CpuOps
+from kernels.metadata import StepInputs
+from kernels.ops import Step
+
+
+class ModelClock:
+    """Notes how long each of the model's steps takes."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+
+    def take(self) -> list[float]:
+        """Seconds of every step since the last call."""
+        seconds, self._seconds = self._seconds, []
+        return seconds
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Engines built meanwhile have this clock around their model, for ever."""
+        compile_step = CpuOps.compile_step
+
+        def compile_timed(ops: CpuOps, step: Step, largest: StepInputs) -> Step:
+            return self._timed(compile_step(ops, step, largest))
+
+        with patch.object(CpuOps, "compile_step", compile_timed):
+            yield
+
+    def _timed(self, step: Step) -> Step:
+        def timed(inputs: StepInputs) -> torch.Tensor:
+            started_s = time.perf_counter()
+            logits = step(inputs)
+            self._seconds.append(time.perf_counter() - started_s)
+            return logits
+
+        return timed

@@ -1,0 +1,184 @@
+"""An engine in this process, without threads or sockets, and what became of the requests it was given."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.bench.benchmark import BenchmarkError
+from engine.config import EngineConfig
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.scheduler import Scheduler
+from engine.interfaces import ModelRunner
+from engine.serving import EngineParts
+
+_request_ids = itertools.count(1)  # a scheduler never sees one twice, however often it serves
+
+
+class Steppable(Protocol):
+    """What is served with: `EngineParts`, or a scheduler with a runner that has no model."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Plans the steps."""
+        ...
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Runs them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the engine.
+
+    Attributes:
+        ended_s: since the start of the run.
+        seconds: all of it: schedule, execute, update.
+        execute_s: the runner's part.
+        num_rows, num_tokens: of its batch.
+        num_outputs: tokens it yielded.
+    """
+
+    ended_s: float
+    seconds: float
+    execute_s: float
+    num_rows: int
+    num_tokens: int
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came out; requests in the order given, times in seconds since the start of the run.
+
+    Attributes:
+        output_ids: per request.
+        token_times_s: per request, when each of its tokens was there.
+        arrivals_s: per request, when it was due.
+        steps: in order, those that had rows.
+        wall_s: from the start until all had ended.
+    """
+
+    output_ids: tuple[tuple[int, ...], ...]
+    token_times_s: tuple[tuple[float, ...], ...]
+    arrivals_s: tuple[float, ...]
+    steps: tuple[Step, ...]
+    wall_s: float
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(map(len, self.output_ids))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second of wall clock."""
+        return self.num_output_tokens / self.wall_s
+
+    @property
+    def execute_share(self) -> float:
+        """Share of the time of all steps that the runner had."""
+        return sum(step.execute_s for step in self.steps) / sum(step.seconds for step in self.steps)
+
+    def ttft_s(self, index: int) -> float:
+        """Seconds from the arrival of a request to its first token."""
+        return self.token_times_s[index][0] - self.arrivals_s[index]
+
+    def gaps_s(self, index: int) -> tuple[float, ...]:
+        """Seconds between the tokens of a request (ITL)."""
+        return tuple(b - a for a, b in itertools.pairwise(self.token_times_s[index]))
+
+
+def engine(config: EngineConfig) -> EngineParts:
+    """Builds an engine, warmed up."""
+    from engine.build import build_engine
+
+    return build_engine(config, lambda _: None)
+
+
+def serve(
+    parts: Steppable,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: Sequence[int],
+    *,
+    arrivals_s: Sequence[float] | None = None,
+    after_steps: Sequence[int] | None = None,
+) -> Run:
+    """Greedy answers of exactly these lengths; end tokens are ignored.
+
+    Args:
+        parts: the engine; nothing else uses it meanwhile.
+        prompts: token ids.
+        max_tokens: length of each answer.
+        arrivals_s: when each request arrives, in seconds since the start, ascending; None is at once.
+        after_steps: instead of a time, how many steps have ended when each request arrives, ascending: the same
+            batches whatever the speed. When nothing is left to do, the next request comes at once.
+    Raises: BenchmarkError: a request did not get its tokens.
+    """
+    scheduler, runner = parts.scheduler, parts.runner
+    requests = [_request(tuple(prompt), num_tokens) for prompt, num_tokens in zip(prompts, max_tokens, strict=True)]
+    index_of = {request.request_id: index for index, request in enumerate(requests)}
+    output_ids: list[list[int]] = [[] for _ in requests]
+    token_times_s: list[list[float]] = [[] for _ in requests]
+    arrived_s: list[float] = []
+    steps: list[Step] = []
+    start_s = time.perf_counter()
+    while len(arrived_s) < len(requests) or scheduler.has_work():
+        now_s = time.perf_counter() - start_s
+        while len(arrived_s) < len(requests):
+            next_index = len(arrived_s)
+            due_s = arrivals_s[next_index] if arrivals_s is not None else now_s
+            is_due = due_s <= now_s
+            if after_steps is not None:
+                is_due = len(steps) >= after_steps[next_index] or not scheduler.has_work()
+            if not is_due:
+                break
+            requests[next_index].arrival_s = start_s + due_s
+            scheduler.add_request(requests[next_index])
+            arrived_s.append(due_s)
+        if not scheduler.has_work():
+            time.sleep(due_s - now_s)
+            continue
+        step_s = time.perf_counter()
+        plan = scheduler.schedule(step_s)
+        execute_s = time.perf_counter()
+        result = runner.execute(plan)
+        executed_s = time.perf_counter()
+        outputs = scheduler.update(plan, result, executed_s)
+        ended_s = time.perf_counter()
+        num_outputs = 0
+        for output in outputs:
+            index = index_of[output.request_id]
+            output_ids[index] += output.token_ids
+            token_times_s[index] += [ended_s - start_s] * len(output.token_ids)
+            num_outputs += len(output.token_ids)
+        if plan.rows:
+            steps.append(
+                Step(
+                    ended_s=ended_s - start_s,
+                    seconds=ended_s - step_s,
+                    execute_s=executed_s - execute_s,
+                    num_rows=len(plan.rows),
+                    num_tokens=plan.num_tokens,
+                    num_outputs=num_outputs,
+                )
+            )
+    wall_s = time.perf_counter() - start_s
+    for index, (ids, num_tokens) in enumerate(zip(output_ids, max_tokens, strict=True)):
+        if len(ids) != num_tokens:
+            raise BenchmarkError(f"request {index} got {len(ids)} tokens of {num_tokens}")
+    return Run(
+        output_ids=tuple(map(tuple, output_ids)),
+        token_times_s=tuple(map(tuple, token_times_s)),
+        arrivals_s=tuple(arrived_s),
+        steps=tuple(steps),
+        wall_s=wall_s,
+    )
+
+
+def _request(prompt_ids: tuple[int, ...], max_tokens: int) -> Request:
+    params = SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return Request(RequestId(next(_request_ids)), prompt_ids, params, arrival_s=0.0)

@@ -1,0 +1,43 @@
+import functools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.bench.benchmark import Settings
+from engine.bench.machine import measure_floors
+from engine.bench.openvino import contenders
+from engine.bench.openvino.contenders import OPENVINO, OPENVINO_CACHED, open_openvino
+from engine.bench.openvino.process import OpenVinoProcess
+from engine.bench.workload import Workload
+
+
+@pytest.mark.parametrize(("precision", "kv_cache"), [("fp32", "f32"), ("int8", "u8")])
+def test_both_pipelines_are_loaded_with_their_precision(
+    precision: str, kv_cache: str, worker_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contenders, "openvino_python", lambda progress: Path(sys.executable))
+    monkeypatch.setattr(contenders, "convert_checkpoint", lambda python, model, out, weight_format: out)
+    monkeypatch.setattr(contenders, "OpenVinoProcess", functools.partial(OpenVinoProcess, script=worker_script))
+    settings = Settings(
+        rounds=1,
+        quick=True,
+        threads=1,
+        scratch=tmp_path,
+        floors=measure_floors(1, quick=True),
+        progress=lambda _: None,
+    )
+    with open_openvino(precision, Path("checkpoint"), settings) as pipelines:
+        assert list(pipelines) == [OPENVINO, OPENVINO_CACHED]
+        for pipeline in pipelines.values():
+            assert pipeline.generate(Workload(((1,),), (3,))).output_ids == ((2, 3, 4),)
+    said = [
+        json.loads(line) for line in (tmp_path / f"openvino-{precision}.log").read_text().splitlines() if line[0] == "["
+    ]
+    assert [scheduler["enable_prefix_caching"] for _, _, scheduler, _ in said] == [False, True]
+    for model, _, scheduler, properties in said:
+        assert precision in model
+        assert scheduler["max_num_seqs"] == 64
+        assert properties["INFERENCE_NUM_THREADS"] == 1
+        assert properties["KV_CACHE_PRECISION"] == kv_cache

@@ -1,0 +1,126 @@
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from engine.bench.benchmark import BenchmarkError
+from engine.bench.contest import Contest, compete, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
+from engine.bench.serve import Run
+from engine.bench.workload import Workload
+
+WORKLOAD = Workload(((1, 2, 3), (1, 2, 9)), (2, 1))
+
+
+def answer(workload: Workload, wall_s: float = 1.0) -> Run:
+    """Each token a tenth of a second after the one before."""
+    return Run(
+        output_ids=tuple((5,) * limit for limit in workload.max_tokens),
+        token_times_s=tuple(tuple(0.1 * (i + 1) for i in range(limit)) for limit in workload.max_tokens),
+        arrivals_s=(0.0,) * len(workload.prompts),
+        steps=(),
+        wall_s=wall_s,
+    )
+
+
+class Fake:
+    """Answers at once, and remembers what it was asked."""
+
+    def __init__(self, pids: frozenset[int] = frozenset(), generate: Callable[[Workload], Run] = answer) -> None:
+        self.pids = pids
+        self.asked: list[Workload] = []
+        self._generate = generate
+
+    def generate(self, workload: Workload) -> Run:
+        self.asked.append(workload)
+        return self._generate(workload)
+
+
+def run_contest(contenders: dict[str, Fake], rounds: int = 3) -> Contest:
+    return compete(
+        contenders,
+        WORKLOAD,
+        vocab_size=50,
+        measure=lambda run: run.wall_s,
+        rounds=rounds,
+        progress=lambda _: None,
+    )
+
+
+def test_every_round_has_prompts_of_its_own_and_all_contenders_get_the_same() -> None:
+    a, b = Fake(), Fake()
+    contest = run_contest({"a": a, "b": b})
+    assert a.asked == b.asked
+    assert len({workload.prompts for workload in a.asked}) == 4  # three rounds and a warm-up
+    assert len(contest.runs["a"]) == len(contest.samples.raw["a"]) == 3
+
+
+def test_fresh_prompts_keep_lengths_and_shared_prefixes() -> None:
+    fresh = with_fresh_prompts(WORKLOAD, 3, vocab_size=50)
+    first, second = fresh.prompts
+    assert [len(first), len(second)] == [3, 3]
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+    assert first != WORKLOAD.prompts[0]
+    assert with_fresh_prompts(WORKLOAD, 0, vocab_size=50) == WORKLOAD
+
+
+@pytest.mark.parametrize("turn", range(60))
+def test_fresh_prompts_stay_in_the_vocabulary_without_the_end_token(turn: int) -> None:
+    every_id = Workload((tuple(range(1, 50)),), (1,))
+    (prompt,) = with_fresh_prompts(every_id, turn, vocab_size=50).prompts
+    assert sorted(prompt) == list(range(1, 50))
+
+
+def test_best_run_is_that_of_the_best_sample() -> None:
+    walls_s = iter([9.0, 3.0, 1.0, 2.0])
+    contest = run_contest({"a": Fake(generate=lambda workload: answer(workload, next(walls_s)))})
+    assert contest.samples.best("a") == contest.best_run("a").wall_s == 1.0
+
+
+def test_answer_of_another_length_ends_the_contest() -> None:
+    cut = Fake(generate=lambda workload: answer(Workload(workload.prompts, (2, 0))))
+    with pytest.raises(BenchmarkError, match="cut: request 1 got 0 tokens of 1"):
+        run_contest({"whole": Fake(), "cut": cut})
+
+
+def test_busy_idler_is_seen() -> None:
+    # This process is the idler: it spins on a thread while the other one waits.
+    idle_pid = frozenset({os.getpid()})
+
+    def wait_while_somebody_spins(workload: Workload) -> Run:
+        spinner = threading.Thread(target=_spin, args=(0.1,))
+        spinner.start()
+        spinner.join()
+        return answer(workload)
+
+    contest = run_contest({"idler": Fake(idle_pid), "other": Fake(generate=wait_while_somebody_spins)}, rounds=1)
+    assert contest.idle_cores["idler"] > 0.3
+    assert contest.idle_cores["other"] == 0.0
+
+
+def test_contender_is_not_idle_while_another_one_of_its_process_runs() -> None:
+    pids = frozenset({os.getpid()})
+    contest = run_contest({"a": Fake(pids), "b": Fake(pids)})
+    assert contest.idle_cores == {"a": 0.0, "b": 0.0}
+
+
+def test_times_of_a_run() -> None:
+    run = answer(Workload(((1,), (2,)), (3, 1)))
+    assert tpot_s(run) == pytest.approx(0.1)
+    assert ttfts_s(run) == [0.1, 0.1]
+    assert tpot_s(answer(Workload(((1,),), (1,)))) == 0.0
+
+
+def test_on_cpus_narrows_and_restores() -> None:
+    before = os.sched_getaffinity(0)
+    with on_cpus(1):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+
+
+def _spin(seconds: float) -> None:
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass

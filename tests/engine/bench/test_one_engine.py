@@ -1,0 +1,50 @@
+"""The command line: each benchmark of one engine against itself runs small and leaves its samples."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.bench.__main__ import main
+
+CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "figure", "contestants"),
+    [
+        ("C5", {"C5", "C6"}, "ttft_s", CHUNKS | {"alone"}),
+        ("C5", {"C5", "C6"}, "worst_gap_s", CHUNKS),
+        ("C7", {"C7"}, "seconds_of_chunks", {"chunk alone", "chunk and decodes"}),
+        ("C8", {"C8"}, "ttft_s", {"cold", "warm"}),
+        ("C9", {"C9"}, "outside_runner_s", {"on", "off"}),
+        ("decode", {"C13", "C14"}, "median_step_s", {"all", "one"}),
+        ("solo", {"solo"}, "tpot_s", {"Chairlift", "transformers"}),
+        ("invariance-cost", {"invariance"}, "wall_s", {"fast", "batch-invariant", "fast again"}),
+        (
+            "attention",
+            {"C12"},
+            "seconds",
+            {"read", *(f"32 x {lens}, {kind} KV" for lens in ("32", "1..64") for kind in ("fp32", "int8"))},
+        ),
+    ],
+)
+def test_runs_small_and_leaves_its_samples(
+    name: str, ids: set[str], figure: str, contestants: set[str], tmp_path: Path
+) -> None:
+    assert main([name, "--quick", "--rounds", "2", "--threads", "1", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    report = json.loads(path.read_text())
+    assert {result["benchmark_id"] for result in report["results"]} == ids
+    samples = report["raw"][figure]
+    assert {contestant: len(values) for contestant, values in samples.items()} == dict.fromkeys(contestants, 2)
+    assert all(value > 0 for values in samples.values() for value in values)
+
+
+def test_int8_quality_keeps_every_token_it_judged(tmp_path: Path) -> None:
+    assert main(["int8-quality", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    raw = json.loads(path.read_text())["raw"]
+    assert set(raw) == {"fp32", "int8 weights", "int8 weights and KV"}
+    assert len({len(mode["logprobs"]) for mode in raw.values()}) == 1
+    assert raw["fp32"]["logprobs"] != raw["int8 weights"]["logprobs"] != raw["int8 weights and KV"]["logprobs"]

@@ -1,0 +1,38 @@
+import pytest
+
+from engine.bench.contest import Contest
+from engine.bench.measure import Samples
+from engine.bench.peer_figures import CHAIRLIFT, MAX_IDLE_CORES, alone_figures, throughput_figures
+from engine.bench.serve import Run
+
+
+def run_of(wall_s: float, ttft_s: float) -> Run:
+    """Two requests of two tokens each."""
+    times_s = (ttft_s, wall_s)
+    return Run(((1, 2), (1, 2)), (times_s, times_s), (0.0, 0.0), (), wall_s)
+
+
+def contest_of(seconds: dict[str, tuple[float, ...]], idle_cores: float = 0.0) -> Contest:
+    runs = {name: tuple(run_of(value, value / 10) for value in values) for name, values in seconds.items()}
+    return Contest(Samples(seconds), runs, dict.fromkeys(seconds, idle_cores))
+
+
+def test_ratio_is_against_the_better_peer() -> None:
+    figures = throughput_figures("x", contest_of({CHAIRLIFT: (2.0, 4.0), "slow": (9.0, 9.0), "fast": (3.0, 8.0)}))
+    rate, ttft, idle = figures.results
+    assert rate.figure == 1.5
+    assert "against fast" in rate.note
+    assert ttft.figure == pytest.approx(1.5)
+    assert idle.met
+    assert len(figures.lines) == 3
+
+
+def test_slower_than_a_peer_is_missed() -> None:
+    rate, _ = alone_figures("x", contest_of({CHAIRLIFT: (2.0,), "peer": (1.0,)})).results
+    assert rate.figure == 0.5
+    assert not rate.met
+
+
+def test_busy_idler_is_a_missed_goal() -> None:
+    contest = contest_of({CHAIRLIFT: (1.0,), "peer": (2.0,)}, idle_cores=2 * MAX_IDLE_CORES)
+    assert not alone_figures("x", contest).results[-1].met

@@ -1,0 +1,19 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.bench.__main__ import main
+
+
+@pytest.mark.parametrize(("name", "raw_key"), [("C17", "8 per message"), ("C18", "latencies_ms"), ("C19", "ttft_s")])
+def test_quick_run_keeps_its_raw_samples(
+    name: str, raw_key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--quick", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    report = json.loads(path.read_text())
+    assert raw_key in report["raw"]
+    assert {result["benchmark_id"] for result in report["results"]} == {name}
+    assert all(result["figure"] > 0 for result in report["results"])
+    assert name in capsys.readouterr().out
