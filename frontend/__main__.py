@@ -1,6 +1,7 @@
 """`chairlift-frontend`: runs one frontend process until SIGTERM or SIGINT, which drain it."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the frontend; returns the exit status."""
     config = parse_arguments(sys.argv[1:] if argv is None else argv)
     log_to_stderr(config.log_level)
+    os.setpriority(os.PRIO_PROCESS, 0, max(config.nice, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
         with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             num_drained = runner.run(_serve(config))

@@ -30,6 +30,7 @@ _HELP = {
     "heartbeat_timeout_s": "seconds without a message after which the engine counts as gone",
     "reuse_port": "share the port with other frontend processes (SO_REUSEPORT)",
     "reflection": "serve gRPC server reflection",
+    "nice": "yield the CPU to an engine on the same cores: 0 to 19; tokens then travel in fewer messages",
     "uvloop": "run on uvloop",
     "log_level": f"one of {', '.join(_LOG_LEVELS)}",
 }
@@ -55,6 +56,7 @@ class FrontendConfig:
     heartbeat_timeout_s: float = 5.0
     reuse_port: bool = False
     reflection: bool = True
+    nice: int = 5
     # Off: 64 streams at 10k tok/s, one token per message, 2-core VM, own process: 32-42 us of CPU per message without
     # uvloop, 33-41 us with it.
     uvloop: bool = False
@@ -63,6 +65,7 @@ class FrontendConfig:
     def __post_init__(self) -> None:
         """Checks every range."""
         _check(0 <= self.port <= 65535, "port", self.port, "between 0 and 65535")
+        _check(0 <= self.nice <= 19, "nice", self.nice, "between 0 and 19")
         _check(_is_address(self.engine), "engine", self.engine, "HOST:PORT or unix:PATH")
         for name in ("max_queued_requests", "max_queued_tokens", "token_window"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")

@@ -164,7 +164,9 @@ def _parser() -> argparse.ArgumentParser:
         "--model", metavar="MODEL", help="folder or Hugging Face hub id (default: the bundled demo model)"
     )
     add_arguments(
-        parser, {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"}, unlisted=("engine",)
+        parser,
+        {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"},
+        unlisted=("engine", "nice"),
     )
     return parser
 

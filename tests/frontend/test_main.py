@@ -42,6 +42,7 @@ async def test_signal_drains_and_the_process_ends_with_status_0(number, flag):
     await engine.start()
     process = await start_process("--port", "0", "--engine", engine.address, flag)
     port = await read_port(process)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == max(5, os.getpriority(os.PRIO_PROCESS, 0))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = GenerationServiceStub(channel)
         await engine.wait_for(lambda: engine.num_sessions == 1)
