@@ -145,8 +145,13 @@ def ttfts_s(run: Run) -> list[float]:
 
 
 def tpot_s(run: Run) -> float:
-    """Mean seconds per token after the first, of all requests; 0 where no answer has two tokens."""
+    """Mean seconds per token after the first, of all requests; 0 where no answer has two tokens.
+
+    Answers that came whole, in one message, say nothing of their tokens: then it is the run's time per token.
+    """
     gaps = [gap for index in range(len(run.output_ids)) for gap in run.gaps_s(index)]
+    if gaps and not any(gaps):
+        return run.wall_s / sum(map(len, run.output_ids))
     return statistics.fmean(gaps) if gaps else 0.0
 
 

@@ -28,6 +28,7 @@ from kernels.ops import Quantization
 
 _ROWS = (1, 8, 32, 64, 512)
 _BYTES = 256 * 2**20
+_PAUSE_S = 0.1  # OpenMP's threads keep spinning after a product: the next contestant would pay for it
 
 
 def run(settings: Settings) -> Outcome:
@@ -66,6 +67,7 @@ def _result(samples: Samples, ours: str, precision: str, num_rows: int, num_ops:
 def _seconds_of(products: list[Callable[[], object]], threads: int) -> Callable[[], float]:
     def measure() -> float:
         torch.set_num_threads(threads)
+        time.sleep(_PAUSE_S)
         started_s = time.perf_counter()
         for product in products:
             product()

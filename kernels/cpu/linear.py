@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from kernels.cpu.arrays import check_fp32
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SHARES, SHARES_PER_THREAD, Opcode, num_rows
 from kernels.cpu.intrinsics import floats_at, words_at
-from kernels.cpu.jit import kernel, strict_kernel
-from kernels.cpu.multiply_tile import LANES, MAX_ROWS, multiply_fp32, multiply_int8_as_fp32, multiply_vnni
+from kernels.cpu.jit import kernel
+from kernels.cpu.multiply_tile import LANES, MAX_ROWS, multiply_fp32, multiply_int8_weights, multiply_vnni
 from kernels.cpu.quantize import quantize_row
 from kernels.cpu.recording import Recording
 
@@ -201,7 +200,7 @@ def linear_item(row: "Longs", item: int, scratch: int) -> None:
         group += num_wide
 
 
-@strict_kernel  # its loops have one length or another by what rides along: rounding must not depend on it
+@kernel
 def _multiply(
     row: "Longs", rows: int, begin: int, end: int, group: int, num_wide: int, following: int, scratch: int
 ) -> None:
@@ -210,30 +209,19 @@ def _multiply(
     height, wide, column = end - begin, num_wide == 2, group * GROUP
     width = num_wide * GROUP
     a = row[_X] if rows == 1 and kind != _INT8 else row[_PACKED] + 4 * begin * depth
-    out, out_step = row[_OUT] + 4 * (begin * n + column), 4 * n
     group_bytes = GROUP * depth * (1 if kind == _INT8_WEIGHTS else 4)
     b, ahead = row[_WEIGHT] + group * group_bytes, row[_WEIGHT] + following * group_bytes
-    start = row[_START] + 4 * column
-    if kind == _FP32 and column + width <= n:
-        multiply_fp32(height, wide, a, b, depth, start, out, out_step, ahead)
-        return
-    tile_step = 4 * width
+    start, bias, scales = row[_START] + 4 * column, row[_BIAS] + 4 * column, row[_SCALES] + 4 * column
+    place, step = row[_OUT] + 4 * (begin * n + column), 4 * n
+    is_whole = column + width <= n
+    c, c_step = (place, step) if is_whole else (scratch, 4 * width)
     if kind == _FP32:
-        multiply_fp32(height, wide, a, b, depth, start, scratch, tile_step, ahead)
+        multiply_fp32(height, wide, a, b, depth, start, c, c_step, ahead)
     elif kind == _INT8_WEIGHTS:
-        multiply_int8_as_fp32(height, wide, a, b, depth, start, scratch, tile_step, ahead)
+        multiply_int8_weights(height, wide, a, b, depth, start, scales, bias, c, c_step, ahead)
     else:
-        multiply_vnni(height, wide, a, b, depth, start, scratch, tile_step, ahead)
-    num_columns = min(width, n - column)
-    bias, scales = floats_at(row[_BIAS] + 4 * column, width), floats_at(row[_SCALES] + 4 * column, width)
-    for i in range(height):
-        target = floats_at(out + i * out_step, num_columns)
-        if kind == _INT8:
-            factor = floats_at(row[_ROW_SCALES] + 4 * (begin + i), 1)[0]
-            exact = words_at(scratch + i * tile_step, num_columns)
-            for j in range(num_columns):
-                target[j] = np.float32(exact[j]) * (factor * scales[j]) + bias[j]
-        else:
-            sums = floats_at(scratch + i * tile_step, num_columns)
-            for j in range(num_columns):
-                target[j] = sums[j] if kind == _FP32 else sums[j] * scales[j] + bias[j]
+        row_scales = row[_ROW_SCALES] + 4 * begin
+        multiply_vnni(height, wide, a, b, depth, start, scales, row_scales, bias, c, c_step, ahead)
+    if not is_whole:
+        for i in range(height):
+            floats_at(place + i * step, n - column)[:] = floats_at(c + i * c_step, n - column)

@@ -31,6 +31,7 @@ MAX_ROWS = 12 if cpu_features().avx512 else 2
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+_FMA = "llvm.fma.v16f32"
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
@@ -56,6 +57,7 @@ class _Fp32:
     """B is fp32."""
 
     cell, sums = _F32, _FLOATS
+    has_row_scales = False
 
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
@@ -63,7 +65,7 @@ class _Fp32:
 
     @staticmethod
     def multiply_add(builder: Any, a: Any, b: Any, total: Any) -> Any:
-        return builder.call(declared(builder, "llvm.fma.v16f32", _FLOATS), [a, b, total])
+        return builder.call(declared(builder, _FMA, _FLOATS), [a, b, total])
 
 
 class _Int8AsFp32(_Fp32):
@@ -78,6 +80,7 @@ class _Vnni:
     """A is four unsigned, B four signed bytes for each k; the sums are int32, and exact."""
 
     cell, sums = _I32, _INTS
+    has_row_scales = True
 
     @staticmethod
     def load_b(builder: Any, address: Any) -> Any:
@@ -96,11 +99,13 @@ class _Form:
         operands: types of A, B and the sums.
         num_vectors: columns of the tile / LANES.
         a_row_step: bytes between rows of A; None: A is packed, [depth, rows].
+        is_scaled: C = sums * scales + bias, with scales of columns, and of rows where A is quantised.
     """
 
     operands: Any
     num_vectors: int
     a_row_step: int | None = None
+    is_scaled: bool = False
 
     @property
     def max_rows(self) -> int:
@@ -111,7 +116,7 @@ class _Form:
 def _emit_tile(builder: Any, form: _Form, num_rows: int, end: Any, args: Any) -> None:
     """Emits the loop for one height; form and arguments are those of `_tile`."""
     operands, num_vectors = form.operands, form.num_vectors
-    a, b, b_step, b_panel_step, depth, c0, c0_step, c, c_step, ahead, ahead_panel_step = args
+    a, b, b_step, b_panel_step, depth, c0, c0_step, c, c_step, ahead, ahead_panel_step, *scaling = args
     entry, loop = builder.block, builder.append_basic_block(f"rows{num_rows}")
     stored = builder.append_basic_block(f"store{num_rows}")
 
@@ -150,11 +155,33 @@ def _emit_tile(builder: Any, form: _Form, num_rows: int, end: Any, args: Any) ->
     builder.cbranch(builder.icmp_signed("<", next_k, depth), loop, stored)
 
     builder.position_at_end(stored)
+    values = _scaled(builder, form, totals, *scaling) if form.is_scaled else totals
     for i in range(num_rows):
         for v in range(num_vectors):
-            pointer = builder.inttoptr(at(c, c_step, i, v), operands.sums.as_pointer())
-            builder.store(totals[i][v], pointer).align = 4
+            pointer = builder.inttoptr(at(c, c_step, i, v), values[i][v].type.as_pointer())
+            builder.store(values[i][v], pointer).align = 4
     builder.branch(end)
+
+
+def _scaled(builder: Any, form: _Form, totals: Any, scales: Any, row_scales: Any, bias: Any) -> Any:
+    """Sums of quantised values -> what they stand for."""
+
+    def columns(address: Any) -> Any:
+        places = [builder.add(address, _I64(4 * LANES * v)) for v in range(form.num_vectors)]
+        return [_load(builder, place, _FLOATS, 4) for place in places]
+
+    factors, biases, values = columns(scales), columns(bias), []
+    for i, row in enumerate(totals):
+        if form.operands.has_row_scales:
+            row = [builder.sitofp(total, _FLOATS) for total in row]
+            scale = _broadcast(builder, _load(builder, builder.add(row_scales, _I64(4 * i)), _F32, 4), _FLOATS)
+            row_factors = [builder.fmul(scale, factor) for factor in factors]
+        else:
+            row_factors = factors
+        # fused by name: a product and a sum of their own may be fused or not, as the compiler likes
+        terms = zip(row, row_factors, biases, strict=True)
+        values.append([builder.call(declared(builder, _FMA, _FLOATS), term) for term in terms])
+    return values
 
 
 def _tile(form: _Form) -> Any:
@@ -174,6 +201,9 @@ def _tile(form: _Form) -> Any:
         _c_step: Any,
         _ahead: Any,
         _ahead_panel_step: Any,
+        _scales: Any,
+        _row_scales: Any,
+        _bias: Any,
     ) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             end = builder.append_basic_block("end")
@@ -186,7 +216,7 @@ def _tile(form: _Form) -> Any:
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 12), codegen
+        return types.void(*[types.int64] * 15), codegen
 
     return intrinsic(multiply)
 
@@ -195,9 +225,10 @@ WEIGHTS_STEP = 4 * 2 * LANES
 """Bytes from row to row of A in `add_weighted_*`."""
 
 _fp32, _fp32_wide = _tile(_Form(_Fp32, 2)), _tile(_Form(_Fp32, 4))
-_int8_as_fp32, _int8_as_fp32_wide = _tile(_Form(_Int8AsFp32, 2)), _tile(_Form(_Int8AsFp32, 4))
+_int8_as_fp32 = _tile(_Form(_Int8AsFp32, 2))
+_int8_weights, _int8_weights_wide = (_tile(_Form(_Int8AsFp32, n, is_scaled=True)) for n in (2, 4))
 _vnni_operands = _Vnni if cpu_features().vnni else _Int8AsFp32  # without VNNI nobody calls it, but it must compile
-_vnni, _vnni_wide = _tile(_Form(_vnni_operands, 2)), _tile(_Form(_vnni_operands, 4))
+_vnni, _vnni_wide = (_tile(_Form(_vnni_operands, n, is_scaled=True)) for n in (2, 4))
 _values_fp32, _values_fp32_wide = _tile(_Form(_Fp32, 2, WEIGHTS_STEP)), _tile(_Form(_Fp32, 4, WEIGHTS_STEP))
 _values_int8, _values_int8_wide = _tile(_Form(_Int8AsFp32, 2, WEIGHTS_STEP)), _tile(_Form(_Int8AsFp32, 4, WEIGHTS_STEP))
 
@@ -221,36 +252,87 @@ def multiply_fp32(
     """
     panel_step = 4 * LANES * depth
     if wide:
-        _fp32_wide(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+        _fp32_wide(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step, 0, 0, 0)
     else:
-        _fp32(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+        _fp32(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step, 0, 0, 0)
 
 
 @kernel
-def multiply_int8_as_fp32(
-    num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c: int, c_step: int, ahead: int
+def multiply_int8_weights(
+    num_rows: int,
+    wide: bool,
+    a: int,
+    b: int,
+    depth: int,
+    start: int,
+    scales: int,
+    bias: int,
+    c: int,
+    c_step: int,
+    ahead: int,
 ) -> None:
-    """As `multiply_fp32`, with B of int8."""
+    """As `multiply_fp32`, with B of int8: C = (start + A B) * scales + bias.
+
+    Args:
+        start, scales, bias: addresses of one fp32 for each column.
+    """
     panel_step = LANES * depth
     if wide:
-        _int8_as_fp32_wide(num_rows, a, b, LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+        _int8_weights_wide(
+            num_rows, a, b, LANES, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias
+        )
     else:
-        _int8_as_fp32(num_rows, a, b, LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+        _int8_weights(num_rows, a, b, LANES, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias)
 
 
 @kernel
 def multiply_vnni(
-    num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c: int, c_step: int, ahead: int
+    num_rows: int,
+    wide: bool,
+    a: int,
+    b: int,
+    depth: int,
+    start: int,
+    scales: int,
+    row_scales: int,
+    bias: int,
+    c: int,
+    c_step: int,
+    ahead: int,
 ) -> None:
-    """As `multiply_fp32`, with four uint8 of A and four int8 of B in each term, and c0 and C of int32.
+    """As `multiply_fp32`, with four uint8 of A and four int8 of B in each term: C = (start + A B) * scales + bias.
 
     Needs `CpuFeatures.vnni`.
+
+    Args:
+        start: address of one int32 for each column.
+        scales, bias: addresses of one fp32 for each column.
+        row_scales: address of one fp32 for each row; a column's and a row's scale are multiplied first.
     """
     panel_step = 4 * LANES * depth
     if wide:
-        _vnni_wide(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+        _vnni_wide(
+            num_rows,
+            a,
+            b,
+            4 * LANES,
+            panel_step,
+            depth,
+            start,
+            0,
+            c,
+            c_step,
+            ahead,
+            panel_step,
+            scales,
+            row_scales,
+            bias,
+        )
     else:
-        _vnni(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
+        _vnni(
+            num_rows, a, b, 4 * LANES, panel_step, depth, start, 0, c, c_step, ahead, panel_step,
+            scales, row_scales, bias,
+        )  # fmt: skip
 
 
 @kernel
@@ -281,9 +363,13 @@ def score_keys(
     """
     step = 4 * 2 * LANES
     if is_int8:
-        _int8_as_fp32(num_rows, q, k, LANES, k_panel_step, head_dim, zeros, 0, scores, step, ahead, ahead_panel_step)
+        _int8_as_fp32(
+            num_rows, q, k, LANES, k_panel_step, head_dim, zeros, 0, scores, step, ahead, ahead_panel_step, 0, 0, 0
+        )
     else:
-        _fp32(num_rows, q, k, 4 * LANES, k_panel_step, head_dim, zeros, 0, scores, step, ahead, ahead_panel_step)
+        _fp32(
+            num_rows, q, k, 4 * LANES, k_panel_step, head_dim, zeros, 0, scores, step, ahead, ahead_panel_step, 0, 0, 0
+        )
 
 
 @kernel
@@ -315,13 +401,19 @@ def add_values(
     if is_int8:
         if wide:
             _values_int8_wide(
-                num_rows, weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES
+                num_rows, weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES, 0, 0, 0
             )
         else:
-            _values_int8(num_rows, weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES)
+            _values_int8(
+                num_rows, weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES, 0, 0, 0
+            )
         return
     step, panel = 4 * head_dim, 4 * LANES
     if wide:
-        _values_fp32_wide(num_rows, weights, v, step, panel, num_keys, acc, acc_step, acc, acc_step, ahead, panel)
+        _values_fp32_wide(
+            num_rows, weights, v, step, panel, num_keys, acc, acc_step, acc, acc_step, ahead, panel, 0, 0, 0
+        )
     else:
-        _values_fp32(num_rows, weights, v, step, panel, num_keys, acc, acc_step, acc, acc_step, ahead, panel)
+        _values_fp32(
+            num_rows, weights, v, step, panel, num_keys, acc, acc_step, acc, acc_step, ahead, panel, 0, 0, 0
+        )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numba import prange
 
+import kernels.cpu.threads  # noqa: F401 - chooses numba's threading layer
 from kernels.cpu.gumbel import draw_from, draw_from_all
 from kernels.cpu.jit import strict_kernel, strict_parallel_kernel
 from kernels.cpu.logits import adjusted, largest, log_sum_exp, write_top

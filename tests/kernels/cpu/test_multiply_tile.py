@@ -12,7 +12,7 @@ from kernels.cpu.multiply_tile import (
     WEIGHTS_STEP,
     add_values,
     multiply_fp32,
-    multiply_int8_as_fp32,
+    multiply_int8_weights,
     multiply_vnni,
     score_keys,
 )
@@ -46,12 +46,24 @@ def assert_is_product(c, a, b, c0):
     assert (np.abs(c - (a @ b + c0)) <= bound).all()
 
 
-def multiply(function, a, packed_a, b, c0, *, wide):
+def multiply(function, a, packed_a, b, c0, *, wide, scales=None, row_scales=None, bias=None):
     """Runs a tile of a linear layer, and checks that it writes its own columns only."""
     height, width = len(a), 64 if wide else 32
-    c = np.full((height + 1, width + MARGIN), 77, dtype=c0.dtype)
-    depth, start, panels_of_b = b.shape[1], c0.ctypes.data, b.ctypes.data
-    function(height, wide, packed_a.ctypes.data, panels_of_b, depth, start, c.ctypes.data, c.strides[0], panels_of_b)
+    c = np.full((height + 1, width + MARGIN), 77, dtype=np.float32)
+    ones, zeros = np.ones(64, np.float32), np.zeros(64, np.float32)
+    scales, row_scales, bias = (
+        ones if scales is None else scales, ones if row_scales is None else row_scales, zeros if bias is None else bias
+    )  # fmt: skip
+    scaling = {
+        multiply_fp32: (),
+        multiply_int8_weights: (scales.ctypes.data, bias.ctypes.data),
+        multiply_vnni: (scales.ctypes.data, row_scales.ctypes.data, bias.ctypes.data),
+    }[function]
+    address, depth = b.ctypes.data, b.shape[1]
+    function(
+        height, wide, packed_a.ctypes.data, address, depth, c0.ctypes.data, *scaling,
+        c.ctypes.data, c.strides[0], address,
+    )  # fmt: skip
     assert (c[:, width:] == 77).all()
     assert (c[height:] == 77).all()
     return c[:height, :width]
@@ -61,7 +73,7 @@ def multiply(function, a, packed_a, b, c0, *, wide):
 @INT8
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_fp32_products(depth, is_int8, wide):
-    function = multiply_int8_as_fp32 if is_int8 else multiply_fp32
+    function = multiply_int8_weights if is_int8 else multiply_fp32
     width = 64 if wide else 32
     a, b, c0 = random(MAX_ROWS, depth), random(depth, width, is_int8=is_int8), random(width)
     alone = [multiply(function, a[i : i + 1], a[i].copy(), panels(b), c0, wide=wide) for i in range(MAX_ROWS)]
@@ -73,7 +85,7 @@ def test_fp32_products(depth, is_int8, wide):
 
 @INT8
 def test_columns_have_the_same_bits_in_tiles_of_either_width(is_int8):
-    function = multiply_int8_as_fp32 if is_int8 else multiply_fp32
+    function = multiply_int8_weights if is_int8 else multiply_fp32
     a, b, c0 = random(1, 301), random(301, 64, is_int8=is_int8), random(64)
     whole = multiply(function, a, a, panels(b), c0, wide=True)
     for start in (0, 32):
@@ -112,7 +124,31 @@ def test_vnni_products_are_exact(depth, wide):
     for height in heights(wide=wide):
         packed = np.ascontiguousarray(a[:height].view(np.int32).T)
         c = multiply(multiply_vnni, a[:height], packed, np.ascontiguousarray(fours), c0, wide=wide)
-        assert (c == a[:height].astype(np.int64) @ b.astype(np.int64) + c0).all()
+        exact = a[:height].astype(np.int64) @ b.astype(np.int64) + c0
+        assert (c == exact.astype(np.float32)).all()
+
+
+@WIDE
+@pytest.mark.parametrize("name", ["int8 weights", "vnni"])
+def test_sums_are_scaled_by_column_and_row_then_biased(name, wide):
+    """factor = row scale * column scale is rounded, then sum * factor + bias."""
+    if name == "vnni" and not cpu_features().vnni:
+        pytest.skip("needs VNNI")
+    width, height, depth = 64 if wide else 32, 5, 7
+    scales, row_scales, bias = random(width), random(height), random(width, seed=1)
+    b = random(4 * depth, width, is_int8=True)
+    if name == "vnni":
+        a = np.random.default_rng(2).integers(0, 256, (height, 4 * depth), dtype=np.uint8)
+        fours = np.ascontiguousarray(b.reshape(depth, 4, -1, LANES).transpose(2, 0, 3, 1))
+        packed, c0 = np.ascontiguousarray(a.view(np.int32).T), np.zeros(width, np.int32)
+        c = multiply(multiply_vnni, a, packed, fours, c0, wide=wide, scales=scales, row_scales=row_scales, bias=bias)
+        sums, factors = (a.astype(np.int64) @ b).astype(np.float32), row_scales[:, None] * scales
+    else:
+        a = np.round(random(height, 4 * depth) * 10).astype(np.float32)  # whole numbers: sums are exact
+        packed, c0 = np.ascontiguousarray(a.T), np.zeros(width, np.float32)
+        c = multiply(multiply_int8_weights, a, packed, panels(b), c0, wide=wide, scales=scales, bias=bias)
+        sums, factors = a @ b.astype(np.float32), scales
+    assert c.tobytes() == (sums.astype(np.float64) * factors + bias).astype(np.float32).tobytes()
 
 
 @INT8
