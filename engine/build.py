@@ -56,6 +56,8 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
     device = _device(config)
     limits = config.step_limits(device.type)
     threads = _set_threads(config)
+    if config.batch_invariant:
+        _log.info("Batch-invariant, as CPU kernels always are: every value is added up in one order")
 
     progress(f"finding model {config.model}")
     model_dir = resolve_model(config.model)

@@ -19,6 +19,9 @@ _GATHER_ROWS, _RMS_NORM, _ADD_RMS_NORM = int(Opcode.GATHER_ROWS), int(Opcode.RMS
 _PACK_ROWS, _LINEAR, _ROTATE_AND_STORE = int(Opcode.PACK_ROWS), int(Opcode.LINEAR), int(Opcode.ROTATE_AND_STORE)
 _PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED_ATTENTION)
 
+COUNTER_BYTES = 64
+"""Of each instruction: a cache line, so that threads at different ones do not disturb each other."""
+
 _SPINS_BEFORE_YIELD = 10_000  # some 10 us: longer than any wait while all threads have a core
 
 
@@ -83,7 +86,7 @@ def execute(instructions: int, num_instructions: int, values: int, counters: int
     """
     table, constants = longs_at(instructions, (num_instructions, WIDTH)), floats_at(values, num_instructions)
     for i in range(num_instructions):
-        fetched, done = counters + 64 * i, counters + 64 * i + 8
+        fetched, done = counters + COUNTER_BYTES * i, counters + COUNTER_BYTES * i + 8
         num_items = _num_items(table[i])
         item = atomic_add(fetched, 1)
         while item < num_items:

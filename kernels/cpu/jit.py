@@ -47,11 +47,6 @@ def kernel(function: _Function) -> _Function:
     return _compile(function, fastmath=FASTMATH)
 
 
-def parallel_kernel(function: _Function) -> _Function:
-    """Compiles a kernel whose `prange` loops run on all threads."""
-    return _compile(function, fastmath=FASTMATH, parallel=True)
-
-
 def inline(function: _Function) -> _Function:
     """Compiles a part of a kernel into the kernel.
 

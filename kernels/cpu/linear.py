@@ -65,12 +65,6 @@ class PackedLinear:
     bias: torch.Tensor
     scales: torch.Tensor
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all its tensors."""
-        tensors = (self.weight, self.start, self.bias, self.scales)
-        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
-
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bool) -> PackedLinear:
     """Lays weights out for the kernels.
@@ -140,10 +134,16 @@ def _num_tiles(rows: int) -> int:
 
 
 @kernel
+def _is_packed(row: "Longs", rows: int) -> bool:
+    """A single row of fp32 is its own packed form."""
+    return rows == 1 and row[_KIND] != _INT8
+
+
+@kernel
 def num_pack_items(row: "Longs") -> int:
-    """Items of PACK_ROWS: one per tile. A single row of fp32 is its own packed form."""
+    """Items of PACK_ROWS: one per tile, none if there is nothing to pack."""
     rows = num_rows(row[ROWS])
-    return 0 if rows == 1 and row[_KIND] != _INT8 else _num_tiles(rows)
+    return 0 if _is_packed(row, rows) else _num_tiles(rows)
 
 
 @kernel
@@ -208,7 +208,7 @@ def _multiply(
     kind, depth, n = row[_KIND], row[_DEPTH], row[_N]
     height, wide, column = end - begin, num_wide == 2, group * GROUP
     width = num_wide * GROUP
-    a = row[_X] if rows == 1 and kind != _INT8 else row[_PACKED] + 4 * begin * depth
+    a = row[_X] if _is_packed(row, rows) else row[_PACKED] + 4 * begin * depth
     group_bytes = GROUP * depth * (1 if kind == _INT8_WEIGHTS else 4)
     b, ahead = row[_WEIGHT] + group * group_bytes, row[_WEIGHT] + following * group_bytes
     start, bias, scales = row[_START] + 4 * column, row[_BIAS] + 4 * column, row[_SCALES] + 4 * column

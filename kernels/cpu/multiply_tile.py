@@ -222,7 +222,7 @@ def _tile(form: _Form) -> Any:
 
 
 WEIGHTS_STEP = 4 * 2 * LANES
-"""Bytes from row to row of A in `add_weighted_*`."""
+"""Bytes from row to row of the weights in `add_values`."""
 
 _fp32, _fp32_wide = _tile(_Form(_Fp32, 2)), _tile(_Form(_Fp32, 4))
 _int8_as_fp32 = _tile(_Form(_Int8AsFp32, 2))

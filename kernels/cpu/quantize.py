@@ -1,4 +1,4 @@
-"""Symmetric quantisation of a row of activations to 8 bits, one scale for the row."""
+"""Symmetric quantisation to 8 bits, one scale for all values of a row: of activations, of keys and values."""
 
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,18 @@ def largest_magnitude(x: "Floats") -> np.float32:
     return bits_float(largest) if largest < np.int32(0x7F800000) else np.float32(np.nan)
 
 
+@inline
+def inverse_scale(largest: np.float32) -> np.float32:
+    """What takes the largest magnitude to 127; 0 where all values are next to nothing, or one is NaN."""
+    return np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
+
+
+@inline
+def rounded(x: np.float32) -> np.int32:
+    """The nearest whole number, of a value below 2^22 in magnitude."""
+    return np.int32(float_bits(x + _ROUND) - _ROUND_BITS)
+
+
 @strict_kernel
 def quantize_row(x: "Floats", target: int, depth: int) -> np.float32:
     """Writes round(x / scale) + 128 as unsigned bytes, in 1..255.
@@ -41,9 +53,9 @@ def quantize_row(x: "Floats", target: int, depth: int) -> np.float32:
     quantized = bytes_at(target, 4 * depth)
     largest = largest_magnitude(x)
     scale = largest / np.float32(127)
-    factor = np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
+    factor = inverse_scale(largest)
     for i in range(x.shape[0]):
-        quantized[i] = np.int8(np.int32(float_bits(x[i] * factor + _ROUND) - _ROUND_BITS + np.int32(128)))
+        quantized[i] = np.int8(rounded(x[i] * factor) + np.int32(128))
     for i in range(x.shape[0], 4 * depth):
         quantized[i] = np.int8(-128)
     return scale

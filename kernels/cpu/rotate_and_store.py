@@ -11,11 +11,11 @@ import torch
 from kernels.cpu.arrays import check_fp32
 from kernels.cpu.instruction import FIRST_OPERAND, Opcode, first_row
 from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at
-from kernels.cpu.jit import float_bits, inline, kernel
+from kernels.cpu.jit import inline, kernel
 from kernels.cpu.kv_cache import CpuKVCache
 from kernels.cpu.multiply_tile import LANES
 from kernels.cpu.pointwise import norm_row
-from kernels.cpu.quantize import largest_magnitude
+from kernels.cpu.quantize import inverse_scale, largest_magnitude, rounded
 from kernels.cpu.recording import Recording
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ _QKV, _HEADS, _KV_HEADS, _HEAD_DIM, _POSITIONS, _COS, _SIN, _SLOTS, _BLOCK_SIZE,
     FIRST_OPERAND, FIRST_OPERAND + 13
 )
 _Q_NORM, _K_NORM = FIRST_OPERAND + 13, FIRST_OPERAND + 14
-
-_ROUND, _ROUND_BITS = np.float32(12582912.0), np.int32(0x4B400000)
 
 
 def emit_rotate_and_store(
@@ -92,10 +90,10 @@ def _store(x: "Floats", target: int, step: int, scales: int, slot: int) -> None:
             floats[i * step] = x[i]
         return
     largest = largest_magnitude(x)
-    factor = np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
+    factor = inverse_scale(largest)
     quantized = bytes_at(target, x.shape[0] * step)
     for i in range(x.shape[0]):
-        quantized[i * step] = np.int8(float_bits(x[i] * factor + _ROUND) - _ROUND_BITS)
+        quantized[i * step] = np.int8(rounded(x[i] * factor))
     floats_at(scales + 4 * slot, 1)[0] = largest / np.float32(127)
 
 

@@ -55,6 +55,16 @@ class _Columns(NamedTuple):
     bias_values: "Floats"
 
 
+class _Results(NamedTuple):
+    """The arrays of `SampledTokens`, in its order, to be filled."""
+
+    token_ids: "Longs"
+    status: "npt.NDArray[np.int8]"
+    logprobs: "Doubles"
+    top_ids: "Longs"
+    top_values: "Doubles"
+
+
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
     """Draws one token per row by the rules of `kernels.sampling`.
 
@@ -83,42 +93,36 @@ def compile_sampler() -> None:
 def _sample(logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., None]) -> SampledTokens:
     num_rows = logits.shape[0]
     width = max(0, batch.max_top_logprobs)
-    token_ids = np.full(num_rows, -1, dtype=np.int64)
-    status = np.zeros(num_rows, dtype=np.int8)
-    logprobs = np.full(num_rows, np.nan)
-    top_ids = np.full((num_rows, width), -1, dtype=np.int64)
-    top_values = np.full((num_rows, width), np.nan)
+    results = _Results(
+        token_ids=np.full(num_rows, -1, dtype=np.int64),
+        status=np.zeros(num_rows, dtype=np.int8),
+        logprobs=np.full(num_rows, np.nan),
+        top_ids=np.full((num_rows, width), -1, dtype=np.int64),
+        top_values=np.full((num_rows, width), np.nan),
+    )
     columns = _Columns(*(getattr(batch, name).numpy() for name in _Columns._fields))
-    kernel(logits.numpy(), columns, token_ids, status, logprobs, top_ids, top_values)
-    return SampledTokens(*map(torch.from_numpy, (token_ids, status, logprobs, top_ids, top_values)))
+    kernel(logits.numpy(), columns, results)
+    return SampledTokens(*map(torch.from_numpy, results))
 
 
 @strict_parallel_kernel
 def _sample_rows_on_all_threads(
     logits: "Floats",
     columns: _Columns,
-    token_ids: "Longs",
-    status: "npt.NDArray[np.int8]",
-    logprobs: "Doubles",
-    top_ids: "Longs",
-    top_values: "Doubles",
+    results: _Results,
 ) -> None:
     for i in prange(len(logits)):
-        _sample_row(np.int64(i), logits, columns, token_ids, status, logprobs, top_ids, top_values)
+        _sample_row(np.int64(i), logits, columns, results)
 
 
 @strict_kernel
 def _sample_rows(
     logits: "Floats",
     columns: _Columns,
-    token_ids: "Longs",
-    status: "npt.NDArray[np.int8]",
-    logprobs: "Doubles",
-    top_ids: "Longs",
-    top_values: "Doubles",
+    results: _Results,
 ) -> None:
     for i in range(len(logits)):
-        _sample_row(np.int64(i), logits, columns, token_ids, status, logprobs, top_ids, top_values)
+        _sample_row(np.int64(i), logits, columns, results)
 
 
 @strict_kernel
@@ -126,11 +130,7 @@ def _sample_row(
     i: np.int64,
     logits: "Floats",
     columns: _Columns,
-    token_ids: "Longs",
-    status: "npt.NDArray[np.int8]",
-    logprobs: "Doubles",
-    top_ids: "Longs",
-    top_values: "Doubles",
+    results: _Results,
 ) -> None:
     raw = logits[i]
     raw_top, is_proper = largest(raw)
@@ -151,16 +151,17 @@ def _sample_row(
         )
         top, is_proper = largest(values)
     if not is_proper:
-        status[i] = _BAD_LOGITS
+        results.status[i] = _BAD_LOGITS
     elif top == -np.inf:
-        status[i] = _NO_CANDIDATE
+        results.status[i] = _NO_CANDIDATE
     else:
-        token_ids[i] = _token(values, top, columns, i)
+        token_id = _token(values, top, columns, i)
+        results.token_ids[i] = token_id
         num_top = columns.top_logprobs[i]
         if num_top >= 0:
             log_sum = log_sum_exp(raw, raw_top)
-            logprobs[i] = np.float64(raw[token_ids[i]]) - log_sum
-            write_top(raw, min(num_top, len(raw)), log_sum, top_ids[i], top_values[i])
+            results.logprobs[i] = np.float64(raw[token_id]) - log_sum
+            write_top(raw, min(num_top, len(raw)), log_sum, results.top_ids[i], results.top_values[i])
 
 
 @strict_kernel

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.execute import execute, wait_until
+from kernels.cpu.execute import COUNTER_BYTES, execute, wait_until
 from kernels.cpu.instruction import SCRATCH_BYTES
 from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, longs_at, read_bytes, write_bytes
 from kernels.cpu.jit import compile_now, kernel
@@ -20,7 +20,6 @@ from kernels.cpu.recording import Recording
 
 _IS_OPEN, _MINUS_INSIDE, _IS_OVER, _INSTRUCTIONS, _NUM_INSTRUCTIONS, _VALUES, _COUNTERS = range(7)
 _CONTROL_SIZE = 16
-_COUNTER_BYTES = 64  # a cache line for each instruction
 
 
 @kernel
@@ -90,7 +89,7 @@ class WorkerPool:
     def run(self, program: Program) -> None:
         """Runs a program to its end."""
         instructions = program.instructions
-        num_counters = len(instructions) * _COUNTER_BYTES // 8 + _COUNTER_BYTES // 8
+        num_counters = (len(instructions) + 1) * COUNTER_BYTES // 8  # one more, to align them
         if len(self._counters) < num_counters:
             self._counters = np.zeros(num_counters, dtype=np.int64)
         self._counters[:num_counters] = 0
@@ -99,7 +98,7 @@ class WorkerPool:
             instructions.ctypes.data,
             len(instructions),
             program.values.ctypes.data,
-            counters + -counters % _COUNTER_BYTES,
+            counters + -counters % COUNTER_BYTES,
         )
         _run(self._control.ctypes.data, self._own_scratch, self._pipes)
 
