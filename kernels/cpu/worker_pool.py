@@ -7,6 +7,7 @@ items are done. A thread that the system has put aside holds up nobody: the othe
 
 import os
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -14,11 +15,11 @@ import numpy as np
 
 from kernels.cpu.execute import COUNTER_BYTES, execute, wait_until
 from kernels.cpu.instruction import SCRATCH_BYTES
-from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, longs_at, read_bytes, write_bytes
+from kernels.cpu.intrinsics import atomic_add, atomic_load, atomic_store, cycles, longs_at, read_bytes, write_bytes
 from kernels.cpu.jit import compile_now, kernel
 from kernels.cpu.recording import Recording
 
-_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _INSTRUCTIONS, _NUM_INSTRUCTIONS, _VALUES, _COUNTERS = range(7)
+_IS_OPEN, _MINUS_INSIDE, _IS_OVER, _INSTRUCTIONS, _NUM_INSTRUCTIONS, _VALUES, _COUNTERS, _STARTED = range(8)
 _CONTROL_SIZE = 16
 
 
@@ -42,6 +43,7 @@ def _work(control: int, scratch: int, pipe: int) -> None:
 @kernel
 def _run(control: int, scratch: int, pipes: "np.ndarray[Any, Any]") -> None:
     """Wakes the workers, takes part, and returns when nobody is inside any more."""
+    atomic_store(control + 8 * _STARTED, cycles())
     atomic_store(control + 8 * _IS_OPEN, 1)
     for i in range(pipes.shape[0]):
         write_bytes(np.int32(pipes[i]), scratch, 1)
@@ -72,6 +74,7 @@ class WorkerPool:
         self.num_threads = num_threads
         self._control = np.zeros(_CONTROL_SIZE, dtype=np.int64)
         self._counters = np.zeros(0, dtype=np.int64)
+        self._last_s = 0.0
         self._scratch = [np.zeros(SCRATCH_BYTES + 64, dtype=np.uint8) for _ in range(num_threads)]
         addresses = [memory.ctypes.data + -memory.ctypes.data % 64 for memory in self._scratch]
         pipes = [os.pipe() for _ in range(num_threads - 1)]
@@ -100,7 +103,17 @@ class WorkerPool:
             program.values.ctypes.data,
             counters + -counters % COUNTER_BYTES,
         )
+        started_s = time.perf_counter()
         _run(self._control.ctypes.data, self._own_scratch, self._pipes)
+        self._last_s = time.perf_counter() - started_s
+
+    def seconds_per_instruction(self) -> "np.ndarray[Any, Any]":
+        """What each instruction of the last program took, from the end of the one before: [instructions] fp64."""
+        numbers = COUNTER_BYTES // 8
+        first = -self._counters.ctypes.data % COUNTER_BYTES // 8
+        lines = self._counters[first : first + numbers * int(self._control[_NUM_INSTRUCTIONS])]
+        ticks = np.diff(lines.reshape(-1, numbers)[:, 2], prepend=self._control[_STARTED])
+        return np.asarray(ticks * (self._last_s / ticks.sum()))
 
 
 def _end(

@@ -1,0 +1,200 @@
+"""Where a step goes: the time of each kind of instruction, by size of step.
+
+Claim: none to meet; this says where the next gain is.
+
+Method: the mixed workload of the peers' comparison, served twice, the second time counted. A step is a recorded
+program, and every instruction leaves the time at which it ended: the difference between neighbours is what an
+instruction took, waiting for the other threads included. What of a step lies outside its program (packing, sampling,
+scheduling) is a part of its own. Steps are grouped by their number of tokens; parts are means over a group's steps.
+`--draw` draws the groups as bars.
+"""
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import numpy as np
+
+from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
+from engine.bench.fresh_scheduler import serve_anew
+from engine.bench.report import Result
+from engine.bench.serve import engine
+from engine.bench.workload import mixed_workload
+from engine.config import DEFAULT_STEP_LIMITS
+from kernels.cpu.instruction import OPCODE, Opcode
+from kernels.cpu.worker_pool import Program, WorkerPool
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+PARTS: dict[str, tuple[Opcode, ...]] = {
+    "linear": (Opcode.LINEAR,),
+    "attention": (Opcode.PLAN_ATTENTION, Opcode.PAGED_ATTENTION),
+    "packing and quantising": (Opcode.PACK_ROWS,),
+    "RoPE and KV write": (Opcode.ROTATE_AND_STORE,),
+    "SiLU": (Opcode.SILU_AND_MUL,),
+    "norms and gathers": (Opcode.RMS_NORM, Opcode.ADD_RMS_NORM, Opcode.GATHER_ROWS),
+}
+"""What the instructions of a step are called in the table: every opcode is in one of them."""
+
+OUTSIDE = "outside the program"
+_LARGEST = (10, 32, 64, 300)  # tokens of a group's largest step; the last group has no largest
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Steps of about one size.
+
+    Attributes:
+        name: such as "11 to 32 tokens".
+        num_steps: how many there were.
+        seconds: of the mean step, by part.
+    """
+
+    name: str
+    num_steps: int
+    seconds: dict[str, float]
+
+
+class ProgramClock:
+    """Notes what each part of every program took."""
+
+    def __init__(self) -> None:
+        self._seconds: list[dict[str, float]] = []
+
+    def take(self) -> list[dict[str, float]]:
+        """Seconds by part of every program since the last call."""
+        seconds, self._seconds = self._seconds, []
+        return seconds
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Programs that run meanwhile are noted."""
+        run = WorkerPool.run
+
+        def run_noted(pool: WorkerPool, program: Program) -> None:
+            run(pool, program)
+            self._seconds.append(part_seconds(program.instructions[:, OPCODE], pool.seconds_per_instruction()))
+
+        with patch.object(WorkerPool, "run", run_noted):
+            yield
+
+
+def part_seconds(opcodes: "npt.NDArray[np.int64]", seconds: "npt.NDArray[np.float64]") -> dict[str, float]:
+    """Adds up a program's instructions by part.
+
+    Args:
+        opcodes, seconds: [instructions].
+    """
+    return {part: float(seconds[np.isin(opcodes, kinds)].sum()) for part, kinds in PARTS.items()}
+
+
+def grouped(num_tokens: Sequence[int], parts: Sequence[dict[str, float]]) -> list[Group]:
+    """Groups steps by their tokens, largest steps first; groups without steps are left out."""
+    index = np.searchsorted(_LARGEST, num_tokens)
+    groups = []
+    for number in reversed(range(len(_LARGEST) + 1)):
+        members = [parts[int(step)] for step in np.flatnonzero(index == number)]
+        if members:
+            seconds = {part: sum(member[part] for member in members) / len(members) for part in members[0]}
+            groups.append(Group(_group_name(number), len(members), seconds))
+    return groups
+
+
+def _group_name(number: int) -> str:
+    if number == len(_LARGEST):
+        return f"over {_LARGEST[-1]} tokens"
+    return f"{_LARGEST[number - 1] + 1 if number else 1} to {_LARGEST[number]} tokens"
+
+
+def run(settings: Settings) -> Outcome:
+    """Serves the workload and divides its steps."""
+    limits = DEFAULT_STEP_LIMITS["cpu"]
+    workload = mixed_workload(8 if settings.quick else 64, vocab_size=chosen_shape(settings).vocab_size)
+    parts = engine(
+        engine_config(
+            settings,
+            max_num_seqs=64,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=1024,
+        )
+    )
+    serve_anew(parts, workload)
+    clock = ProgramClock()
+    with clock.running():
+        served = serve_anew(parts, workload)
+    programs = clock.take()
+    if len(programs) != len(served.steps):
+        raise BenchmarkError(f"{len(programs)} programs ran in {len(served.steps)} steps")
+    steps = [
+        {**program, OUTSIDE: step.seconds - sum(program.values())}
+        for program, step in zip(programs, served.steps, strict=True)
+    ]
+    groups = grouped([step.num_tokens for step in served.steps], steps)
+    title = describe(settings)
+    if settings.options.draw is not None:
+        draw(groups, title, settings.options.draw)
+    results = [
+        Result(
+            "profile",
+            f"step of {group.name}",
+            1e3 * sum(group.seconds.values()),
+            "ms",
+            note=f"{group.num_steps} steps; "
+            + ", ".join(f"{part} {1e3 * seconds:.2f}" for part, seconds in group.seconds.items()),
+        )
+        for group in groups
+    ]
+    raw = {"num_tokens": [step.num_tokens for step in served.steps], "seconds": steps}
+    return Outcome(tuple(results), raw, title)
+
+
+def draw(groups: Sequence[Group], title: str, path: Path) -> None:
+    """Draws one bar per group, as shares of its step, with milliseconds where there is room.
+
+    Args:
+        groups: from top to bottom.
+        title: above the bars.
+        path: .svg or .png; overwritten.
+    Raises: BenchmarkError: matplotlib is missing, or knows no such kind of file.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BenchmarkError(f"--draw needs matplotlib: pip install 'chairlift[loadgen]' ({error})") from error
+    figure = Figure(figsize=(9, 0.9 + 0.5 * len(groups)), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{group.name}: {1e3 * sum(group.seconds.values()):.1f} ms ({group.num_steps} steps)" for group in groups]
+    begins = np.zeros(len(groups))
+    for part in groups[0].seconds:
+        shares = np.array([100 * group.seconds[part] / sum(group.seconds.values()) for group in groups])
+        bars = axes.barh(names, shares, left=begins, label=part)
+        labels = [
+            f"{1e3 * group.seconds[part]:.1f}" if share > 4 else "" for group, share in zip(groups, shares, strict=True)
+        ]
+        axes.bar_label(bars, labels, label_type="center", fontsize=8)
+        begins += shares
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 100), xlabel="% of the step (numbers in ms)", title=title)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    try:
+        with rc_context({"svg.fonttype": "none"}):  # text stays text
+            figure.savefig(path)
+    except ValueError as error:
+        raise BenchmarkError(f"--draw {path}: {error}") from error
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser, shape="135M")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the profile: a .svg or .png file")
+
+
+BENCHMARK = Benchmark(
+    "step-profile", (), "where a step goes: time by kind of instruction and size of step", run, _add_arguments
+)
