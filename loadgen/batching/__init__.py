@@ -1,0 +1,1 @@
+"""The batching experiment: one engine, static and continuous batching, seat by seat."""

@@ -1,0 +1,55 @@
+"""`chairlift-loadgen VERB ...`: finds the verb and imports it alone, so that one verb's needs are not another's.
+
+Exit status: 0 done; 2 a wrong flag, file or server, with one line that says what to do; 3 `--strict` and the run is not
+valid; 130 stopped by Ctrl-C, with a report of what there was.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from loadgen.errors import LoadgenError
+
+VERBS = {
+    "replay": "play a production trace against a server, open loop",
+    "run": "play a synthetic workload, open or closed loop",
+    "sweep": "a ladder of rates: latency, goodput, and the highest rate that keeps the targets",
+    "compare": "two or more runs of one workload: ratios with confidence intervals",
+    "ab": "two servers in turn, the same requests to both",
+    "report": "make the reports of a run again from its records",
+    "trace": "inspect, convert, slice or dequantize a trace",
+    "calibrate": "how many messages per second this machine can measure, and how exactly",
+    "mock-server": "a server without a model, with exact latencies",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit status."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if name not in VERBS:
+        print(f"chairlift-loadgen: {f'unknown verb {name!r}' if name else 'which verb?'}\n{_usage()}", file=sys.stderr)
+        return 2
+    parser = argparse.ArgumentParser(prog="chairlift-loadgen")
+    module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
+    module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
+    options = parser.parse_args(arguments)
+    options.command_line = ["chairlift-loadgen", *arguments]
+    try:
+        status: int = options.run(options)
+    except LoadgenError as error:
+        print(f"chairlift-loadgen {name}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"chairlift-loadgen {name}: stopped", file=sys.stderr)
+        return 130
+    return status
+
+
+def _usage() -> str:
+    lines = [f"  {name:<12} {purpose}" for name, purpose in VERBS.items()]
+    return "\n".join(["usage: chairlift-loadgen VERB ... (chairlift-loadgen VERB --help for its flags)", *lines])

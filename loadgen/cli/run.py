@@ -1,0 +1,46 @@
+"""`run`: a synthetic workload, open loop by rate or closed loop by concurrency."""
+
+import argparse
+
+from loadgen.cli.run_options import (
+    add_play_arguments,
+    add_report_arguments,
+    add_target_arguments,
+    exit_status,
+    result_folder,
+    run_and_report,
+)
+from loadgen.cli.values import at_least_one
+from loadgen.cli.workload_options import add_synthetic_arguments, describe, workload
+from loadgen.errors import OptionError
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb."""
+    parser = subparsers.add_parser(
+        "run",
+        help="play a synthetic workload",
+        description="Plays drawn requests at a rate (open loop), or always so many at once (closed loop).",
+    )
+    add_synthetic_arguments(parser)
+    parser.add_argument(
+        "--concurrency",
+        type=at_least_one,
+        metavar="N",
+        help="closed loop: always this many under way; a slow server slows its own load",
+    )
+    add_target_arguments(parser)
+    add_play_arguments(parser)
+    add_report_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays it; returns the exit status."""
+    if options.concurrency is not None and options.max_concurrency is not None:
+        raise OptionError("--concurrency and --max-concurrency: the one is a closed loop, the other caps an open one")
+    requests = workload(options)
+    print(describe(requests))
+    if options.dry_run:
+        return 0
+    return exit_status(run_and_report(requests, options, result_folder(options, "run")), options)

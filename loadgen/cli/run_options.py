@@ -1,0 +1,282 @@
+"""Flags that every run has, and what a run is made of: play, measure, judge, show, keep."""
+
+import argparse
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from rich.console import Console
+
+from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
+from loadgen.controller import PlayOptions, play
+from loadgen.errors import OptionError, ResultError
+from loadgen.host import describe_host
+from loadgen.metrics import MeasureOptions, Metrics, measure
+from loadgen.record import RunData
+from loadgen.report.files import write_report
+from loadgen.report.live import live_panel
+from loadgen.report.terminal import print_summary
+from loadgen.selfcheck import Verdict, judge
+from loadgen.server_metrics import read_server_metrics
+from loadgen.store import save
+from loadgen.target.base import Api, PromptMode, TargetSpec
+from loadgen.trace.schema import Trace
+
+DEFAULT_TARGET = "grpc://127.0.0.1:50051"
+_INVALID, _INTERRUPTED = 3, 130
+
+
+class Outcome(NamedTuple):
+    """A run and what is said of it. `folder` holds its records and reports."""
+
+    run: RunData
+    metrics: Metrics
+    verdict: Verdict
+    folder: Path
+
+
+def add_target_arguments(parser: argparse.ArgumentParser, *, with_target: bool = True) -> None:
+    """Adds the flags of `target_spec`; without `--target` where a verb has its own way to name servers."""
+    group = parser.add_argument_group("server")
+    if with_target:
+        group.add_argument(
+            "--target",
+            default=DEFAULT_TARGET,
+            metavar="URL",
+            help="grpc://HOST:PORT, grpc+unix:PATH, http://HOST:PORT/v1 (OpenAI-compatible), or null: "
+            "(default: %(default)s)",
+        )
+    group.add_argument(
+        "--api",
+        choices=("grpc", "completions", "chat"),
+        help="how to talk to it (default: grpc for a grpc URL, completions for an http one)",
+    )
+    group.add_argument("--model", default="", help="name to ask for (default: the only one it has)")
+    group.add_argument(
+        "--prompt-mode",
+        choices=("ids", "text"),
+        help="send token ids, or text where a server takes no ids (default: text for chat, else ids)",
+    )
+    group.add_argument("--temperature", type=not_negative, default=0.0, help="default: %(default)g, greedy")
+    group.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="answers have exactly the planned length (default: yes)",
+    )
+    group.add_argument(
+        "--timeout", type=duration_s, metavar="DURATION", help="of one request, from when it is sent (default: none)"
+    )
+    group.add_argument("--metrics-url", metavar="URL", help="Prometheus metrics to keep, before and after the run")
+
+
+def add_play_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `play_options`."""
+    group = parser.add_argument_group("playing")
+    group.add_argument(
+        "--workers", type=_workers, metavar="N|auto", help="client processes (default: as many as the load needs)"
+    )
+    group.add_argument(
+        "--max-concurrency",
+        type=at_least_one,
+        metavar="N",
+        help="most requests under way; others wait, and that counts",
+    )
+    group.add_argument(
+        "--overflow",
+        choices=("queue", "drop"),
+        default="queue",
+        help="what a request does that --max-concurrency holds back (default: %(default)s)",
+    )
+    group.add_argument(
+        "--cancel-rate", type=share, default=0.0, metavar="SHARE", help="cancel this share of the calls on purpose"
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=duration_s,
+        default=600.0,
+        metavar="DURATION",
+        help="how long answers may take after the last request was due (default: %(default)g s)",
+    )
+    group.add_argument(
+        "--prompt-salt",
+        metavar="TEXT",
+        help="pin the prompts (default: fresh ones every run, so that nothing is cached)",
+    )
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `measure_options` and of where results go."""
+    group = parser.add_argument_group("results")
+    add_measure_arguments(group)
+    group.add_argument(
+        "--result-dir", type=Path, metavar="DIR", help="folder of the results (default: loadgen-results/VERB-TIME)"
+    )
+    group.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE", help="noted in the results")
+    group.add_argument("--strict", action="store_true", help="exit with status 3 when the run is INVALID")
+    group.add_argument("--dry-run", action="store_true", help="say what would be played, and stop")
+
+
+def add_measure_arguments(group: Any) -> None:
+    """Adds the flags of `measure_options` to a parser or a group."""
+    group.add_argument(
+        "--warmup", type=duration_s, default=0.0, metavar="DURATION", help="leave the first part out of the latencies"
+    )
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        type=slo,
+        default=[],
+        metavar="METRIC:MS",
+        help="what a good answer keeps, as ttft:500 tpot:50 e2el:15000",
+    )
+    group.add_argument(
+        "--metric-percentiles",
+        type=percentiles,
+        default=(50.0, 90.0, 95.0, 99.0, 99.9),
+        metavar="P,P,...",
+        help="default: 50,90,95,99,99.9",
+    )
+
+
+def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSpec:
+    """The server to play against.
+
+    Raises: OptionError: a URL that no API fits.
+    """
+    url = options.target if url is None else url
+    scheme = url.partition(":")[0]
+    apis: dict[str, tuple[str, ...]] = {
+        "grpc": ("grpc",),
+        "grpc+unix": ("grpc",),
+        "http": ("completions", "chat"),
+        "https": ("completions", "chat"),
+        "null": ("null",),
+    }
+    if scheme not in apis:
+        raise OptionError(f"--target {url}: must begin with {', '.join(f'{known}:' for known in apis)}")
+    api = options.api or apis[scheme][0]
+    if api not in apis[scheme]:
+        raise OptionError(f"--api {api}: a target {scheme}: speaks {' or '.join(apis[scheme])}")
+    return TargetSpec(
+        url=url,
+        api=cast("Api", api),
+        model=options.model,
+        prompt_mode=cast("PromptMode", options.prompt_mode or ("text" if api == "chat" else "ids")),
+        temperature=options.temperature,
+        ignore_eos=options.ignore_eos,
+        timeout_s=options.timeout,
+        api_key=os.environ.get("OPENAI_API_KEY", ""),
+    )
+
+
+def play_options(options: argparse.Namespace, salt: str | None = None) -> PlayOptions:
+    """How to play: prompts are fresh unless a salt is given here or pinned by flag."""
+    return PlayOptions(
+        workers=options.workers,
+        concurrency=getattr(options, "concurrency", None),
+        max_concurrency=options.max_concurrency,
+        overflow=cast("Literal['queue', 'drop']", options.overflow),
+        salt=salt or options.prompt_salt or secrets.token_hex(8),
+        seed=options.seed,
+        cancel_rate=options.cancel_rate,
+        drain_timeout_s=options.drain_timeout,
+    )
+
+
+def measure_options(options: argparse.Namespace) -> MeasureOptions:
+    """What to measure."""
+    return MeasureOptions(
+        warmup_s=options.warmup, slo=dict(options.goodput), percentiles=tuple(options.metric_percentiles)
+    )
+
+
+def result_folder(options: argparse.Namespace, verb: str) -> Path:
+    """Makes the folder of the results before anything is played.
+
+    Raises: ResultError: it cannot be made or written to, or holds another run.
+    """
+    folder: Path = options.result_dir or Path("loadgen-results") / f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ResultError(f"--result-dir {folder}: is not empty; name another one")
+        probe = folder / ".probe"
+        probe.write_bytes(bytes(1 << 16))
+        probe.unlink()
+    except OSError as error:
+        raise ResultError(f"--result-dir {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def run_and_report(
+    workload: Trace,
+    options: argparse.Namespace,
+    folder: Path,
+    *,
+    spec: TargetSpec | None = None,
+    salt: str | None = None,
+) -> Outcome:
+    """Plays a workload, shows it while it is on, judges it, and writes everything into a folder.
+
+    Args:
+        workload: arrivals from 0.
+        options: with the flags of this module.
+        folder: exists and is empty.
+        spec: the server; None is the one of `--target`.
+        salt: of the prompts; None is `--prompt-salt`, or a fresh one.
+
+    Raises:
+        TargetError: the server cannot be reached or measured.
+        ResultError: the results cannot be written; the summary has been printed all the same.
+    """
+    spec = spec or target_spec(options)
+    plan = play_options(options, salt)
+    before = read_server_metrics(options.metrics_url) if options.metrics_url else None
+    console = Console(stderr=True)
+    with live_panel(console) as on_progress:
+        run = play(workload, spec, plan, on_progress)
+    server_metrics = (before, read_server_metrics(options.metrics_url)) if before is not None else None
+    run = replace(run, settings={**run.settings, **_settings(options)}, server_metrics=server_metrics)
+    metrics = measure(run, measure_options(options))
+    verdict = judge(run, metrics)
+    print_summary(Console(), run, metrics, verdict, folder)
+    save(run, folder)
+    write_report(run, metrics, verdict, folder)
+    return Outcome(run, metrics, verdict, folder)
+
+
+def exit_status(outcome: Outcome, options: argparse.Namespace) -> int:
+    """What the command ends with."""
+    if outcome.run.interrupted:
+        return _INTERRUPTED
+    return _INVALID if options.strict and outcome.verdict.level == "INVALID" else 0
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What a result must say about how it was made."""
+    return {
+        "command": options.command_line,
+        "tags": _tags(options.tag),
+        "pinned_salt": options.prompt_salt is not None,
+        "host": describe_host(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _tags(texts: Sequence[str]) -> dict[str, str]:
+    tags = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise OptionError(f"--tag {text}: must be KEY=VALUE")
+        tags[key] = value
+    return tags
+
+
+def _workers(text: str) -> int | None:
+    return None if text == "auto" else at_least_one(text)

@@ -1,0 +1,1 @@
+"""What a run says: result.json, the terminal, HTML, pictures."""

@@ -1,0 +1,109 @@
+"""The seam between playing a schedule and talking to a server."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Api = Literal["grpc", "completions", "chat", "null"]
+PromptMode = Literal["ids", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """Where and how to ask; workers open their own connections from it.
+
+    Attributes:
+        url: grpc://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1, null:.
+        api: how to talk to it.
+        model: name to ask for; "" takes the only one.
+        prompt_mode: token ids, or text where a server takes no ids.
+        temperature: 0 is greedy.
+        ignore_eos: answers have exactly the length that was asked for.
+        timeout_s: of each request, from when it is sent; None waits for ever.
+        api_key: for HTTP, sent as a bearer token.
+    """
+
+    url: str
+    api: Api = "grpc"
+    model: str = ""
+    prompt_mode: PromptMode = "ids"
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    timeout_s: float | None = None
+    api_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a server says of itself before the run; None where it does not say."""
+
+    model: str
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+    special_ids: frozenset[int] = frozenset()
+    version: str = ""
+
+
+class PlannedRequest(NamedTuple):
+    """One request: exactly one of token_ids [n] uint32 and text."""
+
+    index: int
+    token_ids: "NDArray[np.uint32] | None"
+    text: str | None
+    num_output_tokens: int
+
+
+class Sink(Protocol):
+    """Where a target reports what it sees, the moment it sees it. Each method takes a microsecond or two."""
+
+    def sent(self) -> None:
+        """The call is about to be made."""
+
+    def started(self, num_input_tokens: int, num_cached_tokens: int) -> None:
+        """What the server says of the prompt; ABSENT where it does not."""
+
+    def tokens(self, count: int) -> None:
+        """A message with this many generated tokens has arrived; never called for an empty or role-only one."""
+
+    def finished(
+        self,
+        num_output_tokens: int,
+        *,
+        queued_us: int = -1,
+        prefill_us: int = -1,
+        num_preemptions: int = -1,
+    ) -> None:
+        """The server's last words; ABSENT where it does not say."""
+
+
+class RequestFailedError(Exception):
+    """A request ended without its answer; the text goes into the report once for all requests that share it."""
+
+
+class RequestTimedOutError(RequestFailedError):
+    """Its deadline passed."""
+
+
+class Target(Protocol):
+    """Connections of one worker to one server; used by one event loop."""
+
+    async def probe(self) -> TargetFacts:
+        """Asks the server about itself.
+
+        Raises: TargetError: nobody answers, or the server lacks what the spec asks for.
+        """
+
+    def prepare(self, request: PlannedRequest) -> Any:
+        """The request in the form that is sent, so that nothing is built when it is due."""
+
+    async def play(self, prepared: Any, sink: Sink) -> None:
+        """Sends it and reads the answer to its end. Cancelling the coroutine cancels the call.
+
+        Raises: RequestFailedError, RequestTimedOutError.
+        """
+
+    async def close(self) -> None:
+        """Closes the connections."""

@@ -1,0 +1,1 @@
+"""Traces: requests of production as arrival times, lengths and shared prefixes. Reading, cutting and scaling them."""
