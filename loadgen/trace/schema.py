@@ -6,7 +6,7 @@ and scaled, its arrivals counted from the start of the run.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,10 +53,12 @@ class Accounting:
     Attributes:
         read: rows of the file.
         dropped: how many were left out, by reason.
+        altered: how many were changed, by what was done to them; later steps may have left some of those out.
     """
 
     read: int
     dropped: Mapping[str, int] = field(default_factory=dict)
+    altered: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kept(self) -> int:
@@ -65,9 +67,11 @@ class Accounting:
 
     def drop(self, reason: str, count: int) -> "Accounting":
         """The same with `count` more left out."""
-        if count == 0:
-            return self
-        return Accounting(self.read, {**self.dropped, reason: self.dropped.get(reason, 0) + count})
+        return replace(self, dropped=_with(self.dropped, reason, count))
+
+    def alter(self, change: str, count: int) -> "Accounting":
+        """The same with `count` more changed."""
+        return replace(self, altered=_with(self.altered, change, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Trace:
         blocks: what prompts share; None if the trace does not say.
         sessions: [requests] int64, the conversation each belongs to, -1 for none; None if the trace does not say.
         accounting: where every row of the file went.
+        speed: how many times faster than it was recorded the trace is to be played.
     """
 
     name: str
@@ -97,6 +102,7 @@ class Trace:
     accounting: Accounting
     blocks: Blocks | None = None
     sessions: "Integers | None" = None
+    speed: float = 1.0
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -108,10 +114,8 @@ class Trace:
 
     def take(self, chosen: "Integers", reason: str) -> "Trace":
         """Only the chosen requests, in that order; the others count as dropped for this reason."""
-        return Trace(
-            name=self.name,
-            format=self.format,
-            digest=self.digest,
+        return replace(
+            self,
             arrival_s=self.arrival_s[chosen],
             input_tokens=self.input_tokens[chosen],
             output_tokens=self.output_tokens[chosen],
@@ -120,6 +124,10 @@ class Trace:
             blocks=None if self.blocks is None else self.blocks.take(chosen),
             sessions=None if self.sessions is None else self.sessions[chosen],
         )
+
+
+def _with(counts: Mapping[str, int], key: str, count: int) -> Mapping[str, int]:
+    return {**counts, key: counts.get(key, 0) + count} if count else counts
 
 
 def workload_digest(trace: Trace) -> str:

@@ -1,0 +1,251 @@
+"""Flags that make a workload up: a data set and a schedule. Names are vLLM's where it has them."""
+
+import argparse
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen import arrivals
+from loadgen.arrivals import Step
+from loadgen.cli.trace_options import add_fit_arguments, add_seed_argument, fitted
+from loadgen.cli.values import at_least_one, duration_s, number, positive
+from loadgen.errors import OptionError
+from loadgen.synthetic import (
+    Lengths,
+    choice,
+    exponential,
+    lognormal,
+    random_requests,
+    shared_prefix,
+    uniform,
+    with_arrivals,
+)
+from loadgen.trace.formats import ReadOptions
+from loadgen.trace.reader import read_trace
+from loadgen.trace.schema import Trace
+from loadgen.trace.window import limit
+
+DATASETS = ("random", "shared-prefix", "jsonl")
+_NUM_PROMPTS = 1000
+_LENGTHS = "N, LOW-HIGH, A,B,.. (any of them), lognormal:MEAN:SIGMA or exponential:MEAN"
+_OWN_FLAGS = {
+    "random": ("random_input_len", "random_output_len", "random_range_ratio"),
+    "shared-prefix": tuple(
+        f"prefix_repetition_{name}" for name in ("prefix_len", "suffix_len", "num_prefixes", "output_len")
+    ),
+    "jsonl": ("dataset_path",),
+}
+
+
+def add_dataset_arguments(group: Any) -> None:
+    """Adds the flags of a data set to a parser or a group."""
+    group.add_argument("--dataset", choices=DATASETS, help="default: random")
+    group.add_argument(
+        "--num-prompts", type=at_least_one, metavar="N", help=f"requests (default: {_NUM_PROMPTS}; all of a jsonl file)"
+    )
+    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="jsonl: lengths and shared blocks of requests")
+    group.add_argument("--random-input-len", type=_lengths, metavar="LEN", help=f"{_LENGTHS} (default: 1024)")
+    group.add_argument("--random-output-len", type=_lengths, metavar="LEN", help="likewise (default: 128)")
+    group.add_argument(
+        "--random-range-ratio", type=_below_one, metavar="R", help="lengths from (1 - R) to (1 + R) times (default: 0)"
+    )
+    for name, kind, default, what in (
+        ("num-prefixes", at_least_one, "10", "shared-prefix: different beginnings"),
+        ("prefix-len", at_least_one, "256", "tokens of each beginning"),
+        ("suffix-len", _lengths, "256", "tokens of each prompt's own"),
+        ("output-len", _lengths, "128", "tokens of each answer"),
+    ):
+        group.add_argument(
+            f"--prefix-repetition-{name}",
+            type=kind,
+            metavar="N" if kind is at_least_one else "LEN",
+            help=f"{what} (default: {default})",
+        )
+    add_fit_arguments(group)
+    add_seed_argument(group)
+
+
+def add_schedule_arguments(group: Any) -> None:
+    """Adds the flags of a schedule to a parser or a group."""
+    group.add_argument(
+        "--request-rate", type=_rate, metavar="R|inf", help="requests/s on average (default: inf, all at once)"
+    )
+    group.add_argument(
+        "--burstiness", type=_rate, metavar="B", help="gaps' shape: 1 Poisson (default), below burstier, inf even"
+    )
+    group.add_argument(
+        "--on-off", type=_on_off, metavar="ON:OFF", help="bursts and silences of these mean lengths, as 5s:20s"
+    )
+    group.add_argument(
+        "--rate-steps", type=_steps, metavar="R:TIME,..", help="a rate for a time, then the next, as 2:1m,4:1m"
+    )
+    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="a rate that rises or falls")
+    group.add_argument("--ramp-up-start-rps", type=positive, metavar="R", help="requests/s at the beginning")
+    group.add_argument("--ramp-up-end-rps", type=positive, metavar="R", help="requests/s at the end")
+
+
+def synthetic_workload(options: argparse.Namespace) -> Trace:
+    """The workload that the flags say.
+
+    Raises:
+        OptionError: flags contradict each other, or a number is out of range.
+        TraceError: the file of a jsonl data set cannot be read.
+    """
+    dataset = options.dataset or "random"
+    for other, flags in _OWN_FLAGS.items():
+        given = [flag for flag in flags if getattr(options, flag) is not None]
+        if given and other != dataset:
+            raise OptionError(f"{_flag(given[0])} is for --dataset {other}, this is --dataset {dataset}")
+    make = {"random": _random, "shared-prefix": _shared_prefix, "jsonl": _jsonl}[dataset]
+    requests = fitted(make(options), options)
+    try:
+        return with_arrivals(requests, _schedule(options)(len(requests)))
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+
+
+def _random(options: argparse.Namespace) -> Trace:
+    input_len = options.random_input_len or choice(1024)
+    output_len = options.random_output_len or choice(128)
+    if options.random_range_ratio is not None:
+        input_len = _around("--random-input-len", input_len, options.random_range_ratio)
+        output_len = _around("--random-output-len", output_len, options.random_range_ratio)
+    return random_requests(options.num_prompts or _NUM_PROMPTS, input_len, output_len, seed=options.seed)
+
+
+def _shared_prefix(options: argparse.Namespace) -> Trace:
+    return shared_prefix(
+        options.num_prompts or _NUM_PROMPTS,
+        num_prefixes=options.prefix_repetition_num_prefixes or 10,
+        prefix_len=options.prefix_repetition_prefix_len or 256,
+        own_len=options.prefix_repetition_suffix_len or choice(256),
+        output_len=options.prefix_repetition_output_len or choice(128),
+        seed=options.seed,
+    )
+
+
+def _jsonl(options: argparse.Namespace) -> Trace:
+    if options.dataset_path is None:
+        raise OptionError("--dataset jsonl needs --dataset-path")
+    trace = read_trace(options.dataset_path, options=ReadOptions(timed=False, sort=True, seed=options.seed))
+    if options.num_prompts is None:
+        return trace
+    if options.num_prompts > len(trace):
+        raise OptionError(f"--num-prompts {options.num_prompts}: {options.dataset_path} has {len(trace)} requests")
+    return limit(trace, options.num_prompts)
+
+
+def _schedule(options: argparse.Namespace) -> Callable[[int], NDArray[np.float64]]:
+    """The schedule for a number of requests."""
+    _refuse_contradictions(options)
+    rate: float = inf if options.request_rate is None else options.request_rate
+    burstiness: float = 1.0 if options.burstiness is None else options.burstiness
+    seed: int = options.seed
+    if options.on_off is not None:
+        on_s, off_s = options.on_off
+        return lambda count: arrivals.on_off(rate, count, on_s=on_s, off_s=off_s, seed=seed)
+    if options.rate_steps is not None:
+        return lambda count: arrivals.stepped(options.rate_steps, count, burstiness=burstiness, seed=seed)
+    if options.ramp_up_strategy is not None:
+        ramp = {"linear": arrivals.linear_ramp, "exponential": arrivals.exponential_ramp}[options.ramp_up_strategy]
+        start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
+        return lambda count: ramp(start, end, count, burstiness=burstiness, seed=seed)
+    if rate == inf:
+        return arrivals.at_once
+    if burstiness == inf:
+        return lambda count: arrivals.constant(rate, count)
+    return lambda count: arrivals.gamma(rate, count, burstiness=burstiness, seed=seed)
+
+
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    rate = options.request_rate
+    concurrency = getattr(options, "concurrency", None)  # a flag of `run`
+    for name in ("request_rate", "on_off", "rate_steps", "ramp_up_strategy"):
+        if concurrency is not None and getattr(options, name) is not None:
+            raise OptionError(f"--concurrency {concurrency} is a closed loop, {_flag(name)} makes an open one")
+    shaped = [name for name in ("rate_steps", "ramp_up_strategy") if getattr(options, name) is not None]
+    for name in shaped:
+        for other in ("request_rate", "on_off", *shaped):
+            if other != name and getattr(options, other) is not None:
+                raise OptionError(f"{_flag(name)} and {_flag(other)} both set the rate; give one of them")
+    for name in ("ramp_up_start_rps", "ramp_up_end_rps"):
+        value = getattr(options, name)
+        if options.ramp_up_strategy is None and value is not None:
+            raise OptionError(f"{_flag(name)} needs --ramp-up-strategy")
+        if options.ramp_up_strategy is not None and value is None:
+            raise OptionError(f"--ramp-up-strategy {options.ramp_up_strategy} needs {_flag(name)}")
+    unpaced = not shaped and rate in (None, inf)
+    if options.on_off is not None and unpaced:
+        raise OptionError("--on-off needs --request-rate, the mean over bursts and silences")
+    if options.burstiness is not None:
+        if options.on_off is not None:
+            raise OptionError("--burstiness and --on-off both shape the bursts; give one of them")
+        if unpaced:
+            raise OptionError("--burstiness needs --request-rate: at rate inf all requests come at once")
+        if options.burstiness == inf and shaped:
+            raise OptionError(f"--burstiness inf and {_flag(shaped[0])}: even gaps are only for --request-rate")
+
+
+def _around(flag: str, lengths: Lengths, ratio: float) -> Lengths:
+    if lengths.kind != "choice" or len(lengths.values) != 1:
+        raise OptionError(f"--random-range-ratio and {flag}: only a single length can have a range around it")
+    middle = lengths.values[0]
+    return uniform(max(1, int(middle * (1 - ratio))), int(middle * (1 + ratio)))
+
+
+def _lengths(text: str) -> Lengths:
+    kind, *values = text.split(":")
+    try:
+        if kind == "lognormal" and len(values) == 2:
+            return lognormal(number(values[0]), number(values[1]))
+        if kind == "exponential" and len(values) == 1:
+            return exponential(number(values[0]))
+        low, dash, high = text.partition("-")
+        if dash:
+            return uniform(at_least_one(low), at_least_one(high))
+        return choice(*(at_least_one(part) for part in text.split(",")))
+    except (argparse.ArgumentTypeError, OptionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {_LENGTHS}: {error}") from None
+
+
+def _rate(text: str) -> float:
+    return inf if text == "inf" else positive(text)
+
+
+def _below_one(text: str) -> float:
+    ratio = number(text)
+    if not 0 <= ratio < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 0 and below 1")
+    return ratio
+
+
+def _on_off(text: str) -> tuple[float, float]:
+    on, colon, off = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ON:OFF such as 5s:20s")
+    return _above_zero_s(on), _above_zero_s(off)
+
+
+def _steps(text: str) -> tuple[Step, ...]:
+    steps = []
+    for part in text.split(","):
+        rate, colon, duration = part.partition(":")
+        if not colon:
+            raise argparse.ArgumentTypeError(f"{part!r} is not RATE:TIME such as 2:1m")
+        steps.append(Step(positive(rate), _above_zero_s(duration)))
+    return tuple(steps)
+
+
+def _above_zero_s(text: str) -> float:
+    seconds = duration_s(text)
+    if seconds == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
+    return seconds
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
