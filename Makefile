@@ -14,7 +14,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH_FALLBACK ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench clean
+.PHONY: help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -50,6 +50,12 @@ demo-model: setup-dev  ## train the bundled demo model anew
 bench: setup-dev  ## one benchmark of the engine (NAME=list shows all; ARGS="--quick")
 	@$(BIN)/python -m engine.bench $(or $(NAME),list) $(ARGS)
 
+bench-batching: setup-dev  ## static against continuous batching, one engine, seat by seat (ARGS="--quick", "--trace FILE")
+	@$(BIN)/python -m loadgen.batching $(ARGS)
+
+bench-hf: setup-dev  ## transformers' generate in padded batches of 4 to 128 against the pair (ARGS="--quick")
+	@$(BIN)/python -m engine.bench transformers-batches $(ARGS)
+
 setup: $(VENV)/.installed  ## what `make run` needs
 setup-dev: $(VENV)/.installed-dev  ## what `make test` needs
 
@@ -80,14 +86,14 @@ $(VENV)/.torch: $(VENV)/.python
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
 	@echo "Installing Chairlift"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[engine,frontend]'
-	@$(BIN)/python -c 'import engine, frontend, torch, grpc, tokenizers'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[engine,frontend,loadgen]'
+	@$(BIN)/python -c 'import engine, frontend, loadgen, torch, grpc, tokenizers, matplotlib'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
 	@echo "Installing Chairlift and its development tools"
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
-	@$(BIN)/python -c 'import engine, frontend, torch, grpc, tokenizers, pytest, transformers'
+	@$(BIN)/python -c 'import engine, frontend, loadgen, torch, grpc, tokenizers, matplotlib, pytest, transformers'
 	@touch $@ $(VENV)/.installed
 
 clean:  ## remove .venv and caches

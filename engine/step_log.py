@@ -78,9 +78,9 @@ class StepLog:
 
         The line holds `step` (of the engine; plans without rows repeat it), `t_ms` (of its start, perf_counter),
         `schedule_ms`, `execute_ms`, `update_ms`, `scheduled` {request: tokens}, `num_tokens`, `seats`, `waiting`,
-        `finished` {request: reason}, `preempted` [request], `blocks_used`, `blocks_free`, and `dropped` if lines before
-        it were lost. Cost, on one busy core of a 2-core machine: 10 us here, and 50 us on the log's thread for a step
-        of 64 rows.
+        `finished` {request: reason}, `usage` {request: [prompt, cached, output tokens]} of those that finished,
+        `preempted` [request], `blocks_used`, `blocks_free`, and `dropped` if lines before it were lost. Cost, on one
+        busy core of a 2-core machine: 10 us here, and 50 us on the log's thread for a step of 64 rows.
         """
         try:
             self._steps.put_nowait(_Step(plan, outputs, snapshot, times))
@@ -114,7 +114,8 @@ class StepLog:
 
     def _line(self, step: _Step) -> str:
         plan, stats, times = step.plan, step.snapshot.stats, step.times
-        finished = {o.request_id: o.completion.reason.name for o in step.outputs if o.completion is not None}
+        completions = {o.request_id: o.completion for o in step.outputs if o.completion is not None}
+        finished = {request_id: completion.reason.name for request_id, completion in completions.items()}
         # A plan forgets requests that finished in the step before or were cancelled since, and those it preempts.
         preempted = [i for i in plan.removed_request_ids if i not in finished and i not in self._finished]
         self._finished = set(finished)
@@ -129,6 +130,10 @@ class StepLog:
             "seats": stats.num_running,
             "waiting": stats.num_waiting,
             "finished": finished,
+            "usage": {
+                request_id: (done.num_prompt_tokens, done.num_cached_tokens, done.num_output_tokens)
+                for request_id, done in completions.items()
+            },
             "preempted": preempted,
             "blocks_used": stats.num_blocks - stats.num_free_blocks,
             "blocks_free": stats.num_free_blocks,

@@ -83,7 +83,9 @@ def _parse(benchmarks: Sequence[Benchmark], argv: Sequence[str] | None) -> argpa
             description=sys.modules[benchmark.run.__module__].__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.add_argument("--rounds", type=positive, default=5, help="turns of every contestant (default: 5)")
+        command.add_argument(
+            "--rounds", type=positive, default=5, help="turns of every contestant (default: %(default)s)"
+        )
         command.add_argument("--out", type=Path, default=Path("bench-results"), help="folder of the raw samples")
         command.add_argument("--threads", type=positive, default=usable_cpus(), help="default: one per core")
         command.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")

@@ -9,6 +9,7 @@ import torch
 
 from engine.bench.benchmark import BenchmarkError
 from engine.bench.hugging_face import import_transformers
+from engine.bench.padding_waste import PaddedBatch
 from engine.bench.workload import Workload
 
 Answers = tuple[tuple[int, ...], ...]
@@ -42,6 +43,36 @@ def generate(model: Any, workload: Workload, batch_size: int) -> Answers:
         rows = ids[:, prompts.shape[1] :].tolist()
         answers += [tuple(row[:length]) for row, length in zip(rows, max_tokens, strict=True)]
     return tuple(answers)
+
+
+@torch.inference_mode()
+def generate_padded(model: Any, workload: Workload, batch_size: int) -> tuple[Answers, list[PaddedBatch]]:
+    """`generate` on static batches of prompts of any length, padded on the left to the longest.
+
+    Args:
+        model: see `agreement.load_reference`.
+        workload: in the order in which batches are filled.
+        batch_size: requests per batch.
+    Returns: each request's answer, cut to the length it asked for, and the batches.
+    """
+    answers: list[tuple[int, ...]] = []
+    batches: list[PaddedBatch] = []
+    for start in range(0, len(workload.prompts), batch_size):
+        prompts = workload.prompts[start : start + batch_size]
+        max_tokens = workload.max_tokens[start : start + batch_size]
+        longest = max(map(len, prompts))
+        ids = model.generate(
+            torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]),
+            attention_mask=torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+            max_new_tokens=max(max_tokens),
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        rows = ids[:, longest:].tolist()
+        answers += [tuple(row[:length]) for row, length in zip(rows, max_tokens, strict=True)]
+        batches.append(PaddedBatch(tuple(map(len, prompts)), max_tokens, longest, len(rows[0])))
+    return tuple(answers), batches
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "replay",
         help="play a production trace",
-        description="Plays a trace on its own clock, whatever the server does. Latency counts from when a request was due.",
+        description="Plays a trace on its own clock, whatever the server does; latency counts from when it was due.",
     )
     add_trace_arguments(parser)
     add_target_arguments(parser)

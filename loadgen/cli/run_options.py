@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,11 +14,13 @@ from loadgen.cli.values import at_least_one, duration_s, not_negative, percentil
 from loadgen.controller import PlayOptions, play
 from loadgen.errors import OptionError, ResultError
 from loadgen.host import describe_host
+from loadgen.limits import Limits
 from loadgen.metrics import MeasureOptions, Metrics, measure
 from loadgen.record import RunData
 from loadgen.report.files import write_report
 from loadgen.report.live import live_panel
 from loadgen.report.terminal import print_summary
+from loadgen.samples import samples_of
 from loadgen.selfcheck import Verdict, judge
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
@@ -60,6 +61,9 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, with_target: bool =
         "--prompt-mode",
         choices=("ids", "text"),
         help="send token ids, or text where a server takes no ids (default: text for chat, else ids)",
+    )
+    group.add_argument(
+        "--vocab-size", type=at_least_one, metavar="N", help="ids to make prompts of (default: what the server says)"
     )
     group.add_argument("--temperature", type=not_negative, default=0.0, help="default: %(default)g, greedy")
     group.add_argument(
@@ -113,6 +117,12 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `measure_options` and of where results go."""
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
+    group.add_argument(
+        "--max-error-rate",
+        type=share,
+        metavar="SHARE",
+        help="errors and timeouts that make a run INVALID (default: 0.05)",
+    )
     group.add_argument(
         "--result-dir", type=Path, metavar="DIR", help="folder of the results (default: loadgen-results/VERB-TIME)"
     )
@@ -181,10 +191,11 @@ def play_options(options: argparse.Namespace, salt: str | None = None) -> PlayOp
         concurrency=getattr(options, "concurrency", None),
         max_concurrency=options.max_concurrency,
         overflow=cast("Literal['queue', 'drop']", options.overflow),
-        salt=salt or options.prompt_salt or secrets.token_hex(8),
+        salt=salt or options.prompt_salt or "",
         seed=options.seed,
         cancel_rate=options.cancel_rate,
         drain_timeout_s=options.drain_timeout,
+        vocab_size=options.vocab_size,
     )
 
 
@@ -193,6 +204,14 @@ def measure_options(options: argparse.Namespace) -> MeasureOptions:
     return MeasureOptions(
         warmup_s=options.warmup, slo=dict(options.goodput), percentiles=tuple(options.metric_percentiles)
     )
+
+
+def limits(options: argparse.Namespace) -> Limits:
+    """What the verdict allows."""
+    usual = Limits()
+    if options.max_error_rate is None:
+        return usual
+    return usual._replace(error_share=usual.error_share._replace(invalid=options.max_error_rate))
 
 
 def result_folder(options: argparse.Namespace, verb: str) -> Path:
@@ -242,11 +261,12 @@ def run_and_report(
         run = play(workload, spec, plan, on_progress)
     server_metrics = (before, read_server_metrics(options.metrics_url)) if before is not None else None
     run = replace(run, settings={**run.settings, **_settings(options)}, server_metrics=server_metrics)
-    metrics = measure(run, measure_options(options))
-    verdict = judge(run, metrics)
+    samples = samples_of(run)
+    metrics = measure(run, measure_options(options), samples)
+    verdict = judge(run, metrics, limits(options), samples)
     print_summary(Console(), run, metrics, verdict, folder)
     save(run, folder)
-    write_report(run, metrics, verdict, folder)
+    write_report(run, metrics, verdict, folder, samples)
     return Outcome(run, metrics, verdict, folder)
 
 
@@ -262,7 +282,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "command": options.command_line,
         "tags": _tags(options.tag),
-        "pinned_salt": options.prompt_salt is not None,
+        "measure": measure_options(options).as_json(),
         "host": describe_host(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }

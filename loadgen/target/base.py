@@ -1,7 +1,7 @@
 """The seam between playing a schedule and talking to a server."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,8 @@ class TargetFacts:
     version: str = ""
 
 
-class PlannedRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
     """One request: exactly one of token_ids [n] uint32 and text."""
 
     index: int
@@ -94,6 +95,12 @@ class Target(Protocol):
         """Asks the server about itself.
 
         Raises: TargetError: nobody answers, or the server lacks what the spec asks for.
+        """
+
+    async def count_tokens(self, text: str) -> int:
+        """Tokens that the server makes of a prompt with this text, what it adds included; for prompts as text only.
+
+        Raises: TargetError: it does not say.
         """
 
     def prepare(self, request: PlannedRequest) -> Any:

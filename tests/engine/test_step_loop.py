@@ -220,6 +220,8 @@ def test_the_step_log_has_one_line_per_step_with_the_documented_fields(tmp_path:
         "1": "MAX_TOKENS",
         "2": "MAX_TOKENS",
     }
+    usage = {key: tuple(value) for line in lines for key, value in line["usage"].items()}
+    assert usage == {"1": (10, 0, 12), "2": (10, 0, 12)}  # prompt, cached, output
     # 22 tokens each do not fit 8 blocks of 4 together: somebody gave way, was noted, and nobody is noted for finishing.
     preempted = [request_id for line in lines for request_id in line["preempted"]]
     assert len(preempted) == bench.scheduler.stats().num_preemptions_total > 0

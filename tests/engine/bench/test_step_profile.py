@@ -60,5 +60,5 @@ def test_the_picture_names_every_part_and_group(tmp_path: Path) -> None:
     text = path.read_text()
     for words in ("tiny, fp32", "linear", "attention", "over 300 tokens", "1 to 10 tokens"):
         assert words in text, words
-    with pytest.raises(BenchmarkError, match="profile.jam"):
+    with pytest.raises(BenchmarkError, match=r"profile\.jam"):
         draw(groups, "", tmp_path / "profile.jam")

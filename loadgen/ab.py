@@ -1,0 +1,95 @@
+"""Two servers in turn: A B, B A, A B, ... so that a machine that warms up or fills up does so for both.
+
+Pure: it says who plays when and with which prompts, and keeps account; playing itself is handed in.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from loadgen.errors import LoadgenError
+from loadgen.record import RunData
+
+
+class HasRun(Protocol):
+    """What came of a turn, as `loadgen.cli.run_options.Outcome`."""
+
+    @property
+    def run(self) -> RunData:
+        """The run."""
+
+
+T = TypeVar("T", bound=HasRun)
+
+
+class Turn(NamedTuple):
+    """One run.
+
+    Attributes:
+        pair: which pair it belongs to, from 0.
+        side: 0 is A, 1 is B.
+        salt: of its prompts.
+    """
+
+    pair: int
+    side: int
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbRuns(Generic[T]):
+    """What was played.
+
+    Attributes:
+        pairs: (A, B) of every pair that is whole, in order.
+        rest: the turn that has no partner because the other one failed, with what came of it; at most one.
+        failure: what went wrong, and where; "" if nothing did.
+        interrupted: stopped by Ctrl-C.
+    """
+
+    pairs: tuple[tuple[T, T], ...]
+    rest: tuple[tuple[Turn, T], ...]
+    failure: str
+    interrupted: bool
+
+
+def turns(repeats: int, new_salt: Callable[[], str], *, one_server: bool) -> Iterator[Turn]:
+    """Who plays when: pairs of turns, every other pair the other way round.
+
+    Args:
+        repeats: pairs.
+        new_salt: a text that was never given before; prompts made with it are in nobody's cache.
+        one_server: both sides ask the same server. Otherwise a pair shares its salt, so that both sides get the very
+            same prompts; one server would have them in its cache the second time.
+    """
+    for pair in range(repeats):
+        salt = new_salt()
+        for place, side in enumerate((0, 1) if pair % 2 == 0 else (1, 0)):
+            yield Turn(pair, side, new_salt() if one_server and place else salt)
+
+
+def ab(order: Iterator[Turn], play: Callable[[Turn], T], labels: tuple[str, str]) -> AbRuns[T]:
+    """Plays all turns, until one fails or is stopped; what was played before is kept.
+
+    Args:
+        order: of the turns.
+        play: plays one; may raise LoadgenError.
+        labels: what people call A and B.
+    """
+    pairs: list[tuple[T, T]] = []
+    waiting: tuple[Turn, T] | None = None
+    for turn in order:
+        try:
+            outcome = play(turn)
+        except LoadgenError as error:
+            text = f"{labels[turn.side]}, run {turn.pair + 1}: {error}"
+            return AbRuns(tuple(pairs), () if waiting is None else (waiting,), text, interrupted=False)
+        if outcome.run.interrupted:
+            text = f"{labels[turn.side]}, run {turn.pair + 1}: stopped before its end"
+            return AbRuns(tuple(pairs), () if waiting is None else (waiting,), text, interrupted=True)
+        if waiting is None:
+            waiting = (turn, outcome)
+        else:
+            pairs.append((waiting[1], outcome) if turn.side else (outcome, waiting[1]))
+            waiting = None
+    return AbRuns(tuple(pairs), (), "", interrupted=False)

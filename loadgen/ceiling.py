@@ -1,0 +1,93 @@
+"""What this host can measure, as `calibrate` found it: kept between runs, one figure per protocol."""
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loadgen.atomic_file import atomic_file, writing_to
+from loadgen.target.base import Api
+
+_FILE = Path("chairlift", "loadgen-ceiling.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What a host can measure.
+
+    Attributes:
+        protocol: "grpc" or "http".
+        messages_per_s: that all workers together received from mock servers on the same host.
+        messages_per_s_per_worker: that one worker alone received.
+        num_workers: that were used for the first figure.
+        null_messages_per_s: that one worker notes when nothing but itself is at work.
+        ttft_error_ms, itl_error_ms, tpot_error_ms: median measured minus true, at a tenth of the ceiling or less.
+        host, num_cpus, python: where it was found; another host's figure is not used.
+        found_at: ISO 8601.
+    """
+
+    protocol: str
+    messages_per_s: float
+    messages_per_s_per_worker: float
+    num_workers: int
+    null_messages_per_s: float
+    ttft_error_ms: float
+    itl_error_ms: float
+    tpot_error_ms: float
+    host: str
+    num_cpus: int
+    python: str
+    found_at: str
+
+    def of(self, num_workers: int) -> float:
+        """Messages/s that so many workers can be expected to take."""
+        return num_workers * min(self.messages_per_s_per_worker, self.messages_per_s / self.num_workers)
+
+
+def this_host() -> tuple[str, int, str]:
+    """Name, usable cores, version of Python: a ceiling holds for these."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return platform.node(), cpus, platform.python_version()
+
+
+def protocol_of(api: Api) -> str:
+    """The protocol whose ceiling holds for an API; "" for none."""
+    return {"grpc": "grpc", "completions": "http", "chat": "http", "null": ""}[api]
+
+
+def stored_ceiling(api: Api = "grpc") -> Ceiling | None:
+    """What `calibrate` found on this host; None if it never ran here, or ran with another Python or other cores."""
+    entry = _read().get(protocol_of(api))
+    try:
+        ceiling = Ceiling(**entry) if isinstance(entry, dict) else None
+    except TypeError:  # written by another version
+        return None
+    if ceiling is None or (ceiling.host, ceiling.num_cpus, ceiling.python) != this_host():
+        return None
+    return ceiling
+
+
+def store_ceiling(ceiling: Ceiling) -> Path:
+    """Keeps it, in place of an older one of its protocol; returns the file.
+
+    Raises: ResultError: it cannot be written.
+    """
+    path = _path()
+    text = json.dumps({**_read(), ceiling.protocol: asdict(ceiling)}, indent=2)
+    with writing_to(path.parent), atomic_file(path) as file:
+        file.write(text.encode())
+    return path
+
+
+def _path() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / _FILE
+
+
+def _read() -> dict[str, object]:
+    try:
+        kept = json.loads(_path().read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

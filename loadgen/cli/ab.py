@@ -1,0 +1,175 @@
+"""`ab`: two servers in turn, the same requests to both, and a comparison of all pairs of runs."""
+
+import argparse
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from rich.console import Console
+
+from loadgen.ab import AbRuns, Turn, ab, turns
+from loadgen.atomic_file import writing_to
+from loadgen.cli.run_options import (
+    Outcome,
+    add_play_arguments,
+    add_report_arguments,
+    add_target_arguments,
+    measure_options,
+    result_folder,
+    run_and_report,
+    target_spec,
+)
+from loadgen.cli.values import at_least_one
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
+from loadgen.compare import Side, compare
+from loadgen.errors import ComparisonError, OptionError, TargetError
+from loadgen.report.comparison_files import PAGE, write_comparison
+from loadgen.report.comparison_text import comparison_lines
+from loadgen.servers import ServerSpec, read_servers, running
+
+_FAILED, _INVALID, _INTERRUPTED = 2, 3, 130
+
+
+class _Contender(NamedTuple):
+    label: str
+    url: str
+    server: ServerSpec | None
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb."""
+    parser = subparsers.add_parser(
+        "ab",
+        help="two servers in turn, the same requests to both",
+        description="Plays A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and "
+        "compares them request by request. Servers are there already, or are started for each run and then stopped.",
+    )
+    group = parser.add_argument_group("contenders")
+    group.add_argument("--target-a", metavar="URL", help="as --target of `run`")
+    group.add_argument("--target-b", metavar="URL", help="likewise")
+    group.add_argument("--label-a", metavar="TEXT", help="what to call A in the report (default: a)")
+    group.add_argument("--label-b", metavar="TEXT", help="what to call B (default: b)")
+    group.add_argument(
+        "--servers",
+        type=Path,
+        metavar="FILE",
+        help="TOML that says how to start both: tables [a] and [b], see the docs",
+    )
+    group.add_argument("--repeats", type=at_least_one, default=5, metavar="N", help="pairs of runs (default: 5)")
+    group.add_argument("--force", action="store_true", help="compare although a run is INVALID; the report says so")
+    add_trace_arguments(parser)
+    add_synthetic_arguments(parser)
+    parser.add_argument("--concurrency", type=at_least_one, metavar="N", help="closed loop: always this many under way")
+    add_target_arguments(parser, with_target=False)
+    add_play_arguments(parser)
+    add_report_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays and compares; returns the exit status."""
+    contenders = _contenders(options)
+    requests = workload(options)
+    specs = [target_spec(options, contender.url) for contender in contenders]
+    one_server = options.servers is None and _same_server(contenders[0].url, contenders[1].url)
+    print(describe(requests))
+    print(
+        f"{options.repeats} pairs of runs: {contenders[0].label} is A, {contenders[1].label} is B, in turn A B B A ..."
+    )
+    if one_server:
+        print("both are one server: every run gets prompts of its own, so that none is in its cache")
+    if options.dry_run:
+        return 0
+    folder = result_folder(options, "ab")
+
+    def play(turn: Turn) -> Outcome:
+        contender, name = contenders[turn.side], f"{'ab'[turn.side]}-{turn.pair + 1}"
+        print(f"pair {turn.pair + 1} of {options.repeats}: {contender.label}, {contender.url}", flush=True)
+        own, log = folder / name, folder / f"{name}-server.log"
+        with writing_to(own):  # makes it
+            pass
+        with nullcontext() if contender.server is None else running(contender.server, log):
+            return run_and_report(requests, options, own, spec=specs[turn.side], salt=turn.salt)
+
+    with _stopping_on_sigterm():
+        order = turns(options.repeats, lambda: _salt(options), one_server=one_server)
+        played = ab(order, play, (contenders[0].label, contenders[1].label))
+    return _report(options, contenders, played, folder)
+
+
+def _report(
+    options: argparse.Namespace, contenders: tuple[_Contender, _Contender], played: AbRuns[Outcome], folder: Path
+) -> int:
+    if not played.pairs:
+        raise TargetError(f"{played.failure}; nothing to compare, what was played is in {folder}")
+    outcomes = list(zip(*played.pairs, strict=True))
+    sides = [
+        Side(contender.label, tuple(one.run for one in several), tuple(one.verdict for one in several))
+        for contender, several in zip(contenders, outcomes, strict=True)
+    ]
+    try:
+        comparison = compare(sides, measure_options(options), force=options.force)
+    except ComparisonError as error:
+        raise ComparisonError(f"{error}; the runs are in {folder}") from error
+    about = {"command": " ".join(options.command_line)}
+    if played.failure:
+        about["broken off"] = played.failure
+    write_comparison(comparison, sides, folder, about=about)
+    console = Console()
+    for line in comparison_lines(comparison):
+        console.print(line, soft_wrap=True)
+    console.print(f"Results: {folder}, picture and table in {PAGE}", soft_wrap=True)
+    if played.failure:
+        whole = f"{len(played.pairs)} of {options.repeats} pairs are whole and compared"
+        print(f"chairlift-loadgen ab: error: {played.failure}; {whole}", file=sys.stderr)
+        return _INTERRUPTED if played.interrupted else _FAILED
+    invalid = any(verdict.level == "INVALID" for side in sides for verdict in side.verdicts)
+    return _INVALID if options.strict and invalid else 0
+
+
+def _contenders(options: argparse.Namespace) -> tuple[_Contender, _Contender]:
+    targets = (options.target_a, options.target_b)
+    if options.servers is not None:
+        if any(targets):
+            raise OptionError("--servers names the targets itself; leave --target-a and --target-b out")
+        servers: tuple[ServerSpec, ServerSpec] | tuple[None, None] = read_servers(options.servers)
+        urls = tuple(server.target for server in servers if server is not None)
+    elif not all(targets):
+        raise OptionError("ab needs --target-a and --target-b, or --servers")
+    else:
+        servers, urls = (None, None), targets
+    first, second = (
+        _Contender(given or (name if server is None else server.label), url, server)
+        for given, name, url, server in zip((options.label_a, options.label_b), "ab", urls, servers, strict=True)
+    )
+    if first.label == second.label:
+        raise OptionError(f"both sides are called {first.label!r}: give them different labels")
+    return first, second
+
+
+def _same_server(first: str, second: str) -> bool:
+    return first.rstrip("/") == second.rstrip("/")
+
+
+def _salt(options: argparse.Namespace) -> str:
+    """A fresh one; begins with `--prompt-salt` if that is given."""
+    return f"{options.prompt_salt or ''}{secrets.token_hex(8)}"
+
+
+@contextmanager
+def _stopping_on_sigterm() -> Iterator[None]:
+    """Servers that were started are stopped, too, when this process is asked to end."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

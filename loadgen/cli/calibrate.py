@@ -1,0 +1,48 @@
+"""`calibrate`: what this host can measure; kept, so that later runs know when they come near it."""
+
+import argparse
+from typing import cast
+
+from loadgen.calibrate import Protocol, calibrate
+from loadgen.ceiling import Ceiling, store_ceiling
+from loadgen.cli.values import duration_s
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="what this machine can measure",
+        description="Finds how many messages a second this machine can take in before its own load shows in the "
+        "latencies, and how exactly known latencies are found again. Leave it alone meanwhile: a minute or two.",
+    )
+    parser.add_argument("--protocol", choices=("grpc", "http"), default="grpc", help="default: %(default)s")
+    parser.add_argument(
+        "--hold", type=duration_s, default=3.0, metavar="DURATION", help="of each load (default: %(default)g s)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="do not keep the figure")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Calibrates; returns the exit status."""
+    ceiling = calibrate(cast("Protocol", options.protocol), hold_s=options.hold, say=_say)
+    print(describe(ceiling))
+    if not options.dry_run:
+        print(f"kept in {store_ceiling(ceiling)}")
+    return 0
+
+
+def describe(ceiling: Ceiling) -> str:
+    """For people."""
+    workers = f"{ceiling.num_workers} worker{'s' * (ceiling.num_workers > 1)}"
+    return (
+        f"{ceiling.protocol} on {ceiling.host} ({ceiling.num_cpus} cores): {ceiling.messages_per_s:.0f} messages/s "
+        f"with {workers}, {ceiling.messages_per_s_per_worker:.0f} with one; a run above 60 % of that is warned of\n"
+        f"error of known latencies: TTFT {ceiling.ttft_error_ms:+.2f} ms, ITL {ceiling.itl_error_ms:+.3f} ms, "
+        f"TPOT {ceiling.tpot_error_ms:+.3f} ms"
+    )
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", flush=True)

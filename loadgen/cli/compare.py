@@ -1,0 +1,93 @@
+"""`compare`: runs of one workload, side by side, from their records."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from loadgen.bootstrap import RESAMPLES
+from loadgen.cli.run_options import result_folder
+from loadgen.cli.values import at_least_one, duration_s, slo
+from loadgen.compare import Side, compare
+from loadgen.errors import OptionError
+from loadgen.metrics import MeasureOptions, measure
+from loadgen.report.comparison_files import PAGE, write_comparison
+from loadgen.report.comparison_text import comparison_lines
+from loadgen.selfcheck import judge
+from loadgen.store import load
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="two or more runs of one workload: ratios with confidence intervals",
+        description="Pairs runs request by request. The first is the one that others are measured against. Runs with "
+        "the same LABEL are repeats of one side, in the order in which they were played.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]DIR", help="folder of a run, or its result.json")
+    parser.add_argument(
+        "--warmup", type=duration_s, metavar="DURATION", help="leave the first part out (default: as the first run did)"
+    )
+    parser.add_argument(
+        "--goodput", nargs="+", type=slo, metavar="METRIC:MS", help="limits of a good answer (default: likewise)"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="compare although workloads differ or a run is INVALID; the report says so"
+    )
+    parser.add_argument(
+        "--resamples", type=at_least_one, default=RESAMPLES, metavar="N", help="draws of the bootstrap (default: 10000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--result-dir", type=Path, metavar="DIR", help="folder of the report (default: loadgen-results/compare-TIME)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compares them; returns the exit status."""
+    named = _named(options.runs)
+    if len({label for label, _ in named}) < 2:
+        raise OptionError("compare: name the runs of at least two sides, as [LABEL=]DIR [LABEL=]DIR")
+    folders: dict[str, list[Path]] = {}
+    for label, folder in named:
+        folders.setdefault(label, []).append(folder)
+    runs = {label: [load(folder) for folder in several] for label, several in folders.items()}
+    saved = MeasureOptions.from_json(next(iter(runs.values()))[0].settings.get("measure", {}))
+    chosen = MeasureOptions(
+        warmup_s=saved.warmup_s if options.warmup is None else options.warmup,
+        slo=saved.slo if options.goodput is None else dict(options.goodput),
+        percentiles=saved.percentiles,
+    )
+    sides = [
+        Side(label, tuple(several), tuple(judge(one, measure(one, chosen)) for one in several))
+        for label, several in runs.items()
+    ]
+    comparison = compare(sides, chosen, force=options.force, resamples=options.resamples, seed=options.seed)
+    folder = result_folder(options, "compare")
+    about = {label: ", ".join(map(str, several)) for label, several in folders.items()}
+    write_comparison(comparison, sides, folder, about=about)
+    console = Console()
+    for line in comparison_lines(comparison):
+        console.print(line, soft_wrap=True)
+    console.print(f"Results: {folder}, picture and table in {PAGE}", soft_wrap=True)
+    return 0
+
+
+def _named(texts: Sequence[str]) -> list[tuple[str, Path]]:
+    """Label and folder of each run; without a label the folder's name, or all of its path where two share one."""
+    split = []
+    for text in texts:
+        label, equals, path = text.partition("=")
+        labelled = bool(equals) and not Path(text).exists()
+        if labelled and not (label and path):
+            raise OptionError(f"{text}: must be [LABEL=]DIR")
+        folder = Path(path if labelled else text)
+        split.append((label if labelled else "", folder.parent if folder.name == "result.json" else folder))
+    names = [folder.resolve().name for label, folder in split if not label]
+    return [
+        (label or (str(folder) if names.count(folder.resolve().name) > 1 else folder.resolve().name), folder)
+        for label, folder in split
+    ]

@@ -1,0 +1,62 @@
+"""`report`: a run's reports once more, from its records, with other limits, percentiles or warm-up if wanted."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from loadgen.cli.run_options import add_measure_arguments
+from loadgen.metrics import MeasureOptions, measure
+from loadgen.report.files import write_report
+from loadgen.report.terminal import print_summary
+from loadgen.samples import samples_of
+from loadgen.selfcheck import judge
+from loadgen.store import load
+
+_INVALID = 3
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb."""
+    parser = subparsers.add_parser(
+        "report",
+        help="make the reports of a run again from its records",
+        description="Reads the records of a run, measures and judges it anew, prints the summary and writes "
+        "result.json, report.html and the pictures. Warm-up, limits and percentiles are the run's unless given here.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder a run was written to")
+    group = parser.add_argument_group("results")
+    add_measure_arguments(group)
+    group.add_argument("--result-dir", type=Path, metavar="OTHER", help="write the reports there (default: DIR)")
+    group.add_argument("--strict", action="store_true", help="exit with status 3 when the run is INVALID")
+    parser.set_defaults(run=run, warmup=None, goodput=None, metric_percentiles=None)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, judges, prints and writes; returns the exit status.
+
+    Raises:
+        ResultError: there is no run, it is damaged, or the reports cannot be written; the summary comes first.
+        OptionError: a limit or a percentile that means nothing.
+    """
+    played = load(options.folder)
+    samples = samples_of(played)
+    metrics = measure(
+        played, _measure_options(options, MeasureOptions.from_json(played.settings.get("measure", {}))), samples
+    )
+    verdict = judge(played, metrics, samples=samples)
+    folder = options.result_dir or options.folder
+    print_summary(Console(), played, metrics, verdict, folder)
+    write_report(played, metrics, verdict, folder, samples)
+    return _INVALID if options.strict and verdict.level == "INVALID" else 0
+
+
+def _measure_options(options: argparse.Namespace, played: MeasureOptions) -> MeasureOptions:
+    """What was measured when it was played, and on top what was given now."""
+    given = {
+        "warmup_s": options.warmup,
+        "slo": None if options.goodput is None else dict(options.goodput),
+        "percentiles": None if options.metric_percentiles is None else tuple(options.metric_percentiles),
+    }
+    return replace(played, **{name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,184 @@
+"""`sweep`: the same requests at one load after the other, and the highest load that keeps the limits."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from loadgen.atomic_file import writing_to
+from loadgen.capacity import TARGETS, settled
+from loadgen.cli.run_options import (
+    add_play_arguments,
+    add_report_arguments,
+    add_target_arguments,
+    measure_options,
+    result_folder,
+    run_and_report,
+)
+from loadgen.cli.values import at_least_one, duration_s, positive, slo
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
+from loadgen.errors import OptionError
+from loadgen.rates import ladder
+from loadgen.report.sweep_files import PAGE, write_sweep
+from loadgen.report.sweep_text import sweep_lines
+from loadgen.rung import UNITS, Axis, Rung, rung_of
+from loadgen.sweep import Sweep, sweep
+from loadgen.trace.schema import Trace
+from loadgen.trace.window import at_rate, cut
+
+_FAILED, _INVALID, _INTERRUPTED = 2, 3, 130
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="a ladder of rates: latency, goodput, and the highest rate that keeps the limits",
+        description="Plays the workload at each load from below, with fresh prompts, and stops when the server is "
+        "saturated. LADDER is 1,2,4 or FROM:TO:xFACTOR (1:64:x1.5) or FROM:TO:+STEP (1:8:+1).",
+    )
+    group = parser.add_argument_group("ladder")
+    loads = group.add_mutually_exclusive_group(required=True)
+    loads.add_argument("--rates", metavar="LADDER", help="requests/s on average, open loop")
+    loads.add_argument("--concurrencies", metavar="LADDER", help="requests at once, closed loop")
+    group.add_argument(
+        "--rung-duration",
+        type=duration_s,
+        metavar="DURATION",
+        help="play each rate for about this long (default: all requests at each)",
+    )
+    group.add_argument(
+        "--bisect", action="store_true", help="look between rungs for the highest load that keeps the limits"
+    )
+    group.add_argument(
+        "--precision", type=positive, default=0.05, metavar="SHARE", help="--bisect: to this share (default: 0.05)"
+    )
+    group.add_argument(
+        "--probes", type=at_least_one, default=8, metavar="N", help="--bisect: most runs for each answer (default: 8)"
+    )
+    group.add_argument(
+        "--retries",
+        type=_retries,
+        default=1,
+        metavar="N",
+        help="play a load again when its run is INVALID, so often at most (default: 1)",
+    )
+    group.add_argument("--keep-going", action="store_true", help="climb on when saturated")
+    add_trace_arguments(parser)
+    add_synthetic_arguments(parser)
+    add_target_arguments(parser)
+    add_play_arguments(parser)
+    add_report_arguments(parser)
+    parser.add_argument(
+        "--slo",
+        dest="goodput",
+        nargs="+",
+        type=slo,
+        default=argparse.SUPPRESS,
+        metavar="METRIC:MS",
+        help="as --goodput",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plays all rungs; returns the exit status."""
+    axis: Axis = "rate" if options.rates is not None else "concurrency"
+    text, flag = (options.rates, "--rates") if axis == "rate" else (options.concurrencies, "--concurrencies")
+    loads = ladder(text, flag, whole=axis == "concurrency")
+    limits = measure_options(options).slo
+    if options.bisect and not limits:
+        raise OptionError("--bisect needs limits to look for, as --slo ttft:500 tpot:50")
+    at = _workloads(options, axis, loads)
+    print(f"{len(loads)} rungs: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first plays")
+    print(describe(at(loads[0])))
+    if options.dry_run:
+        return 0
+    folder = result_folder(options, "sweep")
+    result = sweep(
+        loads,
+        lambda load: _play(options, axis, load, at(load), folder),
+        axis=axis,
+        targets=TARGETS if limits else (),
+        bisect=options.bisect,
+        precision=options.precision,
+        most_probes=options.probes,
+        retries=options.retries,
+        keep_going=options.keep_going,
+    )
+    about = {"target": options.target, "command": " ".join(options.command_line)}
+    write_sweep(result, limits, folder, about=about)
+    console = Console()
+    for line in sweep_lines(result, limits):
+        console.print(line, soft_wrap=True)
+    console.print(f"Results: {folder}, pictures and table in {PAGE}", soft_wrap=True)
+    return _exit_status(result, options)
+
+
+def _play(options: argparse.Namespace, axis: Axis, load: float, requests: Trace, folder: Path) -> Rung:
+    name, take = f"{axis}-{load:g}", 1
+    while (folder / name).exists():
+        name, take = f"{axis}-{load:g}-take-{take + 1}", take + 1
+    print(f"{load:g} {UNITS[axis]}{', once more' if take > 1 else ''}", flush=True)
+    own = folder / name
+    with writing_to(own):  # makes it
+        pass
+    chosen = argparse.Namespace(**{**vars(options), "concurrency": int(load) if axis == "concurrency" else None})
+    salt = None if options.prompt_salt is None else f"{options.prompt_salt}-{name}"  # never the same in two runs
+    outcome = run_and_report(requests, chosen, own, salt=salt)
+    return rung_of(load, outcome.run, outcome.metrics, outcome.verdict, name)
+
+
+def _retries(text: str) -> int:
+    return 0 if text == "0" else at_least_one(text)
+
+
+def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]) -> Callable[[float], Trace]:
+    """What is played at a load.
+
+    Raises: OptionError: flags set the rate beside the ladder, or there are too few requests for the duration.
+    """
+    for name in ("rate", "speed", "request_rate", "rate_steps", "ramp_up_strategy"):
+        if axis == "rate" and getattr(options, name) is not None:
+            raise OptionError(f"--rates sets the rate of every rung; leave --{name.replace('_', '-')} out")
+    lasts_s: float | None = options.rung_duration
+    if axis == "concurrency":
+        if options.max_concurrency is not None:
+            raise OptionError("--concurrencies is a closed loop; leave --max-concurrency out")
+        if lasts_s is not None:
+            raise OptionError(
+                "--rung-duration is for --rates; a closed loop lasts as long as its requests, --num-prompts"
+            )
+        requests = workload(options)
+        return lambda _load: requests
+    if options.trace is None:
+        if lasts_s is not None and options.num_prompts is not None:
+            raise OptionError("--rung-duration and --num-prompts both say how many requests; give one of them")
+        return lambda load: workload(_at_rate(options, load))
+    trace = workload(options)
+    needed = math.ceil(loads[-1] * (lasts_s or 0.0))
+    if needed > len(trace):
+        raise OptionError(
+            f"--rung-duration {lasts_s:g}: {loads[-1]:g} requests/s need {needed} requests, the trace has {len(trace)}"
+        )
+    if lasts_s is None:
+        return lambda load: at_rate(trace, load)
+    return lambda load: cut(at_rate(trace, load), 0.0, lasts_s)
+
+
+def _at_rate(options: argparse.Namespace, load: float) -> argparse.Namespace:
+    """The options of a made-up workload at one rung."""
+    chosen = {"request_rate": load}
+    if options.rung_duration is not None:
+        chosen["num_prompts"] = max(1, math.ceil(load * options.rung_duration))
+    return argparse.Namespace(**{**vars(options), **chosen})
+
+
+def _exit_status(result: Sweep, options: argparse.Namespace) -> int:
+    if result.failure:
+        print(f"chairlift-loadgen sweep: error: {result.failure}", file=sys.stderr)
+        return _INTERRUPTED if result.interrupted else _FAILED
+    return _INVALID if options.strict and any(rung.level == "INVALID" for rung in settled(result.rungs)) else 0

@@ -1,0 +1,54 @@
+"""How a workload is played; checked when created."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loadgen.errors import OptionError
+from loadgen.target.probe import PROBE_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayOptions:
+    """How a workload is played.
+
+    Attributes:
+        workers: client processes; None takes as many as the load needs and the host has cores for.
+        concurrency: closed loop: so many requests are always under way and arrivals are ignored; None is open loop.
+        max_concurrency: open loop: most requests under way, shared out evenly among the workers; None is no limit.
+        overflow: what a request does that `max_concurrency` holds back: wait its turn, or be dropped.
+        salt: of the prompts; "" draws a fresh one.
+        seed: of what is drawn here (which calls to cancel).
+        cancel_rate: share of the calls that are cancelled on purpose, after some tokens, 0 to 1.
+        drain_timeout_s: how long answers may take after the last request was due; then they are broken off.
+        vocab_size: ids prompts are made of; None is what the server says.
+        probe_timeout_s: for a server to say what it serves.
+
+    Raises: OptionError: a value out of range, or options that contradict each other.
+    """
+
+    workers: int | None = None
+    concurrency: int | None = None
+    max_concurrency: int | None = None
+    overflow: Literal["queue", "drop"] = "queue"
+    salt: str = ""
+    seed: int = 0
+    cancel_rate: float = 0.0
+    drain_timeout_s: float = 600.0
+    vocab_size: int | None = None
+    probe_timeout_s: float = PROBE_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "concurrency", "max_concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} is {value}, must be at least 1")
+        if self.concurrency is not None and self.max_concurrency is not None:
+            raise OptionError(
+                f"concurrency {self.concurrency} and max_concurrency {self.max_concurrency}: a closed loop keeps its "
+                "concurrency by itself; give one of them"
+            )
+        if not 0 <= self.cancel_rate <= 1:
+            raise OptionError(f"cancel_rate is {self.cancel_rate}, must be 0 to 1")
+        for name in ("drain_timeout_s", "probe_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"{name} is {getattr(self, name)}, must be above 0")

@@ -1,0 +1,35 @@
+"""How figures are written for people: enough digits to tell two runs apart, no more."""
+
+import math
+
+
+def number(value: float) -> str:
+    """Three digits or all before the point, thousands apart; "-" for NaN."""
+    if math.isnan(value):
+        return "-"
+    size = abs(value)
+    digits = 0 if size >= 100 or value == int(value) else 1 if size >= 10 else 2 if size >= 0.1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def milliseconds(value_ms: float) -> str:
+    """One digit after the point below 100 ms, two below 10; no unit."""
+    if math.isnan(value_ms):
+        return "-"
+    digits = 2 if abs(value_ms) < 10 else 1 if abs(value_ms) < 1000 else 0
+    return f"{value_ms:,.{digits}f}"
+
+
+def duration(value_ms: float) -> str:
+    """A time with its own unit, as on an axis or a label."""
+    if math.isnan(value_ms):
+        return "-"
+    if abs(value_ms) < 1000:
+        return f"{value_ms:.3g} ms"
+    seconds = value_ms / 1000
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds / 60:.3g} min"
+
+
+def share(value: float) -> str:
+    """Percent."""
+    return "-" if math.isnan(value) else f"{100 * value:.4g} %"

@@ -1,0 +1,284 @@
+"""Pictures of a comparison: ratios with their intervals, latencies laid over each other, and the runs over time."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from loadgen.comparable import Side
+from loadgen.compare import Comparison
+from loadgen.contrasts import Compared, Played, due, played
+from loadgen.metrics import MeasureOptions
+from loadgen.quantiles import quantiles
+from loadgen.report.comparison_text import conclusion, effect_text, interval_text
+from loadgen.report.figures import duration
+from loadgen.report.plot_style import (
+    BLUE,
+    GREY,
+    INK,
+    MUTED,
+    ORANGE,
+    RED,
+    SURFACE,
+    TEAL,
+    Picture,
+    headline,
+    log_time,
+    new_figure,
+    styled,
+)
+from loadgen.timeseries import Timeseries, timeseries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+SIDE_COLOURS = (BLUE, ORANGE, TEAL, RED, INK)
+_CURVE_POINTS = 300
+_MOST_BINS = 120
+_LONGEST_LABEL = 30
+_BINS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
+_RATIO_TICKS = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.33,
+    0.5,
+    0.67,
+    0.8,
+    0.9,
+    0.95,
+    1,
+    1.05,
+    1.1,
+    1.25,
+    1.5,
+    2,
+    3,
+    5,
+    10,
+    20,
+    50,
+    100,
+)
+
+
+def comparison_pictures(comparison: Comparison, sides: Sequence[Side]) -> tuple[Picture, ...]:
+    """All of them; sides in the order of the comparison."""
+    runs = [played(side.runs, comparison.options) for side in sides]
+    labels = [side.label for side in sides]
+    return (
+        ratios(comparison),
+        cumulative(labels, runs, comparison.options),
+        timelines(labels, runs),
+    )
+
+
+def ratios(comparison: Comparison) -> Picture:
+    """A dot and an interval for every ratio, over a line where both are the same."""
+    figures = [[one for one in versus.figures if one.contrast == "ratio"] for versus in comparison.versus]
+    names = [one.name for one in figures[0]]
+    with styled():
+        figure = new_figure(1.2 + 0.3 * len(names) * max(1.0, 0.6 * len(figures)))
+        axes = figure.subplots()
+        ends = [1 / 1.02, 1.02]
+        for number, row in enumerate(figures):
+            colour = SIDE_COLOURS[(number + 1) % len(SIDE_COLOURS)]
+            offset = (number - (len(figures) - 1) / 2) * 0.6 / len(figures)
+            for place, one in enumerate(row):
+                ends += _draw_ratio(axes, one, place + offset, colour)
+        low, high = min(ends) / 1.03, max(ends) * 1.03
+        axes.set_xscale("log")
+        axes.set_xlim(low, high)
+        _ratio_ticks(axes, low, high)
+        axes.axvline(1, color=INK, linewidth=1)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+        axes.tick_params(axis="y", labelcolor=INK)
+        if len(figures) == 1:
+            _write_conclusions(axes, figures[0])
+        headline(
+            axes,
+            (f"Ratio to {_short(comparison.baseline)}", INK),
+            *(
+                (_short(versus.label), SIDE_COLOURS[(number + 1) % len(SIDE_COLOURS)])
+                for number, versus in enumerate(comparison.versus)
+            ),
+            ("hollow: could be chance", MUTED),
+            ("grey: not judged", MUTED),
+        )
+    spoken = "; ".join(
+        f"{versus.label}, {one.name}: {effect_text(one, one.effect.value)}, {conclusion(one)}"
+        for versus in comparison.versus
+        for one in versus.figures
+    )
+    return Picture(
+        name="comparison-ratios",
+        title="Ratios",
+        caption="Ratio to the first side with its 95 % interval; below 1 is faster, but for tokens per second.",
+        alt=f"Ratios to {comparison.baseline}. {spoken}.",
+        figure=figure,
+    )
+
+
+def cumulative(labels: Sequence[str], runs: Sequence[Sequence[Played]], options: MeasureOptions) -> Picture:
+    """Share of requests at or below each latency, a curve per side, a thin one per repeat."""
+    panels = (("TTFT", "ttft", "ttft"), ("TPOT", "tpot", "tpot"), ("E2E", "e2e", "e2el"))
+    with styled():
+        figure = new_figure(3.5)
+        columns = figure.subplots(1, 3, sharey=True)
+        for axes, (title, column, limit) in zip(columns, panels, strict=True):
+            _draw_cumulative(axes, title, runs, column, options.slo.get(limit))
+        columns[0].set_ylim(0, 100)
+        columns[0].set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+        _name_sides(figure, labels)
+    repeats = " Thin: each run by itself." if len(runs[0]) > 1 else ""
+    return Picture(
+        name="comparison-cdf",
+        title="Latencies laid over each other",
+        caption=f"Share of requests at or below a latency, from when they were due. Logarithmic axis.{repeats}",
+        alt=f"Cumulative curves of TTFT, TPOT and end-to-end latency of {', '.join(labels)}.",
+        figure=figure,
+    )
+
+
+def timelines(labels: Sequence[str], runs: Sequence[Sequence[Played]]) -> Picture:
+    """What was under way, what came out and how long first tokens took, over the time of the runs."""
+    longest_s = max(one.run.ended_s for side in runs for one in side)
+    fitting = [width_s for width_s in _BINS_S if longest_s / width_s <= _MOST_BINS]
+    bin_s = fitting[0] if fitting else longest_s / _MOST_BINS
+    with styled():
+        figure = new_figure(6.0)
+        rows = figure.subplots(3, 1, sharex=True)
+        for number, side in enumerate(runs):
+            colour = SIDE_COLOURS[number % len(SIDE_COLOURS)]
+            for one in side:
+                _draw_run(
+                    rows, timeseries(one.run, one.samples, bin_s=bin_s), colour, alpha=0.9 if len(side) == 1 else 0.45
+                )
+        _name_sides(figure, labels)
+        headline(rows[0], ("Requests under way", INK))
+        headline(rows[1], ("Output tokens per second", INK))
+        headline(rows[2], ("TTFT p50 of requests due then", INK))
+        rows[0].set_ylim(bottom=0)
+        rows[1].set_ylim(bottom=0)
+        if rows[2].lines:
+            rows[2].set_yscale("log")
+            log_time(rows[2].yaxis, *rows[2].get_ylim(), most_ticks=5)
+        rows[2].set_xlim(0, longest_s)
+        rows[2].set_xlabel("seconds from the start of each run")
+    return Picture(
+        name="comparison-timeline",
+        title="The runs over time",
+        caption=f"Means per {bin_s:g} s; every run is a line.",
+        alt=f"Requests under way, output tokens per second and median TTFT over time, for {', '.join(labels)}.",
+        figure=figure,
+    )
+
+
+def _draw_ratio(axes: "Axes", one: Compared, place: float, colour: str) -> list[float]:
+    """Draws it; returns how far it reaches."""
+    value, low, high = one.effect.value, one.effect.low, one.effect.high
+    if math.isnan(value):
+        return []
+    colour = colour if one.judged else GREY
+    if one.judged:
+        axes.plot([low, high], [place, place], color=colour, linewidth=2.4, alpha=1.0 if one.significant else 0.45)
+    axes.plot(
+        [value], [place], "o", color=colour, markersize=6, markeredgewidth=1.4, markeredgecolor=colour,
+        markerfacecolor=colour if one.significant else SURFACE, zorder=3,
+    )  # fmt: skip
+    return [end for end in (value, low, high) if not math.isnan(end)]
+
+
+def _ratio_ticks(axes: "Axes", low: float, high: float) -> None:
+    ticks = [tick for tick in _RATIO_TICKS if low <= tick <= high]
+    if len(ticks) > 10:
+        ticks = [tick for tick in ticks if tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _write_conclusions(axes: "Axes", row: Sequence[Compared]) -> None:
+    """At the right of every line, in place of a second axis."""
+    twin = axes.twinx()
+    twin.set_ylim(axes.get_ylim())
+    twin.set_yticks(
+        range(len(row)),
+        [
+            f"{effect_text(one, one.effect.value)} ({interval_text(one)})"
+            if one.judged
+            else effect_text(one, one.effect.value)
+            for one in row
+        ],
+    )
+    twin.grid(visible=False)
+    twin.tick_params(axis="y", labelcolor=MUTED)
+
+
+def _draw_cumulative(
+    axes: "Axes", title: str, runs: Sequence[Sequence[Played]], column: str, limit_ms: float | None
+) -> None:
+    names, ends = [(title, INK)], []
+    shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
+    for number, side in enumerate(runs):
+        colour = SIDE_COLOURS[number % len(SIDE_COLOURS)]
+        several = [values for one in side if len(values := _values(one, column))]
+        if not several:
+            continue
+        curve = quantiles(np.concatenate(several), shares.tolist())
+        axes.plot(curve, 100 * shares, color=colour, zorder=3)
+        if len(several) > 1:
+            for values in several:
+                axes.plot(quantiles(values, shares.tolist()), 100 * shares, color=colour, linewidth=0.7, alpha=0.4)
+        half = quantiles(np.concatenate(several), [0.5])[0]
+        axes.plot([half], [50], "o", color=colour, markersize=4.5, markeredgecolor=SURFACE, zorder=5)
+        ends += [curve[0], curve[-1]]
+    if limit_ms is not None:
+        axes.axvline(limit_ms, color=RED, linewidth=1.2, linestyle=(0, (1, 2)))
+        names.append((f"limit {duration(limit_ms)}", RED))
+        ends.append(limit_ms)
+    if ends:
+        axes.set_xscale("log")
+        axes.set_xlim(min(ends) * 0.9, max(ends) * 1.1)
+        log_time(axes.xaxis, min(ends) * 0.9, max(ends) * 1.1, most_ticks=4)
+    headline(axes, *names)
+
+
+def _name_sides(figure: "Figure", labels: Sequence[str]) -> None:
+    """One line above all panels, each name in its colour."""
+    colours = [SIDE_COLOURS[number % len(SIDE_COLOURS)] for number in range(len(labels))]
+    figure.legend(
+        [Line2D([], [], color=colour, linewidth=3) for colour in colours],
+        [_short(label) for label in labels],
+        loc="outside upper left", ncols=4, frameon=False, labelcolor=colours, handlelength=1.2, borderpad=0,
+    )  # fmt: skip
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+
+
+def _draw_run(rows: Sequence["Axes"], series: Timeseries, colour: str, *, alpha: float) -> None:
+    middle = series.start_s + series.bin_s / 2
+    known = ~np.isnan(series.ttft_p50_ms)
+    for axes, values in zip(rows[:2], (series.in_flight, series.output_tokens), strict=True):
+        axes.plot(middle, values, color=colour, alpha=alpha)
+    if known.any():
+        rows[2].plot(middle[known], series.ttft_p50_ms[known], color=colour, alpha=alpha)
+
+
+def _values(one: Played, column: str) -> "Floats":
+    values: Floats = getattr(one.samples, column)[due(one) & one.samples.completed]
+    return values[values > 0]

@@ -1,0 +1,245 @@
+"""How latencies are spread: cumulative curves, percentiles far into the tail, and TTFT against prompt length."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from loadgen.metrics import Metrics
+from loadgen.quantiles import quantiles
+from loadgen.report.figures import duration
+from loadgen.report.plot_style import (
+    BLUE,
+    INK,
+    ORANGE,
+    RED,
+    SURFACE,
+    TEAL,
+    Picture,
+    headline,
+    log_time,
+    new_figure,
+    styled,
+)
+from loadgen.samples import Samples
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    from loadgen.record import RunData
+
+    Floats = NDArray[np.float64]
+
+_CURVE_POINTS = 300
+_MOST_DOTS = 1000
+
+
+class Curve(NamedTuple):
+    """Samples with a name and a look. `weights` as in `quantiles`."""
+
+    name: str
+    values: "Floats"
+    colour: str
+    dashed: bool = False
+    weights: "Floats | None" = None
+
+
+def cumulative(metrics: Metrics, samples: Samples) -> Picture:
+    """Share of requests at or below each latency: TTFT, TPOT with ITL, and E2E."""
+    chosen = _window(metrics, samples)
+    pooled = chosen[samples.gaps.request]
+    panels: Mapping[str, tuple[Sequence[Curve], str]] = {
+        "TTFT": (
+            [
+                Curve("since due", samples.ttft[chosen], BLUE),
+                Curve("since sent", samples.service_ttft[chosen], ORANGE, dashed=True),
+            ],
+            "ttft",
+        ),
+        "TPOT": (
+            [
+                Curve("per request", samples.tpot[chosen], BLUE),
+                Curve("ITL, per token", samples.gaps.per_token_ms[pooled], TEAL, weights=samples.gaps.tokens[pooled]),
+            ],
+            "tpot",
+        ),
+        "E2E": (
+            [
+                Curve("since due", samples.e2e[chosen], BLUE),
+                Curve("since sent", samples.service_e2e[chosen], ORANGE, dashed=True),
+            ],
+            "e2el",
+        ),
+    }
+    with styled():
+        figure = new_figure(3.1)
+        columns = figure.subplots(1, 3, sharey=True)
+        for axes, (title, (curves, slo)) in zip(columns, panels.items(), strict=True):
+            _draw_cumulative(axes, title, curves, metrics.options.slo.get(slo))
+        columns[0].set_ylim(0, 100)
+        columns[0].set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+    ttft, e2e = metrics.steady.latencies.ttft, metrics.steady.latencies.e2e
+    return Picture(
+        name="latency-cdf",
+        title="How latencies are spread",
+        caption="Share of requests (of tokens for ITL) at or below a latency. Dots: p50 and p99. Logarithmic axis.",
+        alt=(
+            f"Cumulative curves. TTFT: half within {duration(ttft.p50)}, 99 % within {duration(ttft.p99)}. "
+            f"E2E: half within {duration(e2e.p50)}, 99 % within {duration(e2e.p99)}."
+        ),
+        figure=figure,
+    )
+
+
+def percentile_curves(metrics: Metrics, samples: Samples) -> Picture:
+    """Latency against percentile, every nine of the tail as wide as the one before."""
+    chosen = _window(metrics, samples)
+    pooled = chosen[samples.gaps.request]
+    curves = [
+        Curve("E2E", samples.e2e[chosen], INK),
+        Curve("TTFT", samples.ttft[chosen], BLUE),
+        Curve("TTFT since sent", samples.service_ttft[chosen], ORANGE, dashed=True),
+        Curve("longest stall", samples.max_stall[chosen], RED),
+        Curve("ITL", samples.gaps.per_token_ms[pooled], TEAL, weights=samples.gaps.tokens[pooled]),
+    ]
+    with styled():
+        figure = new_figure(3.6)
+        axes = figure.subplots()
+        furthest, ends = 1.0, []
+        for curve in map(_positive, curves):
+            if len(curve.values) < 2:
+                continue
+            nines = min(6.0, np.log10(len(curve.values)))
+            places = np.linspace(0.0, nines, _CURVE_POINTS)
+            values = quantiles(curve.values, (1 - 10.0**-places).tolist(), curve.weights)
+            axes.plot(places, values, color=curve.colour, linestyle="--" if curve.dashed else "-")
+            ends.append((values[-1], float(places[-1]), curve))
+            furthest = max(furthest, nines)
+        if ends:
+            axes.set_yscale("log")
+            log_time(axes.yaxis, *axes.get_ylim())
+        axes.set_xlim(0, furthest)
+        ticks = np.arange(int(furthest) + 1)
+        axes.set_xticks(ticks, ["0 %", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"][: len(ticks)])
+        axes.grid(visible=True, axis="both")
+        headline(
+            axes,
+            ("Latency by percentile", INK),
+            *((curve.name, curve.colour) for _, _, curve in sorted(ends, key=lambda end: -end[0])),
+        )
+    ttft = metrics.steady.latencies.ttft
+    return Picture(
+        name="percentiles",
+        title="The tail",
+        caption="Latency at each percentile; a curve ends where one sample is left. Both axes logarithmic.",
+        alt=f"Latency against percentile. TTFT: 99 % within {duration(ttft.p99)}, all within {duration(ttft.max)}.",
+        figure=figure,
+    )
+
+
+def ttft_by_prompt(run: "RunData", metrics: Metrics, samples: Samples) -> Picture:
+    """A dot per request, and the median of tenths of them by length."""
+    chosen = np.flatnonzero(_window(metrics, samples) & (samples.ttft > 0))
+    lengths, ttft = run.workload.input_tokens[chosen], samples.ttft[chosen]
+    cached = run.requests["server_cached_tokens"][chosen] > 0
+    shown = chosen if len(chosen) <= _MOST_DOTS else np.linspace(0, len(chosen) - 1, _MOST_DOTS).astype(np.int64)
+    shown = np.arange(len(chosen)) if len(chosen) <= _MOST_DOTS else shown
+    with styled():
+        figure = new_figure(3.4)
+        axes = figure.subplots()
+        names = [("TTFT", INK)]
+        for flags, colour, name in ((~cached, BLUE, "requests"), (cached, TEAL, "part of the prompt cached")):
+            dots = shown[flags[shown]]
+            if len(dots):
+                axes.scatter(
+                    lengths[dots], ttft[dots], s=8 if len(chosen) > 200 else 20, color=colour, alpha=0.45, linewidths=0
+                )
+                names.append((name, colour))
+        if len(chosen) >= 20:
+            order = np.argsort(lengths, kind="stable")
+            tenths = np.array_split(order, 10)
+            axes.plot(
+                [float(np.median(lengths[part])) for part in tenths],
+                [float(np.median(ttft[part])) for part in tenths],
+                color=INK, marker="o", markersize=3.5, markeredgecolor=SURFACE, markeredgewidth=0.6,
+            )  # fmt: skip
+            names.append(("median of each tenth", INK))
+        if len(chosen):
+            axes.set_yscale("log")
+            log_time(axes.yaxis, *axes.get_ylim(), most_ticks=6)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("prompt tokens")
+        headline(axes, *names)
+    left_out = (
+        f" {len(shown):,} of {len(chosen):,} requests are drawn, evenly chosen." if len(shown) < len(chosen) else ""
+    )
+    return Picture(
+        name="ttft-by-prompt",
+        title="TTFT against prompt length",
+        caption=f"From when each request was due, so that queueing is in it.{left_out}",
+        alt="Time to first token against prompt tokens, a dot per request, and the median of each tenth by length.",
+        figure=figure,
+    )
+
+
+def _window(metrics: Metrics, samples: Samples) -> "NDArray[np.bool_]":
+    span = metrics.steady.span
+    return samples.completed & (
+        span.holds(samples.scheduled_s) if span.steady else np.ones(len(samples.completed), bool)
+    )
+
+
+def _positive(curve: Curve) -> Curve:
+    """Without NaN, and without zeros, for which a logarithmic axis has no place."""
+    keep = curve.values > 0
+    return curve._replace(values=curve.values[keep], weights=None if curve.weights is None else curve.weights[keep])
+
+
+def _draw_cumulative(axes: "Axes", title: str, curves: Sequence[Curve], limit_ms: float | None) -> None:
+    names = [(title, INK)]
+    ends: list[float] = []
+    marked: Curve | None = None
+    for curve in map(_positive, curves):
+        if not len(curve.values):
+            continue
+        shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
+        values = quantiles(curve.values, shares.tolist(), curve.weights)
+        axes.plot(values, 100 * shares, color=curve.colour, linestyle="--" if curve.dashed else "-")
+        names.append((curve.name, curve.colour))
+        ends += [values[0], values[-1]]
+        if len(names) == 2:
+            marked = curve
+    if limit_ms is not None:
+        axes.axvline(limit_ms, color=RED, linewidth=1.2, linestyle=(0, (1, 2)))
+        names.append((f"limit {duration(limit_ms)}", RED))
+        ends.append(limit_ms)
+    if ends:
+        axes.set_xscale("log")
+        axes.set_xlim(min(ends) * 0.9, max(ends) * 1.1)
+        log_time(axes.xaxis, min(ends) * 0.9, max(ends) * 1.1, most_ticks=4)
+    if marked is not None:
+        _mark(axes, marked)
+    headline(axes, *names)
+
+
+def _mark(axes: "Axes", curve: Curve) -> None:
+    """Dots at p50 and p99, their figures on the side where there is room."""
+    low, high = np.log(axes.get_xlim())
+    for value, percent, rise in zip(
+        quantiles(curve.values, [0.5, 0.99], curve.weights), (50, 99), (2, -12), strict=True
+    ):
+        axes.plot(
+            value, percent, "o", color=curve.colour, markersize=4.5, markeredgecolor=SURFACE, clip_on=False, zorder=5
+        )
+        is_far_left = np.log(value) < low + 0.45 * (high - low)
+        axes.annotate(
+            f"p{percent} {duration(value)}",
+            (value, percent),
+            xytext=(7, min(rise, -4)) if is_far_left else (-7, rise),
+            textcoords="offset points",
+            ha="left" if is_far_left else "right",
+            fontsize=8,
+            color=INK,
+            bbox={"facecolor": SURFACE, "linewidth": 0, "pad": 0.8},
+        )

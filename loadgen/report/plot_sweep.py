@@ -1,0 +1,248 @@
+"""Pictures of a sweep: latency, normalized latency and goodput against load, and throughput against interactivity."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from loadgen.report.figures import duration, number, share
+from loadgen.report.plot_style import (
+    BLUE,
+    GREY,
+    INK,
+    MUTED,
+    ORANGE,
+    RED,
+    SURFACE,
+    TEAL,
+    Picture,
+    headline,
+    log_time,
+    new_figure,
+    styled,
+)
+from loadgen.report.sweep_text import AXIS_NAMES, limits_text
+from loadgen.rung import UNITS, Rung
+from loadgen.sweep import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LOG_FROM = 4.0  # loads of which the highest is this many times the lowest
+_LEADING_DIGITS = ((1, 1.5, 2, 3, 4, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # the first with few enough ticks
+_MOST_TICKS = 9
+_ROOM_FOR_A_LABEL_PX = (44.0, 14.0)
+
+
+class _Line(NamedTuple):
+    name: str
+    value: Callable[[Rung], float]
+    colour: str
+
+
+def sweep_pictures(sweep: Sweep, slo: Mapping[str, float]) -> tuple[Picture, ...]:
+    """All of them; the one of goodput only where there are limits."""
+    pictures = [latency_by_load(sweep, slo), normalized_by_load(sweep)]
+    if slo:
+        pictures.append(goodput_by_load(sweep, slo))
+    return (*pictures, throughput_by_interactivity(sweep))
+
+
+def latency_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
+    """TTFT and TPOT, p50 and p99, with the line of the limit."""
+    panels = (
+        ("TTFT", lambda rung: rung.ttft.p50, lambda rung: rung.ttft.p99, slo.get("ttft")),
+        ("TPOT", lambda rung: rung.tpot.p50, lambda rung: rung.tpot.p99, slo.get("tpot")),
+    )
+    with styled():
+        figure = new_figure(3.7)
+        for axes, (title, half, tail, limit_ms) in zip(figure.subplots(1, 2), panels, strict=True):
+            names = [(title, INK), ("p50", BLUE), ("p99", ORANGE)]
+            _draw(axes, sweep, [_Line("p50", half, BLUE), _Line("p99", tail, ORANGE)])
+            if limit_ms is not None:
+                axes.axhline(limit_ms, color=RED, linewidth=1.2, linestyle=(0, (1, 2)), zorder=1)
+                names.append((f"limit {duration(limit_ms)}", RED))
+            _log_time(axes, [limit_ms] if limit_ms else [])
+            _load_axis(axes, sweep)
+            headline(axes, *names)
+    return Picture(
+        name="sweep-latency",
+        title="Latency against load",
+        caption=f"Every dot is a run.{_void_note(sweep)}",
+        alt=_spoken(sweep, lambda rung: f"TTFT p50 {duration(rung.ttft.p50)}, p99 {duration(rung.ttft.p99)}"),
+        figure=figure,
+    )
+
+
+def normalized_by_load(sweep: Sweep) -> Picture:
+    """The mean of end-to-end latency over tokens, as papers on serving draw it."""
+    with styled():
+        figure = new_figure(3.4)
+        axes = figure.subplots()
+        _draw(axes, sweep, [_Line("mean", lambda rung: rung.normalized.mean, BLUE)])
+        _log_time(axes, [])
+        _load_axis(axes, sweep)
+        headline(axes, ("Normalized latency per token, mean", INK))
+    return Picture(
+        name="sweep-normalized",
+        title="Normalized latency against load",
+        caption=f"Mean over requests of end-to-end latency divided by tokens of the answer.{_void_note(sweep)}",
+        alt=_spoken(sweep, lambda rung: f"{duration(rung.normalized.mean)} per token"),
+        figure=figure,
+    )
+
+
+def goodput_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
+    """Good requests per second beside those that were answered, and the share of good ones with the targets."""
+    with styled():
+        figure = new_figure(3.7)
+        left, right = figure.subplots(1, 2)
+        names = [("Requests per second", INK), ("within all limits", TEAL), ("answered", BLUE)]
+        _draw(
+            left,
+            sweep,
+            [
+                _Line("answered", lambda rung: rung.requests_per_s, BLUE),
+                _Line("good", lambda rung: rung.goodput_per_s, TEAL),
+            ],
+        )
+        if sweep.axis == "rate":
+            offered = np.linspace(0 if not _is_log(sweep) else sweep.rungs[0].load, sweep.rungs[-1].load, 200)
+            left.plot(offered, offered, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+            names.append(("offered", MUTED))
+        left.set_ylim(0, 1.2 * max((rung.requests_per_s for rung in sweep.rungs), default=1.0))
+        _load_axis(left, sweep)
+        headline(left, *names)
+        _draw(right, sweep, [_Line("share", lambda rung: 100 * rung.attainment, TEAL)])
+        right.set_ylim(0, 104)
+        right.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+        for one in sweep.answers:
+            right.axhline(100 * one.target, color=RED, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+            if one.load is not None:
+                right.plot([one.load, one.load], [0, 100 * one.target], color=RED, linewidth=1, zorder=1)
+        _load_axis(right, sweep)
+        answers = [(f"{share(one.target)} up to {one.load:g}", RED) for one in sweep.answers if one.load is not None]
+        headline(right, ("Within all limits", INK), *answers)
+    return Picture(
+        name="sweep-goodput",
+        title="Goodput against load",
+        caption=f"Limits: {limits_text(slo)}. Failures, timeouts and drops count as bad.{_void_note(sweep)}",
+        alt=_spoken(sweep, lambda rung: f"{share(rung.attainment)} within all limits"),
+        figure=figure,
+    )
+
+
+def throughput_by_interactivity(sweep: Sweep) -> Picture:
+    """What the server delivers to all, against what one reader sees; every dot is a load."""
+    with styled():
+        figure = new_figure(4.0)
+        axes = figure.subplots()
+        shown = [rung for rung in sweep.rungs if np.isfinite(rung.interactivity)]
+        valid = [rung for rung in shown if rung.counts]
+        axes.plot(
+            [rung.interactivity for rung in valid],
+            [rung.output_tokens_per_s for rung in valid],
+            color=BLUE,
+            marker="o",
+            markersize=5,
+            markeredgecolor=SURFACE,
+        )
+        for rung in shown:
+            if not rung.counts:
+                _void_dot(axes, rung.interactivity, rung.output_tokens_per_s)
+        axes.margins(x=0.08, y=0.12)
+        axes.set_ylim(bottom=0)
+        if shown and min(rung.interactivity for rung in shown) < 0.4 * max(rung.interactivity for rung in shown):
+            axes.set_xlim(left=0)
+        _label_loads(axes, shown)
+        axes.grid(visible=True, axis="both")
+        axes.set_xlabel("tokens per second that one reader sees (1 / TPOT p50)")
+        headline(axes, ("Output tokens per second, all readers", INK), (f"numbers: {UNITS[sweep.axis]}", MUTED))
+    return Picture(
+        name="sweep-pareto",
+        title="Throughput against interactivity",
+        caption=f"Up is more for the machine, right is more for each reader.{_void_note(sweep)}",
+        alt=_spoken(
+            sweep,
+            lambda rung: f"{number(rung.output_tokens_per_s)} tokens/s, {number(rung.interactivity)} for each reader",
+        ),
+        figure=figure,
+    )
+
+
+def _draw(axes: "Axes", sweep: Sweep, lines: Sequence[_Line]) -> None:
+    for line in lines:
+        values = [(rung, line.value(rung)) for rung in sweep.rungs]
+        known = [(rung.load, value) for rung, value in values if rung.counts and np.isfinite(value)]
+        if known:
+            axes.plot(
+                *zip(*known, strict=True),
+                color=line.colour,
+                marker="o",
+                markersize=5,
+                markeredgecolor=SURFACE,
+                zorder=3,
+            )
+        for rung, value in values:
+            if not rung.counts and np.isfinite(value):
+                _void_dot(axes, rung.load, value)
+
+
+def _void_dot(axes: "Axes", x: float, y: float) -> None:
+    axes.plot([x], [y], "x", color=GREY, markersize=6, markeredgewidth=1.6, zorder=2)
+
+
+def _void_note(sweep: Sweep) -> str:
+    void = [f"{rung.load:g}" for rung in sweep.rungs if not rung.counts]
+    return f" Grey crosses prove nothing: {', '.join(void)} {UNITS[sweep.axis]} invalid or broken off." if void else ""
+
+
+def _spoken(sweep: Sweep, what: Callable[[Rung], str]) -> str:
+    return ". ".join(f"At {rung.load:g} {UNITS[sweep.axis]}: {what(rung)}" for rung in sweep.rungs) + "."
+
+
+def _is_log(sweep: Sweep) -> bool:
+    return sweep.rungs[-1].load >= _LOG_FROM * sweep.rungs[0].load
+
+
+def _label_loads(axes: "Axes", rungs: Sequence[Rung]) -> None:
+    """The load beside its dot, where there is room for it."""
+    labelled: list[tuple[float, float]] = []
+    for rung in rungs:
+        at = (rung.interactivity, rung.output_tokens_per_s)
+        x, y = axes.transData.transform(at)
+        wide, high = _ROOM_FOR_A_LABEL_PX
+        if all(abs(x - other_x) > wide or abs(y - other_y) > high for other_x, other_y in labelled):
+            labelled.append((x, y))
+            axes.annotate(f"{rung.load:.3g}", at, xytext=(6, 4), textcoords="offset points", fontsize=8, color=MUTED)
+
+
+def _load_axis(axes: "Axes", sweep: Sweep) -> None:
+    low, high = sweep.rungs[0].load / 1.1, sweep.rungs[-1].load * 1.1
+    if _is_log(sweep):
+        axes.set_xscale("log")
+        axes.set_xlim(low, high)
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for leading in _LEADING_DIGITS:
+            ticks = [tick for decade in decades for digit in leading if low <= (tick := digit * 10.0**decade) <= high]
+            if len(ticks) <= _MOST_TICKS:
+                break
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.set_xlim(0, high)
+    axes.set_xlabel(AXIS_NAMES[sweep.axis])
+
+
+def _log_time(axes: "Axes", also_ms: Sequence[float]) -> None:
+    """A logarithmic axis around all that is drawn and what else shall be seen."""
+    drawn = [float(y) for line in axes.lines for y in np.asarray(line.get_ydata(), dtype=float) if y > 0]
+    ends = [*drawn, *also_ms]
+    if ends:
+        low, high = min(ends) / 1.25, max(ends) * 1.25
+        axes.set_yscale("log")
+        axes.set_ylim(low, high)
+        log_time(axes.yaxis, low, high, most_ticks=7)

@@ -1,0 +1,107 @@
+"""A sweep in words and figures: the table in the terminal, and sweep.json. Pure."""
+
+import math
+from collections.abc import Mapping
+from textwrap import wrap
+from typing import Any
+
+from rich.text import Text
+
+from loadgen.capacity import answer_text
+from loadgen.plain_json import plain
+from loadgen.report.figures import milliseconds, number, share
+from loadgen.report.terminal import STYLES
+from loadgen.rung import UNITS, Rung
+from loadgen.sweep import Sweep
+
+SCHEMA = "loadgen.sweep/v1"
+AXIS_NAMES = {"rate": "requests per second, offered", "concurrency": "requests at once"}
+COLUMNS = (
+    "load", "verdict", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "normalized", "requests/s", "tokens/s",
+    "tok/s/user", "goodput/s", "within",
+)  # fmt: skip
+"""Of the table. Latencies in ms; `normalized` is the mean; `within` is the share that kept every limit."""
+_SLO_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+_WIDTH, _COLUMN_WIDTH = 126, 11
+
+
+def limits_text(slo: Mapping[str, float]) -> str:
+    """What good requests keep."""
+    return ", ".join(f"{_SLO_NAMES[name]} {limit_ms:g} ms" for name, limit_ms in slo.items())
+
+
+def cells(rung: Rung, *, limits: bool) -> list[str]:
+    """The figures of a rung, in the order of COLUMNS."""
+    return [
+        f"{rung.load:g}",
+        rung.level,
+        *(milliseconds(one) for one in (rung.ttft.p50, rung.ttft.p99, rung.tpot.p50, rung.tpot.p99)),
+        milliseconds(rung.normalized.mean),
+        number(rung.requests_per_s),
+        number(rung.output_tokens_per_s),
+        number(rung.interactivity),
+        number(rung.goodput_per_s) if limits else "-",
+        share(rung.attainment) if limits else "-",
+    ]
+
+
+def conclusions(sweep: Sweep, slo: Mapping[str, float]) -> list[str]:
+    """The answers, and what stands in their way."""
+    texts = [answer_text(one, sweep.rungs, sweep.axis, limits_text(slo)) for one in sweep.answers]
+    if sweep.stopped:
+        texts.append(f"The ladder was left early: {sweep.stopped}")
+    if sweep.failure:
+        texts.append(f"BROKEN OFF {sweep.failure}")
+    return texts
+
+
+def sweep_lines(sweep: Sweep, slo: Mapping[str, float]) -> list[Text]:
+    """The table for the terminal."""
+    lines = [Text(f" Sweep over {AXIS_NAMES[sweep.axis]} ".center(_WIDTH, "="))]
+    lines.append(
+        Text("".join(name.rjust(_COLUMN_WIDTH - (index == 0) * 3) for index, name in enumerate(COLUMNS)), "bold")
+    )
+    for rung in sweep.rungs:
+        first, level, *rest = cells(rung, limits=bool(slo))
+        lines.append(
+            Text.assemble(
+                first.rjust(_COLUMN_WIDTH - 3),
+                (level.rjust(_COLUMN_WIDTH), STYLES[rung.level]),
+                "".join(text.rjust(_COLUMN_WIDTH) for text in rest),
+            )
+        )
+        if rung.level == "INVALID" and rung.reasons:
+            lines += [Text(f"      {line}", style="dim") for line in wrap(f"not used: {rung.reasons[0]}", _WIDTH - 6)]
+    lines.append(Text("-" * _WIDTH))
+    for text in conclusions(sweep, slo):
+        lines += [Text(line, style="bold") for line in wrap(text, _WIDTH, subsequent_indent="  ")]
+    lines.append(Text("=" * _WIDTH))
+    return lines
+
+
+def sweep_document(sweep: Sweep, slo: Mapping[str, float]) -> dict[str, Any]:
+    """What sweep.json holds."""
+    return {
+        "schema": SCHEMA,
+        "axis": sweep.axis,
+        "unit": UNITS[sweep.axis],
+        "slo": dict(slo),
+        "answers": [
+            {**plain(one), "text": answer_text(one, sweep.rungs, sweep.axis, limits_text(slo))} for one in sweep.answers
+        ],
+        "stopped": sweep.stopped,
+        "failure": sweep.failure,
+        "interrupted": sweep.interrupted,
+        "rungs": [_rung_document(rung) for rung in sweep.rungs],
+    }
+
+
+def _rung_document(rung: Rung) -> dict[str, Any]:
+    document: dict[str, Any] = plain(rung)
+    for name in ("ttft", "tpot", "e2e", "normalized"):
+        figures = document.pop(name)
+        percentiles = {f"p{percentile:g}": value for percentile, value in figures.pop("percentiles")}
+        document[f"{name}_ms"] = {**figures, **percentiles}
+    document["attainment"] = None if math.isnan(rung.attainment) else rung.attainment
+    document["used"] = rung.counts
+    return document

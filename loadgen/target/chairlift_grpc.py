@@ -1,0 +1,193 @@
+"""Our own gRPC API: chairlift.v1.GenerationService. Requests go out as bytes that were made before they were due."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from chairlift.v1 import generation_service_pb2 as pb
+from loadgen.errors import TargetError
+from loadgen.target.base import (
+    PlannedRequest,
+    RequestFailedError,
+    RequestTimedOutError,
+    Sink,
+    TargetFacts,
+    TargetSpec,
+)
+from loadgen.target.probe import probe_answer, probe_request, refusal
+
+STREAMS_PER_CHANNEL = 64
+"""Servers commonly take 100 streams on a connection; what is above waits unseen."""
+_SPARE_BELOW = 16
+_MAX_MESSAGE_BYTES = 64 << 20
+_SERVICE = "/chairlift.v1.GenerationService/"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.enable_http_proxy", 0),
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # channels to one address else share a connection, unless their options differ
+)
+
+
+class _Connection:
+    """One channel: one TCP connection of its own."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self.channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, ("chairlift.connection", number)))
+        self.stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(
+            _SERVICE + "StreamGenerate"
+        )
+        self.num_streams = 0
+
+
+class ChairliftTarget:
+    """Connections to a Chairlift frontend, more of them as more streams are open.
+
+    Args:
+        spec: its url is grpc://HOST:PORT or grpc+unix:PATH.
+        probe_timeout_s: for GetModel, seconds.
+    """
+
+    def __init__(self, spec: TargetSpec, probe_timeout_s: float) -> None:
+        self._spec = spec
+        self._probe_timeout_s = probe_timeout_s
+        scheme, _, rest = spec.url.partition(":")
+        self._address = f"unix:{rest}" if scheme == "grpc+unix" else rest.removeprefix("//").rstrip("/")
+        self._connections = [_Connection(self._address, 0)]
+        self._model = spec.model
+
+    async def probe(self) -> TargetFacts:
+        """See Target: GetModel, then an answer of a few tokens."""
+        response = await self._ask(
+            pb.GetModelRequest(model=self._spec.model), "GetModel", pb.GetModelResponse.FromString
+        )
+        self._model = response.model
+        facts = TargetFacts(
+            model=response.model,
+            max_model_len=response.max_model_len or None,
+            vocab_size=response.vocab_size or None,
+            special_ids=frozenset(response.end_token_ids),
+            version=response.weights_revision,
+        )
+        try:
+            await probe_answer(self, self.prepare(probe_request(self._spec, facts)), self._spec)
+        except RequestFailedError as error:
+            raise refusal(self._spec, error) from error
+        return facts
+
+    async def count_tokens(self, text: str) -> int:
+        """Tokens the server makes of this prompt. Raises: TargetError."""
+        request = pb.CountTokensRequest(model=self._model, text=text)
+        response: pb.CountTokensResponse = await self._ask(request, "CountTokens", pb.CountTokensResponse.FromString)
+        return response.num_tokens
+
+    def prepare(self, request: PlannedRequest) -> bytes:
+        """See Target: the serialized StreamGenerateRequest."""
+        length = request.num_output_tokens
+        ignore_eos = self._spec.ignore_eos
+        spec = pb.GenerationSpec(
+            model=self._model,
+            sampling=pb.SamplingOptions(temperature=self._spec.temperature),
+            stop=pb.StopOptions(
+                max_tokens=length, min_tokens=length if ignore_eos else None, ignore_end_token=ignore_eos
+            ),
+        )
+        if request.token_ids is not None:
+            spec.token_ids.ids.extend(request.token_ids.tolist())
+        else:
+            spec.text = request.text or ""
+        return pb.StreamGenerateRequest(spec=spec).SerializeToString()
+
+    async def play(self, prepared: bytes, sink: Sink) -> None:
+        """See Target."""
+        connection = self._connection()
+        connection.num_streams += 1
+        sink.sent()
+        call = connection.stream(prepared, timeout=self._spec.timeout_s)
+        try:
+            await _read(call, sink)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                timeout_s = self._spec.timeout_s
+                text = _text(error) if timeout_s is None else f"no end within {timeout_s:g} s"
+                raise RequestTimedOutError(text) from error
+            raise RequestFailedError(_text(error)) from error
+        finally:
+            call.cancel()  # harmless when it is over
+            connection.num_streams -= 1
+
+    async def close(self) -> None:
+        """See Target."""
+        for connection in self._connections:
+            await connection.channel.close()
+
+    def _connection(self) -> _Connection:
+        """The first with room. The last one being used, another is opened ahead of its need."""
+        chosen = next((each for each in self._connections if each.num_streams < STREAMS_PER_CHANNEL), None)
+        if chosen is None or (chosen is self._connections[-1] and chosen.num_streams >= _SPARE_BELOW):
+            spare = _Connection(self._address, len(self._connections))
+            spare.channel.get_state(try_to_connect=True)
+            self._connections.append(spare)
+        return chosen or self._connections[-1]
+
+    async def _ask(self, request: Any, method: str, response_type: Callable[[bytes], Any]) -> Any:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._connections[0].channel.unary_unary(
+            _SERVICE + method
+        )
+        try:
+            return response_type(await call(request.SerializeToString(), timeout=self._probe_timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise TargetError(self._complaint(error, method)) from error
+
+    def _complaint(self, error: grpc.aio.AioRpcError, method: str) -> str:
+        url = self._spec.url
+        match error.code():
+            case grpc.StatusCode.UNAVAILABLE:
+                return f"nobody serves at {url} ({error.details()}): start the server, or check the address"
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"{url} does not answer {method} within {self._probe_timeout_s:g} s: look at the server's log"
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return f"{url} speaks gRPC but has no {_SERVICE}{method}: it is another server, or an older one"
+            case _:
+                return f"{url} refuses {method}: {_text(error)}"
+
+
+async def _read(call: Any, sink: Sink) -> None:
+    parse = pb.StreamGenerateResponse.FromString
+    eof = grpc.aio.EOF
+    is_finished = False
+    while (message := await call.read()) is not eof:
+        response = parse(message)
+        match response.WhichOneof("event"):
+            case "chunk":
+                if response.chunk.num_tokens:
+                    sink.tokens(response.chunk.num_tokens)
+            case "started":
+                sink.started(response.started.num_prompt_tokens, response.started.num_cached_tokens)
+            case "finished":
+                is_finished = True
+                finished = response.finished
+                sink.finished(
+                    finished.usage.num_output_tokens,
+                    queued_us=_microseconds(finished.timing.queued),
+                    prefill_us=_microseconds(finished.timing.prefill),
+                    num_preemptions=finished.timing.num_preemptions,
+                )
+    if not is_finished:
+        raise RequestFailedError("the stream ended without its last message")
+
+
+def _microseconds(duration: Duration) -> int:
+    return duration.seconds * 1_000_000 + duration.nanos // 1000
+
+
+def _text(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {(error.details() or 'no reason given')[:200]}"

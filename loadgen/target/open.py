@@ -1,0 +1,54 @@
+"""From a TargetSpec to the Target that talks to it."""
+
+import os
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from loadgen.errors import TargetError
+from loadgen.target.base import Target, TargetSpec
+from loadgen.target.null import NullTarget
+from loadgen.target.probe import PROBE_TIMEOUT_S
+
+_SCHEMES = {
+    "grpc": ("grpc", "grpc+unix"),
+    "completions": ("http", "https"),
+    "chat": ("http", "https"),
+    "null": ("null",),
+}
+
+
+def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -> Target:
+    """Opens no connection yet. Must be called inside the running event loop that will use the target.
+
+    Args:
+        spec: where and how to ask; without an api_key, HTTP takes that of the environment variable OPENAI_API_KEY.
+        probe_timeout_s: for a server to say what it serves, seconds.
+    Raises: TargetError: URL and API do not belong together, or the API takes no prompts of that kind.
+    """
+    check_spec(spec)
+    if spec.api == "null":
+        return NullTarget(spec)
+    if spec.api == "grpc":
+        from loadgen.target.chairlift_grpc import ChairliftTarget
+
+        return ChairliftTarget(spec, probe_timeout_s)
+    from loadgen.target.openai import OpenAiTarget
+
+    api_key = spec.api_key or os.environ.get("OPENAI_API_KEY", "")
+    return OpenAiTarget(replace(spec, api_key=api_key, url=spec.url.rstrip("/")), probe_timeout_s)
+
+
+def check_spec(spec: TargetSpec) -> None:
+    """What can be known without asking the server.
+
+    Raises: TargetError: see open_target.
+    """
+    schemes = _SCHEMES[spec.api]
+    parts = urlsplit(spec.url)
+    if parts.scheme not in schemes:
+        wanted = " or ".join(f"{scheme}:" for scheme in schemes)
+        raise TargetError(f"target {spec.url!r} is no address for api {spec.api}, which wants {wanted}")
+    if spec.api != "null" and not (parts.path if parts.scheme == "grpc+unix" else parts.netloc):
+        raise TargetError(f"target {spec.url!r} names no host")
+    if spec.api == "chat" and spec.prompt_mode == "ids":
+        raise TargetError("the chat API takes no token ids: use --prompt-mode text, or --api completions")

@@ -1,0 +1,96 @@
+"""One answer of an OpenAI-compatible server, event by event: which carry tokens, how many, and what the server counts.
+
+Pure: JSON in, calls of the Sink out. Events with only a role, with empty text or with usage alone are no tokens. A
+message counts as many tokens as its `token_ids` hold; or, on a server that sends its usage with every message, as that
+has grown; else as one. Where several tokens came in a message that did not say so, the usage at the end sets the
+total right: it is kept beside the count.
+"""
+
+import json
+from typing import Any
+
+from loadgen.record import ABSENT
+from loadgen.target.base import RequestFailedError, Sink
+
+_TEXT_KEYS = ("content", "reasoning_content", "reasoning")
+_MAX_ERROR_LENGTH = 200
+
+
+class Answer:
+    """The answer to one request.
+
+    Args:
+        sink: told of what arrives.
+        counts_as_it_goes: the server was seen to send its usage with every message.
+    """
+
+    def __init__(self, sink: Sink, *, counts_as_it_goes: bool) -> None:
+        self._sink = sink
+        self._counts_as_it_goes = counts_as_it_goes
+        self._num_tokens = 0
+        self._usage: dict[str, Any] = {}
+        self._is_over = False
+        self.is_counted_as_it_goes = False
+        """Whether usage came with a message that carries text and is not the last."""
+
+    def take(self, data: bytes) -> None:
+        """The data of one event.
+
+        Raises: RequestFailedError: it is an error, or no JSON.
+        """
+        if data == b"[DONE]":
+            self._is_over = True
+            return
+        try:
+            event = json.loads(data)
+        except ValueError:
+            raise RequestFailedError(f"an event is no JSON: {data[:60]!r}") from None
+        if not isinstance(event, dict):
+            raise RequestFailedError(f"an event is no JSON object: {data[:60]!r}")
+        if event.get("error"):
+            raise RequestFailedError(f"error in mid-answer: {error_text(event)}")
+        usage = event.get("usage") or {}
+        for choice in (event.get("choices") or ())[:1]:
+            count = self._new_tokens(choice, usage)
+            if count > 0:
+                self._num_tokens += count
+                self._sink.tokens(count)
+            self._is_over |= choice.get("finish_reason") is not None
+        if usage:
+            self._usage = usage
+
+    def end(self) -> None:
+        """The stream is over: passes the server's own counts on.
+
+        Raises: RequestFailedError: it ended before the answer did.
+        """
+        if not self._is_over:
+            raise RequestFailedError("the stream broke off: neither a finish_reason nor [DONE] came")
+        details = self._usage.get("prompt_tokens_details") or {}
+        self._sink.started(_number(self._usage, "prompt_tokens"), _number(details, "cached_tokens"))
+        self._sink.finished(_number(self._usage, "completion_tokens"))
+
+    def _new_tokens(self, choice: dict[str, Any], usage: dict[str, Any]) -> int:
+        delta = choice.get("delta") or {}
+        has_text = bool(choice.get("text") or any(delta.get(key) for key in _TEXT_KEYS) or delta.get("tool_calls"))
+        if has_text and usage and choice.get("finish_reason") is None:
+            self.is_counted_as_it_goes = True
+        token_ids = choice.get("token_ids")
+        if token_ids:
+            return len(token_ids)
+        if self._counts_as_it_goes and "completion_tokens" in usage:
+            return int(usage["completion_tokens"]) - self._num_tokens
+        return int(has_text)
+
+
+def error_text(body: object) -> str:
+    """What an error object of OpenAI's form, or of its relatives, says; cut to a line."""
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        body = inner.get("message", inner) if isinstance(inner, dict) else inner
+    return " ".join(str(body).split())[:_MAX_ERROR_LENGTH]
+
+
+def _number(counts: dict[str, Any], name: str) -> int:
+    value = counts.get(name)
+    return value if isinstance(value, int) else ABSENT

@@ -1,0 +1,54 @@
+"""What is written beside the records."""
+
+import errno
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from loadgen import atomic_file
+from loadgen.errors import ResultError
+from loadgen.metrics import measure
+from loadgen.report.files import write_report
+from loadgen.selfcheck import judge
+from loadgen.testing import synthetic_run
+
+
+def _write(folder: Path) -> tuple[Path, ...]:
+    run = synthetic_run(100)
+    metrics = measure(run)
+    return write_report(run, metrics, judge(run, metrics), folder)
+
+
+def test_result_page_and_pictures_are_written(tmp_path: Path) -> None:
+    paths = _write(tmp_path / "new")
+    assert {path.name for path in paths} == {
+        "result.json", "report.html", "timeline.png", "latency-cdf.png", "percentiles.png", "ttft-by-prompt.png",
+        "requests.png",
+    }  # fmt: skip
+    assert set((tmp_path / "new").iterdir()) == set(paths)
+    assert json.loads((tmp_path / "new" / "result.json").read_text())["schema"] == "loadgen.result/v1"
+    for path in paths:
+        if path.suffix == ".png":
+            head = path.read_bytes()[:24]
+            assert head[:8] == b"\x89PNG\r\n\x1a\n"
+            assert struct.unpack(">I", head[16:20])[0] == 1440
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    _write(tmp_path / "one")
+    _write(tmp_path / "two")
+    for name in ("report.html", "result.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic_file.os, "fsync", full)
+    with pytest.raises(ResultError, match=rf"{tmp_path}: results cannot be written: No space left"):
+        _write(tmp_path)
+    assert list(tmp_path.iterdir()) == []

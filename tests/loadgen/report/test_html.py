@@ -1,0 +1,180 @@
+"""The page stands alone, can be read by everyone, and says what the metrics say."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from loadgen.metrics import MeasureOptions, measure
+from loadgen.record import RunData, Status
+from loadgen.report.html import page
+from loadgen.report.pictures import pictures
+from loadgen.samples import samples_of
+from loadgen.selfcheck import judge
+from loadgen.testing import Played, run_of, synthetic_run, with_requests
+
+_VOID = {"meta", "br", "path", "use", "link", "img", "input", "hr"}
+
+
+class _Page(HTMLParser):
+    """What a browser would see: elements with their attributes, text outside style, and whether tags match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.unclosed: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.unclosed.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _VOID:
+            return
+        assert self.unclosed.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.unclosed:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def _page(run: RunData, options: MeasureOptions | None = None) -> str:
+    metrics, samples = measure(run, options), samples_of(run)
+    return page(run, metrics, judge(run, metrics), pictures(run, metrics, samples))
+
+
+def _usual() -> RunData:
+    return synthetic_run(300, outcomes={Status.ERROR: 4, Status.TIMEOUT: 3}, settings={"target": "http://h:8000/v1"})
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    text = _page(_usual())
+    parsed = _Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & {tag for tag, _ in parsed.elements}
+    for _, attributes in parsed.elements:
+        for name, value in attributes.items():
+            if name in ("src", "href", "xlink:href", "data", "action", "srcset"):
+                assert (value or "").startswith("#"), (name, value)
+            assert not name.startswith("on"), name
+    assert "@import" not in text
+    assert set(re.findall(r"url\(.", text)) <= {"url(#"}
+    without_settings = text.replace("http://h:8000/v1", "")
+    assert not re.findall(r"https?://|data:[a-z]+/", without_settings)
+
+
+def test_tags_match_and_every_reference_has_its_element() -> None:
+    parsed = _Page(_page(_usual(), MeasureOptions(slo={"ttft": 100.0})))
+    assert parsed.unclosed == []
+    ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in parsed.elements:
+        for name in ("href", "xlink:href", "aria-labelledby"):
+            if name in attributes:
+                assert (attributes[name] or "").removeprefix("#") in ids
+        for target in re.findall(r"url\(#([^)]*)\)", " ".join(value or "" for value in attributes.values())):
+            assert target in ids
+
+
+def test_the_verdict_is_on_top_and_its_reasons_below_it() -> None:
+    words = _Page(_page(_usual())).text
+    places = [
+        words.index(part)
+        for part in ("DEGRADED", "4 errors, 3 timeouts", "TTFT p50", "The run over time", "Self-check")
+    ]
+    assert places == sorted(places)
+    assert _page(_usual()).index("<title>DEGRADED: ") < _page(_usual()).index("<body>")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_part_of_a_run_is_marked(interrupted: bool) -> None:
+    run = replace(synthetic_run(80, outcomes={Status.UNSENT: 20}), interrupted=interrupted)
+    assert ("Partial: the run was stopped before its end" in _page(run)) == interrupted
+
+
+def test_pictures_are_drawings_with_real_text_and_a_description() -> None:
+    parsed = _Page(_page(_usual()))
+    drawings = [attributes for tag, attributes in parsed.elements if tag == "svg"]
+    assert len(drawings) == 5
+    assert all(attributes["role"] == "img" and attributes["aria-labelledby"] for attributes in drawings)
+    assert "image" not in {tag for tag, _ in parsed.elements}
+    for words in ("seconds from the start", "prompt tokens", "Requests per second", "p99.9", "99.9 %"):
+        assert words in parsed.text
+    assert "Half" not in parsed.text
+    assert re.search(r"TTFT: half within [\d.]+ ms, 99 % within", parsed.text)
+
+
+def test_colours_follow_the_page() -> None:
+    text = _page(_usual())
+    drawn = text[text.index("<svg") : text.rindex("</svg>")]
+    assert "var(--blue)" in drawn
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawn)) == set()
+    defined = set(re.findall(r"(--[a-z]+):", text[: text.index("</style>")]))
+    assert set(re.findall(r"var\((--[a-z]+)\)", text)) <= defined
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_it_can_be_read_on_a_phone_and_tables_have_heads() -> None:
+    parsed = _Page(_page(_usual()))
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parsed.elements
+    assert dict(parsed.elements)["html"] == {"lang": "en"}
+    heads = [attributes for tag, attributes in parsed.elements if tag == "th"]
+    assert heads
+    assert all(attributes.get("scope") in ("row", "col") for attributes in heads)
+
+
+def test_what_others_named_cannot_break_out() -> None:
+    evil = "<script>alert(1)</script>"
+    run = replace(
+        _usual(),
+        errors=(evil,),
+        settings={"model": evil, "command": evil, "tags": {evil: evil}, "target": evil},
+        workload=replace(_usual().workload, name=evil),
+    )
+    text = _page(run)
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_figures_are_those_of_the_metrics() -> None:
+    run = _usual()
+    options = MeasureOptions(warmup_s=1.0, slo={"ttft": 100.0}, percentiles=(50.0, 97.5))
+    metrics = measure(run, options)
+    words = _Page(_page(run, options)).text
+    assert "p97.5" in words
+    assert f"{metrics.steady.latencies.ttft.at(97.5):.1f}" in words
+    assert f"{metrics.steady.goodput.good:,} of {metrics.steady.goodput.offered:,} offered" in words
+    assert "UNAVAILABLE: the engine is away" in words
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_of([]),
+        run_of([Played(0.0, ((0.1, 1),))]),
+        run_of([Played(0.0, status=Status.ERROR, error="no"), Played(0.5, status=Status.DROPPED)]),
+        run_of([Played(0.0, ((0.0, 1), (0.0, 1)))]),
+        synthetic_run(3, outcomes={Status.ERROR: 3}),
+        synthetic_run(1500, rate=200.0, output_tokens=(1, 2)),
+        with_requests(synthetic_run(50), server_queued_us=1000, server_prefill_us=2000, server_cached_tokens=7),
+        replace(synthetic_run(200, settings={"closed_loop": True}, outcomes={Status.UNSENT: 50}), interrupted=True),
+    ],
+    ids=["empty", "one token", "nothing answered", "no time at all", "all failed", "many", "server's view", "closed"],
+)  # fmt: skip
+def test_every_kind_of_run_has_a_page(run: RunData) -> None:
+    assert _Page(_page(run)).unclosed == []
+
+
+def test_a_page_stays_small_however_long_the_run() -> None:
+    assert len(_page(synthetic_run(4000, rate=40.0))) < 700_000

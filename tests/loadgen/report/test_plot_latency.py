@@ -1,0 +1,64 @@
+"""Curves go where the figures are."""
+
+import numpy as np
+import pytest
+
+from loadgen.metrics import MeasureOptions, measure
+from loadgen.record import RunData
+from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
+from loadgen.report.plot_style import BLUE, RED
+from loadgen.samples import samples_of
+from loadgen.testing import run_of, synthetic_run, with_requests
+
+
+def test_the_curve_passes_through_the_quoted_percentiles() -> None:
+    run = synthetic_run(400)
+    metrics = measure(run, MeasureOptions(warmup_s=2.0, slo={"ttft": 120.0}))
+    picture = cumulative(metrics, samples_of(run))
+    axes = picture.figure.axes[0]
+    curve = next(line for line in axes.lines if line.get_color() == BLUE)
+    x, share = np.asarray(curve.get_xdata(), dtype=float), np.asarray(curve.get_ydata(), dtype=float)
+    ttft = metrics.steady.latencies.ttft
+    for percentile in (50.0, 99.0):
+        assert np.interp(percentile, share, x) == pytest.approx(ttft.at(percentile), rel=0.01)
+    limits = [line for line in axes.lines if line.get_color() == RED]
+    assert np.asarray(limits[0].get_xdata(), dtype=float).tolist() == [120.0, 120.0]
+
+
+def test_a_curve_of_percentiles_ends_where_one_sample_is_left() -> None:
+    run = synthetic_run(100)
+    picture = percentile_curves(measure(run), samples_of(run))
+    ends = {
+        str(line.get_color()): float(np.asarray(line.get_xdata(), dtype=float)[-1])
+        for line in picture.figure.axes[0].lines
+    }
+    assert 1.8 < ends[BLUE] <= 2.0  # of a hundred at most
+    assert max(ends.values()) > 3.5  # of some thousands of gaps
+
+
+@pytest.mark.parametrize(("count", "drawn"), [(300, 300), (3000, 1000)])
+def test_dots_that_are_left_out_are_counted(count: int, drawn: int) -> None:
+    run = synthetic_run(count, rate=100.0, output_tokens=(2, 3))
+    picture = ttft_by_prompt(run, measure(run), samples_of(run))
+    dots = sum(len(np.asarray(one.get_offsets())) for one in picture.figure.axes[0].collections)
+    chosen = measure(run).steady.latencies.ttft.n
+    assert dots == min(drawn, chosen)
+    assert ("requests are drawn, evenly chosen" in picture.caption) == (count == 3000)
+
+
+def test_cached_prompts_have_a_colour_of_their_own() -> None:
+    run = synthetic_run(50)
+    half = with_requests(run, server_cached_tokens=np.arange(50) % 2)
+    assert len(ttft_by_prompt(half, measure(half), samples_of(half)).figure.axes[0].collections) == 2
+    assert len(ttft_by_prompt(run, measure(run), samples_of(run)).figure.axes[0].collections) == 1
+
+
+@pytest.mark.parametrize("run", [run_of([]), synthetic_run(1, output_tokens=(1, 1))])
+def test_nothing_to_draw_is_an_empty_picture(run: RunData) -> None:
+    metrics, samples = measure(run), samples_of(run)
+    for picture in (
+        cumulative(metrics, samples),
+        percentile_curves(metrics, samples),
+        ttft_by_prompt(run, metrics, samples),
+    ):
+        assert picture.figure.axes

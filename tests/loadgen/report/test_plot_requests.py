@@ -1,0 +1,73 @@
+"""Which requests are drawn, and as what."""
+
+import numpy as np
+import pytest
+
+from loadgen.metrics import measure
+from loadgen.record import RunData, Status
+from loadgen.report.plot_requests import requests_in_time
+from loadgen.report.plot_style import BLUE, GREY, INK, ORANGE, RED, TEAL, Picture
+from loadgen.samples import samples_of
+from loadgen.testing import Played, run_of, synthetic_run
+
+
+def _picture(run: RunData) -> Picture:
+    return requests_in_time(run, measure(run), samples_of(run))
+
+
+def _lines(picture: Picture) -> dict[str, list[tuple[float, float, float]]]:
+    """(row, from, until) by colour."""
+    (axes,) = picture.figure.axes
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for line in axes.lines:
+        x, y = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+        drawn = zip(y[::3].tolist(), x[::3].tolist(), x[1::3].tolist(), strict=True)
+        found.setdefault(str(line.get_color()), []).extend(drawn)
+    return found
+
+
+def test_each_second_of_a_request_has_its_colour() -> None:
+    """The median gap is 50 ms, so that 190 ms are no stall and 210 ms are one."""
+    run = run_of(
+        [
+            Played(0.0, ((1.0, 1), (1.05, 1), (1.1, 1), (2.0, 1)), sent_s=0.5, queued_us=200_000, prefill_us=300_000),
+            Played(0.1, ((1.0, 1), (1.05, 1), (1.1, 1), (1.15, 1), (1.34, 1), (1.55, 1))),
+            Played(0.2, status=Status.ERROR, sent_s=0.3, ended_s=0.9, error="no"),
+            Played(0.3, status=Status.DROPPED),
+        ]
+    )
+    lines = _lines(_picture(run))
+    expected = {
+        GREY: [(0, 0.0, 0.5), (2, 0.2, 0.3)],
+        ORANGE: [(0, 0.5, 0.7), (1, 0.1, 1.0)],
+        TEAL: [(0, 0.7, 1.0)],
+        BLUE: [(0, 1.0, 2.0), (1, 1.0, 1.55)],
+        RED: [(0, 1.1, 2.0), (1, 1.34, 1.55)],
+        INK: [(2, 0.3, 0.9)],
+    }
+    assert lines.keys() == expected.keys()
+    for colour, drawn in expected.items():
+        assert lines[colour] == [pytest.approx(line) for line in drawn]
+
+
+def test_all_of_a_small_run_are_drawn_and_a_part_of_a_large_one_is_said() -> None:
+    assert _picture(synthetic_run(120)).caption == "All requests."
+    crowded = [Played(0.01 * i if 300 <= i < 340 else float(i), ((1.0 * i + 5.0, 1),)) for i in range(600)]
+    picture = _picture(run_of(sorted(crowded, key=lambda one: one.due_s)))
+    assert picture.caption.startswith("Requests ")
+    assert "of 600: those around the moment when most were in the system" in picture.caption
+
+
+def test_the_busiest_moment_is_in_the_picture() -> None:
+    """Four hundred single requests, and forty at once from second 300 on."""
+    played = [Played(float(i), ((i + 0.1, 1), (i + 0.2, 1))) for i in range(300)]
+    played += [Played(300.0, ((301.0, 1), (309.0, 1))) for _ in range(40)]
+    played += [Played(310.0 + i, ((i + 310.1, 1), (i + 310.2, 1))) for i in range(100)]
+    lines = _lines(_picture(run_of(played)))
+    rows = {int(row) for row, _, _ in lines[BLUE]}
+    assert set(range(300, 340)) <= rows
+    assert len(rows) == 120
+
+
+def test_a_run_without_requests_is_an_empty_picture() -> None:
+    assert _lines(_picture(run_of([]))) == {}

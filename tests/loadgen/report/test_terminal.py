@@ -1,0 +1,94 @@
+"""The summary: verdict first, then the figures; nothing is hidden."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from loadgen.metrics import MeasureOptions, measure
+from loadgen.record import RunData, Status
+from loadgen.report.terminal import print_summary
+from loadgen.selfcheck import judge
+from loadgen.testing import Played, run_of, synthetic_run
+
+
+def _summary(run: RunData, options: MeasureOptions | None = None) -> list[str]:
+    metrics = measure(run, options)
+    target = io.StringIO()
+    print_summary(Console(file=target, width=60), run, metrics, judge(run, metrics), Path("results/x"))
+    return target.getvalue().splitlines()
+
+
+def _figure(lines: list[str], name: str) -> str:
+    (found,) = [line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:")]
+    return found
+
+
+def test_the_verdict_comes_first_and_says_why() -> None:
+    lines = _summary(synthetic_run(100, outcomes={Status.ERROR: 10}))
+    assert "Load generator result" in lines[0]
+    assert lines[1].startswith("INVALID: ")
+    assert " ".join(lines[2:5]).startswith(
+        "  INVALID errors, timeouts and unfinished 10 % (limit 0.1 % / 5 %): 10 errors"
+    )
+    assert lines[-1] == "Results: results/x"
+
+
+def test_a_valid_run_has_no_reasons() -> None:
+    lines = _summary(synthetic_run(300))
+    assert lines[1] == "VALID: the figures may be quoted"
+    assert lines[2].startswith("Requests answered:")
+
+
+def test_an_interrupted_run_says_partial() -> None:
+    run = replace(synthetic_run(100, outcomes={Status.UNSENT: 40, Status.IN_FLIGHT: 2}), interrupted=True)
+    lines = _summary(run)
+    assert "PARTIAL: the run was stopped before its end" in lines
+    assert _figure(lines, "Requests answered") == "58 of 100"
+    assert (_figure(lines, "Unfinished"), _figure(lines, "Never sent")) == ("2", "40")
+
+
+def test_figures_are_those_of_the_metrics() -> None:
+    run = synthetic_run(300, outcomes={Status.TIMEOUT: 5, Status.DROPPED: 4, Status.CANCELLED: 3})
+    options = MeasureOptions(warmup_s=2.0, slo={"ttft": 90.0, "tpot": 12.5}, percentiles=(50.0, 90.0, 99.0))
+    metrics = measure(run, options)
+    lines = _summary(run, options)
+    assert _figure(lines, "Timeouts") == "5"
+    assert _figure(lines, "Dropped at the cap") == "4"
+    assert _figure(lines, "Limits") == "TTFT 90 ms, TPOT 12.5 ms"
+    goodput = metrics.steady.goodput
+    assert _figure(lines, "Kept by").endswith(f"{goodput.good:,} of {goodput.offered:,} offered")
+    assert any("after 2 s of warm-up to the last arrival" in line for line in lines)
+    (heads,) = [line.split() for line in lines if line.split()[:1] == ["mean"]]
+    assert heads == ["mean", "p50", "p90", "p99", "max"]
+    (ttft,) = [line.split() for line in lines if line.split()[:1] == ["TTFT"]]
+    latency = metrics.steady.latencies.ttft
+    assert [float(figure) for figure in ttft[1:]] == [
+        round(value, 1) for value in (latency.mean, latency.p50, latency.at(90.0), latency.p99, latency.max)
+    ]
+
+
+def test_lines_stay_within_eighty_columns() -> None:
+    run = replace(synthetic_run(100, outcomes={Status.ERROR: 10}), interrupted=True)
+    options = MeasureOptions(
+        slo={"ttft": 90.0, "tpot": 12.5, "itl": 80.0, "e2el": 5000.0}, percentiles=(50.0, 90.0, 95.0, 99.0, 99.9)
+    )
+    assert max(map(len, _summary(run, options))) <= 80
+
+
+def test_a_run_without_a_request_still_prints() -> None:
+    assert _summary(run_of([]))[1].startswith("INVALID")
+    assert _summary(run_of([Played(0.0, ((0.1, 1),))]))[1].startswith("VALID")
+
+
+def test_what_did_not_happen_takes_no_line() -> None:
+    lines = _summary(run_of([Played(0.0, ((0.1, 1), (0.2, 1)))]))
+    assert not [
+        line for line in lines if line.startswith(("Timeouts", "Wait in the client", "Kept by", "Prompt tokens"))
+    ]
+
+
+def test_a_closed_loop_has_no_planned_schedule() -> None:
+    lines = _summary(synthetic_run(50, settings={"closed_loop": True}))
+    assert _figure(lines, "Arrivals") == "when another request ended (closed loop)"
