@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # What decides the load, beside the workload itself.
 _LOAD_SETTINGS = ("closed_loop", "concurrency", "max_concurrency", "overflow", "ignore_eos", "cancel_rate")
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,10 @@ def check_comparable(sides: Sequence[Side], *, force: bool = False) -> tuple[str
         if verdict.level == "INVALID":
             problems.append(f"{name} is INVALID: {verdict.reasons[0].title}: {verdict.reasons[0].text}")
     if problems and not force:
-        raise ComparisonError(f"{'; '.join(problems)}; play both again alike, or --force a report that says so")
+        more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        raise ComparisonError(
+            f"{'; '.join(problems[:_MOST_NAMED])}{more}; play both again alike, or --force a report that says so"
+        )
     return tuple(problems)
 
 

@@ -209,8 +209,8 @@ def _why_not(statistic: Statistic, pairs: Sequence[tuple[Sample, Sample]], count
 
 
 def _episodes(sample: Sample, statistic: Statistic, block: float) -> int:
-    """Stretches of requests beyond a figure, more than a third of a block apart (a block is three times its memory)."""
-    beyond = np.unique(sample.unit[sample.values > statistic.of(sample)])
+    """Stretches of requests at a figure or beyond, a third of a block apart (a block is three times the memory)."""
+    beyond = np.unique(sample.unit[sample.values >= statistic.of(sample)])
     return int((np.diff(beyond) > block / 3).sum()) + 1 if len(beyond) else 0
 
 

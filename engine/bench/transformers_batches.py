@@ -8,19 +8,20 @@ Method: 64 prompts of 16 to 256 tokens, answers of 64, 256 or 1,024 tokens, draw
 longest answer is done, as `generate` does; only the tokens asked for count. The pair gets them all at once and has as
 many seats as the batch has rows; frontend, gRPC and a client are included. A batch of 128 holds the 64 prompts twice,
 and the pair is asked for all of them twice too: with each prompt once it would be the batch of 64 again. Both compute
-in fp32 on the same threads; prefix caching is off. Every token of both is judged by a forward of transformers over
-prompt and answer before anything is timed, which warms both up as well; then they take turns. What padding costs is
-counted in the batches that were really computed. `--draw` draws both.
+in fp32 on the same threads; prefix caching is off. Every token of both, of every round, is judged by a forward of
+transformers over prompt and answer before a figure is printed. A round takes minutes, so that there is one by default
+and none to warm up. What padding costs is counted in the batches that were really computed. `--draw` draws both.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.bench.agreement import Agreement, greedy_agreement, load_reference, require_same_ids
 from engine.bench.batch_sizes import PAIR, TRANSFORMERS, Size, draw
@@ -43,6 +44,7 @@ def run(settings: Settings) -> Outcome:
     shape = "tiny" if settings.quick else settings.options.shape
     workload = _workload(settings, SHAPES[shape].vocab_size)
     model_dir = save_checkpoint(shape, settings.scratch)
+    torch.set_num_threads(settings.threads)
     model = load_reference(model_dir)
     judge = Judge(model)
     rows = (2, 8) if settings.quick else tuple(settings.options.batch_sizes)
@@ -79,7 +81,7 @@ def _workload(settings: Settings, vocab_size: int) -> Workload:
 
 
 def _measure(settings: Settings, workload: Workload, model: Any, model_dir: Path, judge: "Judge", rows: int) -> Size:
-    """Ids of both first, which warms both up, then rounds."""
+    """Rounds at one size of batch, the answers of each judged as soon as they are there."""
     copies = -(-rows // len(workload.prompts))
     requests = Workload(workload.prompts * copies, workload.max_tokens * copies)
     config = EngineConfig(
@@ -90,6 +92,7 @@ def _measure(settings: Settings, workload: Workload, model: Any, model_dir: Path
         threads=settings.threads,
     )
     answers: dict[str, Answers] = {}
+    notes: dict[str, str] = {}
     batches: list[PaddedBatch] = []
     with Pair(engine_flags(config), settings.scratch / str(rows)) as pair:
 
@@ -103,18 +106,22 @@ def _measure(settings: Settings, workload: Workload, model: Any, model_dir: Path
             answers[PAIR] = served.output_ids
             return served.wall_s
 
-        contestants = {TRANSFORMERS: ask_transformers, PAIR: ask_pair}
-        notes = {}
-        for name, ask in contestants.items():
-            seconds = ask()
-            notes[name] = judge.require_same_ids(f"{name}, {rows} rows", requests, answers[name])
-            settings.progress(f"{rows} rows, ids and warm-up: {name} {seconds:.4g} s, {notes[name]}")
+        def judged(name: str, ask: Callable[[], float]) -> Callable[[], float]:
+            def measure() -> float:
+                seconds = ask()
+                notes[name] = judge.require_same_ids(f"{name}, {rows} rows", requests, answers[name])
+                return seconds
+
+            return measure
+
         samples = alternate(
-            contestants,
+            {TRANSFORMERS: judged(TRANSFORMERS, ask_transformers), PAIR: judged(PAIR, ask_pair)},
             rounds=settings.rounds,
             warm_up=0,
-            progress=lambda text: settings.progress(f"{rows} rows, {text}"),
+            progress=lambda text: settings.progress(f"{rows} rows, {text} s"),
         )
+    for name, note in notes.items():
+        settings.progress(f"{rows} rows, {name}: {note}")
     return Size(rows, samples, requests.num_output_tokens, waste_of(batches), notes)
 
 

@@ -48,10 +48,10 @@ class Sizes:
     short: int = 16
     long: int = 1024
     skewed_batches: int = 20
-    trace_requests: int = 500
-    sweep: tuple[int, ...] = (16, 64, 256)
+    trace_requests: int = 320
+    sweep: tuple[int, ...] = (8, 32, 128)
     sweep_batches: int = 4
-    sweep_least: int = 96
+    sweep_least: int = 64
     sweep_seats: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
 
     @property

@@ -19,7 +19,7 @@ COLOURS: Mapping[str, str] = {STATIC: "#c8553d", CONTINUOUS: "#2f6db3", CACHED: 
 """Of the contestants, in every chart."""
 
 _TIME, _STEPS, _SIMULATED = "#e0a03c", "#4c4c7f", "#9a9ac8"
-_FEWEST = 8  # steps of a size, below which its median says nothing
+_FEWEST, _GROUP = 8, 8  # steps of about a size, below which a median says nothing; rows that count as about a size
 
 
 def draw_ratios(results: Sequence[CaseResult]) -> Figure:
@@ -54,11 +54,15 @@ def draw_step_cost(results: Sequence[CaseResult]) -> Figure:
     rows = np.concatenate([playing.steps.rows for playing in playings])
     ms = np.concatenate([playing.steps.ms for playing in playings])
     decodes = rows == np.concatenate([playing.steps.tokens for playing in playings])
-    sizes, counts = np.unique(rows[decodes], return_counts=True)
-    sizes = sizes[counts >= _FEWEST]
+    rows, ms = rows[decodes], ms[decodes]
+    groups = np.where(
+        rows <= _GROUP, rows, -(-rows // _GROUP) * _GROUP
+    )  # small steps one by one, larger ones by eights
+    names, counts = np.unique(groups, return_counts=True)
+    members = [groups == name for name in names[counts >= _FEWEST]]
+    sizes = np.array([rows[member].mean() for member in members])
     low, middle, high = (
-        np.array([np.percentile(ms[decodes & (rows == size)], percentile) for size in sizes])
-        for percentile in (10, 50, 90)
+        np.array([np.percentile(ms[member], percentile) for member in members]) for percentile in (10, 50, 90)
     )
     axes.fill_between(sizes, low, high, color=_STEPS, alpha=0.15, linewidth=0, label="10th to 90th percentile")
     axes.plot(sizes, middle, "o-", color=_STEPS, markersize=4, linewidth=1.2, label="median")

@@ -118,11 +118,13 @@ class Contestant:
         num_gates = num_gates if case.is_queued else 0
         for _ in range(_ATTEMPTS):
             trace = with_gates(case.trace, num_gates, self._size.gate_tokens) if num_gates else case.trace
+            cpu_before_s = self._pair.frontend_cpu_s()
             run = self._play(trace, self._pair.address, secrets.token_hex(8))
+            cpu_s = self._pair.frontend_cpu_s() - cpu_before_s
             require_whole_answers(run)
             steps = behind_gates(self._steps_of(trace), num_gates, len(case.trace))
             if steps is not None:
-                return playing_of(run, num_gates, steps, self._size.num_seats)
+                return playing_of(run, num_gates, steps, self._size.num_seats, cpu_s)
             num_gates *= 2
         raise ResultError(
             f"{self.name}, {case.key}: requests still came when {num_gates // 2} prompts of {self._size.gate_tokens} "

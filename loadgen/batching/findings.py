@@ -3,7 +3,7 @@
 Pure. A sentence is there only if the figures say so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from loadgen.batching.results import LATENCIES, CaseResult, percentile_of
 _SAME = 0.03  # ratios this close to 1 are called the same
 _CLEAR = 0.10  # and this far from it, worth a sentence
 _GROWN = 2.0  # times to the first token that grow by this much are a queue that grows
+_NOTABLE_CORES = 0.2
 _PERCENTILES = (50, 99)
 
 
@@ -100,6 +101,11 @@ def _step_cost(result: CaseResult) -> list[str]:
         elif cost <= 1 + _CLEAR:
             sentence += ": an empty seat saves next to nothing on this machine, so that the time follows the steps"
         sentences.append(sentence + ".")
+    if continuous.client_cores >= _NOTABLE_CORES:
+        sentences.append(
+            f"Frontend and load generator kept {continuous.client_cores:.1f} cores of the same machine busy "
+            f"({static.client_cores:.1f} under static batching): a token costs them the same, whatever the policy."
+        )
     if cost > 1 + _CLEAR:
         sentences.append("Emptier steps that take longer are not the policies' doing: the machine was busy otherwise.")
     return sentences
@@ -146,25 +152,30 @@ def _keeping_up(result: CaseResult) -> list[str]:
 def _latencies(result: CaseResult) -> list[str]:
     if _is_even(result):
         return []
-    more, less = [], []
-    for label, pick in LATENCIES.items():
-        for percentile in _PERCENTILES:
-            ratio = result.ratio(percentile_of(pick, percentile))
-            if ratio > 1 + _CLEAR:
-                more.append(f"{ratio:.2f} times the {label} (p{percentile})")
-            elif ratio < 1 - _CLEAR:
-                less.append(f"{ratio:.2f} times the {label} (p{percentile})")
+    ratios = {
+        (label, percentile): result.ratio(percentile_of(pick, percentile))
+        for label, pick in LATENCIES.items()
+        for percentile in _PERCENTILES
+    }
+    more = {name: ratio for name, ratio in ratios.items() if ratio > 1 + _CLEAR}
+    less = {name: ratio for name, ratio in ratios.items() if ratio < 1 - _CLEAR}
     sentences = []
     if more:
-        sentences.append(
-            f"Static batching has {', '.join(more)}: whoever waits, waits for the longest answer of a batch."
-        )
+        why = ": whoever waits, waits for the longest answer of a batch" if any(n == "TTFT" for n, _ in more) else ""
+        sentences.append(f"Static batching has {_listed(more)}{why}.")
     if less:
-        sentences.append(
-            f"Static batching is ahead with {', '.join(less)}: while a batch lasts its seats empty, and whoever is "
-            "left shares each step with fewer rows and no new prompts."
+        rows = {name: float(result.best(name).steps.rows.mean()) for name in (STATIC, CONTINUOUS)}
+        is_emptier = rows[STATIC] < (1 - _CLEAR) * rows[CONTINUOUS]
+        why = (
+            ": its seats empty while a batch lasts, and whoever is left shares each step with fewer rows and no prompts"
         )
+        has_reason = is_emptier and any(name == "TPOT" for name, _ in less)
+        sentences.append(f"Static batching is ahead with {_listed(less)}{why if has_reason else ''}.")
     return sentences
+
+
+def _listed(ratios: Mapping[tuple[str, int], float]) -> str:
+    return ", ".join(f"{ratio:.2f} times the {name} (p{percentile})" for (name, percentile), ratio in ratios.items())
 
 
 def _prefix_cache(result: CaseResult) -> list[str]:

@@ -21,6 +21,7 @@ _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.1
 _LOG_LINES = 12
+_CPUCLOCK_SCHED = 2  # a process's clock, numbered as clock_getcpuclockid(3) does on Linux
 # Room for every case at once, and no waiting for a client that reads late: the queue is part of the experiment.
 _QUEUED_REQUESTS, _QUEUED_TOKENS, _WINDOW_TOKENS = 1 << 16, 1 << 24, 1 << 16
 _QUIET = (("grpc.enable_http_proxy", 0),)
@@ -92,6 +93,10 @@ class Pair:
                         raise TargetError(f"the {module} ended while starting:\n{self._last_lines(module)}")
                 if time.monotonic() > deadline_s:
                     raise TargetError(f"not serving after {_START_TIMEOUT_S:g} s:\n{self._last_lines('engine')}")
+
+    def frontend_cpu_s(self) -> float:
+        """CPU seconds that the frontend has used so far, all its threads."""
+        return time.clock_gettime((~self._running["frontend"].pid << 3) | _CPUCLOCK_SCHED)
 
     def _start(self, module: str, *arguments: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")}

@@ -66,6 +66,7 @@ class Playing:
         steps: of the engine.
         seating: who sat where.
         cached_share: of the prompt tokens, those that the prefix cache had.
+        client_cores: cores that frontend and load generator kept busy.
         num_misplaced: places of the queue with another answer's length than planned: requests overtook each other.
     """
 
@@ -75,6 +76,7 @@ class Playing:
     steps: Steps
     seating: Seating
     cached_share: float
+    client_cores: float
     num_misplaced: int
 
     @property
@@ -105,7 +107,9 @@ def require_whole_answers(run: RunData) -> None:
         raise ResultError(f"{short} of {len(requests)} answers have another length than was asked for")
 
 
-def playing_of(run: RunData, num_gates: int, steps: Sequence[Step], num_seats: int) -> Playing:
+def playing_of(
+    run: RunData, num_gates: int, steps: Sequence[Step], num_seats: int, frontend_cpu_s: float = 0.0
+) -> Playing:
     """Brings both sides together.
 
     Args:
@@ -113,6 +117,7 @@ def playing_of(run: RunData, num_gates: int, steps: Sequence[Step], num_seats: i
         num_gates: how many there are.
         steps: of the engine, without those of the gates.
         num_seats: of the engine.
+        frontend_cpu_s: CPU seconds that the frontend used for the run.
     Raises: ResultError: client and engine disagree about the answers.
     """
     planned = run.workload.output_tokens[num_gates:]
@@ -127,13 +132,16 @@ def playing_of(run: RunData, num_gates: int, steps: Sequence[Step], num_seats: i
     opened_ns = int(run.requests["last_ns"][:num_gates].max(initial=0))
     start_ns = np.maximum(requests["scheduled_ns"], opened_ns)
     usages = [sitting.usage for sitting in seating.sittings if sitting.usage is not None]
+    seconds = float(requests["last_ns"].max() - start_ns.min()) / 1e9
+    client_cpu_s = frontend_cpu_s + sum(float(worker.cpu_share.sum()) for worker in run.workers)
     return Playing(
-        seconds=float(requests["last_ns"].max() - start_ns.min()) / 1e9,
+        seconds=seconds,
         output_tokens=int(planned.sum()),
         latencies=_latencies(requests, start_ns),
         steps=_steps(steps),
         seating=seating,
         cached_share=sum(usage.cached for usage in usages) / sum(usage.prompt for usage in usages),
+        client_cores=client_cpu_s / seconds,
         num_misplaced=sum(found != wanted for found, wanted in zip(lengths, planned.tolist(), strict=True)),
     )
 

@@ -165,6 +165,7 @@ def _playing_samples(playing: Playing) -> dict[str, Any]:
     return {
         "seconds": round(playing.seconds, 6),
         "cached_share": round(playing.cached_share, 6),
+        "client_cores": round(playing.client_cores, 4),
         "num_misplaced": playing.num_misplaced,
         "ttft_ms": _plain(playing.latencies.ttft, 3),
         "normalized_ms": _plain(playing.latencies.normalized, 3),

@@ -107,6 +107,7 @@ def table(result: CaseResult) -> list[Row]:
         row("steps", lambda playing: len(playing.steps), ",d", _simulation_note(result)),
         _padding_row(result),
         row("ms of a step, mean", lambda playing: 1e3 * playing.seconds / len(playing.steps), ".2f"),
+        row("cores for frontend and load generator", lambda playing: playing.client_cores, ".2f"),
         row("seconds", lambda playing: playing.seconds, ".2f", f"{time.low:.2f}..{time.high:.2f} in single rounds"),
         row("output tokens/s", lambda playing: playing.tokens_per_s, ",.0f", _spread_note(result)),
     ]

@@ -66,12 +66,14 @@ def _draw_seats(axes: "Axes", seating: Seating, end: int) -> None:
     axes.set(xlim=(0, end), ylim=(seating.num_seats, 0), ylabel="seat")
     if end > seating.num_steps:
         axes.axvline(seating.num_steps, color=INK, linewidth=1, linestyle=":")
+        is_near_edge = seating.num_steps > 0.8 * end
         axes.annotate(
             f"done at step {seating.num_steps:,}",
-            (seating.num_steps, seating.num_seats / 2),
-            xytext=(6, 0),
+            (seating.num_steps, 0.9 * seating.num_seats),
+            xytext=(-6 if is_near_edge else 6, 0),
             textcoords="offset points",
             va="center",
+            ha="right" if is_near_edge else "left",
             fontsize=10,
             color=INK,
         )

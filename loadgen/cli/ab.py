@@ -2,6 +2,7 @@
 
 import argparse
 import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from loadgen import servers
 from loadgen.ab import AbRuns, Turn, ab, turns
 from loadgen.atomic_file import writing_to
 from loadgen.cli.run_options import (
@@ -30,7 +32,6 @@ from loadgen.compare import Side, compare
 from loadgen.errors import ComparisonError, OptionError, TargetError
 from loadgen.report.comparison_files import PAGE, write_comparison
 from loadgen.report.comparison_text import comparison_lines
-from loadgen.servers import ServerSpec, read_servers, running
 
 _FAILED, _INVALID, _INTERRUPTED = 2, 3, 130
 
@@ -38,7 +39,7 @@ _FAILED, _INVALID, _INTERRUPTED = 2, 3, 130
 class _Contender(NamedTuple):
     label: str
     url: str
-    server: ServerSpec | None
+    server: servers.ServerSpec | None
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,8 +47,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "ab",
         help="two servers in turn, the same requests to both",
-        description="Plays A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and "
+        description="Plays A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and\n"
         "compares them request by request. Servers are there already, or are started for each run and then stopped.",
+        epilog=f"--servers FILE. {servers.__doc__}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     group = parser.add_argument_group("contenders")
     group.add_argument("--target-a", metavar="URL", help="as --target of `run`")
@@ -58,7 +61,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--servers",
         type=Path,
         metavar="FILE",
-        help="TOML that says how to start both: tables [a] and [b], see the docs",
+        help="TOML that says how to start both, see below",
     )
     group.add_argument("--repeats", type=at_least_one, default=5, metavar="N", help="pairs of runs (default: 5)")
     group.add_argument("--force", action="store_true", help="compare although a run is INVALID; the report says so")
@@ -93,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         own, log = folder / name, folder / f"{name}-server.log"
         with writing_to(own):  # makes it
             pass
-        with nullcontext() if contender.server is None else running(contender.server, log):
+        with nullcontext() if contender.server is None else servers.running(contender.server, log):
             return run_and_report(requests, options, own, spec=specs[turn.side], salt=turn.salt)
 
     with _stopping_on_sigterm():
@@ -115,7 +118,8 @@ def _report(
     try:
         comparison = compare(sides, measure_options(options), force=options.force)
     except ComparisonError as error:
-        raise ComparisonError(f"{error}; the runs are in {folder}") from error
+        broken_off = f"{played.failure}; " if played.failure else ""
+        raise ComparisonError(f"{broken_off}{error}; the runs are in {folder}{_valid_pairs(played, sides)}") from error
     about = {"command": " ".join(options.command_line)}
     if played.failure:
         about["broken off"] = played.failure
@@ -132,20 +136,31 @@ def _report(
     return _INVALID if options.strict and invalid else 0
 
 
+def _valid_pairs(played: AbRuns[Outcome], sides: list[Side]) -> str:
+    """How to compare the pairs in which no run is INVALID; "" if there are none, or nothing else."""
+    valid = [pair for pair in played.pairs if all(one.verdict.level != "INVALID" for one in pair)]
+    if not valid or len(valid) == len(played.pairs):
+        return ""
+    runs = [f"{side.label}={one.folder}" for pair in valid for side, one in zip(sides, pair, strict=True)]
+    return f"; those of valid pairs: chairlift-loadgen compare {shlex.join(runs)}"
+
+
 def _contenders(options: argparse.Namespace) -> tuple[_Contender, _Contender]:
     targets = (options.target_a, options.target_b)
     if options.servers is not None:
         if any(targets):
             raise OptionError("--servers names the targets itself; leave --target-a and --target-b out")
-        servers: tuple[ServerSpec, ServerSpec] | tuple[None, None] = read_servers(options.servers)
-        urls = tuple(server.target for server in servers if server is not None)
+        started: tuple[servers.ServerSpec, servers.ServerSpec] | tuple[None, None] = servers.read_servers(
+            options.servers
+        )
+        urls = tuple(server.target for server in started if server is not None)
     elif not all(targets):
         raise OptionError("ab needs --target-a and --target-b, or --servers")
     else:
-        servers, urls = (None, None), targets
+        started, urls = (None, None), targets
     first, second = (
         _Contender(given or (name if server is None else server.label), url, server)
-        for given, name, url, server in zip((options.label_a, options.label_b), "ab", urls, servers, strict=True)
+        for given, name, url, server in zip((options.label_a, options.label_b), "ab", urls, started, strict=True)
     )
     if first.label == second.label:
         raise OptionError(f"both sides are called {first.label!r}: give them different labels")

@@ -154,7 +154,7 @@ def cumulative(labels: Sequence[str], runs: Sequence[Sequence[Played]], options:
 
 def timelines(labels: Sequence[str], runs: Sequence[Sequence[Played]]) -> Picture:
     """What was under way, what came out and how long first tokens took, over the time of the runs."""
-    longest_s = max(one.run.ended_s for side in runs for one in side)
+    longest_s = max(one.run.ended_s for side in runs for one in side) or 1.0
     fitting = [width_s for width_s in _BINS_S if longest_s / width_s <= _MOST_BINS]
     bin_s = fitting[0] if fitting else longest_s / _MOST_BINS
     with styled():

@@ -112,7 +112,7 @@ def goodput_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
             offered = np.linspace(0 if not _is_log(sweep) else sweep.rungs[0].load, sweep.rungs[-1].load, 200)
             left.plot(offered, offered, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
             names.append(("offered", MUTED))
-        left.set_ylim(0, 1.2 * max((rung.requests_per_s for rung in sweep.rungs), default=1.0))
+        left.set_ylim(0, 1.2 * (max(rung.requests_per_s for rung in sweep.rungs) or 1.0))
         _load_axis(left, sweep)
         headline(left, *names)
         _draw(right, sweep, [_Line("share", lambda rung: 100 * rung.attainment, TEAL)])

@@ -30,10 +30,7 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.enable_http_proxy", 0),
-    (
-        "grpc.use_local_subchannel_pool",
-        1,
-    ),  # channels to one address else share a connection, unless their options differ
+    ("grpc.use_local_subchannel_pool", 1),  # this, or options that differ: else all share one connection
 )
 
 

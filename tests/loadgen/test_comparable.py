@@ -99,6 +99,11 @@ def test_force_goes_on_and_says_so() -> None:
     assert [problem.split(" ")[0] for problem in problems] == ["input_tokens", "b"]
 
 
+def test_many_problems_are_not_all_spelled_out() -> None:
+    with pytest.raises(ComparisonError, match=r"b, run 3 is INVALID.*; and 2 more; play both again"):
+        check_comparable([side("a", *[run()] * 5), side("b", *[run()] * 5, verdict=INVALID)])
+
+
 def test_every_run_of_every_side_is_looked_at() -> None:
     good, bad = run(), changed("arrival_s", 1, 0.1)
     with pytest.raises(ComparisonError, match=r"\(a, a, run 2\)"):

@@ -51,6 +51,17 @@ def check_bounds(run: RunData, server: MockServer) -> None:
     assert (rows["first_ns"] - rows["sent_ns"] >= 1e6 * (TTFT_MS - 1)).all()
 
 
+def check_paces(run: RunData, tokens_per_message: int) -> None:
+    """TPOT, ITL and chunk gaps within 2 ms or 5 %, in the median: a busy machine delays messages, but not ever more."""
+    rows = run.requests
+    assert (rows["num_chunks"] == 1 + 20 / tokens_per_message).all()
+    gap_ms, tokens = gaps_ms(run)
+    tpot_ms = np.median((rows["last_ns"] - rows["first_ns"]) / (rows["num_tokens"] - 1)) / 1e6
+    assert tpot_ms == pytest.approx(ITL_MS, rel=0.05)
+    assert np.median(gap_ms) == pytest.approx(ITL_MS * tokens_per_message, rel=0.05, abs=2.0)
+    assert np.median(np.repeat(gap_ms / tokens, tokens)) == pytest.approx(ITL_MS, rel=0.05, abs=2.0)
+
+
 def is_quiet(run: RunData, server: MockServer, idle_share: float) -> bool:
     """Whether the machine let both sides work: cores were free, and the client's event loop and the server on time."""
     server_ms = [(seen.first_ns - seen.arrived_ns) / 1e6 for seen in server.record.played()]
@@ -72,26 +83,21 @@ def cpu_times() -> "np.ndarray[Any, Any]":
 @pytest.mark.parametrize("api", ["grpc", "completions"])
 def test_known_latencies_are_recovered(api: Any, tokens_per_message: int) -> None:
     behaviour = MockBehaviour(ttft_s=TTFT_MS / 1e3, itl_s=ITL_MS / 1e3, tokens_per_message=tokens_per_message)
-    for _ in range(4):
+    for _ in range(3):
         with mock_in_thread("grpc" if api == "grpc" else "openai", behaviour) as server:
             before = cpu_times()
             run = play(workload(60, 20, 21), TargetSpec(server.url, api), PlayOptions(workers=1))
             idle, total = cpu_times() - before
             check_bounds(run, server)
+            check_paces(run, tokens_per_message)
             if is_quiet(run, server, idle / total):
                 break
     else:
-        pytest.skip("four times the machine was too busy to measure milliseconds")
+        pytest.skip("the paces were found, but three times the machine was too busy for the time to the first token")
     rows = run.requests
-    assert (rows["num_chunks"] == 1 + 20 / tokens_per_message).all()
     ttft_ms = np.median(rows["first_ns"] - rows["scheduled_ns"]) / 1e6
     service_ttft_ms = np.median(rows["first_ns"] - rows["sent_ns"]) / 1e6
-    tpot_ms = np.median((rows["last_ns"] - rows["first_ns"]) / (rows["num_tokens"] - 1)) / 1e6
-    gap_ms, tokens = gaps_ms(run)
     assert TTFT_MS - 1 <= service_ttft_ms <= ttft_ms <= TTFT_MS * 1.05
-    assert tpot_ms == pytest.approx(ITL_MS, rel=0.05)
-    assert np.median(gap_ms) == pytest.approx(ITL_MS * tokens_per_message, rel=0.05)
-    assert np.median(np.repeat(gap_ms / tokens, tokens)) == pytest.approx(ITL_MS, rel=0.05)
 
 
 def test_a_stall_is_seen_by_every_request_that_was_due_meanwhile() -> None:
@@ -144,5 +150,5 @@ def test_a_capped_run_counts_its_own_queueing() -> None:
         expected_s.append(free_at_s[seat] - due_s)
     assert expected_s[-1] > 2.0
     assert (e2e_s >= np.array(expected_s) - 0.01).all()
-    assert np.median(service_s) == pytest.approx(0.1, rel=0.15)
-    assert e2e_s[-1] > 20 * np.median(service_s)
+    assert service_s.min() >= 0.099
+    assert e2e_s[-1] > 10 * np.median(service_s)

@@ -131,7 +131,7 @@ async def test_ten_thousand_arrivals_are_sent_on_time_and_do_not_drift() -> None
 
 
 async def test_a_slow_server_does_not_slow_its_own_load_down() -> None:
-    stage = Stage(after(0.3), [0.002 * index for index in range(50)])
+    stage = Stage(after(1.0), [0.002 * index for index in range(50)])
     requests = await stage.play()
     assert stage.target.max_open == 50
     assert set(stage.statuses()) == {Status.OK}
@@ -294,7 +294,7 @@ async def test_later_requests_are_made_in_the_idle_time_before_they_are_due() ->
     requests = await stage.play(start_ns)
     assert set(stage.statuses()) == {Status.OK}
     for index in range(1, 5):
-        assert made_at_ns[index] - start_ns < requests["scheduled_ns"][index] - 4_000_000
+        assert made_at_ns[index] - start_ns < requests["sent_ns"][index] - 1_000_000  # not when it was wanted
 
 
 async def test_a_busy_answer_delays_others_visibly() -> None:

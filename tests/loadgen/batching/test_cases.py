@@ -47,11 +47,11 @@ def test_cases_have_prompts_of_their_own() -> None:
     assert len({case.trace.digest for case in [*synthetic_cases(QUICK), sweep_case(QUICK, 4)]}) == 4
 
 
-@pytest.mark.parametrize(("num_seats", "count"), [(4, 96), (24, 96), (64, 256), (128, 512)])
+@pytest.mark.parametrize(("num_seats", "count"), [(4, 64), (16, 64), (64, 256), (128, 512)])
 def test_the_sweep_has_four_batches_for_large_engines(num_seats: int, count: int) -> None:
     outputs = sweep_case(Sizes(), num_seats).trace.output_tokens
     assert len(outputs) == count
-    assert set(outputs.tolist()) == {16, 64, 256}
+    assert set(outputs.tolist()) == {8, 32, 128}
 
 
 def test_answers_are_cut_to_the_models_context() -> None:

@@ -7,7 +7,7 @@ from loadgen.batching.playing import playing_of, require_whole_answers
 from loadgen.batching.step_log import Step, Usage
 from loadgen.errors import ResultError
 from loadgen.record import Status
-from loadgen.testing import Played, run_of, with_requests
+from loadgen.testing import Played, healthy, run_of, with_requests
 
 GATE = Played(0.0, ((2.0, 1),), input_tokens=64)
 REQUESTS = (Played(0.1, ((2.25, 1), (2.5, 2))), Played(0.1, ((3.0, 1),)), Played(0.1, ((2.5, 1), (4.0, 1))))
@@ -50,6 +50,12 @@ def test_steps_and_seats_are_the_engines() -> None:
     assert playing.num_preemptions == 0
     assert playing.num_misplaced == 2  # the engine had answers of 3, 2 and 1 tokens, 3, 1 and 2 were planned
     assert playing.padding_ratio == pytest.approx(3 * (16 + 3 - 1) / 51)
+
+
+def test_cores_of_the_client_are_those_of_frontend_and_workers_per_second_of_the_run() -> None:
+    workers = [healthy(0, 3.0, cpu_share=0.25), healthy(1, 3.0, cpu_share=0.5)]  # 4 seconds each
+    playing = playing_of(run_of([GATE, *REQUESTS], workers=workers), 1, STEPS, 2, frontend_cpu_s=0.6)
+    assert playing.client_cores == pytest.approx((1.0 + 2.0 + 0.6) / 2.0)
 
 
 def test_answers_that_the_engine_did_not_give_are_an_error() -> None:

@@ -91,6 +91,14 @@ def test_static_batching_that_wins_is_said_to_win() -> None:
     assert "TTFT (p99)" in ahead
 
 
+def test_what_the_clients_cost_is_said_where_it_matters() -> None:
+    result = ideal_result(SKEWED, 8)
+    for cores, is_said in ((0.05, False), (0.8, True)):
+        changed = [dataclasses.replace(playing, client_cores=cores) for playing in result.rounds[CONTINUOUS]]
+        sentences = findings(CaseResult(result.case, {**result.rounds, CONTINUOUS: changed}))
+        assert any(f"Frontend and load generator kept {cores:.1f} cores" in s for s in sentences) == is_said
+
+
 def test_uniform_answers_make_no_difference() -> None:
     result = ideal_result([12] * 24, 8)
     static = result.best(STATIC)

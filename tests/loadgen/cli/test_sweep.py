@@ -1,0 +1,211 @@
+"""`sweep` plays the workload at each load with prompts of its own. Playing itself is faked."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.cli.main import main
+from loadgen.cli.run_options import Outcome, measure_options
+from loadgen.errors import TargetError
+from loadgen.metrics import measure
+from loadgen.selfcheck import Verdict
+from loadgen.testing import synthetic_run
+from loadgen.trace.schema import Trace
+
+RANDOM = ("--dataset", "random", "--num-prompts", "40")
+
+
+class Fake:
+    """Plays at once; TTFT doubles with every rate above 8. Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.played: list[tuple[str, Trace, int | None, str | None]] = []
+        self.level: Any = lambda name: "VALID"
+        self.fails_at = ""
+        self.stopped_at = ""
+
+    def __call__(self, workload: Trace, options: argparse.Namespace, folder: Path, *, salt: str | None) -> Outcome:
+        assert list(folder.iterdir()) == []
+        self.played.append((folder.name, workload, options.concurrency, salt))
+        if folder.name == self.fails_at:
+            raise TargetError("the server is gone")
+        load = float(folder.name.split("-")[1])
+        run = synthetic_run(len(workload), rate=load, ttft_ms=50 * max(1.0, load / 8), jitter=0.1)
+        run = replace(run, workload=workload, interrupted=folder.name == self.stopped_at)
+        metrics = measure(run, measure_options(options))
+        return Outcome(run, metrics, Verdict(self.level(folder.name), ()), folder)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.played]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
+    found = Fake()
+    monkeypatch.setattr("loadgen.cli.sweep.run_and_report", found)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def sweep(*arguments: str) -> int:
+    return main(["sweep", "--result-dir", "out", *arguments])
+
+
+def document() -> Any:
+    return json.loads(Path("out/sweep.json").read_text())
+
+
+def rate(trace: Trace) -> float:
+    return len(trace) / trace.span_s
+
+
+def test_every_rate_is_played_and_kept(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep(*RANDOM, "--rates", "2:8:x2", "--slo", "ttft:100") == 0
+    assert fake.names == ["rate-2", "rate-4", "rate-8"]
+    rates = [rate(trace) for _, trace, *_ in fake.played]
+    assert rates[1] / rates[0] == pytest.approx(2)
+    assert rates[2] / rates[0] == pytest.approx(4)
+    assert all(Path("out", name).is_dir() for name in fake.names)
+    assert [rung["folder"] for rung in document()["rungs"]] == fake.names
+    assert {path.name for path in Path("out").glob("*.png")} == {
+        f"sweep-{name}.png" for name in ("latency", "normalized", "goodput", "pareto")
+    }
+    said = capsys.readouterr().out
+    assert "90 % of requests keep TTFT 100 ms up to 8 requests/s" in said
+
+
+def test_prompts_are_never_the_same_at_two_rungs(fake: Fake) -> None:
+    assert sweep(*RANDOM, "--rates", "2,4") == 0
+    assert [salt for *_, salt in fake.played] == [None, None]  # each run draws its own
+    fake.played.clear()
+    assert main(["sweep", "--result-dir", "again", *RANDOM, "--rates", "2,4", "--prompt-salt", "mine"]) == 0
+    assert [salt for *_, salt in fake.played] == ["mine-rate-2", "mine-rate-4"]
+
+
+def test_concurrency_is_a_closed_loop_of_the_same_requests(fake: Fake) -> None:
+    assert sweep(*RANDOM, "--concurrencies", "1,4,16") == 0
+    assert [concurrency for _, _, concurrency, _ in fake.played] == [1, 4, 16]
+    assert len({id(trace) for _, trace, *_ in fake.played}) == 1
+    assert document()["axis"] == "concurrency"
+
+
+def test_an_open_loop_has_no_concurrency(fake: Fake) -> None:
+    assert sweep(*RANDOM, "--rates", "2") == 0
+    assert fake.played[0][2] is None
+
+
+def test_a_rung_lasts_as_long_as_asked(fake: Fake) -> None:
+    assert sweep("--dataset", "random", "--rates", "2,8", "--rung-duration", "10s") == 0
+    assert [len(trace) for _, trace, *_ in fake.played] == [20, 80]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """100 requests in 50 s, in pairs."""
+    path = tmp_path / "trace.jsonl"
+    arrivals = np.repeat(np.arange(50) * 1.0, 2) + np.tile([0.0, 0.13], 50)
+    path.write_text(
+        "".join(
+            json.dumps({"arrival_s": at, "input_tokens": 20, "output_tokens": 5}) + "\n" for at in arrivals.tolist()
+        )
+    )
+    return path
+
+
+def test_a_trace_is_played_faster_and_keeps_its_shape(fake: Fake, trace: Path) -> None:
+    assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,4") == 0
+    slow, fast = (one for _, one, *_ in fake.played)
+    assert len(slow) == len(fast) == 100
+    np.testing.assert_allclose(slow.arrival_s, 4 * fast.arrival_s)
+    assert rate(slow) == pytest.approx(1)
+
+
+def test_a_trace_is_cut_to_the_duration(fake: Fake, trace: Path) -> None:
+    assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,4", "--rung-duration", "20s") == 0
+    assert [len(one) for _, one, *_ in fake.played] == pytest.approx([20, 80], abs=2)
+    assert all(one.arrival_s[-1] < 20 for _, one, *_ in fake.played)
+
+
+def test_a_trace_that_is_too_short_is_refused_before_anything_is_played(
+    fake: Fake, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,8", "--rung-duration", "20s") == 2
+    assert "8 requests/s need 160 requests, the trace has 100" in capsys.readouterr().err
+    assert fake.played == []
+
+
+def test_bisection_looks_for_the_highest_rate(fake: Fake) -> None:
+    """TTFT p90 is near 100 ms at a rate of 13 or so."""
+    arguments = ("--dataset", "random", "--num-prompts", "300", "--bisect", "--slo", "ttft:100")
+    assert sweep(*arguments, "--rates", "4,32", "--precision", "0.1") == 0
+    answer = document()["answers"][0]
+    assert 4 < answer["load"] < answer["limit"] <= 1.1 * answer["load"] < 32
+    assert answer["proven"]
+
+
+def test_an_invalid_rung_is_played_again_into_a_folder_of_its_own(fake: Fake) -> None:
+    fake.level = lambda name: "INVALID" if name == "rate-4" else "VALID"
+    assert sweep(*RANDOM, "--rates", "2,4,8", "--strict") == 0
+    assert fake.names == ["rate-2", "rate-4", "rate-4-take-2", "rate-8"]
+    assert [rung["used"] for rung in document()["rungs"]] == [True, False, True, True]
+
+
+def test_strict_says_when_a_rung_stays_invalid(fake: Fake) -> None:
+    fake.level = lambda name: "INVALID" if name.startswith("rate-4") else "VALID"
+    assert sweep(*RANDOM, "--rates", "2,4", "--retries", "0", "--strict") == 3
+    assert fake.names == ["rate-2", "rate-4"]
+
+
+def test_a_server_that_goes_away_leaves_a_report(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.fails_at = "rate-4"
+    assert sweep(*RANDOM, "--rates", "2,4,8") == 2
+    assert "error: at 4 requests/s: the server is gone" in capsys.readouterr().err
+    assert [rung["load"] for rung in document()["rungs"]] == [2]
+
+
+def test_ctrl_c_leaves_a_report(fake: Fake) -> None:
+    fake.stopped_at = "rate-4"
+    assert sweep(*RANDOM, "--rates", "2,4,8") == 130
+    assert document()["interrupted"]
+
+
+def test_a_dry_run_plays_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep(*RANDOM, "--rates", "1:64:x1.5", "--dry-run") == 0
+    assert fake.played == []
+    assert not Path("out").exists()
+    assert "11 rungs: 1, 1.5, 2.25" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--rates", "4:1:x2"), "--rates 4:1:x2: 4 is above 1"),
+        (("--concurrencies", "1.5"), "is not a whole number"),
+        (("--rates", "1,2", "--bisect"), "--bisect needs limits"),
+        (("--rates", "1,2", "--request-rate", "5"), "leave --request-rate out"),
+        (("--rates", "1,2", "--rate-steps", "1:5s,2:5s"), "leave --rate-steps out"),
+        (("--rates", "1,2", "--speed", "2"), "leave --speed out"),
+        (("--concurrencies", "1,2", "--max-concurrency", "5"), "leave --max-concurrency out"),
+        (("--concurrencies", "1,2", "--rung-duration", "5s"), "--rung-duration is for --rates"),
+        (("--rates", "1,2", "--rung-duration", "5s"), "--rung-duration and --num-prompts"),
+    ],
+)
+def test_bad_arguments_are_named(
+    arguments: tuple[str, ...], why: str, fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(*RANDOM, *arguments) == 2
+    assert why in capsys.readouterr().err
+    assert fake.played == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("--rates", "1", "--concurrencies", "1")])
+def test_rates_or_concurrencies_and_not_both(arguments: tuple[str, ...], fake: Fake) -> None:
+    with pytest.raises(SystemExit) as caught:
+        sweep(*RANDOM, *arguments)
+    assert caught.value.code == 2
