@@ -1,7 +1,7 @@
 """How the experiment plays a trace: by the load generator, as any other run."""
 
-from loadgen.controller import PlayOptions
-from loadgen.controller import play as play_workload
+from loadgen.play.controller import PlayOptions
+from loadgen.play.controller import play as play_workload
 from loadgen.record import LiveView, RunData
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Trace

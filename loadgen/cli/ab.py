@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from loadgen import servers
-from loadgen.ab import AbRuns, Turn, ab, turns
 from loadgen.atomic_file import writing_to
 from loadgen.cli.run_options import (
     Outcome,
@@ -28,7 +26,9 @@ from loadgen.cli.run_options import (
 )
 from loadgen.cli.values import at_least_one
 from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
-from loadgen.compare import Side, compare
+from loadgen.comparison import servers
+from loadgen.comparison.ab import AbRuns, Turn, ab, turns
+from loadgen.comparison.compare import Side, compare
 from loadgen.errors import ComparisonError, OptionError, TargetError
 from loadgen.report.comparison_files import PAGE, write_comparison
 from loadgen.report.comparison_text import comparison_lines

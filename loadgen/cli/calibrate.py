@@ -3,9 +3,9 @@
 import argparse
 from typing import cast
 
-from loadgen.calibrate import Protocol, calibrate
-from loadgen.ceiling import Ceiling, store_ceiling
 from loadgen.cli.values import duration_s
+from loadgen.play.calibrate import Protocol, calibrate
+from loadgen.play.ceiling import Ceiling, store_ceiling
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

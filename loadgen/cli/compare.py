@@ -6,15 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.bootstrap import RESAMPLES
+from loadgen.checks.selfcheck import judge
 from loadgen.cli.run_options import result_folder
 from loadgen.cli.values import at_least_one, duration_s, slo
-from loadgen.compare import Side, compare
+from loadgen.comparison.bootstrap import RESAMPLES
+from loadgen.comparison.compare import Side, compare
 from loadgen.errors import OptionError
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.report.comparison_files import PAGE, write_comparison
 from loadgen.report.comparison_text import comparison_lines
-from loadgen.selfcheck import judge
 from loadgen.store import load
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadgen.checks.selfcheck import judge
 from loadgen.cli.run_options import add_measure_arguments
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.measure.metrics import MeasureOptions, measure
+from loadgen.measure.samples import samples_of
 from loadgen.report.files import write_report
 from loadgen.report.terminal import print_summary
-from loadgen.samples import samples_of
-from loadgen.selfcheck import judge
 from loadgen.store import load
 
 _INVALID = 3

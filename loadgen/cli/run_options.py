@@ -10,18 +10,18 @@ from typing import Any, Literal, NamedTuple, cast
 
 from rich.console import Console
 
+from loadgen.checks.limits import Limits
+from loadgen.checks.selfcheck import Verdict, judge
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
-from loadgen.controller import PlayOptions, play
 from loadgen.errors import OptionError, ResultError
 from loadgen.host import describe_host
-from loadgen.limits import Limits
-from loadgen.metrics import MeasureOptions, Metrics, measure
+from loadgen.measure.metrics import MeasureOptions, Metrics, measure
+from loadgen.measure.samples import samples_of
+from loadgen.play.controller import PlayOptions, play
 from loadgen.record import RunData
 from loadgen.report.files import write_report
 from loadgen.report.live import live_panel
 from loadgen.report.terminal import print_summary
-from loadgen.samples import samples_of
-from loadgen.selfcheck import Verdict, judge
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
 from loadgen.target.base import Api, PromptMode, TargetSpec

@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.atomic_file import writing_to
-from loadgen.capacity import TARGETS, settled
 from loadgen.cli.run_options import (
     add_play_arguments,
     add_report_arguments,
@@ -21,11 +20,12 @@ from loadgen.cli.run_options import (
 from loadgen.cli.values import at_least_one, duration_s, positive, slo
 from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
 from loadgen.errors import OptionError
-from loadgen.rates import ladder
 from loadgen.report.sweep_files import PAGE, write_sweep
 from loadgen.report.sweep_text import sweep_lines
-from loadgen.rung import UNITS, Axis, Rung, rung_of
-from loadgen.sweep import Sweep, sweep
+from loadgen.sweep.capacity import TARGETS, settled
+from loadgen.sweep.rates import ladder
+from loadgen.sweep.rung import UNITS, Axis, Rung, rung_of
+from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, cut
 

@@ -8,8 +8,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from loadgen.atomic_file import atomic_file, writing_to
-from loadgen.comparable import Side
-from loadgen.compare import Comparison
+from loadgen.comparison.comparable import Side
+from loadgen.comparison.compare import Comparison
 from loadgen.plain_json import to_json
 from loadgen.report.comparison_text import (
     basis,

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
-from loadgen.bootstrap import CONFIDENCE
-from loadgen.compare import Comparison, Versus
-from loadgen.contrasts import Compared
+from loadgen.comparison.bootstrap import CONFIDENCE
+from loadgen.comparison.compare import Comparison, Versus
+from loadgen.comparison.contrasts import Compared
 from loadgen.plain_json import plain
 from loadgen.report.figures import milliseconds, number, share
 

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from loadgen.atomic_file import atomic_file, writing_to
-from loadgen.metrics import Metrics
+from loadgen.checks.selfcheck import Verdict
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.samples import Samples, samples_of
 from loadgen.plain_json import to_json
 from loadgen.record import RunData
 from loadgen.report.html import page
 from loadgen.report.pictures import pictures
 from loadgen.report.plot_style import png
 from loadgen.report.result import result_document
-from loadgen.samples import Samples, samples_of
-from loadgen.selfcheck import Verdict
 
 RESULT, PAGE = "result.json", "report.html"
 

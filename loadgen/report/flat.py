@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.metrics import Metrics
-from loadgen.quantiles import Distribution
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.quantiles import Distribution
 from loadgen.record import ABSENT, RunData, Status
 
 

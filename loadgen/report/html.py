@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from loadgen.metrics import Metrics
-from loadgen.quantiles import Distribution
+from loadgen.checks.selfcheck import Verdict
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.quantiles import Distribution
 from loadgen.record import RunData
 from loadgen.report.figures import milliseconds, number, share
 from loadgen.report.plot_style import Picture, svg
@@ -25,7 +26,6 @@ from loadgen.report.rows import (
     window_text,
 )
 from loadgen.report.terminal import MEANING
-from loadgen.selfcheck import Verdict
 from loadgen.trace.schema import workload_digest
 
 

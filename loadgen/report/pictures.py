@@ -1,12 +1,12 @@
 """The pictures of a run, in the order a report shows them."""
 
-from loadgen.metrics import Metrics
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.samples import Samples
 from loadgen.record import RunData
 from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
 from loadgen.report.plot_requests import requests_in_time
 from loadgen.report.plot_style import Picture
 from loadgen.report.plot_timeline import timeline
-from loadgen.samples import Samples
 
 
 def pictures(run: RunData, metrics: Metrics, samples: Samples) -> tuple[Picture, ...]:

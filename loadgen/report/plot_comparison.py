@@ -8,11 +8,12 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from loadgen.comparable import Side
-from loadgen.compare import Comparison
-from loadgen.contrasts import Compared, Played, due, played
-from loadgen.metrics import MeasureOptions
-from loadgen.quantiles import quantiles
+from loadgen.comparison.comparable import Side
+from loadgen.comparison.compare import Comparison
+from loadgen.comparison.contrasts import Compared, Played, due, played
+from loadgen.measure.metrics import MeasureOptions
+from loadgen.measure.quantiles import quantiles
+from loadgen.measure.timeseries import Timeseries, timeseries
 from loadgen.report.comparison_text import conclusion, effect_text, interval_text
 from loadgen.report.figures import duration
 from loadgen.report.plot_style import (
@@ -30,7 +31,6 @@ from loadgen.report.plot_style import (
     new_figure,
     styled,
 )
-from loadgen.timeseries import Timeseries, timeseries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

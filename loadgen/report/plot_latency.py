@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loadgen.metrics import Metrics
-from loadgen.quantiles import quantiles
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.quantiles import quantiles
+from loadgen.measure.samples import Samples
 from loadgen.report.figures import duration
 from loadgen.report.plot_style import (
     BLUE,
@@ -21,7 +22,6 @@ from loadgen.report.plot_style import (
     new_figure,
     styled,
 )
-from loadgen.samples import Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

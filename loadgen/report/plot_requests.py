@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from loadgen.metrics import Metrics
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.samples import Samples
 from loadgen.record import RunData
 from loadgen.report.figures import duration
 from loadgen.report.plot_style import BLUE, GREY, INK, MUTED, ORANGE, RED, TEAL, Picture, headline, new_figure, styled
-from loadgen.samples import Samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

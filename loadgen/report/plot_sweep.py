@@ -24,8 +24,8 @@ from loadgen.report.plot_style import (
     styled,
 )
 from loadgen.report.sweep_text import AXIS_NAMES, limits_text
-from loadgen.rung import UNITS, Rung
-from loadgen.sweep import Sweep
+from loadgen.sweep.rung import UNITS, Rung
+from loadgen.sweep.sweep import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.metrics import Metrics
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.samples import Samples
+from loadgen.measure.timeseries import Timeseries, timeseries
 from loadgen.record import RunData
 from loadgen.report.figures import number
 from loadgen.report.plot_style import (
@@ -21,8 +23,6 @@ from loadgen.report.plot_style import (
     new_figure,
     styled,
 )
-from loadgen.samples import Samples
-from loadgen.timeseries import Timeseries, timeseries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,14 +8,14 @@ from dataclasses import fields
 from importlib.resources import files
 from typing import Any
 
-from loadgen.metrics import Latencies, Metrics, Part
+from loadgen.checks.selfcheck import Verdict
+from loadgen.measure.metrics import Latencies, Metrics, Part
+from loadgen.measure.quantiles import Distribution, distribution
+from loadgen.measure.samples import Samples
+from loadgen.measure.timeseries import timeseries
 from loadgen.plain_json import plain
-from loadgen.quantiles import Distribution, distribution
 from loadgen.record import ABSENT, RunData
 from loadgen.report.flat import flat_keys
-from loadgen.samples import Samples
-from loadgen.selfcheck import Verdict
-from loadgen.timeseries import timeseries
 from loadgen.trace.oracle import ideal_cached_tokens
 from loadgen.trace.schema import workload_digest
 from loadgen.trace.stats import ArrivalStatistics

@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from loadgen.metrics import Metrics, Part
-from loadgen.quantiles import Distribution
+from loadgen.measure.metrics import Metrics, Part
+from loadgen.measure.quantiles import Distribution
 from loadgen.record import RunData
 from loadgen.report.figures import number, share
 

@@ -12,7 +12,7 @@ from loadgen.plain_json import to_json
 from loadgen.report.plot_style import png, svg
 from loadgen.report.plot_sweep import sweep_pictures
 from loadgen.report.sweep_text import AXIS_NAMES, COLUMNS, cells, conclusions, limits_text, sweep_document
-from loadgen.sweep import Sweep
+from loadgen.sweep.sweep import Sweep
 
 SWEEP, PAGE = "sweep.json", "sweep.html"
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.text import Text
 
-from loadgen.capacity import answer_text
 from loadgen.plain_json import plain
 from loadgen.report.figures import milliseconds, number, share
 from loadgen.report.terminal import STYLES
-from loadgen.rung import UNITS, Rung
-from loadgen.sweep import Sweep
+from loadgen.sweep.capacity import answer_text
+from loadgen.sweep.rung import UNITS, Rung
+from loadgen.sweep.sweep import Sweep
 
-SCHEMA = "loadgen.sweep/v1"
+SCHEMA = "loadgen.sweep.sweep/v1"
 AXIS_NAMES = {"rate": "requests per second, offered", "concurrency": "requests at once"}
 COLUMNS = (
     "load", "verdict", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "normalized", "requests/s", "tokens/s",

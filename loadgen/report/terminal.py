@@ -6,8 +6,9 @@ from textwrap import wrap
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.finding import Level
-from loadgen.metrics import Metrics
+from loadgen.checks.finding import Level
+from loadgen.checks.selfcheck import Verdict
+from loadgen.measure.metrics import Metrics
 from loadgen.record import RunData
 from loadgen.report.figures import milliseconds
 from loadgen.report.rows import (
@@ -21,7 +22,6 @@ from loadgen.report.rows import (
     throughput_facts,
     window_text,
 )
-from loadgen.selfcheck import Verdict
 
 STYLES: dict[Level, str] = {"VALID": "bold green", "DEGRADED": "bold yellow", "INVALID": "bold red"}
 MEANING: dict[Level, str] = {

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.errors import TargetError
-from loadgen.prompts import Vocabulary
+from loadgen.prompts.token_ids import Vocabulary
 from loadgen.record import ABSENT
 from loadgen.target.base import PlannedRequest, Target, TargetFacts, TargetSpec
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.controller import PlayOptions, play
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import MockServer, mock_in_thread
+from loadgen.play.controller import PlayOptions, play
 from loadgen.record import RunData, Status
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Trace

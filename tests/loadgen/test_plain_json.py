@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadgen.measure.steady_state import Span
 from loadgen.plain_json import plain, to_json
 from loadgen.record import Status
-from loadgen.steady_state import Span
 from loadgen.trace.schema import Accounting
 
 

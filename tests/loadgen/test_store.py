@@ -15,7 +15,7 @@ import pytest
 
 from loadgen import atomic_file
 from loadgen.errors import ResultError
-from loadgen.metrics import measure
+from loadgen.measure.metrics import measure
 from loadgen.record import RunData, Status
 from loadgen.store import RECORDS, RUN, WORKERS, load, save
 from loadgen.testing import Played, run_of, synthetic_run

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics import measure
+from loadgen.measure.metrics import measure
+from loadgen.measure.samples import samples_of
 from loadgen.record import ABSENT, Status
-from loadgen.samples import samples_of
 from loadgen.testing import synthetic_run
 from loadgen.trace.schema import workload_digest
 

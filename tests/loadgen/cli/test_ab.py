@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from loadgen.checks.finding import yes_or_no
+from loadgen.checks.selfcheck import Verdict
 from loadgen.cli.main import main
 from loadgen.cli.run_options import Outcome
-from loadgen.compare import compare
+from loadgen.comparison.compare import compare
 from loadgen.errors import TargetError
-from loadgen.finding import yes_or_no
-from loadgen.metrics import measure
+from loadgen.measure.metrics import measure
 from loadgen.record import RunData
-from loadgen.selfcheck import Verdict
 from loadgen.target.base import TargetSpec
 from loadgen.testing import synthetic_run
 from loadgen.trace.schema import Trace

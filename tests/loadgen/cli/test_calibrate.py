@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 import loadgen.cli.calibrate
-from loadgen.ceiling import Ceiling, stored_ceiling, this_host
 from loadgen.cli.main import main
+from loadgen.play.ceiling import Ceiling, stored_ceiling, this_host
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli.main import main
-from loadgen.metrics import MeasureOptions
+from loadgen.measure.metrics import MeasureOptions
 from loadgen.store import save
 from loadgen.testing import synthetic_run
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loadgen.cli.main import main
-from loadgen.metrics import MeasureOptions
+from loadgen.measure.metrics import MeasureOptions
 from loadgen.record import Status
 from loadgen.store import RECORDS, save
 from loadgen.testing import synthetic_run

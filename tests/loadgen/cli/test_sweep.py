@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadgen.checks.selfcheck import Verdict
 from loadgen.cli.main import main
 from loadgen.cli.run_options import Outcome, measure_options
 from loadgen.errors import TargetError
-from loadgen.metrics import measure
-from loadgen.selfcheck import Verdict
+from loadgen.measure.metrics import measure
 from loadgen.testing import synthetic_run
 from loadgen.trace.schema import Trace
 

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.controller import play
 from loadgen.errors import LoadgenError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes, mock_in_thread, mock_server
+from loadgen.play.controller import play
 from loadgen.target.base import TargetSpec
 from loadgen.testing import Played, run_of
 

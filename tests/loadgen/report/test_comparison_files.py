@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.compare import Side, compare
+from loadgen.checks.selfcheck import judge
+from loadgen.comparison.compare import Side, compare
 from loadgen.errors import ResultError
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
 from loadgen.report.comparison_files import write_comparison
 from loadgen.report.plot_comparison import comparison_pictures
 from loadgen.report.plot_style import png
-from loadgen.selfcheck import judge
 from loadgen.testing import Played, run_of, synthetic_run
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "use", "rect", "line", "stop"}

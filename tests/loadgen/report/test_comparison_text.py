@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from loadgen.bootstrap import Effect
-from loadgen.compare import Comparison, Versus
-from loadgen.contrasts import Compared
-from loadgen.metrics import MeasureOptions
+from loadgen.comparison.bootstrap import Effect
+from loadgen.comparison.compare import Comparison, Versus
+from loadgen.comparison.contrasts import Compared
+from loadgen.measure.metrics import MeasureOptions
 from loadgen.plain_json import to_json
 from loadgen.report.comparison_text import (
     SAME,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from loadgen import atomic_file
+from loadgen.checks.selfcheck import judge
 from loadgen.errors import ResultError
-from loadgen.metrics import measure
+from loadgen.measure.metrics import measure
 from loadgen.report.files import write_report
-from loadgen.selfcheck import judge
 from loadgen.testing import synthetic_run
 
 

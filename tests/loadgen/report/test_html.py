@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.checks.selfcheck import judge
+from loadgen.measure.metrics import MeasureOptions, measure
+from loadgen.measure.samples import samples_of
 from loadgen.record import RunData, Status
 from loadgen.report.html import page
 from loadgen.report.pictures import pictures
-from loadgen.samples import samples_of
-from loadgen.selfcheck import judge
 from loadgen.testing import Played, run_of, synthetic_run, with_requests
 
 _VOID = {"meta", "br", "path", "use", "link", "img", "input", "hr"}

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.measure.metrics import MeasureOptions, measure
+from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
 from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
 from loadgen.report.plot_style import BLUE, RED
-from loadgen.samples import samples_of
 from loadgen.testing import run_of, synthetic_run, with_requests
 
 

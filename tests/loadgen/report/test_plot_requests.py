@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics import measure
+from loadgen.measure.metrics import measure
+from loadgen.measure.samples import samples_of
 from loadgen.record import RunData, Status
 from loadgen.report.plot_requests import requests_in_time
 from loadgen.report.plot_style import BLUE, GREY, INK, ORANGE, RED, TEAL, Picture
-from loadgen.samples import samples_of
 from loadgen.testing import Played, run_of, synthetic_run
 
 

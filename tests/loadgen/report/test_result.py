@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.checks.selfcheck import judge
+from loadgen.measure.metrics import MeasureOptions, measure
+from loadgen.measure.samples import samples_of
 from loadgen.plain_json import to_json
 from loadgen.record import RunData, Status
 from loadgen.report.result import result_document, schema_text
-from loadgen.samples import samples_of
-from loadgen.selfcheck import judge
 from loadgen.testing import Played, run_of, synthetic_run
 
 _OPTIONS = MeasureOptions(warmup_s=1.0, slo={"ttft": 100.0, "tpot": 20.0}, percentiles=(50.0, 95.0, 99.9))

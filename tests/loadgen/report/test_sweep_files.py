@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.finding import Level
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.checks.finding import Level
+from loadgen.checks.selfcheck import judge
+from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
 from loadgen.report.plot_style import png
 from loadgen.report.plot_sweep import sweep_pictures
 from loadgen.report.sweep_files import write_sweep
 from loadgen.report.sweep_text import COLUMNS, cells, conclusions, sweep_document, sweep_lines
-from loadgen.rung import Axis, Rung, rung_of
-from loadgen.selfcheck import judge
-from loadgen.sweep import Sweep, sweep
+from loadgen.sweep.rung import Axis, Rung, rung_of
+from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.testing import Played, run_of, synthetic_run
 
 SLO = {"ttft": 150.0, "tpot": 40.0}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.metrics import MeasureOptions, measure
+from loadgen.checks.selfcheck import judge
+from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
 from loadgen.report.terminal import print_summary
-from loadgen.selfcheck import judge
 from loadgen.testing import Played, run_of, synthetic_run
 
 

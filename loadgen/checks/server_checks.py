@@ -1,0 +1,135 @@
+"""Did the server get and give what was planned, cold and in a steady state? Pure."""
+
+import math
+
+import numpy as np
+
+from loadgen.checks.finding import Finding, bounded, not_judged, yes_or_no
+from loadgen.checks.limits import Limits
+from loadgen.checks.saturation import saturation
+from loadgen.measure.metrics import Metrics
+from loadgen.measure.samples import Samples
+from loadgen.record import RunData
+
+
+def server_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limits) -> tuple[Finding, ...]:
+    """All of them, passed or not."""
+    return (
+        _answered(metrics),
+        _errors(run, metrics, limits),
+        _in_flight(samples, limits),
+        _input_tokens(run, metrics, limits),
+        _output_tokens(run, metrics, limits),
+        _cache(run, metrics, limits),
+        _steady(run, metrics),
+        _saturation(run, metrics, samples),
+    )
+
+
+def _answered(metrics: Metrics) -> Finding:
+    counts, title = metrics.whole.counts, "requests answered"
+    if counts.ok == 0:
+        return yes_or_no(
+            "answered", title, "INVALID", f"none of {counts.offered} requests was answered: see the errors"
+        )
+    return yes_or_no("answered", title, "VALID", "")
+
+
+def _errors(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
+    counts = metrics.whole.counts
+    unfinished = 0 if run.interrupted else counts.in_flight  # stopping leaves some by itself
+    failed = counts.error + counts.timeout + unfinished
+    numbers = {"error": counts.error, "timeout": counts.timeout, "unfinished request": unfinished}
+    what = ", ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in numbers.items() if number)
+    text = f"{what}: latencies are of those that came through; lower the rate or mend the server"
+    asked = counts.offered - counts.unsent
+    share = failed / asked if asked else float("nan")
+    return bounded("errors", "errors, timeouts and unfinished", share, limits.error_share, "share", text)
+
+
+def _in_flight(samples: Samples, limits: Limits) -> Finding:
+    """Little's law: the mean number under way is the time spent, by each side's account, over the same duration.
+
+    Not judged where the median request spent little time outside: a cap holds back more than a few, while a server that
+    once stops altogether does not note it in its own account either.
+    """
+    check, title = "in_flight", "under way by the client's and the server's account, apart"
+    told = samples.completed & ~np.isnan(samples.server_queued) & ~np.isnan(samples.server_prefill)
+    if not told.any():
+        return not_judged(check, title, limits.in_flight_off, "share", "the server does not say how long it had them")
+    client_ms = samples.service_e2e[told]
+    server_ms = samples.server_queued[told] + samples.server_prefill[told] + client_ms - samples.service_ttft[told]
+    off = abs(1.0 - float(server_ms.sum() / client_ms.sum()))
+    outside_ms = abs(float(np.median(client_ms - server_ms)))
+    if outside_ms <= limits.in_flight_floor_ms:
+        why = f"{outside_ms:.1f} ms (median) are little more than the way there and back"
+        return not_judged(check, title, limits.in_flight_off, "share", why)
+    text = (
+        f"requests spent {outside_ms:.0f} ms (median) on the way: a cap on streams or connections, or a proxy, holds "
+        "them back outside the server"
+    )
+    return bounded(check, title, off, limits.in_flight_off, "share", text)
+
+
+def _input_tokens(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
+    """By what the server counted of the requests; where it does not, by what the probe of text prompts found."""
+    off = metrics.tokens.input_off
+    if math.isnan(off):
+        off = (run.settings.get("text_prompts") or {}).get("mismatch", math.nan)
+    text = "the server counts other lengths than were planned: send token ids, or check its chat template"
+    return bounded("input_tokens", "prompt tokens off the plan", off, limits.input_tokens_off, "share", text)
+
+
+def _output_tokens(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
+    check, title = "output_tokens", "output tokens off the plan"
+    if not run.settings.get("ignore_eos", True):
+        return not_judged(
+            check, title, limits.output_tokens_off, "share", "answers may end by themselves (--no-ignore-eos)"
+        )
+    text = (
+        f"{metrics.tokens.achieved_output} of {metrics.tokens.requested_output} requested tokens came: the server must "
+        "heed ignore_eos and max_tokens, or has a shorter context"
+    )
+    return bounded(check, title, metrics.tokens.output_off, limits.output_tokens_off, "share", text)
+
+
+def _cache(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
+    check, title = "cache", "cached prompt tokens beyond the workload's own sharing"
+    if metrics.cache is None:
+        return not_judged(check, title, limits.cache_above_ideal, "share", "the server does not say what it had cached")
+    mend = (
+        "the salt was pinned: restart the server, or do not pin it" if run.settings.get("pinned_salt") else "restart it"
+    )
+    text = (
+        f"{metrics.cache.share:.1%} of prompt tokens were cached, the workload shares {metrics.cache.ideal_share:.1%}: "
+        f"the server knew these prompts before; {mend}"
+    )
+    return bounded(check, title, metrics.cache.above_ideal, limits.cache_above_ideal, "share", text)
+
+
+def _steady(run: RunData, metrics: Metrics) -> Finding:
+    title = "steady-state window"
+    if metrics.steady.span.steady:
+        return yes_or_no("steady_state", title, "VALID", "")
+    warmup_s = metrics.options.warmup_s
+    if warmup_s and warmup_s >= run.workload.span_s:
+        text = f"a warm-up of {warmup_s:g} s leaves nothing of the schedule: measured is the whole run"
+        return yes_or_no("steady_state", title, "DEGRADED", text)
+    text = "arrivals were over before the server had filled up: figures are of the whole run, ramp and drain included"
+    return yes_or_no("steady_state", title, "VALID", text)
+
+
+def _saturation(run: RunData, metrics: Metrics, samples: Samples) -> Finding:
+    check, title = "saturation", "load and latency steady"
+    if run.settings.get("closed_loop"):
+        return not_judged(check, title, None, "", "a closed loop cannot pile up")
+    found = saturation(run, samples, metrics.steady.span)
+    if found is None:
+        return not_judged(check, title, None, "", "too few requests to see a trend")
+    if not found.unstable:
+        return yes_or_no(check, title, "VALID", "")
+    text = (
+        f"unstable: latency depends on duration. Over the window, requests in the system rose by "
+        f"{found.in_system.rise:.0%} of their mean, TTFT by {found.ttft.rise:.0%}: lower the rate"
+    )
+    return yes_or_no(check, title, "DEGRADED", text)

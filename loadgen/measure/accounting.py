@@ -1,0 +1,132 @@
+"""What came of what was asked for: requests by outcome, tokens against the plan, cached tokens against the ideal."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.record import ABSENT, RunData, Status
+from loadgen.trace.oracle import ideal_cached_tokens
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.measure.samples import Samples
+
+    Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests by what became of them; the sum is `offered`."""
+
+    offered: int
+    ok: int
+    error: int
+    timeout: int
+    cancelled: int
+    dropped: int
+    in_flight: int
+    unsent: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAccount:
+    """Tokens of completed requests against the plan.
+
+    Attributes:
+        requested_output, achieved_output: tokens.
+        output_off: sum of each answer's |achieved - requested|, over the requested; NaN without a completed request.
+        planned_input, server_input: tokens, of those whose prompt the server counted.
+        input_off: the same for prompts; NaN where the server counts none.
+    """
+
+    requested_output: int
+    achieved_output: int
+    output_off: float
+    planned_input: int
+    server_input: int
+    input_off: float
+
+    @property
+    def achieved_share(self) -> float:
+        """Achieved over requested output tokens; NaN where none were requested."""
+        return self.achieved_output / self.requested_output if self.requested_output else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Prompt tokens found in a prefix cache, of the requests of which the server says so.
+
+    Attributes:
+        prompt_tokens: as planned.
+        cached_tokens: as the server counted.
+        ideal_tokens: what an infinite cache would have found that saw nothing but this workload.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    ideal_tokens: int
+
+    @property
+    def share(self) -> float:
+        """cached_tokens / prompt_tokens."""
+        return self.cached_tokens / self.prompt_tokens
+
+    @property
+    def ideal_share(self) -> float:
+        """ideal_tokens / prompt_tokens."""
+        return self.ideal_tokens / self.prompt_tokens
+
+    @property
+    def above_ideal(self) -> float:
+        """Share of prompt tokens that were cached and could not have been; 0 at or below the ideal."""
+        return max(0, self.cached_tokens - self.ideal_tokens) / self.prompt_tokens
+
+
+def count_outcomes(run: RunData, chosen: "Flags") -> Counts:
+    """Requests by status, of the chosen ones ([requests] bool)."""
+    numbers = np.bincount(run.requests["status"][chosen], minlength=len(Status))
+    return Counts(
+        offered=int(chosen.sum()),
+        ok=int(numbers[Status.OK]),
+        error=int(numbers[Status.ERROR]),
+        timeout=int(numbers[Status.TIMEOUT]),
+        cancelled=int(numbers[Status.CANCELLED]),
+        dropped=int(numbers[Status.DROPPED]),
+        in_flight=int(numbers[Status.IN_FLIGHT]),
+        unsent=int(numbers[Status.UNSENT]),
+    )
+
+
+def account_tokens(run: RunData, samples: "Samples") -> TokenAccount:
+    """Compares lengths with the plan, request by request, so that too long and too short do not cancel out."""
+    done = samples.completed
+    requested, achieved = run.workload.output_tokens[done], samples.num_tokens[done]
+    told = done & (run.requests["server_input_tokens"] != ABSENT)
+    planned = run.workload.input_tokens[told]
+    server = run.requests["server_input_tokens"][told].astype(np.int64)
+    return TokenAccount(
+        requested_output=int(requested.sum()),
+        achieved_output=int(achieved.sum()),
+        output_off=_off(achieved, requested),
+        planned_input=int(planned.sum()),
+        server_input=int(server.sum()),
+        input_off=_off(server, planned),
+    )
+
+
+def account_cache(run: RunData, samples: "Samples") -> CacheUse | None:
+    """The prefix cache's hits beside the trace's own sharing; None where the server does not say."""
+    told = samples.completed & (run.requests["server_cached_tokens"] != ABSENT)
+    if not told.any():
+        return None
+    return CacheUse(
+        prompt_tokens=int(run.workload.input_tokens[told].sum()),
+        cached_tokens=int(run.requests["server_cached_tokens"][told].sum()),
+        ideal_tokens=int(ideal_cached_tokens(run.workload)[told].sum()),
+    )
+
+
+def _off(counted: "NDArray[np.int64]", planned: "NDArray[np.int64]") -> float:
+    return float(np.abs(counted - planned).sum() / planned.sum()) if len(planned) else float("nan")

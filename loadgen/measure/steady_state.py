@@ -1,0 +1,60 @@
+"""Which part of a run is measured: not the warm-up, not the drain after the last arrival.
+
+Pure. Latencies are of the requests that were due in the window, tokens are those delivered in it.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.measure.samples import Samples
+
+# Where fewer of the window's requests were answered in it, arrivals were over before the server had filled up: a burst.
+_LEAST_ANSWERED = 0.1
+
+
+class Span(NamedTuple):
+    """A part of a run, both ends included.
+
+    Attributes:
+        start_s, end_s: seconds from the start of the run.
+        steady: between warm-up and last arrival; otherwise it is the whole run.
+    """
+
+    start_s: float
+    end_s: float
+    steady: bool
+
+    @property
+    def duration_s(self) -> float:
+        """Its length; 0 only for a run without requests."""
+        return self.end_s - self.start_s
+
+    def holds(self, at_s: "NDArray[np.float64]") -> "NDArray[np.bool_]":
+        """[times] bool: which lie in it; NaN never does."""
+        return (at_s >= self.start_s) & (at_s <= self.end_s)
+
+
+def whole_run(ended_s: float) -> Span:
+    """From the first arrival to the last status."""
+    return Span(0.0, ended_s, steady=False)
+
+
+def steady_span(samples: "Samples", *, warmup_s: float, ended_s: float, interrupted: bool = False) -> Span:
+    """From the end of the warm-up to the last arrival; of an interrupted run, to the last one that was sent.
+
+    The whole run, where there is no such state: all requests come at once, the warm-up is longer than the schedule, or
+    less than a tenth of the requests due in that time were answered in it.
+    """
+    known = ~np.isnan(samples.sent_s if interrupted else samples.scheduled_s)
+    span = Span(warmup_s, float(samples.scheduled_s[known].max(initial=0.0)), steady=True)
+    if span.duration_s <= 0:
+        return whole_run(ended_s)
+    chosen = span.holds(samples.scheduled_s)
+    answered = chosen & samples.completed & span.holds(samples.last_s)
+    if answered.sum() < _LEAST_ANSWERED * chosen.sum() or not answered.any():
+        return whole_run(ended_s)
+    return span

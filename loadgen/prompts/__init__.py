@@ -1,0 +1,1 @@
+"""Prompts: token ids by a counter PRF, or words for servers that take no ids."""

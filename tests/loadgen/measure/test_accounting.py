@@ -1,0 +1,73 @@
+"""Tokens against the plan, cached tokens against the ideal."""
+
+import math
+
+import numpy as np
+import pytest
+
+from loadgen.measure.accounting import account_cache, account_tokens, count_outcomes
+from loadgen.measure.samples import samples_of
+from loadgen.record import Status
+from loadgen.testing import Played, run_of, synthetic_run
+from loadgen.trace.schema import Blocks
+
+
+def test_too_long_and_too_short_do_not_cancel_out() -> None:
+    run = run_of(
+        [
+            Played(0.0, ((0.1, 12),), output_tokens=10, server_input_tokens=18),
+            Played(0.1, ((0.2, 8),), output_tokens=10, server_input_tokens=14),
+            Played(0.2, ((0.3, 10),), output_tokens=10),
+        ]
+    )
+    tokens = account_tokens(run, samples_of(run))
+    assert (tokens.requested_output, tokens.achieved_output, tokens.achieved_share) == (30, 30, 1.0)
+    assert tokens.output_off == pytest.approx(4 / 30)
+    assert (tokens.planned_input, tokens.server_input, tokens.input_off) == (32, 32, 4 / 32)
+
+
+def test_only_answered_requests_are_held_to_the_plan() -> None:
+    run = run_of(
+        [Played(0.0, ((0.1, 10),)), Played(0.1, ((0.2, 1),), output_tokens=99, status=Status.TIMEOUT, ended_s=5.0)]
+    )
+    assert account_tokens(run, samples_of(run)).output_off == 0.0
+
+
+def test_nothing_to_compare_is_nan_not_zero() -> None:
+    run = synthetic_run(3, outcomes={Status.ERROR: 3})
+    tokens = account_tokens(run, samples_of(run))
+    assert math.isnan(tokens.output_off)
+    assert math.isnan(tokens.input_off)
+    assert math.isnan(tokens.achieved_share)
+    assert account_cache(run, samples_of(run)) is None
+
+
+def test_cache_hits_stand_beside_the_ideal_of_the_same_requests() -> None:
+    """Three equal prompts of 100 tokens: the second and third could come whole from a cache; the third failed."""
+    run = run_of(
+        [
+            Played(0.0, ((0.1, 1),), input_tokens=100, cached_tokens=0),
+            Played(0.5, ((0.6, 1),), input_tokens=100, cached_tokens=64),
+            Played(1.0, status=Status.ERROR, ended_s=1.1, input_tokens=100, cached_tokens=64),
+        ],
+        blocks=Blocks(np.array([1, 2, 1, 2, 1, 2]), np.array([0, 2, 4, 6]), 50),
+    )
+    cache = account_cache(run, samples_of(run))
+    assert cache is not None
+    assert (cache.prompt_tokens, cache.cached_tokens, cache.ideal_tokens) == (200, 64, 100)
+    assert (cache.share, cache.ideal_share, cache.above_ideal) == (0.32, 0.5, 0.0)
+
+
+def test_outcomes_add_up() -> None:
+    run = synthetic_run(60, outcomes={status: 2 + status for status in Status if status != Status.OK})
+    counts = count_outcomes(run, np.ones(60, dtype=bool))
+    assert (counts.error, counts.timeout, counts.cancelled, counts.dropped, counts.in_flight, counts.unsent) == (
+        5,
+        6,
+        7,
+        8,
+        3,
+        2,
+    )
+    assert counts.ok == 60 - 31
+    assert count_outcomes(run, np.zeros(60, dtype=bool)).offered == 0

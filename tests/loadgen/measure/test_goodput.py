@@ -1,0 +1,36 @@
+"""Each limit is kept or not, at its edge; whoever had no chance to break it kept it."""
+
+import pytest
+
+from loadgen.measure.goodput import keeps
+from loadgen.measure.samples import samples_of
+from loadgen.record import Status
+from loadgen.testing import Played, run_of
+
+
+def _keeps(played: Played, metric: str, limit_ms: float) -> bool:
+    return bool(keeps(samples_of(run_of([played])), metric, limit_ms)[0])
+
+
+_ANSWER = Played(1.0, ((1.5, 1), (1.6, 1), (2.0, 4)), sent_s=1.25)  # TTFT 500, TPOT 100, ITL 100 and 100, E2E 1000
+
+
+@pytest.mark.parametrize(("metric", "value_ms"), [("ttft", 500.0), ("tpot", 100.0), ("itl", 100.0), ("e2el", 1000.0)])
+def test_a_limit_is_kept_up_to_its_value(metric: str, value_ms: float) -> None:
+    assert _keeps(_ANSWER, metric, value_ms + 1e-6)
+    assert not _keeps(_ANSWER, metric, value_ms - 1e-3)
+
+
+@pytest.mark.parametrize("metric", ["tpot", "itl"])
+def test_one_token_keeps_every_limit_of_later_ones(metric: str) -> None:
+    assert _keeps(Played(0.0, ((5.0, 1),)), metric, 0.001)
+
+
+def test_gaps_that_were_lost_keep_no_limit() -> None:
+    assert not _keeps(Played(0.0, ((0.1, 1), (0.2, 1)), lost_chunks=1), "itl", 1e9)
+
+
+@pytest.mark.parametrize("metric", ["ttft", "tpot", "itl", "e2el"])
+@pytest.mark.parametrize("status", [status for status in Status if status != Status.OK])
+def test_whoever_was_not_answered_kept_nothing(metric: str, status: Status) -> None:
+    assert not _keeps(Played(0.0, ((0.1, 1), (0.2, 1)), status=status), metric, 1e9)

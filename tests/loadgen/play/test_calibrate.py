@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+
+import loadgen.play.calibrate
+from loadgen.errors import TargetError
+from loadgen.mock.behaviour import MockBehaviour
+from loadgen.mock.running import mock_in_processes
+from loadgen.play.calibrate import Rung, calibrate, recovered_ms, try_load
+
+GOOD = Rung(num_streams=10, delivered=1.0, gap_error_ms=1.0, lag_ms=1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_good"),
+    [({}, True), ({"delivered": 0.9}, False), ({"gap_error_ms": 6.0}, False), ({"lag_ms": 8.0}, False)],
+)
+def test_a_load_is_good_if_the_client_kept_up(change: dict[str, float], is_good: bool) -> None:
+    rung = replace(GOOD, **change)  # type: ignore[arg-type]
+    assert rung.is_good == is_good
+    assert rung.messages_per_s == 1000
+
+
+def test_a_light_load_is_seen_as_it_was_sent() -> None:
+    with mock_in_processes("grpc", MockBehaviour(ttft_s=0.05, itl_s=0.01)) as url:
+        rung = try_load("grpc", url, 8, 1, 1.0)
+    assert rung.num_streams == 8
+    assert rung.delivered == pytest.approx(1.0, abs=0.1)
+
+
+def test_known_latencies_are_recovered_and_never_too_early() -> None:
+    ttft_ms, itl_ms, tpot_ms = recovered_ms("http", 1.0)
+    assert ttft_ms > -1.0
+    assert abs(itl_ms) < 5.0
+    assert abs(tpot_ms) < 5.0
+
+
+def climb(monkeypatch: pytest.MonkeyPatch, limit: int, bad_luck: frozenset[int] = frozenset()) -> list[str]:
+    """Calibrates a host that keeps up to `limit` streams, and fails the tries of these numbers."""
+    tries: list[int] = []
+
+    def tried(protocol: str, url: str, num_streams: int, num_workers: int, hold_s: float) -> Rung:
+        tries.append(num_streams)
+        return Rung(num_streams, 1.0 if num_streams <= limit and len(tries) not in bad_luck else 0.5, 1.0, 1.0)
+
+    monkeypatch.setattr(loadgen.play.calibrate, "try_load", tried)
+    monkeypatch.setattr(loadgen.play.calibrate, "_null_rate", lambda: 1e6)
+    monkeypatch.setattr(loadgen.play.calibrate, "recovered_ms", lambda protocol, hold_s: (0.5, 0.1, 0.1))
+    monkeypatch.setattr(loadgen.play.calibrate, "this_host", lambda: ("host", 2, "3.11.0"))
+    lines: list[str] = []
+    ceiling = calibrate("grpc", say=lines.append)
+    assert ceiling.messages_per_s == ceiling.messages_per_s_per_worker
+    assert (ceiling.ttft_error_ms, ceiling.host, ceiling.null_messages_per_s) == (0.5, "host", 1e6)
+    return [str(ceiling.messages_per_s), *lines]
+
+
+def test_the_ceiling_is_the_last_load_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = [16, 22, 31, 44, 61, 86]
+    assert climb(monkeypatch, 50)[0] == "4400.0"
+    assert climb(monkeypatch, 86)[0] == "8600.0"
+    lines = climb(monkeypatch, 61)
+    assert [line.split()[2] for line in lines[2:-1]] == [f"{100 * load}" for load in (*loads, 86, 86)]
+
+
+def test_a_neighbours_moment_of_work_does_not_end_the_climb(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert climb(monkeypatch, 50, frozenset({1, 3, 4}))[0] == "4400.0"
+
+
+def test_a_host_that_keeps_up_with_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TargetError, match="too busy to be calibrated"):
+        climb(monkeypatch, 10)
