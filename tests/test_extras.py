@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # follows.
 HIDE = """
 import sys
+from importlib.machinery import PathFinder
 hidden = set(sys.argv[1].split(","))
-class Hider:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in hidden:
-            raise ModuleNotFoundError(f"No module named {name!r} (not a requirement of this extra)", name=name)
-sys.meta_path.insert(0, Hider())
+find_spec = PathFinder.find_spec
+def find_visible(name, path=None, target=None):
+    return None if name.partition(".")[0] in hidden else find_spec(name, path, target)
+PathFinder.find_spec = staticmethod(find_visible)
 sys.argv[1:] = sys.argv[2:]
 """
 

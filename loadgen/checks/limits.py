@@ -1,6 +1,7 @@
 """Where a run stops being worth quoting."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 from loadgen.checks.finding import Bounds
 
@@ -38,3 +39,11 @@ class Limits(NamedTuple):
     error_share: Bounds = Bounds(0.001, 0.05)
     chunks_lost: Bounds = Bounds(0.0, 0.05)
     ceiling_share: Bounds = Bounds(0.60)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Those a run was played with: the usual ones, but for a `max_error_rate` that was given."""
+        usual, rate = cls(), settings.get("max_error_rate")
+        if rate is None:
+            return usual
+        return usual._replace(error_share=Bounds(min(usual.error_share.degraded, rate), rate))

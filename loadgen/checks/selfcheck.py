@@ -54,10 +54,10 @@ def judge(run: RunData, metrics: Metrics, limits: Limits | None = None, samples:
             ceiling_messages_per_s (what `calibrate` found for the host that played it), warnings (of the controller)
             and text_prompts.mismatch (what a probe found).
         metrics: of this run.
-        limits: None takes the usual ones.
+        limits: None takes those it was played with, the usual ones but for `--max-error-rate`.
         samples: of this run, if they are there already.
     """
-    limits = limits or Limits()
+    limits = limits or Limits.of(run.settings)
     samples = samples or samples_of(run)
     findings = (*client_checks(run, metrics, samples, limits), *server_checks(run, metrics, samples, limits))
     return Verdict(max((finding.level for finding in findings), key=LEVELS.index), findings)

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 from rich.console import Console
 
-from loadgen.checks.limits import Limits
 from loadgen.checks.selfcheck import Verdict, judge
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
 from loadgen.errors import OptionError, ResultError
@@ -206,14 +205,6 @@ def measure_options(options: argparse.Namespace) -> MeasureOptions:
     )
 
 
-def limits(options: argparse.Namespace) -> Limits:
-    """What the verdict allows."""
-    usual = Limits()
-    if options.max_error_rate is None:
-        return usual
-    return usual._replace(error_share=usual.error_share._replace(invalid=options.max_error_rate))
-
-
 def result_folder(options: argparse.Namespace, verb: str) -> Path:
     """Makes the folder of the results before anything is played.
 
@@ -263,7 +254,7 @@ def run_and_report(
     run = replace(run, settings={**run.settings, **_settings(options)}, server_metrics=server_metrics)
     samples = samples_of(run)
     metrics = measure(run, measure_options(options), samples)
-    verdict = judge(run, metrics, limits(options), samples)
+    verdict = judge(run, metrics, samples=samples)
     print_summary(Console(), run, metrics, verdict, folder)
     save(run, folder)
     write_report(run, metrics, verdict, folder, samples)
@@ -283,6 +274,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "command": options.command_line,
         "tags": _tags(options.tag),
         "measure": measure_options(options).as_json(),
+        "max_error_rate": options.max_error_rate,
         "host": describe_host(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -224,6 +224,12 @@ def test_the_limit_of_errors_can_be_moved() -> None:
     assert _finding(run, "errors", Limits(error_share=Limits().error_share._replace(invalid=0.2))).level == "DEGRADED"
 
 
+def test_a_run_is_judged_by_the_error_rate_it_was_played_with() -> None:
+    for rate, level in ((None, "INVALID"), (0.2, "DEGRADED"), (0.05, "INVALID")):
+        run = synthetic_run(100, outcomes={Status.ERROR: 10})
+        assert _level(replace(run, settings={**run.settings, "max_error_rate": rate}), "errors") == level
+
+
 def test_dropped_and_cancelled_requests_are_no_errors() -> None:
     assert _level(synthetic_run(100, outcomes={Status.DROPPED: 30, Status.CANCELLED: 30}), "errors") == "VALID"
 
