@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from loadgen.atomic_file import writing_to
+from loadgen.cli.exit_status import ExitStatus
 from loadgen.cli.run_options import (
     Outcome,
     add_play_arguments,
@@ -32,8 +33,6 @@ from loadgen.comparison.compare import Side, compare
 from loadgen.errors import ComparisonError, OptionError, TargetError
 from loadgen.report.comparison_files import PAGE, write_comparison
 from loadgen.report.comparison_text import comparison_lines
-
-_FAILED, _INVALID, _INTERRUPTED = 2, 3, 130
 
 
 class _Contender(NamedTuple):
@@ -131,9 +130,9 @@ def _report(
     if played.failure:
         whole = f"{len(played.pairs)} of {options.repeats} pairs are whole and compared"
         print(f"chairlift-loadgen ab: error: {played.failure}; {whole}", file=sys.stderr)
-        return _INTERRUPTED if played.interrupted else _FAILED
+        return ExitStatus.INTERRUPTED if played.interrupted else ExitStatus.FAILED
     invalid = any(verdict.level == "INVALID" for side in sides for verdict in side.verdicts)
-    return _INVALID if options.strict and invalid else 0
+    return ExitStatus.INVALID if options.strict and invalid else 0
 
 
 def _valid_pairs(played: AbRuns[Outcome], sides: list[Side]) -> str:

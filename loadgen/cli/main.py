@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from loadgen.cli.exit_status import ExitStatus
 from loadgen.errors import LoadgenError
 
 VERBS = {
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name not in VERBS:
         print(f"chairlift-loadgen: {f'unknown verb {name!r}' if name else 'which verb?'}\n{_usage()}", file=sys.stderr)
-        return 2
+        return ExitStatus.FAILED
     parser = argparse.ArgumentParser(prog="chairlift-loadgen")
     module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
     module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
@@ -43,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
     except LoadgenError as error:
         print(f"chairlift-loadgen {name}: error: {error}", file=sys.stderr)
-        return 2
+        return ExitStatus.FAILED
     except KeyboardInterrupt:
         print(f"chairlift-loadgen {name}: stopped", file=sys.stderr)
-        return 130
+        return ExitStatus.INTERRUPTED
     return status
 
 

@@ -6,11 +6,9 @@ from loadgen.cli.run_options import (
     add_play_arguments,
     add_report_arguments,
     add_target_arguments,
-    exit_status,
-    result_folder,
-    run_and_report,
+    play_or_describe,
 )
-from loadgen.cli.workload_options import add_trace_arguments, describe, workload
+from loadgen.cli.workload_options import add_trace_arguments, workload
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,8 +27,4 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(options: argparse.Namespace) -> int:
     """Plays it; returns the exit status."""
-    trace = workload(options)
-    print(describe(trace))
-    if options.dry_run:
-        return 0
-    return exit_status(run_and_report(trace, options, result_folder(options, "replay")), options)
+    return play_or_describe(workload(options), options, "replay")

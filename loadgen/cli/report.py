@@ -7,14 +7,13 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.checks.selfcheck import judge
+from loadgen.cli.exit_status import ExitStatus
 from loadgen.cli.run_options import add_measure_arguments
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
 from loadgen.report.files import write_report
 from loadgen.report.terminal import print_summary
 from loadgen.store import load
-
-_INVALID = 3
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     folder = options.result_dir or options.folder
     print_summary(Console(), played, metrics, verdict, folder)
     write_report(played, metrics, verdict, folder, samples)
-    return _INVALID if options.strict and verdict.level == "INVALID" else 0
+    return ExitStatus.INVALID if options.strict and verdict.level == "INVALID" else 0
 
 
 def _measure_options(options: argparse.Namespace, played: MeasureOptions) -> MeasureOptions:

@@ -6,12 +6,10 @@ from loadgen.cli.run_options import (
     add_play_arguments,
     add_report_arguments,
     add_target_arguments,
-    exit_status,
-    result_folder,
-    run_and_report,
+    play_or_describe,
 )
 from loadgen.cli.values import at_least_one
-from loadgen.cli.workload_options import add_synthetic_arguments, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, workload
 from loadgen.errors import OptionError
 
 
@@ -39,8 +37,4 @@ def run(options: argparse.Namespace) -> int:
     """Plays it; returns the exit status."""
     if options.concurrency is not None and options.max_concurrency is not None:
         raise OptionError("--concurrency and --max-concurrency: the one is a closed loop, the other caps an open one")
-    requests = workload(options)
-    print(describe(requests))
-    if options.dry_run:
-        return 0
-    return exit_status(run_and_report(requests, options, result_folder(options, "run")), options)
+    return play_or_describe(workload(options), options, "run")

@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple, cast
 from rich.console import Console
 
 from loadgen.checks.selfcheck import Verdict, judge
+from loadgen.cli.exit_status import ExitStatus
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
+from loadgen.cli.workload_options import describe
 from loadgen.errors import OptionError, ResultError
 from loadgen.host import describe_host
 from loadgen.measure.metrics import MeasureOptions, Metrics, measure
@@ -27,7 +29,6 @@ from loadgen.target.base import Api, PromptMode, TargetSpec
 from loadgen.trace.schema import Trace
 
 DEFAULT_TARGET = "grpc://127.0.0.1:50051"
-_INVALID, _INTERRUPTED = 3, 130
 
 
 class Outcome(NamedTuple):
@@ -261,11 +262,22 @@ def run_and_report(
     return Outcome(run, metrics, verdict, folder)
 
 
+def play_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> int:
+    """What `replay` and `run` do with their workload: say what it is and, but for `--dry-run`, play it into a folder.
+
+    Raises: as `result_folder` and `run_and_report`.
+    """
+    print(describe(workload))
+    if options.dry_run:
+        return 0
+    return exit_status(run_and_report(workload, options, result_folder(options, verb)), options)
+
+
 def exit_status(outcome: Outcome, options: argparse.Namespace) -> int:
     """What the command ends with."""
     if outcome.run.interrupted:
-        return _INTERRUPTED
-    return _INVALID if options.strict and outcome.verdict.level == "INVALID" else 0
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.INVALID if options.strict and outcome.verdict.level == "INVALID" else 0
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

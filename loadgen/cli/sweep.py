@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.atomic_file import writing_to
+from loadgen.cli.exit_status import ExitStatus
 from loadgen.cli.run_options import (
     add_play_arguments,
     add_report_arguments,
@@ -28,8 +29,6 @@ from loadgen.sweep.rung import UNITS, Axis, Rung, rung_of
 from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, cut
-
-_FAILED, _INVALID, _INTERRUPTED = 2, 3, 130
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -180,5 +179,6 @@ def _at_rate(options: argparse.Namespace, load: float) -> argparse.Namespace:
 def _exit_status(result: Sweep, options: argparse.Namespace) -> int:
     if result.failure:
         print(f"chairlift-loadgen sweep: error: {result.failure}", file=sys.stderr)
-        return _INTERRUPTED if result.interrupted else _FAILED
-    return _INVALID if options.strict and any(rung.level == "INVALID" for rung in settled(result.rungs)) else 0
+        return ExitStatus.INTERRUPTED if result.interrupted else ExitStatus.FAILED
+    is_invalid = any(rung.level == "INVALID" for rung in settled(result.rungs))
+    return ExitStatus.INVALID if options.strict and is_invalid else 0
