@@ -14,7 +14,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH_FALLBACK ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
+.PHONY: gpu-check help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -55,6 +55,11 @@ bench-batching: setup-dev  ## static against continuous batching, one engine, se
 
 bench-hf: setup-dev  ## transformers' generate in padded batches of 4 to 128 against the pair (ARGS="--quick")
 	@$(BIN)/python -m engine.bench transformers-batches $(ARGS)
+
+# Plain Python, nothing installed: for a machine with a GPU and without a network.
+gpu-check: export PYTHONPATH := .:protos:$(PYTHONPATH)
+gpu-check:  ## on a GPU: measure against goals and floors (STAGE=kernels|decode|mix|pair|peers ARGS="--extra='--precision fp8'")
+	@$(PYTHON) -m engine.bench gpu-check $(if $(STAGE),--stage $(STAGE)) $(ARGS)
 
 setup: $(VENV)/.installed  ## what `make run` needs
 setup-dev: $(VENV)/.installed-dev  ## what `make test` needs

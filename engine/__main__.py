@@ -4,13 +4,15 @@ Exit status: 0 after a drain, 1 after a failure (with its traceback), 2 when a f
 changed first (one line on stderr says which and how).
 """
 
+import contextlib
 import gc
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError, StepError
+from engine.errors import CheckpointError, ConfigError, EngineError, StepError
 from engine.flags import parse_config
 from engine.io_thread import IoThread
 from engine.server import EngineService
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(config)
     except (ConfigError, CheckpointError) as error:
-        print(f"chairlift-engine: error: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except StoppedWhileLoading:
         _log.info("stopped while loading")
@@ -65,7 +67,7 @@ def _run(config: EngineConfig) -> None:
         # Imports torch: seconds that a bad flag or a taken port should not cost.
         from engine.build import build_engine
 
-        parts = build_engine(config, lambda detail: io.call(service.set_loading, detail))
+        parts = build_engine(config, lambda detail: io.call(service.set_loading, detail), _ending(service, io))
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not walk it
         engine = Engine(service, io, parts, step_log)
@@ -80,6 +82,23 @@ def _run(config: EngineConfig) -> None:
         io.stop(FAREWELL_S)
         if step_log is not None:
             step_log.close()
+
+
+def _ending(service: EngineService, io: IoThread) -> Callable[[EngineError], None]:
+    """What to do when another process of the model fails: the main thread may wait for it, and for ever."""
+
+    def end(error: EngineError) -> None:
+        _complain(error)
+        with contextlib.suppress(RuntimeError):  # the event loop is gone too
+            io.call(service.fail, str(error))
+        io.stop(FAREWELL_S)
+        os._exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)
+
+    return end
+
+
+def _complain(error: EngineError) -> None:
+    print(f"chairlift-engine: error: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

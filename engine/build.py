@@ -3,7 +3,7 @@ the usual log lines.
 """
 
 import logging
-import sys
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +15,24 @@ from engine import __version__
 from engine.config import EngineConfig, StepLimits
 from engine.core.config import SchedulerConfig
 from engine.core.scheduler import Scheduler
-from engine.errors import ConfigError
+from engine.errors import ConfigError, EngineError
 from engine.fingerprint import weights_fingerprint
 from engine.machine import available_memory_bytes, usable_cpus
 from engine.model.config import ModelConfig
 from engine.model.hub import resolve_model
-from engine.model.loader import load_model, resolve_dtype, weights_bytes
+from engine.model.loader import resolve_dtype, weights_bytes
+from engine.model.shapes import find_shape
+from engine.model.sharding import Sharding
+from engine.parallel.followers import OnFailure
+from engine.parallel.group import SINGLE_RANK, SingleRank
+from engine.parallel.process_group import ProcessGroup
+from engine.rank import RankTask, build_runner
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
-from engine.runner.model_runner import TorchModelRunner
 from engine.serving import EngineParts
 from engine.tokenizer_files import TokenizerFiles
 from engine.warm_up import warm_up
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.threads import set_num_threads
-from kernels.ops import cpu_ops
 
 # The cache's share of the memory that the weights leave, when no size is given. The rest is for activations and for the
 # machine's other users.
@@ -40,12 +44,15 @@ _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> EngineParts:
+def build_engine(
+    config: EngineConfig, progress: Callable[[str], None], on_rank_failure: OnFailure | None = None
+) -> EngineParts:
     """Loads the model and everything around it.
 
     Args:
         config: what the user wants.
         progress: told what is being done, for people.
+        on_rank_failure: see `engine.parallel.followers.Followers`; None ends this process on the spot.
     Returns: the parts of an engine, warmed up.
 
     Raises:
@@ -55,56 +62,34 @@ def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engin
     started_s = time.monotonic()
     device = _device(config)
     limits = config.step_limits(device.type)
+    group = _group(config, device)
     threads = _set_threads(config)
     if config.batch_invariant:
         _log.info("Batch-invariant, as CPU kernels always are: every value is added up in one order")
 
     progress(f"finding model {config.model}")
-    model_dir = resolve_model(config.model)
+    model_dir = _find_model(config)
     model_config = ModelConfig.from_dir(model_dir)
-    tokenizer = TokenizerFiles.from_dir(model_dir)
+    tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
     dtype = resolve_dtype(config.dtype, model_config, device)
     kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
     # Before the weights: a model that cannot fit should say so at once.
-    free_bytes = _bytes_beside_weights(weights_bytes(model_config, dtype), dtype)
+    free_bytes = _bytes_beside_weights(group.size * weights_bytes(model_config, dtype, group=group), dtype)
+    shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
     kv_plan = plan_kv_cache(
-        model_config,
+        shard,
         kv_dtype,
         config.block_size,
-        _cache_bytes(config, model_config, kv_dtype, limits, free_bytes),
+        _cache_bytes(config, shard, kv_dtype, limits, free_bytes // group.size),
         config.max_model_len,
         config.num_gpu_blocks_override,
     )
 
     _log.info("Starting to load model %s", config.model)
-    ops = cpu_ops(quantization=config.quantization, num_threads=threads)
-    load_started_s = time.monotonic()
-    model = load_model(
-        model_dir,
-        model_config,
-        ops,
-        dtype=dtype,
-        device=device,
-        max_model_len=kv_plan.max_model_len,
-        load_format=config.load_format,
-        seed=config.seed,
-        progress=lambda fraction: progress(f"loading weights {100 * fraction:.0f} %"),
-        show_progress_bar=sys.stderr.isatty(),
-    )
-    _log.info("Loading weights took %.2f seconds", time.monotonic() - load_started_s)
-
-    progress("allocating the KV cache")
-    runner = TorchModelRunner(
-        model,
-        model_config,
-        kv_plan,
-        ops,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        kv_dtype=kv_dtype,
-    )
+    task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads)
+    runner = build_runner(task, group, device, progress, on_rank_failure or _end_process)
     _log_cache(kv_plan)
-    scheduler_config = _scheduler_config(config, model_config, kv_plan, limits)
+    scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
     progress("warming up")
     _log.info("Warming up; the first start on a machine compiles the CPU kernels, which takes some 20 seconds")
     warm_up(runner, scheduler_config, model_config.vocab_size)
@@ -124,9 +109,47 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cpu")
 
 
+def _group(config: EngineConfig, device: torch.device) -> ProcessGroup | SingleRank:
+    """Of this process, rank 0 of those that will hold the model."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return SINGLE_RANK
+    if device.type == "cpu":
+        _check_plain_operations(config)
+        _log.info("Tensor parallelism over %d ranks on one CPU, with plain PyTorch operations: for tests", size)
+    return ProcessGroup(0, size, device)
+
+
+def _check_plain_operations(config: EngineConfig) -> None:
+    asked = {
+        f"--quantization {config.quantization}": config.quantization is not None,
+        f"--kv-cache-dtype {config.kv_cache_dtype}": config.kv_cache_dtype != "auto",
+        "--batch-invariant": config.batch_invariant,
+    }
+    for flag, is_asked in asked.items():
+        if is_asked:
+            raise ConfigError(
+                f"{flag} does not go with --tensor-parallel-size {config.tensor_parallel_size} on a CPU: ranks compute "
+                "with plain PyTorch operations there, which have no such thing"
+            )
+
+
+def _end_process(error: EngineError) -> None:
+    _log.critical("%s", error)
+    os._exit(1)
+
+
+def _find_model(config: EngineConfig) -> Path:
+    """The folder of the checkpoint, or of a shape that is to be filled with random weights."""
+    if config.load_format == "dummy" and (shape := find_shape(config.model)) is not None:
+        _log.info("%s is one of the shapes that come with the engine: %s", config.model, shape)
+        return shape
+    return resolve_model(config.model)
+
+
 def _set_threads(config: EngineConfig) -> int:
     """Checks and sets the number of threads, and says what the CPU lacks."""
-    threads = config.threads or usable_cpus()
+    threads = config.threads or max(1, usable_cpus() // config.tensor_parallel_size)
     try:
         set_num_threads(threads)
     except ValueError as error:
@@ -185,7 +208,7 @@ def _log_cache(kv_plan: KVCachePlan) -> None:
 
 
 def _scheduler_config(
-    config: EngineConfig, model_config: ModelConfig, kv_plan: KVCachePlan, limits: StepLimits
+    config: EngineConfig, model_config: ModelConfig, kv_plan: KVCachePlan, limits: StepLimits, device: torch.device
 ) -> SchedulerConfig:
     return SchedulerConfig(
         num_blocks=kv_plan.num_blocks,
@@ -197,6 +220,7 @@ def _scheduler_config(
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
         max_waiting=config.max_num_queued_reqs,
+        max_steps_in_flight=config.max_steps_in_flight(device.type),
     )
 
 

@@ -44,13 +44,16 @@ class EngineConfig:
         num_gpu_blocks_override: blocks of KV cache; overrides both.
         max_model_len: most tokens of prompt and output; None is the model's, cut to what the cache can hold.
         max_num_queued_reqs: requests that may wait; more are rejected.
-        threads: CPU threads for the model; None is one per core.
+        async_scheduling: schedule and launch a step while the one before it runs; None: on a GPU only.
+        threads: CPU threads of each process of the model; None divides the cores among them.
         quantization: of the weights of linear layers, on load; None computes with the weights as they are.
         kv_cache_dtype: auto is the model's own.
         batch_invariant: a request's logits are the same bits whatever else is in its batches, or the engine refuses.
         shutdown_timeout_s: how long a drain may take.
         step_log: file for one JSON line per step.
         exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
+        tensor_parallel_size: processes that the model is divided among.
+        rank_timeout_s: how long these processes may keep one another waiting.
     """
 
     model: str
@@ -68,6 +71,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     scheduling_policy: SchedulingPolicyName = "fcfs"
     max_num_queued_reqs: int = 4096
+    async_scheduling: bool | None = None
     max_logprobs: int = 20
     block_size: int = 16
     enable_prefix_caching: bool = True
@@ -75,6 +79,8 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     device: DeviceName = "auto"
+    tensor_parallel_size: int = 1
+    rank_timeout_s: float = 300.0
     threads: int | None = None
     quantization: Quantization | None = None
     kv_cache_dtype: KVCacheDtypeName = "auto"
@@ -98,6 +104,13 @@ class EngineConfig:
         if path == MODEL_DIR:
             return DEMO_MODEL_NAME
         return path.resolve().name if path.is_dir() else self.model
+
+    def max_steps_in_flight(self, device: str) -> int:
+        """2 with asynchronous scheduling, else 1. By default 2 on "cuda" and 1 on "cpu": a CPU that computes a step has
+        nothing to plan the next one with meanwhile.
+        """
+        is_async = self.async_scheduling if self.async_scheduling is not None else device != "cpu"
+        return 2 if is_async else 1
 
     def step_limits(self, device: str) -> StepLimits:
         """Limits of a step on this device: 64 requests and 512 tokens by default on "cpu", 256 and 2048 on "cuda".

@@ -23,6 +23,7 @@ from engine.config import (
 )
 from engine.core.config import SchedulingPolicyName
 from engine.demo import MODEL_DIR
+from engine.model.shapes import shape_names
 
 ENV_PREFIX = "CHAIRLIFT_"
 ENV_NAMES = {"--host": "CHAIRLIFT_ENGINE_HOST", "--port": "CHAIRLIFT_ENGINE_PORT"}
@@ -68,12 +69,21 @@ class _Flags:
         self._group = self._parser.add_argument_group(title)
 
     def add(
-        self, flag: str, parse: _Parse[_T], default: _T | None, text: str, *, dest: str = "", metavar: str | None = None
+        self,
+        flag: str,
+        parse: _Parse[_T],
+        default: _T | None,
+        text: str,
+        *,
+        dest: str = "",
+        metavar: str | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
         """A flag with a value; `parse` raises ArgumentTypeError for a bad one."""
         assert self._group is not None
         self._group.add_argument(
             flag,
+            *aliases,
             dest=dest or _dest(flag),
             type=parse,
             default=self._from_environment(flag, parse, default),
@@ -85,14 +95,15 @@ class _Flags:
         """A flag with one of a few values."""
         self.add(flag, _one_of(choices), default, f"{text} (default: {default})", metavar="{" + ",".join(choices) + "}")
 
-    def switch(self, flag: str, default: bool, text: str) -> None:
-        """A flag that is on or off: --x and --no-x."""
+    def switch(self, flag: str, default: bool | None, text: str, *, default_text: str = "") -> None:
+        """A flag that is on or off: --x and --no-x; where None, which is neither, means must be said."""
         assert self._group is not None
+        default_text = default_text or ("on" if default else "off")
         self._group.add_argument(
             flag,
             action=argparse.BooleanOptionalAction,
             default=self._from_environment(flag, _switch_value, default),
-            help=f"{text} (default: {'on' if default else 'off'}) [{_variable(flag)}=0|1]",
+            help=f"{text} (default: {default_text}) [{_variable(flag)}=0|1]",
         )
 
     def _from_environment(self, flag: str, parse: _Parse[_T], default: _T | None) -> _T | None:
@@ -126,7 +137,10 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
         "name that frontends see (default: the folder's name or the id)",
         metavar="NAME",
     )
-    flags.choice("--load-format", get_args(LoadFormat), "auto", "dummy: random weights, for benchmarks")
+    flags.choice(
+        "--load-format", get_args(LoadFormat), "auto",
+        f"dummy: random weights, for benchmarks; --model may then be one of {_listed(shape_names())}",
+    )  # fmt: skip
     flags.choice("--dtype", get_args(DtypeName), "auto", "auto: the checkpoint's, float32 on a CPU")
     flags.add(
         "--max-model-len", _model_len, None,
@@ -159,6 +173,11 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
     flags.add(
         "--max-num-queued-reqs", _count(1, 2**20), 4096, "requests that may wait; more are rejected (default: 4096)"
     )
+    flags.switch(
+        "--async-scheduling", None,
+        "plan and launch a step while the one before it runs; the tokens are the same",
+        default_text="on with a GPU, off on a CPU",
+    )  # fmt: skip
     flags.add("--max-logprobs", _integer(0, 1024), 20, "most alternatives per token (default: 20)")
 
     flags.group("numbers")
@@ -195,7 +214,17 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
 
     flags.group("machine")
     flags.choice("--device", get_args(DeviceName), "auto", "auto: a GPU if there is one")
-    flags.add("--threads", _integer(1, 1024), None, "CPU threads of the model (default: one per core)")
+    flags.add(
+        "--tensor-parallel-size", _integer(1, 1024), 1,
+        "processes that the model is divided among, one per GPU; on a CPU too, with plain, slow operations, for tests "
+        "(default: 1)", aliases=["-tp"],
+    )  # fmt: skip
+    flags.add(
+        "--rank-timeout", _number(1, 86400), 300.0,
+        "seconds that these may keep one another waiting before the engine ends (default: 300)",
+        dest="rank_timeout_s", metavar="S",
+    )  # fmt: skip
+    flags.add("--threads", _integer(1, 1024), None, "CPU threads of each process (default: one per core, divided)")
     flags.add("--step-log", Path, None, "append one JSON line per step to this file", metavar="FILE")
     flags.choice("--log-level", LOG_LEVELS, "info", "what to log on stderr")
     return parser

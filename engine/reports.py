@@ -23,9 +23,9 @@ class LoopSnapshot:
     """The pulse of the step loop, published after every turn and read by other threads without a lock.
 
     Attributes:
-        engine_step: steps since start.
+        engine_step: steps collected since start.
         loop_turns: turns of the loop since start, idle ones included: stands still only if the loop does.
-        step_us, execute_us: duration of the last step, and of its part in the runner.
+        step_us, execute_us: duration of the last step collected, and of its part in the runner; see `StepTimes`.
         num_batched_tokens: tokens in the last step.
         num_prompt_tokens_total: prompt tokens computed since start (rows of one token are counted as decodes).
     """

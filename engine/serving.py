@@ -97,5 +97,5 @@ class Engine:
         self._loop.drain(grace_s)
 
     def stop(self) -> None:
-        """Lets `run` return after the step in flight."""
+        """Lets `run` return after the steps in flight."""
         self._loop.stop()

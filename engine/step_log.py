@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Full, Queue
@@ -20,11 +21,21 @@ from engine.reports import LoopSnapshot
 
 MAX_QUEUED_STEPS = 4096
 
+# Lines for which a request that has finished is remembered: the plan that forgets it is scheduled right after, and has
+# its line when the steps in flight before it have had theirs.
+_REMEMBERED_LINES = 8
+
 _log = logging.getLogger(__name__)
 
 
 class StepTimes(NamedTuple):
-    """The borders of a step's parts, perf_counter nanoseconds."""
+    """The borders of a step's parts, perf_counter nanoseconds: scheduling, running, taking in its tokens.
+
+    With two steps in flight a step is scheduled and launched while the one before it runs. Its time then begins, with
+    its part in the runner, when that one has been collected: `started_ns` and `scheduled_ns` are the same, and the step
+    before is updated in the meantime. Times of steps that follow each other without a pause thus add up to the time
+    that has passed, but for these updates, which are counted twice.
+    """
 
     started_ns: int
     scheduled_ns: int
@@ -38,7 +49,9 @@ class StepTimes(NamedTuple):
 
     @property
     def execute_us(self) -> int:
-        """Its part in the runner."""
+        """Its part in the runner: from its launch, or from the collection of the step before if that is later, to its
+        own collection.
+        """
         return (self.executed_ns - self.scheduled_ns) // 1000
 
 
@@ -67,7 +80,7 @@ class StepLog:
             raise ConfigError(f"--step-log {path}: {error.strerror}") from error
         self._steps: Queue[_Step | None] = Queue(MAX_QUEUED_STEPS)
         self._num_dropped = 0
-        self._finished: set[RequestId] = set()
+        self._finished: deque[set[RequestId]] = deque(maxlen=_REMEMBERED_LINES)
         self._thread = threading.Thread(target=self._write_all, name="step-log", daemon=True)
         self._thread.start()
 
@@ -77,10 +90,12 @@ class StepLog:
         """Queues one step; called on the step loop.
 
         The line holds `step` (of the engine; plans without rows repeat it), `t_ms` (of its start, perf_counter),
-        `schedule_ms`, `execute_ms`, `update_ms`, `scheduled` {request: tokens}, `num_tokens`, `seats`, `waiting`,
-        `finished` {request: reason}, `usage` {request: [prompt, cached, output tokens]} of those that finished,
-        `preempted` [request], `blocks_used`, `blocks_free`, and `dropped` if lines before it were lost. Cost, on one
-        busy core of a 2-core machine: 10 us here, and 50 us on the log's thread for a step of 64 rows.
+        `schedule_ms`, `execute_ms`, `update_ms` (see `StepTimes`: `schedule_ms` is 0 for a step that was scheduled
+        while another ran), `scheduled` {request: tokens}, `num_tokens`, `seats`, `waiting`, `finished` {request:
+        reason}, `usage` {request: [prompt, cached, output tokens]} of those that finished, `preempted` [request],
+        `blocks_used`, `blocks_free`, and `dropped` if lines before it were lost. Seats, queue and blocks are those
+        after its update; the next step may have been scheduled by then. Cost, on one busy core of a 2-core machine: 10
+        us here, and 50 us on the log's thread for a step of 64 rows.
         """
         try:
             self._steps.put_nowait(_Step(plan, outputs, snapshot, times))
@@ -116,9 +131,9 @@ class StepLog:
         plan, stats, times = step.plan, step.snapshot.stats, step.times
         completions = {o.request_id: o.completion for o in step.outputs if o.completion is not None}
         finished = {request_id: completion.reason.name for request_id, completion in completions.items()}
-        # A plan forgets requests that finished in the step before or were cancelled since, and those it preempts.
-        preempted = [i for i in plan.removed_request_ids if i not in finished and i not in self._finished]
-        self._finished = set(finished)
+        # A plan forgets requests that finished in the steps before or were cancelled since, and those it preempts.
+        self._finished.append(set(finished))
+        preempted = [i for i in plan.removed_request_ids if not any(i in line for line in self._finished)]
         record: dict[str, object] = {
             "step": step.snapshot.engine_step,
             "t_ms": round(times.started_ns / 1e6, 3),

@@ -1,4 +1,7 @@
-"""The engine's heart, on a thread of its own: drain the inbox, schedule, execute, update, hand over; for ever.
+"""The engine's heart, on a thread of its own: drain the inbox, schedule, launch, collect, update, hand over; for ever.
+
+With two steps in flight the next step is scheduled and launched while one runs, and what the one has yielded is handed
+out as soon as it has ended: the host's work is hidden behind the device's, and no token waits for the step after it.
 
 It never waits for a socket, only for work: commands come by an `Inbox`, news leave by a callable that must not block.
 It knows requests by id and nothing of streams, handles or protobuf.
@@ -6,7 +9,9 @@ It knows requests by id and nothing of streams, handles or protobuf.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from engine.commands import Cancel, Command, GrantCredit, Inbox, Submit
 from engine.core.outputs import RequestOutput, SchedulerOutput
@@ -24,8 +29,18 @@ IDLE_TURN_S = 0.05
 _log = logging.getLogger(__name__)
 
 
+class _Launched(NamedTuple):
+    """A step in flight, and when its scheduling began and ended, perf_counter nanoseconds."""
+
+    plan: SchedulerOutput
+    started_ns: int
+    scheduled_ns: int
+
+
 class StepLoop:
     """Runs scheduler and runner until told to drain or to stop.
+
+    Between two turns at most one step less is in flight than the scheduler allows, and none without rows.
 
     `drain` and `stop` may be called from any thread and from a signal handler that interrupts the loop: they set a flag
     and wake it. Everything else belongs to the thread that calls `run`.
@@ -49,6 +64,9 @@ class StepLoop:
         self._clock = clock
         self._open: set[RequestId] = set()  # accepted, and not completed yet
         self._seen_commands: dict[str, int] = {}  # since the last StepReport
+        self._in_flight: deque[_Launched] = deque()
+        self._collected_ns = 0  # when the last step was, perf_counter
+        self._num_turns = 0
         self._was_productive = True  # the last step had rows or news: do not wait before the next
         self._stop_requested = False
         self._drain_grace_s: float | None = None
@@ -59,12 +77,14 @@ class StepLoop:
         self.snapshot = LoopSnapshot(engine_step=0, loop_turns=0, stats=scheduler.stats())
 
     def run(self) -> None:
-        """Runs until drained or stopped.
+        """Runs until drained or stopped; steps in flight are finished.
 
         Raises: Exception: a step failed; the engine's state can no longer be trusted.
         """
         while not self._stop_requested and (self._drain_until_s is None or self._open):
             self.turn()
+        while self._in_flight:
+            self._collect()
 
     def drain(self, grace_s: float) -> None:
         """Takes nothing new from now on, finishes what is there within `grace_s`, cancels the rest, then lets `run`
@@ -74,24 +94,29 @@ class StepLoop:
         self._inbox.wake()
 
     def stop(self) -> None:
-        """Lets `run` return after the step in flight."""
+        """Lets `run` return after the steps in flight."""
         self._stop_requested = True
         self._inbox.wake()
 
     def turn(self) -> None:
-        """One turn: apply commands, then one step if there are requests."""
+        """One turn: apply commands, launch a step if there are requests, and collect what must not wait any longer."""
         commands = self._inbox.drain(self._idle_s())
+        self._num_turns += 1
         now_s = self._clock()
         self._follow_drain(now_s)
         self._apply(commands)
-        if self._is_due(now_s):
-            self._step(now_s)
-        else:
+        # Only a step with rows is worth waiting behind: after any other there is nothing to be launched before the
+        # steps in flight have ended.
+        is_busy = self._is_due(now_s) and self._launch(now_s)
+        num_left = self._scheduler.max_steps_in_flight - 1 if is_busy else 0
+        if len(self._in_flight) <= num_left:
             self._publish(self.snapshot.engine_step)
+        while len(self._in_flight) > num_left:
+            self._collect()
 
     def _idle_s(self) -> float:
         """How long to wait for a command: not at all while steps get something done."""
-        if self._was_productive and self._scheduler.has_work():
+        if self._in_flight or (self._was_productive and self._scheduler.has_work()):
             return 0.0
         deadline_s = self._scheduler.next_deadline_s
         return IDLE_TURN_S if deadline_s is None else min(IDLE_TURN_S, max(0.0, deadline_s - self._clock()))
@@ -100,18 +125,27 @@ class StepLoop:
         deadline_s = self._scheduler.next_deadline_s
         return self._scheduler.has_work() or (deadline_s is not None and deadline_s <= now_s)
 
-    def _step(self, now_s: float) -> None:
+    def _launch(self, now_s: float) -> bool:
+        """Starts a step; False if it has no rows."""
         started_ns = time.perf_counter_ns()
         plan = self._scheduler.schedule(now_s)
         scheduled_ns = time.perf_counter_ns()
-        result = self._runner.execute(plan)
+        self._runner.launch(plan)
+        self._in_flight.append(_Launched(plan, started_ns, scheduled_ns))
+        return bool(plan.rows)
+
+    def _collect(self) -> None:
+        """Waits for the oldest step and hands out what it has yielded."""
+        plan, started_ns, scheduled_ns = self._in_flight.popleft()
+        result = self._runner.collect()
         executed_ns = time.perf_counter_ns()
         sampled_at_ns = time.monotonic_ns()
         outputs = self._scheduler.update(plan, result, self._clock())
 
         self._note_completions(outputs)
         self._was_productive = bool(plan.rows or outputs)
-        times = StepTimes(started_ns, scheduled_ns, executed_ns, time.perf_counter_ns())
+        since_ns, self._collected_ns = self._collected_ns, executed_ns
+        times = StepTimes(max(started_ns, since_ns), max(scheduled_ns, since_ns), executed_ns, time.perf_counter_ns())
         if plan.rows:
             self._num_prompt_tokens_total += _num_prompt_tokens(plan)
             self._publish(self.snapshot.engine_step + 1, times, plan.num_tokens)
@@ -187,7 +221,7 @@ class StepLoop:
         last = self.snapshot
         self.snapshot = LoopSnapshot(
             engine_step=engine_step,
-            loop_turns=last.loop_turns + 1,
+            loop_turns=self._num_turns,
             stats=self._scheduler.stats(),
             step_us=last.step_us if times is None else times.step_us,
             execute_us=last.execute_us if times is None else times.execute_us,

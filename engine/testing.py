@@ -191,11 +191,6 @@ class FakeModelRunner:
         self._launched: deque[_Launched] = deque()
         self._busy: list[_Sequence] = []  # those with jobs
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Runs one step to its end."""
-        self.launch(plan)
-        return self.collect()
-
     def launch(self, plan: SchedulerOutput) -> None:
         """Takes a plan; its rows execute at any time until it is collected.
 

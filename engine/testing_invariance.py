@@ -11,6 +11,7 @@ import torch
 
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId
+from engine.interfaces import execute
 from engine.serving import EngineParts
 from engine.testing import Answer, AnswerLedger
 from kernels.sampling import SampledTokens, SamplingBatch
@@ -92,7 +93,7 @@ def serve(parts: EngineParts, requests: Sequence[Request], arrival_steps: Sequen
             scheduler.add_request(request)
             ledger.expect(request)
         plan = scheduler.schedule(float(step))
-        ledger.record(scheduler.update(plan, runner.execute(plan), float(step)))
+        ledger.record(scheduler.update(plan, execute(runner, plan), float(step)))
         plans.append(plan)
         step += 1
     after = scheduler.stats()

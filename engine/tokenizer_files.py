@@ -26,9 +26,12 @@ class TokenizerFiles:
     files: tuple[tuple[str, bytes], ...]
 
     @classmethod
-    def from_dir(cls, model_dir: Path) -> "TokenizerFiles":
+    def from_dir(cls, model_dir: Path, *, is_required: bool = True) -> "TokenizerFiles":
         """Reads them from a model folder.
 
+        Args:
+            model_dir: the folder.
+            is_required: whether there must be a tokenizer; without one a model serves token ids, and no text.
         Raises: CheckpointError: tokenizer.json is missing, or a file cannot be read.
         """
         try:
@@ -38,6 +41,8 @@ class TokenizerFiles:
         except OSError as error:
             raise CheckpointError(f"{error.filename}: {error.strerror}") from error
         if "tokenizer.json" not in dict(files):
+            if not is_required:
+                return cls(())
             raise CheckpointError(
                 f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is needed"
             )

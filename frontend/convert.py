@@ -79,12 +79,14 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
     """
     match message.WhichOneof("prompt"):
         case "text":
+            _check_has_tokens(path + "text", model)
             if not message.text:
                 raise InvalidRequest("the prompt is empty", field=path + "text")
             _check_num_chars(path + "text", len(message.text), model)
             return TextPrompt(message.text)
         case "chat":
             field = path + "chat.messages"
+            _check_has_tokens(field, model)
             messages = tuple(ChatMessage(turn.role, turn.content) for turn in message.chat.messages)
             if not messages:
                 raise InvalidRequest("the conversation has no messages, at least 1 is needed", field=field)
@@ -127,6 +129,11 @@ def token_budget(request: GenerationRequest, num_prompt_tokens: int, model: Serv
             field="spec.stop.min_tokens",
         )
     return max_tokens
+
+
+def _check_has_tokens(field: str, model: ServedModel) -> None:
+    if not model.tokenizer.has_tokens:
+        raise InvalidRequest("the model has no tokenizer: send token_ids, and take token_ids", field=field)
 
 
 def _check_num_chars(field: str, num_chars: int, model: ServedModel) -> None:
@@ -179,6 +186,8 @@ def _stop(options: pb.StopOptions, model: ServedModel) -> StopOptions:
                 f"max_tokens is {max_tokens}",
                 field=path + "max_tokens",
             )
+    if options.stop_texts:
+        _check_has_tokens(path + "stop_texts", model)
     check_range(path + "min_tokens", options.min_tokens, 0, max_tokens or model.max_model_len)
     check_at_most(path + "stop_texts", len(options.stop_texts), MAX_STOP_TEXTS, "entries")
     for text in options.stop_texts:
@@ -198,12 +207,14 @@ def _stop(options: pb.StopOptions, model: ServedModel) -> StopOptions:
 
 
 def _output(options: pb.OutputOptions, model: ServedModel) -> OutputOptions:
+    if options.HasField("text") and options.text:
+        _check_has_tokens("spec.output.text", model)
     top_logprobs = options.top_logprobs if options.HasField("top_logprobs") else None
     if top_logprobs is not None:
         most = min(MAX_TOP_LOGPROBS, model.max_logprobs)
         check_range("spec.output.top_logprobs", top_logprobs, 0, most)
     return OutputOptions(
-        text=options.text if options.HasField("text") else True,
+        text=options.text if options.HasField("text") else model.tokenizer.has_tokens,
         token_ids=options.token_ids,
         top_logprobs=top_logprobs,
         keep_special_tokens=options.keep_special_tokens,

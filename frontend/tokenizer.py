@@ -94,6 +94,18 @@ class Tokenizer:
         paths = {name: Path(path) / name for name in FILE_NAMES}
         return cls({name: file.read_bytes() for name, file in paths.items() if file.is_file()})
 
+    @classmethod
+    def absent(cls) -> "Tokenizer":
+        """For a model that comes without one: it has no tokens, so text becomes no ids and ids become no text."""
+        tokenizer = cls({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str().encode()})
+        tokenizer.sha256 = files_sha256({})
+        return tokenizer
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is any text to be had from the model."""
+        return self.vocab_size > 0
+
     @property
     def has_chat_template(self) -> bool:
         """Whether chat prompts can be served."""

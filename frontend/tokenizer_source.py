@@ -5,6 +5,7 @@ be the engine's.
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,11 +73,15 @@ class TokenizerSource:
         loop = asyncio.get_running_loop()
         try:
             # The one before is not closed: prompts may be on their way through it. Its threads end with its last user.
-            self._tokenizer = await loop.run_in_executor(None, Tokenizer.from_files, files)
+            make = partial(Tokenizer.from_files, files) if files else Tokenizer.absent
+            self._tokenizer = await loop.run_in_executor(None, make)
         except ValueError as error:
             raise TokenizerMismatch(f"the engine's tokenizer cannot be read here: {error}") from error
         self._defaults = sampling_defaults(files)
-        logger.info("tokenizer: %d files, SHA-256 %s", len(files), sha256.hex()[:12])
+        if files:
+            logger.info("tokenizer: %d files, SHA-256 %s", len(files), sha256.hex()[:12])
+        else:
+            logger.warning("the engine's model has no tokenizer: prompts must be token ids, and answers have no text")
         return self._tokenizer, self._defaults
 
     def close(self) -> None:

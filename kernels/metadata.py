@@ -19,6 +19,7 @@ class AttentionMetadata:
         slot_mapping: [num_tokens] int64, block_id * block_size + offset of each token of this step.
         block_size: tokens per block.
         max_query_len, max_seq_len: known on the host, so that no kernel needs to look.
+        num_one_token_reqs: so many of the first rows have one query token, known on the host; 0 is always true.
     """
 
     query_start_loc: torch.Tensor
@@ -28,6 +29,7 @@ class AttentionMetadata:
     block_size: int
     max_query_len: int
     max_seq_len: int
+    num_one_token_reqs: int = 0
 
     @property
     def num_reqs(self) -> int:

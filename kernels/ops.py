@@ -4,7 +4,7 @@
 imported only when asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -14,6 +14,9 @@ from kernels.sampling import SampledTokens, SamplingBatch
 
 LinearWeights: TypeAlias = Any
 """Weights of a linear layer as `pack_linear` of the same operations returned them; nobody else looks inside."""
+
+LinearInput: TypeAlias = Any
+"""Rows [T, in] that only go into `linear` of the same operations: a tensor, or a form that nobody else understands."""
 
 KVCache: TypeAlias = Any
 """Keys and values of one layer as `make_kv_cache` of the same operations returned them; nobody else looks inside."""
@@ -29,8 +32,23 @@ class KernelOps(Protocol):
 
     name: str
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearWeights:
-        """Lays out weight [out, in] and bias [out] for `linear`; may quantise, and may share their memory."""
+    def pack_linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False
+    ) -> LinearWeights:
+        """Lays out weight [out, in] and bias [out] for `linear`; may quantise, and may share their memory.
+
+        for_logits says that it is the output head, whose errors become errors of probabilities at once.
+        """
+        ...
+
+    def pack_quantized(
+        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> LinearWeights:
+        """Lays out the weights of a checkpoint in 8 bits, values [out, in] float8_e4m3fn times scales, for `linear`.
+
+        Scales are of the whole, [1], or of output channels, [out] or [out, 1]. dtype is that of the model, of bias
+        [out] too. Operations without 8-bit products, or on layers that these do not take, use the same weights in it.
+        """
         ...
 
     def make_kv_cache(
@@ -42,12 +60,13 @@ class KernelOps(Protocol):
         """
         ...
 
-    def compile_step(self, step: Step, largest: StepInputs) -> Step:
+    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
         """A step that does the same, faster.
 
         Args:
             step: calls these operations and nothing else that depends on its inputs.
             largest: the persistent buffers that inputs will be views of, whole.
+            decode_sizes: numbers of rows of steps in which each row has one token; others come with prompts.
         Returns: a function of inputs that are views of the beginnings of those buffers. What it returns is valid until
             it is called again.
         """
@@ -57,20 +76,23 @@ class KernelOps(Protocol):
         """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and the tokens whose logits are wanted."""
         ...
 
-    def linear(self, x: torch.Tensor, weights: LinearWeights) -> torch.Tensor:
+    def linear(self, x: LinearInput, weights: LinearWeights) -> torch.Tensor:
         """Linear layer: x [T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
         ...
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm over the last dimension (arXiv:1910.07467): x / sqrt(mean(x^2) + eps) * weight. x is [T, n]."""
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> LinearInput:
+        """RMSNorm over the last dimension (arXiv:1910.07467): x / sqrt(mean(x^2) + eps) * weight. x is [T, n].
+
+        With for_linear the result only goes into `linear`; without, it is a tensor.
+        """
         ...
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
+    ) -> tuple[LinearInput, torch.Tensor]:
         """Adds, then norms: residual' = x + residual; returns (rms_norm(residual'), residual').
 
-        May write residual' into `residual`.
+        May write residual' into `residual`. With for_linear the norm only goes into `linear`; residual' is a tensor.
         """
         ...
 
@@ -108,16 +130,20 @@ class KernelOps(Protocol):
         *,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Causal attention of a ragged batch over a paged cache.
 
         q [T, num_heads, head_dim] -> [T, num_heads * head_dim]. A token at position p sees keys
-        max(0, p - sliding_window + 1)..p; without a window, 0..p.
+        max(0, p - sliding_window + 1)..p; without a window, 0..p. With a soft cap, scores become
+        soft_cap * tanh(score / soft_cap).
+
+        Raises: ValueError: a soft cap, if these operations have none.
         """
         ...
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[T, 2 * n] -> [T, n]: silu(first half) * second half (SwiGLU, arXiv:2002.05202)."""
+    def silu_and_mul(self, gate_up: torch.Tensor) -> LinearInput:
+        """[T, 2 * n] -> [T, n]: silu(first half) * second half (SwiGLU, arXiv:2002.05202), for `linear` only."""
         ...
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:

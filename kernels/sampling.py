@@ -50,6 +50,11 @@ class SamplingBatch:
             num_prompt_tokens of num_tokens are prompt.
         bias_start: [S + 1] int32; row i owns entries bias_start[i]:bias_start[i + 1] of the next two.
         bias_ids, bias_values: [num_biases] int32 and float32.
+        any_penalised, any_random, any_filtered: what the host knows of all rows together; lets an implementation skip
+            work, and True is always right. any_penalised may be False only if every row has repetition_penalty 1,
+            presence_penalty 0 and frequency_penalty 0 (then `history` is not read); any_random only if every
+            temperature is 0; any_filtered only if no row with a temperature above 0 has top_k in 1..vocab_size - 1 or
+            top_p below 1. That no row has a bias is said by empty `bias_ids`.
     """
 
     temperature: torch.Tensor
@@ -70,6 +75,9 @@ class SamplingBatch:
     bias_start: torch.Tensor
     bias_ids: torch.Tensor
     bias_values: torch.Tensor
+    any_penalised: bool = True
+    any_random: bool = True
+    any_filtered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

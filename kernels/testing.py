@@ -4,28 +4,43 @@ Caches are filled through the operations themselves, so that no test needs to kn
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
 from kernels.metadata import AttentionMetadata
 from kernels.ops import KernelOps, KVCache
+from kernels.sampling import SamplingBatch
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (2e-6, 2e-5),
     torch.float16: (2e-3, 2e-3),
     torch.bfloat16: (1e-2, 1.6e-2),
+    # half of the last of 3 bits of mantissa; where exponents end, half of the smallest value
+    torch.float8_e4m3fn: (2**-10, 2**-4),
+    torch.float8_e4m3fnuz: (2**-11, 2**-4),
 }
-"""Absolute and relative error by dtype, for inputs and outputs of unit scale."""
+"""Absolute and relative error by dtype, for inputs and outputs of unit scale; of 8 bits, in units of the scale."""
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compares within the tolerance of the dtype of `actual`; NaN equals nothing.
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    """Compares within the tolerance of a dtype, that of `actual` unless said otherwise; NaN equals nothing.
 
     Raises: AssertionError: says how far and where.
     """
-    atol, rtol = TOLERANCES[actual.dtype]
+    atol, rtol = TOLERANCES[dtype or actual.dtype]
     torch.testing.assert_close(actual, expected.to(actual.dtype), atol=atol, rtol=rtol)
+
+
+def assert_quantized(actual: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compares vectors [..., n] with what they were before each was rounded to 8 bits with a scale of its own.
+
+    Raises: AssertionError: says how far and where, in units of the scales.
+    """
+    scales = exact.abs().amax(dim=-1, keepdim=True) / torch.finfo(dtype).max
+    scales = torch.where(scales > 0, scales, 1.0)
+    assert_close(actual / scales, exact / scales, dtype)
 
 
 def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -55,16 +70,11 @@ def poison_cache(kv_cache: KVCache) -> None:
 
 
 def read_cache(kv_cache: KVCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values at these slots [n], as fp32 [n, num_kv_heads, head_dim] each, written out for each layout."""
-    if isinstance(kv_cache, tuple):
-        k, v = (part.flatten(0, 1)[slots].float() for part in kv_cache)
+    """Keys and values at these slots [n], as fp32 [n, num_kv_heads, head_dim] each, whatever the layout."""
+    if not isinstance(kv_cache, tuple):
+        k, v = kv_cache.read_slots(slots)
         return k, v
-    blocks, offsets = slots // kv_cache.block_size, slots % kv_cache.block_size
-    k = kv_cache.k[blocks, :, offsets // 16, :, offsets % 16].float()
-    v = kv_cache.v[blocks, :, offsets].float()
-    if kv_cache.k_scales.numel():
-        k = k * kv_cache.k_scales[blocks, :, offsets, None]
-        v = v * kv_cache.v_scales[blocks, :, offsets, None]
+    k, v = (part.flatten(0, 1)[slots].float() for part in kv_cache)
     return k, v
 
 
@@ -116,11 +126,12 @@ def fill_cache(ops: KernelOps, batch: RaggedBatch, dtype: torch.dtype = torch.fl
     num_kv_heads, head_dim = batch.k[0].shape[1:]
     cache = ops.make_kv_cache(batch.num_blocks, batch.metadata.block_size, num_kv_heads, head_dim, dtype)
     poison_cache(cache)
-    k, v = torch.cat(batch.k), torch.cat(batch.v)
-    slots = torch.cat([batch.slots(row) for row in range(len(batch.k))])
-    ones = torch.ones(1, head_dim // 2)  # of position 0, where the rotation changes nothing
-    qkv = torch.cat((torch.zeros(len(k), 1, head_dim), k, v), dim=1).flatten(1)
-    ops.rotate_and_store(qkv, torch.zeros(len(k), dtype=torch.int64), ones, torch.zeros_like(ones), cache, slots)
+    device = next(cache_tensors(cache)).device
+    k, v = torch.cat(batch.k).to(device), torch.cat(batch.v).to(device)
+    slots = torch.cat([batch.slots(row) for row in range(len(batch.k))]).to(device)
+    ones = torch.ones(1, head_dim // 2, device=device)  # of position 0, where the rotation changes nothing
+    qkv = torch.cat((k.new_zeros(len(k), 1, head_dim), k, v), dim=1).flatten(1)
+    ops.rotate_and_store(qkv, torch.zeros_like(slots), ones, torch.zeros_like(ones), cache, slots)
     return cache
 
 
@@ -194,3 +205,10 @@ def make_ragged_batch(
         num_blocks=num_blocks,
         scale=head_dim**-0.5,
     )
+
+
+def batch_on(batch: SamplingBatch, device: torch.device) -> SamplingBatch:
+    """The batch with its tensors on a device."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)}
+    return replace(batch, **moved)

@@ -1,6 +1,7 @@
 """`python -m engine.bench`: runs one benchmark, prints its table and keeps its raw samples.
 
-Exit status: 0 when it ran, whether goals are met or not; 1 when its figures would mean nothing; 2 for a wrong flag.
+Exit status: 0 when it ran, whether goals are met or not; 1 when its figures would mean nothing, or some are missing; 2
+for a wrong flag.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.bench.benchmark import Benchmark, BenchmarkError, Settings, positive
-from engine.bench.machine import Machine, load_average, measure_floors
+from engine.bench.machine import Floors, Machine, load_average, measure_floors
 from engine.bench.registry import find_benchmarks
 from engine.bench.report import format_table, write_report
 from engine.errors import CheckpointError, ConfigError
@@ -28,21 +29,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     benchmark = next(b for b in benchmarks if options.name in (b.name, *b.ids))
     try:
-        _run(benchmark, options)
+        problems = _run(benchmark, options)
     except (BenchmarkError, CheckpointError, ConfigError) as error:
         print(f"engine.bench {benchmark.name}: error: {error}", file=sys.stderr)
         return 1
-    return 0
+    for problem in problems:
+        print(f"engine.bench {benchmark.name}: error: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
-def _run(benchmark: Benchmark, options: argparse.Namespace) -> None:
+def _run(benchmark: Benchmark, options: argparse.Namespace) -> tuple[str, ...]:
+    """Runs one, shows and keeps what it found -> its problems."""
     machine, load = Machine.here(), load_average()
     print(f"{machine.cpu}, {machine.usable_cpus} cores, {' '.join(machine.cpu_flags)}; load average {load:.1f}")
     try:
-        floors = measure_floors(options.threads, quick=options.quick)
+        floors = (
+            measure_floors(options.threads, quick=options.quick)
+            if benchmark.has_cpu_floors
+            else Floors.unknown(options.threads)
+        )
     except ValueError as error:
         raise ConfigError(f"--threads {options.threads}: {error}") from error
-    print(floors, flush=True)
+    if benchmark.has_cpu_floors:
+        print(floors, flush=True)
     with tempfile.TemporaryDirectory(prefix="chairlift-bench-") as scratch:
         outcome = benchmark.run(
             Settings(
@@ -60,15 +69,20 @@ def _run(benchmark: Benchmark, options: argparse.Namespace) -> None:
         benchmark.name,
         results=outcome.results,
         raw=outcome.raw,
-        machine={**asdict(machine), "load_average": load, "floors": floors.as_json()},
+        machine={
+            **asdict(machine),
+            "load_average": load,
+            "floors": floors.as_json() if benchmark.has_cpu_floors else None,
+        },
         arguments={name: _plain(value) for name, value in sorted(vars(options).items())},
     )
-    print(format_table(outcome.results))
+    print(format_table(outcome.results) if outcome.table is None else outcome.table)
     if outcome.text:
         print(outcome.text)
     if options.quick:
         print("--quick: the figures mean nothing")
     print(f"raw samples: {path}")
+    return outcome.problems
 
 
 def _parse(benchmarks: Sequence[Benchmark], argv: Sequence[str] | None) -> argparse.Namespace:

@@ -22,7 +22,7 @@ class Settings:
         quick: sizes so small that the figures mean nothing: shows that the benchmark works.
         threads: CPU threads for every contestant.
         scratch: an empty folder that is removed afterwards: checkpoints and the like.
-        floors: what the machine could do, measured just before.
+        floors: what the CPU could do, measured just before; NaN where the benchmark has no use for it.
         progress: told what is being done, for people.
         options: the benchmark's own flags, see `Benchmark.add_arguments`.
     """
@@ -44,11 +44,15 @@ class Outcome:
         results: the rows of the table.
         raw: every sample behind them, as JSON can hold it.
         text: more for people to read, below the table.
+        table: shown instead of the usual one.
+        problems: what could not be measured, or was wrong: shown last, and the command fails.
     """
 
     results: tuple[Result, ...]
     raw: Mapping[str, object]
     text: str = ""
+    table: str | None = None
+    problems: tuple[str, ...] = ()
 
 
 def positive(text: str) -> int:
@@ -73,6 +77,7 @@ class Benchmark:
         summary: one line for `list`.
         run: measures; raises BenchmarkError where the figures would mean nothing.
         add_arguments: adds flags of its own, found in `Settings.options`.
+        has_cpu_floors: whether `Settings.floors` shall be measured.
     """
 
     name: str
@@ -80,3 +85,4 @@ class Benchmark:
     summary: str
     run: Callable[[Settings], Outcome]
     add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
+    has_cpu_floors: bool = True

@@ -17,6 +17,7 @@ from engine.bench.benchmark import BenchmarkError
 from engine.bench.fresh_scheduler import Scheduled, forget_requests, schedule_anew
 from engine.core.outputs import TokenLogprobs
 from engine.core.request import Request, RequestId, SamplingParams
+from engine.interfaces import execute
 from engine.serving import EngineParts
 
 # Far beyond any logit, and small enough for fp32 to tell biased logits apart from others.
@@ -90,7 +91,7 @@ def _step(
     scheduled: Scheduled, asked: dict[RequestId, tuple[int, int]], found: dict[tuple[int, int], TokenLogprobs]
 ) -> None:
     plan = scheduled.scheduler.schedule(time.perf_counter())
-    result = scheduled.runner.execute(plan)
+    result = execute(scheduled.runner, plan)
     for output in scheduled.scheduler.update(plan, result, time.perf_counter()):
         if not output.logprobs:
             detail = output.completion.detail if output.completion is not None else ""

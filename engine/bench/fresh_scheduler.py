@@ -5,13 +5,13 @@ Every run gets a scheduler of its own, whose prefix cache is empty: what it find
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.bench.serve import Run, Steppable, serve
 from engine.bench.workload import Workload
-from engine.core.config import SchedulerConfig
+from engine.core.config import SchedulingPolicyName
 from engine.core.scheduler import Scheduler
-from engine.interfaces import ModelRunner
+from engine.interfaces import ModelRunner, execute
 from engine.serving import EngineParts
 
 
@@ -24,27 +24,23 @@ class Scheduled:
 
 
 def schedule_anew(
-    parts: EngineParts, *, max_num_batched_tokens: int | None = None, enable_prefix_caching: bool = False
+    parts: EngineParts,
+    *,
+    max_num_batched_tokens: int | None = None,
+    enable_prefix_caching: bool = False,
+    policy: SchedulingPolicyName = "fcfs",
 ) -> Scheduled:
     """A new scheduler over an engine's runner and its whole cache.
 
     Args:
         parts: the engine; its own scheduler must not have served.
         max_num_batched_tokens: budget of a step, at most the engine's; None is the engine's.
-        enable_prefix_caching: see `SchedulerConfig`.
+        enable_prefix_caching, policy: see `SchedulerConfig`.
     """
-    info = parts.info
-    budget = info.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
-    assert budget <= info.max_num_batched_tokens, f"{budget} tokens in steps of {info.max_num_batched_tokens}"
-    config = SchedulerConfig(
-        num_blocks=info.num_kv_blocks,
-        block_size=info.block_size,
-        max_num_seqs=info.max_num_seqs,
-        max_num_batched_tokens=budget,
-        max_model_len=info.max_model_len,
-        end_token_ids=frozenset(info.end_token_ids),
-        enable_prefix_caching=enable_prefix_caching,
-    )
+    own = parts.scheduler.config
+    budget = own.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
+    assert budget <= own.max_num_batched_tokens, f"{budget} tokens in steps of {own.max_num_batched_tokens}"
+    config = replace(own, max_num_batched_tokens=budget, enable_prefix_caching=enable_prefix_caching, policy=policy)
     return Scheduled(Scheduler(config), parts.runner)
 
 
@@ -70,4 +66,4 @@ def forget_requests(parts: Steppable) -> None:
     now_s = time.perf_counter()
     farewell = parts.scheduler.schedule(now_s)
     assert not farewell.rows, f"{len(farewell.rows)} requests are still running"
-    parts.scheduler.update(farewell, parts.runner.execute(farewell), now_s)
+    parts.scheduler.update(farewell, execute(parts.runner, farewell), now_s)

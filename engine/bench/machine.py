@@ -1,5 +1,6 @@
 """What this machine is and what it can do: figures are only worth something beside their floors."""
 
+import math
 import os
 import platform
 import time
@@ -76,6 +77,11 @@ class Floors:
     fp32_flops: float
     int8_ops: float
     matrix_products: dict[str, float]
+
+    @classmethod
+    def unknown(cls, threads: int) -> "Floors":
+        """Not measured."""
+        return cls(threads, math.nan, math.nan, math.nan, {})
 
     def as_json(self) -> dict[str, object]:
         """As a report holds it."""

@@ -5,7 +5,7 @@ What is left of a step is ours: planning it, packing the batch, sampling, keepin
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from unittest.mock import patch
 
 import torch
@@ -31,8 +31,8 @@ class ModelClock:
         """Engines built meanwhile have this clock around their model, for ever."""
         compile_step = CpuOps.compile_step
 
-        def compile_timed(ops: CpuOps, step: Step, largest: StepInputs) -> Step:
-            return self._timed(compile_step(ops, step, largest))
+        def compile_timed(ops: CpuOps, step: Step, largest: StepInputs, decode_sizes: Sequence[int]) -> Step:
+            return self._timed(compile_step(ops, step, largest, decode_sizes))
 
         with patch.object(CpuOps, "compile_step", compile_timed):
             yield

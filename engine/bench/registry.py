@@ -8,7 +8,7 @@ from engine.bench.benchmark import Benchmark
 
 
 def find_benchmarks() -> list[Benchmark]:
-    """All benchmarks, by id, with the numbers in the ids in order."""
+    """All benchmarks, by id, the letters in order and then the numbers."""
     found = []
     for module_info in pkgutil.iter_modules(engine.bench.__path__):
         if module_info.name == "__main__":
@@ -20,7 +20,9 @@ def find_benchmarks() -> list[Benchmark]:
     return sorted(found, key=_order)
 
 
-def _order(benchmark: Benchmark) -> tuple[int, str]:
-    """Numbered ids first, by number; then by name."""
-    digits = "".join(filter(str.isdigit, benchmark.ids[0])) if benchmark.ids else ""
-    return (int(digits) if digits else 10**6, benchmark.name)
+def _order(benchmark: Benchmark) -> tuple[str, int, str]:
+    """Numbered ids first, by letter and number; then by name."""
+    if not benchmark.ids:
+        return ("~", 0, benchmark.name)
+    first = benchmark.ids[0]
+    return (first[0], int("".join(filter(str.isdigit, first))), benchmark.name)

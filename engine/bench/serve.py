@@ -10,7 +10,7 @@ from engine.bench.benchmark import BenchmarkError
 from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
-from engine.interfaces import ModelRunner
+from engine.interfaces import ModelRunner, execute
 from engine.serving import EngineParts
 
 _request_ids = itertools.count(1)  # a scheduler never sees one twice, however often it serves
@@ -145,7 +145,7 @@ def serve(
         step_s = time.perf_counter()
         plan = scheduler.schedule(step_s)
         execute_s = time.perf_counter()
-        result = runner.execute(plan)
+        result = execute(runner, plan)
         executed_s = time.perf_counter()
         outputs = scheduler.update(plan, result, executed_s)
         ended_s = time.perf_counter()

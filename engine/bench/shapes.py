@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.bench.hugging_face import import_transformers
+from engine.model.shapes import find_shape, shape_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,25 @@ SHAPES: Mapping[str, Shape] = {
     "135M": Shape(*_LLAMA, 49_152, 576, 1536, 30, 9, 3, 64),
     "0.6B": Shape("Qwen3ForCausalLM", "qwen3", 151_936, 1024, 3072, 28, 16, 8, 128, rope_theta=1e6),
 }
+
+
+def model_names() -> list[str]:
+    """Every shape, ours and those that come with the engine."""
+    return sorted({*SHAPES, *shape_names()})
+
+
+def write_model(name: str, folder: Path) -> Path:
+    """`write_shape` for any name in `model_names()`; one that comes with the engine keeps its config.json."""
+    if name in SHAPES:
+        return write_shape(name, folder)
+    path = folder / name
+    path.mkdir(parents=True, exist_ok=True)
+    shipped = find_shape(name)
+    assert shipped is not None, f"{name} is not in model_names()"
+    text = (shipped / "config.json").read_text()
+    (path / "config.json").write_text(text)
+    _write_tokenizer(path, json.loads(text)["vocab_size"])
+    return path
 
 
 def write_shape(name: str, folder: Path) -> Path:

@@ -77,6 +77,11 @@ class Scheduler:
         self._num_hit_tokens = 0
         self._num_generated_tokens = 0
 
+    @property
+    def config(self) -> SchedulerConfig:
+        """What it was made with."""
+        return self._config
+
     def add_request(self, request: Request) -> None:
         """Queues a request. One that continues an answer which is already over completes with the next update, without
         running.
@@ -190,6 +195,11 @@ class Scheduler:
                 logprobs = (result.logprobs[index],) if index in result.logprobs else ()
                 outputs.append(self._accept_token(request, token_id, logprobs))
         return outputs
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Plans that may be issued before the first is answered."""
+        return self._config.max_steps_in_flight
 
     def has_work(self) -> bool:
         """Whether `schedule` should be called before the next command or deadline; steps in flight do not count."""

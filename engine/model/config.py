@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.model.config_fields import ConfigFields
+from engine.model.fp8 import Fp8Weights
 from engine.model.rope import RopeConfig
 
 
@@ -28,8 +29,9 @@ class ModelConfig:
 
     Attributes:
         max_position_embeddings: context length it was made for, in tokens.
-        checkpoint_dtype: of the stored weights, as config.json has it.
+        checkpoint_dtype: of the stored weights (of those not quantised), as config.json has it.
         end_token_ids: ids that end an answer, from generation_config.json and config.json.
+        fp8: which linear layers are stored in 8 bits; None for a checkpoint that is not quantised.
         sliding_window: how many tokens a token sees, itself included, in the layers that have a window.
         use_sliding_window, max_window_layers, layer_types, attention_bias, mlp_bias: as in the checkpoint; what they
             apply to is known to the file of the architecture. `layer_types` is empty or has one entry per layer.
@@ -55,6 +57,7 @@ class ModelConfig:
     layer_types: tuple[str, ...]
     checkpoint_dtype: torch.dtype
     end_token_ids: frozenset[int]
+    fp8: Fp8Weights | None = None
 
     @classmethod
     def from_dir(cls, path: Path) -> "ModelConfig":
@@ -64,8 +67,6 @@ class ModelConfig:
         """
         fields = ConfigFields.from_file(path / "config.json")
         architecture = _architecture(fields)
-        if "quantization_config" in fields:
-            raise fields.error("quantization_config", "is set, supported are unquantized checkpoints only")
         hidden_size = fields.integer("hidden_size")
         num_heads = fields.integer("num_attention_heads")
         num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -105,6 +106,7 @@ class ModelConfig:
             layer_types=_layer_types(fields, num_layers),
             checkpoint_dtype=_DTYPES[dtype],
             end_token_ids=_end_token_ids(path, fields),
+            fp8=Fp8Weights.from_fields(fields),
         )
 
     def kv_bytes_per_token(self, dtype_bytes: int, scale_bytes: int = 0) -> int:

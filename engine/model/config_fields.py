@@ -36,6 +36,11 @@ class ConfigFields:
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that are there, in their order."""
+        return tuple(self._values)
+
     def error(self, name: str, problem: str) -> CheckpointError:
         """What to raise for a field that is wrong."""
         return CheckpointError(f"{self._source}: {name} {problem}")

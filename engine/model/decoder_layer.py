@@ -4,9 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.model.checkpoint_part import CheckpointPart, Span
 from engine.model.config import ModelConfig
+from engine.model.linear import Linear
+from engine.model.sharding import Sharding
+from engine.parallel.group import ParallelGroup
 from kernels.metadata import AttentionMetadata
-from kernels.ops import KernelOps, KVCache, LinearWeights
+from kernels.ops import KernelOps, KVCache, LinearInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,46 +30,8 @@ class DecoderTraits:
     qk_norm: bool = False
 
 
-class Linear:
-    """Weights of y = x W^T + b. Several projections of the same input lie in one matrix, so that it is one product.
-
-    They are loaded as they are in the checkpoint, then packed as the operations like them.
-    """
-
-    def __init__(
-        self, in_features: int, out_features: dict[str, int], *, bias: bool, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        total = sum(out_features.values())
-        self._out_features = out_features
-        self._weight: torch.Tensor | None = torch.empty(total, in_features, dtype=dtype, device=device)
-        self._bias = torch.empty(total, dtype=dtype, device=device) if bias else None
-        self._packed: LinearWeights = None
-
-    def checkpoint_tensors(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Name in the checkpoint -> the part of weight or bias it fills; before `pack`."""
-        assert self._weight is not None, f"{prefix} is packed"
-        tensors = {}
-        start = 0
-        for name, size in self._out_features.items():
-            tensors[f"{prefix}{name}.weight"] = self._weight[start : start + size]
-            if self._bias is not None:
-                tensors[f"{prefix}{name}.bias"] = self._bias[start : start + size]
-            start += size
-        return tensors
-
-    def pack(self, ops: KernelOps) -> None:
-        """Hands the weights over; the memory they were loaded to is free afterwards, unless it is shared."""
-        assert self._weight is not None, "packed twice"
-        self._packed = ops.pack_linear(self._weight, self._bias)
-        self._weight = self._bias = None
-
-    def __call__(self, ops: KernelOps, x: torch.Tensor) -> torch.Tensor:
-        """X [T, in_features] -> [T, sum of out_features]."""
-        return ops.linear(x, self._packed)
-
-
 class DecoderLayer:
-    """Weights and computation of one layer."""
+    """Weights and computation of one layer, or of the part of it that a rank holds."""
 
     def __init__(
         self,
@@ -73,47 +39,46 @@ class DecoderLayer:
         traits: DecoderTraits,
         index: int,
         ops: KernelOps,
+        group: ParallelGroup,
+        sharding: Sharding,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._ops = ops
+        self._group = group
         self._prefix = f"model.layers.{index}."
         self._eps = config.rms_norm_eps
         self._head_dim = config.head_dim
         self._sliding_window = traits.sliding_windows[index]
-        hidden, n = config.hidden_size, config.intermediate_size
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        hidden, intermediate = Span.whole(config.hidden_size), sharding.intermediate
+        q, kv = sharding.heads.times(config.head_dim), sharding.kv_heads.times(config.head_dim)
+        attention, mlp = f"{self._prefix}self_attn.", f"{self._prefix}mlp."
 
-        def linear(in_features: int, out_features: dict[str, int], bias: bool) -> Linear:
-            return Linear(in_features, out_features, bias=bias, dtype=dtype, device=device)
+        def linear(prefix: str, in_features: Span, out_features: dict[str, Span], bias: bool) -> Linear:
+            return Linear(prefix, in_features, out_features, bias=bias, fp8=config.fp8, dtype=dtype, device=device)
 
         def norm(size: int) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
-        self.qkv = linear(hidden, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, traits.qkv_bias)
-        self.o = linear(q_size, {"o_proj": hidden}, traits.o_bias)
-        self.gate_up = linear(hidden, {"gate_proj": n, "up_proj": n}, traits.mlp_bias)
-        self.down = linear(n, {"down_proj": hidden}, traits.mlp_bias)
-        self.input_norm = norm(hidden)
-        self.post_attention_norm = norm(hidden)
+        self.qkv = linear(attention, hidden, {"q_proj": q, "k_proj": kv, "v_proj": kv}, traits.qkv_bias)
+        self.o = linear(attention, q, {"o_proj": hidden}, traits.o_bias)
+        self.gate_up = linear(mlp, hidden, {"gate_proj": intermediate, "up_proj": intermediate}, traits.mlp_bias)
+        self.down = linear(mlp, intermediate, {"down_proj": hidden}, traits.mlp_bias)
+        self.input_norm = norm(config.hidden_size)
+        self.post_attention_norm = norm(config.hidden_size)
         self.q_norm = norm(config.head_dim) if traits.qk_norm else None
         self.k_norm = norm(config.head_dim) if traits.qk_norm else None
 
-    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """Name in the checkpoint -> the (part of a) parameter it fills."""
-        attention, mlp = f"{self._prefix}self_attn.", f"{self._prefix}mlp."
-        tensors = {
-            f"{self._prefix}input_layernorm.weight": self.input_norm,
-            f"{self._prefix}post_attention_layernorm.weight": self.post_attention_norm,
-            **self.qkv.checkpoint_tensors(attention),
-            **self.o.checkpoint_tensors(attention),
-            **self.gate_up.checkpoint_tensors(mlp),
-            **self.down.checkpoint_tensors(mlp),
-        }
+    def checkpoint_parts(self) -> dict[str, CheckpointPart]:
+        """Name in the checkpoint -> the part of a parameter it fills."""
+        norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.post_attention_norm}
         if self.q_norm is not None and self.k_norm is not None:
-            tensors |= {f"{attention}q_norm.weight": self.q_norm, f"{attention}k_norm.weight": self.k_norm}
-        return tensors
+            norms |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
+        parts = {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm) for name, norm in norms.items()}
+        for linear in (self.qkv, self.o, self.gate_up, self.down):
+            parts |= linear.checkpoint_parts()
+        return parts
 
     def pack(self) -> None:
         """Makes the loaded weights ready for use."""
@@ -122,7 +87,7 @@ class DecoderLayer:
 
     def attention(
         self,
-        x: torch.Tensor,
+        x: LinearInput,
         positions: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         kv_cache: KVCache,
@@ -142,8 +107,8 @@ class DecoderLayer:
         out = self._ops.paged_attention(
             q, kv_cache, metadata, scale=self._head_dim**-0.5, sliding_window=self._sliding_window
         )
-        return self.o(self._ops, out)
+        return self._group.all_reduce(self.o(self._ops, out))
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+    def mlp(self, x: LinearInput) -> torch.Tensor:
         """Normed input [T, hidden] -> [T, hidden]."""
-        return self.down(self._ops, self._ops.silu_and_mul(self.gate_up(self._ops, x)))
+        return self._group.all_reduce(self.down(self._ops, self._ops.silu_and_mul(self.gate_up(self._ops, x))))

@@ -8,8 +8,11 @@ import torch
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
+from engine.model.dummy_weights import fill_random_weights
+from engine.model.fp8 import FP8_DTYPE
 from engine.model.registry import decoder_traits
-from engine.model.weights import Progress, fill_random_weights, load_weights
+from engine.model.weights import Progress, load_weights
+from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.ops import KernelOps, reference_ops
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -43,15 +46,28 @@ def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch
     return dtype
 
 
-def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of memory that the model's weights take while they are loaded; none of it is allocated.
+def weights_bytes(
+    config: ModelConfig, dtype: torch.dtype, *, group: ParallelGroup = SINGLE_RANK, keeps_fp8: bool = False
+) -> int:
+    """Bytes of memory that the model's weights take once they are packed; none of it is allocated.
 
     A head that shares the embedding's weights is packed apart from them.
+
+    Args:
+        config: the checkpoint.
+        dtype: of weights that are not in 8 bits.
+        group: whose rank holds them.
+        keeps_fp8: whether the operations multiply with 8-bit weights; those that do not hold them in dtype.
+    Raises: ConfigError, CheckpointError: see `Decoder`.
     """
     traits, ops = decoder_traits(config), reference_ops()  # never run: any would do
-    model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=torch.device("meta"))
-    tied = [model.embed_tokens] if config.tie_word_embeddings else []
-    return sum(tensor.numel() * tensor.itemsize for tensor in [*model.checkpoint_tensors().values(), *tied])
+    meta = torch.device("meta")
+    model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=meta, group=group)
+    tensors = [part.tensor for part in model.checkpoint_parts().values()]
+    if config.tie_word_embeddings:
+        tensors.append(model.embed_tokens)
+    item_bytes = {FP8_DTYPE: 1 if keeps_fp8 else dtype.itemsize}
+    return sum(tensor.numel() * item_bytes.get(tensor.dtype, tensor.itemsize) for tensor in tensors)
 
 
 def load_model(
@@ -64,6 +80,7 @@ def load_model(
     max_model_len: int | None = None,
     load_format: LoadFormat = "auto",
     seed: int = 0,
+    group: ParallelGroup = SINGLE_RANK,
     progress: Progress | None = None,
     show_progress_bar: bool = True,
 ) -> Decoder:
@@ -77,9 +94,13 @@ def load_model(
         device: where the weights lie; None is the CPU.
         max_model_len: longest sequence; None is what the checkpoint was made for.
         load_format: `dummy` fills random weights drawn with `seed`; `auto` and `safetensors` read the checkpoint.
+        group: the ranks that share the model; this one loads its part.
         progress: told the fraction loaded, 0 to 1.
         show_progress_bar: a bar on stderr.
-    Raises: CheckpointError: see `load_weights`.
+
+    Raises:
+        CheckpointError: see `load_weights`.
+        ConfigError: the group cannot share the model.
     """
     model = Decoder(
         config,
@@ -88,12 +109,13 @@ def load_model(
         max_positions=max_model_len or config.max_position_embeddings,
         dtype=dtype,
         device=device or torch.device("cpu"),
+        group=group,
     )
-    tensors = model.checkpoint_tensors()
+    parts = model.checkpoint_parts()
     if load_format == "dummy":
-        fill_random_weights(tensors, seed)
+        fill_random_weights(parts, seed)
     else:
-        load_weights(path, tensors, progress=progress, show_progress_bar=show_progress_bar)
-    del tensors  # else the loaded form of every matrix would outlive its packing
+        load_weights(path, parts, progress=progress, show_progress_bar=show_progress_bar)
+    del parts  # else the loaded form of every matrix would outlive its packing
     model.pack()
     return model

@@ -14,7 +14,9 @@ from engine.errors import CheckpointError
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit; a corrupt length would otherwise be allocated."""
 
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+FP8_NAME = "F8_E4M3"
+
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1}
 
 
 @dataclass(frozen=True, slots=True)

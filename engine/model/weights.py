@@ -1,15 +1,18 @@
-"""Weights by name: from one safetensors file, from many with an index, or random. Nothing else is ever read."""
+"""Weights by name: from one safetensors file, or from many with an index. Nothing else is ever read."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from engine.errors import CheckpointError
-from engine.model.safetensors_file import read_safetensors_header
+from engine.model.checkpoint_part import CheckpointPart
+from engine.model.fp8 import FP8_DTYPE
+from engine.model.safetensors_file import FP8_NAME, TensorEntry, read_safetensors_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -17,24 +20,26 @@ INDEX_FILE = "model.safetensors.index.json"
 Progress = Callable[[float], None]
 """Called with the fraction loaded, 0 to 1."""
 
+_log = logging.getLogger(__name__)
+
 
 def load_weights(
-    path: Path, tensors: dict[str, torch.Tensor], *, progress: Progress | None = None, show_progress_bar: bool = True
+    path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None, show_progress_bar: bool = True
 ) -> None:
-    """Fills tensors from a checkpoint folder, converting to their dtype.
+    """Fills parameters from a checkpoint folder, converting to their dtype. What a rank does not hold is not read.
 
     All headers are checked before the first byte is copied, so a broken checkpoint costs no time.
 
     Args:
         path: folder with model.safetensors, or with model.safetensors.index.json and its shards.
-        tensors: name in the checkpoint -> tensor to fill.
+        parts: name in the checkpoint -> what to fill from it.
         progress: told the fraction of weights after each tensor.
         show_progress_bar: a bar over the shards on stderr.
     Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another shape,
         or one that the model has no place for.
     """
-    shards = _find_shards(path, tensors)
-    total = sum(tensor.numel() for names in shards.values() for tensor in map(tensors.__getitem__, names))
+    shards = _find_shards(path, parts)
+    total = sum(parts[name].tensor.numel() for names in shards.values() for name in names)
     loaded = 0
     for file, names in tqdm(
         shards.items(),
@@ -45,49 +50,65 @@ def load_weights(
         try:
             with safe_open(file, framework="pt") as reader:
                 for name in names:
-                    tensors[name].copy_(reader.get_tensor(name))
-                    loaded += tensors[name].numel()
+                    _fill(parts[name], reader, name)
+                    loaded += parts[name].tensor.numel()
                     if progress is not None:
                         progress(loaded / total)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: cannot be read: {error}") from error
 
 
-def fill_random_weights(tensors: dict[str, torch.Tensor], seed: int) -> None:
-    """Random values that keep activations near unit scale: for benchmarks and tests, without a checkpoint's weights."""
-    for index, (name, tensor) in enumerate(sorted(tensors.items())):
-        generator = torch.Generator(tensor.device).manual_seed(seed + index)
-        if tensor.ndim == 1:
-            tensor.fill_(1.0 if "norm" in name else 0.0)
-        else:
-            tensor.normal_(std=tensor.shape[1] ** -0.5, generator=generator)
+def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
+    if part.is_scale:
+        scales = reader.get_tensor(name).flatten()
+        part.tensor.copy_(scales if scales.numel() == 1 else scales[part.slices])
+    elif part.is_whole:
+        part.tensor.copy_(reader.get_tensor(name))
+    else:
+        part.tensor.copy_(reader.get_slice(name)[part.slices])
 
 
-def _find_shards(path: Path, tensors: dict[str, torch.Tensor]) -> dict[Path, list[str]]:
+def _find_shards(path: Path, parts: dict[str, CheckpointPart]) -> dict[Path, list[str]]:
     """File -> names to read from it, after every check that needs no data."""
     shards: dict[Path, list[str]] = {}
     found: set[str] = set()
+    num_activation_scales = 0
     for file in _shard_files(path):
         header = read_safetensors_header(file)
         for name, entry in header.tensors.items():
-            if name not in tensors:
-                if not _is_ignorable(name):
+            if name not in parts:
+                is_activation_scale = f"{name.removesuffix('input_scale')}weight_scale" in parts
+                num_activation_scales += is_activation_scale
+                if not is_activation_scale and not _is_ignorable(name):
                     raise CheckpointError(f"{file}: tensor {name} has no place in this architecture")
                 continue
             if name in found:
                 raise CheckpointError(f"{file}: tensor {name} is in another shard too")
-            shape = tuple(tensors[name].shape)
-            if entry.shape != shape:
-                raise CheckpointError(
-                    f"{file}: tensor {name} has shape {list(entry.shape)}, config.json makes it {list(shape)}"
-                )
+            _check_entry(file, name, entry, parts[name])
             found.add(name)
             shards.setdefault(file, []).append(name)
-    if missing := sorted(set(tensors) - found):
-        raise CheckpointError(
-            f"{path}: {len(missing)} of {len(tensors)} tensors are missing, the first is {missing[0]}"
+    if missing := sorted(set(parts) - found):
+        raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
+    if num_activation_scales:
+        _log.info(
+            "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
+            num_activation_scales,
         )
     return shards
+
+
+def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
+    shapes = [part.shape]
+    if part.is_scale:  # of each row, or one for all
+        shapes += [(*part.shape, 1), (1,), (1, 1), ()]
+    if entry.shape not in shapes:
+        raise CheckpointError(
+            f"{file}: tensor {name} has shape {list(entry.shape)}, config.json makes it {list(part.shape)}"
+        )
+    if part.tensor.dtype is FP8_DTYPE and entry.dtype != FP8_NAME:
+        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config makes it {FP8_NAME}")
+    if part.tensor.dtype is not FP8_DTYPE and entry.dtype == FP8_NAME:
+        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported are F32, F16, BF16 for this one")
 
 
 def _shard_files(path: Path) -> list[Path]:

@@ -1,110 +1,253 @@
-"""From a plan to the tensors of one ragged batch: all tokens concatenated, no padding."""
+"""From a plan to the tensors of one ragged batch: all tokens concatenated, padded where a recorded step needs it."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from engine.core.outputs import SchedulerOutput
-from engine.runner.request_state import Int64Array, RequestState
+from engine.runner.buckets import bucket_of
+from engine.runner.request_state import RequestState
+from engine.runner.sampling_state import Biases, Columns, Int64Array, sampling_batch
+from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections
+from engine.runner.stream import InlineStream, Stream
 from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.sampling import SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input. The tensors are views of persistent buffers: valid until the next batch is built.
+    """One step's input. Its tensors are views of persistent device buffers, which hold this batch from its `upload` to
+    that of the next one.
 
     Attributes:
         inputs: what the model reads; logits are wanted of the S last tokens of the rows that sample.
         sampling_rows: [S], rows of the plan that sample.
-        state_rows: [S], their rows in `RequestState`.
+        columns: what the host knows of how they sample, their rows in `RequestState` among it.
+        biases: of these rows.
+        num_unresolved: so many of the first input ids may be references to tokens that the host does not know yet.
+        sections: the device's buffer.
+        upload: device work that fills it.
     """
 
     inputs: StepInputs
     sampling_rows: Int64Array
-    state_rows: Int64Array
+    columns: Columns
+    biases: Biases
+    num_unresolved: int
+    sections: StepSections[torch.Tensor]
+    upload: Callable[[], None]
+
+    @property
+    def device_state_rows(self) -> torch.Tensor:
+        """[S] int64: the rows in `RequestState`, on the device."""
+        return self.sections.longs[2, : len(self.sampling_rows)]
+
+    def sampling(self, history: torch.Tensor) -> SamplingBatch:
+        """How the rows sample, with their history, see `sampling_batch`. Device work: biases too many for the buffer
+        are copied here.
+        """
+        num_biases = len(self.biases.ids)
+        if num_biases <= BIAS_CAPACITY:
+            ids, values = self.sections.bias_ids[:num_biases], self.sections.bias_values[:num_biases]
+        else:
+            ids, values = (torch.from_numpy(array).to(history.device, non_blocking=True) for array in self.biases)
+        return sampling_batch(self.columns, self.sections, history, ids, values)
 
 
 class BatchBuilder:
-    """Packs batches into buffers allocated once."""
+    """Packs batches into buffers allocated once: one on the device, and one on the host for each step in flight.
 
-    def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int) -> None:
+    The host's are used in turn: whoever builds a batch has collected the one that had the buffer before. Where the
+    device's memory is the host's, there is one buffer for both, and the next batch may be built when the step is done.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        stream: Stream | None = None,
+        max_steps_in_flight: int = 1,
+        decode_buckets: Sequence[int] = (),
+    ) -> None:
+        """Allocates.
+
+        Args:
+            max_num_seqs, max_num_batched_tokens: most rows and tokens of a batch.
+            max_model_len, block_size: decide how wide the block table is.
+            stream: whose memory to use; by default the host's own.
+            max_steps_in_flight: batches that may be built before the first is collected.
+            decode_buckets: numbers of rows, ascending, to which batches of one-token rows are padded; larger ones, and
+                all batches if there are none, are not padded.
+        """
+        stream = stream or InlineStream()
         self._block_size = block_size
-        self._input_ids = torch.zeros(max_num_batched_tokens, dtype=torch.int64)
-        self._positions = torch.zeros(max_num_batched_tokens, dtype=torch.int64)
-        self._slot_mapping = torch.zeros(max_num_batched_tokens, dtype=torch.int64)
-        self._query_start_loc = torch.zeros(max_num_seqs + 1, dtype=torch.int32)
-        self._seq_lens = torch.zeros(max_num_seqs, dtype=torch.int32)
-        self._block_table = torch.zeros(max_num_seqs, -(-max_model_len // block_size), dtype=torch.int32)
-        self._logits_indices = torch.zeros(max_num_seqs, dtype=torch.int64)
+        self._buckets = tuple(decode_buckets)
+        self._max_blocks = -(-max_model_len // block_size)
+        max_num_tokens = max((max_num_batched_tokens, *self._buckets[-1:]))
+        layout = StepLayout(max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, max_blocks=self._max_blocks)
+        self._num_head_bytes = layout.num_head_bytes
+        num_buffers = 1 if stream.is_inline else max_steps_in_flight
+        self._host = [stream.host_buffer(layout.num_bytes) for _ in range(num_buffers)]
+        self._arrays = [layout.arrays(memory) for memory in self._host]
+        self._columns: list[Columns | None] = [None] * num_buffers  # what each holds
+        self._turn = 0
+        table_shape = (max_num_seqs, self._max_blocks)
+        if stream.is_inline:
+            self._memory, self._is_shared = self._host[0].zero_(), True
+            self._sections = layout.tensors(self._memory)
+            self._block_table = self._sections.block_table.view(table_shape)
+        else:
+            self._memory, self._is_shared = torch.zeros_like(self._host[0], device=stream.device), False
+            self._sections = layout.tensors(self._memory)
+            self._block_table = torch.zeros(table_shape, dtype=torch.int32, device=stream.device)
+        # A batch of padding, which may be computed: graphs are recorded before there is a real one.
+        self._sections.query_start_loc.copy_(torch.arange(max_num_seqs + 1))
+        self._sections.slot_mapping.fill_(-1)
 
     def largest(self) -> StepInputs:
-        """The buffers whole."""
+        """The buffers whole. As they are at first they hold rows of padding."""
+        sections = self._sections
         return StepInputs(
-            input_ids=self._input_ids,
-            positions=self._positions,
+            input_ids=sections.input_ids,
+            positions=sections.positions,
             metadata=AttentionMetadata(
-                query_start_loc=self._query_start_loc,
-                seq_lens=self._seq_lens,
+                query_start_loc=sections.query_start_loc,
+                seq_lens=sections.seq_lens,
                 block_table=self._block_table,
-                slot_mapping=self._slot_mapping,
+                slot_mapping=sections.slot_mapping,
                 block_size=self._block_size,
-                max_query_len=self._input_ids.shape[0],
-                max_seq_len=self._block_table.shape[1] * self._block_size,
+                max_query_len=sections.input_ids.shape[0],
+                max_seq_len=self._max_blocks * self._block_size,
             ),
-            logits_indices=self._logits_indices,
+            logits_indices=sections.logits_indices,
         )
 
     def build(self, plan: SchedulerOutput, state: RequestState) -> Batch:
-        """Packs the rows of a plan, which has at least one and whose differences `state` has taken over."""
+        """Packs the rows of a plan, which has at least one and whose differences `state` has taken over.
+
+        Returns: the batch, which is on the device when its `upload` is done.
+        """
+        turn = self._turn
+        self._turn = (turn + 1) % len(self._host)
+        host, sections = self._arrays[turn], self._sections
+
         request_ids, scheduled, computed, _, samples = zip(*plan.rows, strict=True)
         rows = state.rows_of(request_ids)
         query_lens = np.array(scheduled, dtype=np.int64)
         starts = np.array(computed, dtype=np.int64)
         num_rows, num_tokens = len(rows), plan.num_tokens
+        is_decode = num_tokens == num_rows
+        size = self._padded_size(num_rows) if is_decode else num_rows
 
-        query_start_loc = self._query_start_loc[: num_rows + 1]
-        np.cumsum(query_lens, out=query_start_loc.numpy()[1:])
-        seq_lens = self._seq_lens[:num_rows]
-        seq_lens.numpy()[:] = starts + query_lens
-        max_seq_len = int(seq_lens.numpy().max())
-
-        if num_tokens == num_rows:  # decodes only
+        query_start_loc = host.query_start_loc
+        query_start_loc[0] = 0
+        np.cumsum(query_lens, out=query_start_loc[1 : num_rows + 1])
+        seq_lens = host.seq_lens[:num_rows]
+        seq_lens[:] = starts + query_lens
+        max_seq_len = int(seq_lens.max())
+        if is_decode:
+            num_narrow = num_rows
             token_rows, token_positions = rows, starts
         else:
+            num_narrow = int((query_lens == 1).sum())
             token_rows = np.repeat(rows, query_lens)
-            first_tokens = query_start_loc.numpy()[:-1]
-            token_positions = np.arange(num_tokens) + np.repeat(starts - first_tokens, query_lens)
-        input_ids = self._input_ids[:num_tokens]
-        input_ids.numpy()[:] = state.token_ids[token_rows, token_positions]
-        positions = self._positions[:num_tokens]
-        positions.numpy()[:] = token_positions
+            token_positions = np.arange(num_tokens) + np.repeat(starts - query_start_loc[:num_rows], query_lens)
+        host.input_ids[:num_tokens] = state.token_ids[token_rows, token_positions]
+        host.positions[:num_tokens] = token_positions
         blocks, offsets = np.divmod(token_positions, self._block_size)
-        slot_mapping = self._slot_mapping[:num_tokens]
-        slot_mapping.numpy()[:] = state.block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
-
-        width = -(-max_seq_len // self._block_size)
-        block_table = self._block_table[:num_rows]
-        block_table.numpy()[:, :width] = state.block_table[rows, :width]
-
+        host.slot_mapping[:num_tokens] = (
+            state.block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
+        )
         sampling_rows = np.flatnonzero(samples)
-        logits_indices = self._logits_indices[: len(sampling_rows)]
-        logits_indices.numpy()[:] = query_start_loc.numpy()[sampling_rows + 1] - 1
+        num_samples = len(sampling_rows)
+        host.logits_indices[:num_samples] = query_start_loc[sampling_rows + 1] - 1
+        state_rows = rows[sampling_rows]
+        columns = self._columns[turn]
+        if (
+            columns is None
+            or columns.version != state.sampling.version
+            or columns.rows.tobytes() != state_rows.tobytes()
+        ):
+            columns = state.sampling.fill(state_rows, state.num_prompt_tokens[state_rows], host)
+            self._columns[turn] = columns
+        biases = state.sampling.advance(columns, state.num_tokens[state_rows], host)
+        if size > num_samples:
+            _pad(host, num_rows, size, num_samples)
+        upload = self._pack_table(turn, state.block_table, rows, -(-max_seq_len // self._block_size))
+        # Only the last token of a row can be one that a step in flight still samples, and such a row has no other.
+        has_unknown = state.has_tokens_in_flight and bool((host.input_ids[:num_narrow] < 0).any())
+
+        num_slots = max(size, num_tokens)
         return Batch(
             inputs=StepInputs(
-                input_ids=input_ids,
-                positions=positions,
+                input_ids=sections.input_ids[:num_slots],
+                positions=sections.positions[:num_slots],
                 metadata=AttentionMetadata(
-                    query_start_loc=query_start_loc,
-                    seq_lens=seq_lens,
-                    block_table=block_table,
-                    slot_mapping=slot_mapping,
+                    query_start_loc=sections.query_start_loc[: size + 1],
+                    seq_lens=sections.seq_lens[:size],
+                    block_table=self._block_table[:size],
+                    slot_mapping=sections.slot_mapping[:num_slots],
                     block_size=self._block_size,
                     max_query_len=int(query_lens.max()),
                     max_seq_len=max_seq_len,
+                    num_one_token_reqs=num_narrow + size - num_rows,
                 ),
-                logits_indices=logits_indices,
+                logits_indices=sections.logits_indices[:num_samples],
             ),
             sampling_rows=sampling_rows,
-            state_rows=rows[sampling_rows],
+            columns=columns,
+            biases=biases,
+            num_unresolved=num_narrow if has_unknown else 0,
+            sections=sections,
+            upload=upload,
         )
+
+    def _padded_size(self, num_rows: int) -> int:
+        if self._buckets and num_rows <= self._buckets[-1]:
+            return bucket_of(num_rows, self._buckets)
+        return num_rows
+
+    def _pack_table(self, turn: int, block_table: Array, rows: Int64Array, width: int) -> Callable[[], None]:
+        """Packs the first `width` blocks of each row. A table as wide as the longest possible request would be most of
+        what a step sends: 8 MB for 256 rows of 131,072 tokens, where rows of 2,048 tokens fill 128 KB.
+
+        Returns: device work that brings all that is packed to the device.
+        """
+        num_rows = len(rows)
+        packed = self._arrays[turn].block_table
+        if self._is_shared:
+            packed.reshape(-1, self._max_blocks)[:num_rows, :width] = block_table[rows, :width]
+            return _nothing
+        size = num_rows * width
+        packed[:size].reshape(num_rows, width)[:] = block_table[rows, :width]
+        num_bytes = self._num_head_bytes + size * packed.itemsize
+        source, target = self._host[turn][:num_bytes], self._memory[:num_bytes]
+        sent, table = self._sections.block_table[:size].view(num_rows, width), self._block_table[:num_rows, :width]
+
+        def upload() -> None:
+            target.copy_(source, non_blocking=True)
+            table.copy_(sent)
+
+        return upload
+
+
+def _pad(host: StepSections[Array], num_rows: int, size: int, num_samples: int) -> None:
+    """Fills rows num_rows to size - 1 of a batch of one-token rows. A recorded step computes logits of `size` tokens:
+    those that nobody wants are of row 0.
+    """
+    padding = slice(num_rows, size)
+    host.query_start_loc[num_rows + 1 : size + 1] = np.arange(num_rows + 1, size + 1)
+    host.seq_lens[padding] = 0
+    host.input_ids[padding] = 0
+    host.positions[padding] = 0
+    host.slot_mapping[padding] = -1
+    host.logits_indices[num_samples:size] = 0
+
+
+def _nothing() -> None:
+    """What has to be copied where host and device share a buffer."""

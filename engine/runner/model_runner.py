@@ -1,29 +1,61 @@
-"""The model runner: a plan goes in, one token per sampling row comes out."""
+"""The model runner: plans go in, one token per sampling row comes out, up to a few steps later."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.errors import StepError
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
 from engine.runner.batch import Batch, BatchBuilder
+from engine.runner.device_tokens import DeviceTokens
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
-from engine.runner.request_state import RequestState
-from engine.runner.sampler import SamplerOutput, sample_rows
+from engine.runner.request_state import Landing, RequestState
+from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
-from kernels.ops import KernelOps
+from engine.runner.stream import Event, InlineStream, Stream
+from kernels.metadata import StepInputs
+from kernels.ops import KernelOps, KVCache
+
+
+class StepModel(Protocol):
+    """What the runner needs of a model; `engine.model.decoder.Decoder` is one."""
+
+    dtype: torch.dtype
+
+    def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
+        """One step of a ragged batch -> logits [S, vocab_size] fp32 of the tokens that `logits_indices` names."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step with rows that has been queued, and what the host needs to take in its tokens."""
+
+    batch: Batch
+    landing: Landing
+    results: SampledBuffer
+    done: Event
 
 
 class TorchModelRunner:
-    """`engine.interfaces.ModelRunner` on a torch model: batch -> forward -> logits -> sampler, one step at a time.
+    """`engine.interfaces.ModelRunner` on a torch model: batch -> forward -> logits -> sampler.
 
-    It trusts the plan: blocks, budgets and who runs are the scheduler's decisions, and it never waits for anything but
-    its own computation. All methods belong on one thread.
+    `launch` only queues work on a stream, and a step finds the tokens of the step before on the device, so that the
+    next step can be launched while one runs. It trusts the plan: blocks, budgets and who runs are the scheduler's
+    decisions. All methods belong on one thread.
+
+    Memory that work in flight reads or writes: each step has a host buffer for its batch and one for its results, both
+    used again when it has been collected. Everything on the device is written and read in the order of the stream.
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: StepModel,
         model_config: ModelConfig,
         kv_plan: KVCachePlan,
         ops: KernelOps,
@@ -31,9 +63,26 @@ class TorchModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         kv_dtype: torch.dtype | None = None,
+        stream: Stream | None = None,
+        max_steps_in_flight: int = 1,
+        decode_buckets: Sequence[int] = (),
     ) -> None:
-        """Allocates the caches and compiles the step; kv_dtype is the model's unless said otherwise."""
+        """Allocates buffers and caches, and compiles the step.
+
+        Args:
+            model: on the device of the stream.
+            model_config: its shape and end tokens.
+            kv_plan: size of the cache.
+            ops: what the model and the sampler run on.
+            max_num_seqs, max_num_batched_tokens: most rows and tokens of a step.
+            kv_dtype: of the cache; None is the model's.
+            stream: where steps run; None is the host's own thread.
+            max_steps_in_flight: steps that may be launched before the first is collected.
+            decode_buckets: see `BatchBuilder`.
+        """
         self._ops = ops
+        self._stream = stream or InlineStream()
+        self._max_steps_in_flight = max_steps_in_flight
         self._state = RequestState(
             max_num_seqs=max_num_seqs,
             max_model_len=kv_plan.max_model_len,
@@ -49,37 +98,53 @@ class TorchModelRunner:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=kv_plan.max_model_len,
             block_size=kv_plan.block_size,
+            stream=self._stream,
+            max_steps_in_flight=max_steps_in_flight,
+            decode_buckets=decode_buckets,
         )
+        self._tokens = DeviceTokens(self._state.token_ids, self._stream, max_steps_in_flight=max_steps_in_flight)
+        self._results = deque(SampledBuffer(self._stream, max_num_seqs) for _ in range(max_steps_in_flight))
+        self._in_flight: deque[tuple[SchedulerOutput, StepInFlight | None]] = deque()
         kv_caches = allocate_kv_caches(kv_plan, model_config, kv_dtype or model.dtype, ops)
-        self._step = ops.compile_step(lambda inputs: model.step(inputs, kv_caches), self._builder.largest())
+        self._step = ops.compile_step(
+            lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets
+        )
 
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Runs one step to its end; see `engine.interfaces.ModelRunner.execute`.
+    def launch(self, plan: SchedulerOutput) -> None:
+        """Queues one step; see `engine.interfaces.ModelRunner.launch`.
 
         Raises: StepError: the step failed as a whole, memory for instance; state and cache can no longer be trusted.
         """
+        assert len(self._in_flight) < self._max_steps_in_flight, f"{len(self._in_flight)} steps are in flight"
         try:
-            return self._execute(plan)
+            self._state.apply(plan)
+            self._upload_histories(plan)
+            self._in_flight.append((plan, self._launch(plan) if plan.rows else None))
         except (RuntimeError, MemoryError) as error:
-            raise StepError(
-                f"step {plan.step} with {len(plan.rows)} rows, {plan.num_tokens} tokens: {error}"
-            ) from error
+            raise _step_error(plan, error) from error
 
-    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        self._state.apply(plan)
-        if not plan.rows:
+    @torch.inference_mode()
+    def collect(self) -> ModelRunnerOutput:
+        """Waits for the oldest step; see `engine.interfaces.ModelRunner.collect`.
+
+        Raises: StepError: it failed as a whole, or the device did.
+        """
+        plan, step = self._in_flight.popleft()
+        if step is None:
             return ModelRunnerOutput(plan.step, (), {}, {})
-        batch = self._builder.build(plan, self._state)
-        logits = self._step(batch.inputs)
+        try:
+            step.done.wait()
+        except RuntimeError as error:
+            raise _step_error(plan, error) from error
         token_ids = [-1] * len(plan.rows)
-        if not len(batch.sampling_rows):
-            return ModelRunnerOutput(plan.step, tuple(token_ids), {}, {})
-        sampled = sample_rows(self._ops, logits, self._state, batch.state_rows)
-        self._append(batch, sampled)
-        rows = batch.sampling_rows.tolist()
+        rows = step.batch.sampling_rows.tolist()
+        columns = step.batch.columns
+        sampled = step.results.read(columns.top_logprobs, columns.max_top_logprobs)
+        self._state.land_tokens(step.landing, sampled.token_ids)
         for row, token_id in zip(rows, sampled.token_ids.tolist(), strict=True):
             token_ids[row] = token_id
+        self._results.append(step.results)
         return ModelRunnerOutput(
             step=plan.step,
             token_ids=tuple(token_ids),
@@ -87,7 +152,41 @@ class TorchModelRunner:
             failures={rows[i]: failure for i, failure in sampled.failures.items()},
         )
 
-    def _append(self, batch: Batch, sampled: SamplerOutput) -> None:
-        """The next step of a row reads its token from the state; a row that failed has none and will be removed."""
-        drawn = sampled.token_ids >= 0
-        self._state.append_tokens(batch.state_rows[drawn], sampled.token_ids[drawn])
+    def _launch(self, plan: SchedulerOutput) -> StepInFlight:
+        batch = self._builder.build(plan, self._state)
+        results = self._results.popleft()
+        results.reserve(batch.columns.max_top_logprobs)
+        self._stream.run(partial(self._run, batch, results))
+        landing = self._state.await_tokens(batch.columns.rows)
+        return StepInFlight(batch, landing, results, self._stream.mark())
+
+    def _run(self, batch: Batch, results: SampledBuffer) -> None:
+        """Device work: the whole step."""
+        batch.upload()
+        if batch.num_unresolved:
+            self._tokens.resolve(batch.inputs.input_ids[: batch.num_unresolved])
+        logits = self._step(batch.inputs)
+        if not len(batch.sampling_rows):
+            return
+        sampling = batch.sampling(self._tokens.history)
+        sampled = self._ops.sample(logits, sampling)
+        self._tokens.append(
+            batch.device_state_rows,
+            sampling.num_tokens,
+            sampled.token_ids,
+            with_history=batch.columns.any_penalised,
+        )
+        results.receive(sampled, sampling.max_top_logprobs)
+
+    def _upload_histories(self, plan: SchedulerOutput) -> None:
+        """Brings the tokens of new requests with penalties to the device."""
+        rows = self._state.rows_of(request.request_id for request in plan.new_requests).tolist()
+        for row, request in zip(rows, plan.new_requests, strict=True):
+            if self._state.sampling.is_penalised(row):
+                staged = self._tokens.stage(self._state.token_ids[row, : len(request.token_ids)])
+                if staged is not None:
+                    self._stream.run(partial(self._tokens.upload, row, staged))
+
+
+def _step_error(plan: SchedulerOutput, error: Exception) -> StepError:
+    return StepError(f"step {plan.step} with {len(plan.rows)} rows, {plan.num_tokens} tokens: {error}")

@@ -4,23 +4,38 @@ The plan brings differences only; a step gathers its inputs from these arrays wi
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.core.outputs import NewRequest, SchedulerOutput
 from engine.core.request import RequestId
-from engine.runner.sampling_state import SamplingState
+from engine.runner.sampling_state import Int32Array, Int64Array, SamplingState
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
+
+class Landing(NamedTuple):
+    """Where the tokens of a step in flight will be written.
+
+    Attributes:
+        rows: [S], state rows that sample.
+        positions: [S], index of the new token.
+        plan_index: of the step, counted by `RequestState.apply`.
+    """
+
+    rows: Int64Array
+    positions: Int32Array
+    plan_index: int
 
 
 class RequestState:
     """Rows of request state. A request keeps its row from admission to removal.
 
+    A token that a step in flight will yield counts as a token of its row. Until it is known, `token_ids` holds
+    -1 - row in its place, from which the device finds out which token is meant: the last one sampled for that row.
+
     Invariants: every known request has one row and no row has two; of a row num_tokens tokens and
-    num_blocks block ids are known.
+    num_blocks block ids are known or in flight; a step in flight writes to a row only as long as the request that it
+    was launched for has it.
 
     Attributes:
         token_ids: [max_num_seqs, max_model_len], prompt and output.
@@ -37,27 +52,57 @@ class RequestState:
         self.block_table: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = sampling
+        self._num_plans = 0
+        self._vacated: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)  # the plan that took the row from a request
+        self._num_landings = 0  # awaited
         self._row_of: dict[RequestId, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def apply(self, plan: SchedulerOutput) -> None:
         """Takes over a plan's differences: removed requests, then new ones, then blocks for rows."""
+        self._num_plans += 1
         for request_id in plan.removed_request_ids:
-            self._free_rows.append(self._row_of.pop(request_id))
+            row = self._row_of.pop(request_id)
+            self._vacated[row] = self._num_plans
+            self._free_rows.append(row)
         for request in plan.new_requests:
             self._add(request)
-        for row in plan.rows:
-            if row.new_block_ids:
-                self._append_blocks(self._row_of[row.request_id], row.new_block_ids)
+        for row_plan in plan.rows:
+            if row_plan.new_block_ids:
+                self._append_blocks(self._row_of[row_plan.request_id], row_plan.new_block_ids)
 
     def rows_of(self, request_ids: Iterable[RequestId]) -> Int64Array:
         """The state row of each request."""
         return np.fromiter(map(self._row_of.__getitem__, request_ids), dtype=np.int64)
 
-    def append_tokens(self, rows: Int64Array, token_ids: Int64Array) -> None:
-        """Adds one sampled token to each of these rows."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+    @property
+    def has_tokens_in_flight(self) -> bool:
+        """Whether `token_ids` may hold a reference instead of a token."""
+        return self._num_landings > 0
+
+    def await_tokens(self, rows: Int64Array) -> Landing:
+        """Counts one token more for each of these rows, which a step in flight will yield."""
+        positions = self.num_tokens[rows]
+        self.token_ids[rows, positions] = -1 - rows
+        self.num_tokens[rows] = positions + 1
+        self._num_landings += 1
+        return Landing(rows, positions, self._num_plans)
+
+    def land_tokens(self, landing: Landing, token_ids: Int64Array) -> None:
+        """Writes the tokens of a step to the rows that still belong to the requests they were sampled for.
+
+        Args:
+            landing: where they were expected.
+            token_ids: [S]; -1 for a row that failed: it has no token and will be removed.
+        """
+        self._num_landings -= 1
+        rows, positions = landing.rows, landing.positions
+        lands = token_ids >= 0
+        if landing.plan_index < self._num_plans:
+            lands &= self._vacated[rows] <= landing.plan_index
+        if not lands.all():
+            rows, positions, token_ids = rows[lands], positions[lands], token_ids[lands]
+        self.token_ids[rows, positions] = token_ids
 
     def check_integrity(self) -> None:
         """Asserts the invariants of the class."""

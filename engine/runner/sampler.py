@@ -1,13 +1,14 @@
-"""From logits to the token, log-probabilities and failures of each row that samples."""
+"""From what the device has sampled to the token, log-probabilities and failures of each row, on the host."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from engine.core.outputs import TokenLogprobs
-from engine.runner.request_state import Int64Array, RequestState
-from kernels.ops import KernelOps
-from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
+from engine.runner.sampling_state import Int32Array, Int64Array
+from engine.runner.stream import Stream
+from kernels.sampling import RowStatus, SampledTokens
 
 _FAILURES = {
     RowStatus.BAD_LOGITS: "the model's logits hold NaN or infinity",
@@ -28,33 +29,62 @@ class SamplerOutput(NamedTuple):
     failures: dict[int, str]
 
 
-def sample_rows(ops: KernelOps, logits: torch.Tensor, state: RequestState, rows: Int64Array) -> SamplerOutput:
-    """Draws the next token of each row.
+class SampledBuffer:
+    """Host memory where one step's samples arrive; used again when they have been read."""
 
-    Args:
-        ops: whose sampler to use.
-        logits: [S, vocab_size] float32.
-        state: parameters and tokens so far.
-        rows: [S], rows of `state`.
-    """
-    batch = state.sampling.gather(
-        rows,
-        token_ids=state.token_ids,
-        num_tokens=state.num_tokens[rows],
-        num_prompt_tokens=state.num_prompt_tokens[rows],
-    )
-    sampled = ops.sample(logits, batch)
-    status = sampled.status.numpy()
-    failures = {int(i): _FAILURES[RowStatus(status[i])] for i in status.nonzero()[0]}
-    logprobs = _token_logprobs(sampled, batch) if batch.max_top_logprobs >= 0 else {}
-    return SamplerOutput(sampled.token_ids.numpy(), logprobs, failures)
+    def __init__(self, stream: Stream, max_num_seqs: int) -> None:
+        self._stream = stream
+        self._max_num_seqs = max_num_seqs
+        self.token_ids = stream.host_buffer(8 * max_num_seqs).view(torch.int64)
+        self.status = stream.host_buffer(max_num_seqs).view(torch.int8)
+        self.logprobs = stream.host_buffer(8 * max_num_seqs).view(torch.float64)
+        self.top_ids = torch.empty(0, dtype=torch.int64)
+        self.top_values = torch.empty(0, dtype=torch.float64)
 
+    def reserve(self, max_top_logprobs: int) -> None:
+        """Makes room for so many alternatives per row, before the step that yields them is queued."""
+        num_values = self._max_num_seqs * max(0, max_top_logprobs)
+        if num_values > len(self.top_ids):
+            self.top_ids = self._stream.host_buffer(8 * num_values).view(torch.int64)
+            self.top_values = self._stream.host_buffer(8 * num_values).view(torch.float64)
 
-def _token_logprobs(sampled: SampledTokens, batch: SamplingBatch) -> dict[int, TokenLogprobs]:
-    logprobs = {}
-    chosen, top_ids, top_values = sampled.logprobs.tolist(), sampled.top_ids.tolist(), sampled.top_values.tolist()
-    for i, (num_top, status) in enumerate(zip(batch.top_logprobs.tolist(), sampled.status.tolist(), strict=True)):
-        if num_top >= 0 and status == RowStatus.OK:
-            ids = tuple(token_id for token_id in top_ids[i][:num_top] if token_id >= 0)
-            logprobs[i] = TokenLogprobs(chosen[i], ids, tuple(top_values[i][: len(ids)]))
-    return logprobs
+    def receive(self, sampled: SampledTokens, max_top_logprobs: int) -> None:
+        """Device work: copies what was sampled; log-probabilities only if somebody asked (max_top_logprobs >= 0)."""
+        for source, target in self._copies(sampled, max_top_logprobs):
+            target[: source.numel()].view(source.shape).copy_(source, non_blocking=True)
+
+    def read(self, top_logprobs: Int32Array, max_top_logprobs: int) -> SamplerOutput:
+        """What has arrived.
+
+        Args:
+            top_logprobs: [S], alternatives that each row asked for; -1 wants no log-probabilities.
+            max_top_logprobs: the largest of them.
+        """
+        num_rows = len(top_logprobs)
+        status = self.status[:num_rows].numpy()
+        failures = {int(i): _FAILURES[RowStatus(status[i])] for i in status.nonzero()[0]}
+        logprobs = self._logprobs(top_logprobs, max_top_logprobs) if max_top_logprobs >= 0 else {}
+        return SamplerOutput(self.token_ids[:num_rows].numpy(), logprobs, failures)
+
+    def _copies(self, sampled: SampledTokens, max_top_logprobs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield sampled.token_ids, self.token_ids
+        yield sampled.status, self.status
+        if max_top_logprobs >= 0:
+            yield sampled.logprobs, self.logprobs
+        if max_top_logprobs > 0:
+            yield sampled.top_ids, self.top_ids
+            yield sampled.top_values, self.top_values
+
+    def _logprobs(self, top_logprobs: Int32Array, max_top_logprobs: int) -> dict[int, TokenLogprobs]:
+        num_rows = len(top_logprobs)
+        shape = num_rows, max_top_logprobs
+        num_values = num_rows * max_top_logprobs
+        chosen = self.logprobs[:num_rows].tolist()
+        top_ids = self.top_ids[:num_values].view(shape).tolist()
+        top_values = self.top_values[:num_values].view(shape).tolist()
+        logprobs = {}
+        for i, (num_top, status) in enumerate(zip(top_logprobs.tolist(), self.status[:num_rows].tolist(), strict=True)):
+            if num_top >= 0 and status == RowStatus.OK:
+                ids = tuple(token_id for token_id in top_ids[i][:num_top] if token_id >= 0)
+                logprobs[i] = TokenLogprobs(chosen[i], ids, tuple(top_values[i][: len(ids)]))
+        return logprobs

@@ -1,109 +1,211 @@
 """Sampling parameters of the requests in the batch as columns of numbers, ready for the sampler."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.core.request import SamplingParams
+from engine.runner.step_buffers import Array, StepSections
 from kernels.sampling import SamplingBatch
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class Biases(NamedTuple):
+    """Pairs of token id and value to be added to its logit, [n] int32 and float32."""
+
+    ids: Int32Array
+    values: npt.NDArray[np.float32]
+
+
+class Columns(NamedTuple):
+    """What the host knows of the columns that `SamplingState.fill` has filled.
+
+    Attributes:
+        version: of the state when it did.
+        rows: [S], state rows that sample.
+        num_prompt_tokens, min_tokens: [S], of these.
+        top_logprobs: [S], alternatives that each asks for; -1 wants no log-probabilities.
+        max_top_logprobs: the largest of them.
+        max_min_tokens: the largest of min_tokens.
+        any_biased: whether a row has biases of its own.
+        any_penalised: whether a row has a penalty, and needs its history.
+        any_random, any_filtered: whether a row draws, and whether one that does has top_k, top_p or min_p.
+    """
+
+    version: int
+    rows: Int64Array
+    num_prompt_tokens: Int32Array
+    min_tokens: Int64Array
+    top_logprobs: Int32Array
+    max_top_logprobs: int
+    max_min_tokens: int
+    any_biased: bool
+    any_penalised: bool
+    any_random: bool
+    any_filtered: bool
+
+
+_NO_BIASES = Biases(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
 
 
 class SamplingState:
-    """One row of sampling parameters per row of `engine.runner.request_state.RequestState`."""
+    """One row of sampling parameters per row of `engine.runner.request_state.RequestState`.
+
+    Attributes:
+        version: changes whenever a row does.
+    """
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int, end_token_ids: Iterable[int]) -> None:
+        self.version = 0
         self._vocab_size = vocab_size
         self._end_token_ids = frozenset(end_token_ids)
-        self._temperature, self._top_p, self._min_p = (np.zeros(max_num_seqs) for _ in range(3))
-        self._repetition, self._presence, self._frequency = (np.zeros(max_num_seqs) for _ in range(3))
-        self._top_k = np.zeros(max_num_seqs, dtype=np.int32)
+        self._doubles = np.zeros((6, max_num_seqs))
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
-        self._top_logprobs = np.zeros(max_num_seqs, dtype=np.int32)
+        self._ints = np.zeros((2, max_num_seqs), dtype=np.int32)  # top_k, top_logprobs
+        self._flags = np.zeros((4, max_num_seqs), dtype=np.bool_)  # biased, penalised, random, filtered
         self._min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self._has_bias = np.zeros(max_num_seqs, dtype=np.bool_)
-        no_ids = np.zeros(0, dtype=np.int32)
-        no_values = np.zeros(0, dtype=np.float32)
-        self._no_bias = (no_ids, no_values)
-        self._bias = [self._no_bias] * max_num_seqs
-        self._stop_ids = [no_ids] * max_num_seqs
+        self._bias = [_NO_BIASES] * max_num_seqs
+        self._stop_ids = [_NO_BIASES.ids] * max_num_seqs
         self._minus_inf = np.full(vocab_size, -np.inf, dtype=np.float32)
 
     def set_row(self, row: int, params: SamplingParams) -> None:
         """Learns the parameters of the request in this row."""
-        self._temperature[row] = params.temperature
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._repetition[row] = params.repetition_penalty
-        self._presence[row] = params.presence_penalty
-        self._frequency[row] = params.frequency_penalty
-        self._top_k[row] = min(params.top_k, self._vocab_size)
+        self.version += 1
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        self._doubles[:, row] = (params.temperature, params.top_p, params.min_p, *penalties)
+        self._ints[:, row] = (
+            min(params.top_k, self._vocab_size),
+            -1 if params.top_logprobs is None else params.top_logprobs,
+        )
+        is_random = params.temperature > 0
+        is_filtered = 0 < params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
+        self._flags[:, row] = (bool(params.logit_bias), penalties != (1, 0, 0), is_random, is_random and is_filtered)
         self._seed[row] = np.uint64(params.seed).astype(np.int64)
-        self._top_logprobs[row] = -1 if params.top_logprobs is None else params.top_logprobs
         self._min_tokens[row] = params.min_tokens
-        self._has_bias[row] = bool(params.logit_bias)
-        self._bias[row] = self._no_bias
+        self._bias[row] = _NO_BIASES
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
-            self._bias[row] = (np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32))
+            self._bias[row] = Biases(np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32))
         if params.min_tokens:
             ends = set(params.stop_token_ids) | (set() if params.ignore_eos else self._end_token_ids)
             self._stop_ids[row] = np.array(sorted(i for i in ends if i < self._vocab_size), dtype=np.int32)
 
-    def gather(
-        self,
-        rows: npt.NDArray[np.int64],
-        *,
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int32],
-        num_prompt_tokens: npt.NDArray[np.int32],
-    ) -> SamplingBatch:
-        """The sampler's view of these rows.
+    def is_penalised(self, row: int) -> bool:
+        """Whether the sampler needs to know which tokens this row has seen."""
+        return bool(self._flags[1, row])
+
+    def fill(self, rows: Int64Array, num_prompt_tokens: Int32Array, out: StepSections[Array]) -> Columns:
+        """Writes what does not change from step to step to the beginnings of a buffer's sections. With the same rows,
+        version and buffer it need not be written again.
 
         Args:
             rows: [S], state rows that sample.
-            token_ids: [max_num_seqs, max_model_len], token ids of all state rows.
-            num_tokens, num_prompt_tokens: [S], of the rows that sample.
+            num_prompt_tokens: [S], of these rows.
+            out: gets the parameters.
         """
-        position = (num_tokens - num_prompt_tokens).astype(np.int64)
-        top_logprobs = self._top_logprobs[rows]
-        bias_start, bias_ids, bias_values = self._gather_biases(rows, position)
-        tensor = torch.from_numpy
-        return SamplingBatch(
-            temperature=tensor(self._temperature[rows]),
-            top_p=tensor(self._top_p[rows]),
-            min_p=tensor(self._min_p[rows]),
-            repetition_penalty=tensor(self._repetition[rows]),
-            presence_penalty=tensor(self._presence[rows]),
-            frequency_penalty=tensor(self._frequency[rows]),
-            top_k=tensor(self._top_k[rows]),
-            seed=tensor(self._seed[rows]),
-            position=tensor(position),
-            top_logprobs=tensor(top_logprobs),
-            max_top_logprobs=int(top_logprobs.max()),
-            history=tensor(token_ids),
-            history_row=tensor(rows.astype(np.int32)),
-            num_prompt_tokens=tensor(num_prompt_tokens),
-            num_tokens=tensor(num_tokens),
-            bias_start=tensor(bias_start),
-            bias_ids=tensor(bias_ids),
-            bias_values=tensor(bias_values),
+        num_rows = len(rows)
+        longs, ints = out.longs, out.ints
+        out.doubles[:, :num_rows] = self._doubles[:, rows]
+        longs[0, :num_rows] = self._seed[rows]
+        longs[2, :num_rows] = rows
+        ints[:2, :num_rows] = self._ints[:, rows]
+        ints[2, :num_rows] = rows
+        ints[3, :num_rows] = num_prompt_tokens
+        top_logprobs = self._ints[1, rows]
+        min_tokens = self._min_tokens[rows]
+        flags = [bool(flag.any()) for flag in self._flags[:, rows]]
+        return Columns(
+            self.version,
+            rows,
+            num_prompt_tokens,
+            min_tokens,
+            top_logprobs,
+            int(top_logprobs.max(initial=-1)),
+            int(min_tokens.max(initial=0)),
+            *flags,
         )
 
-    def _gather_biases(
-        self, rows: npt.NDArray[np.int64], position: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Biases of the rows, and -inf for what would end an answer that is shorter than its min_tokens."""
-        start = np.zeros(len(rows) + 1, dtype=np.int32)
-        too_short = position < self._min_tokens[rows]
-        if not (too_short | self._has_bias[rows]).any():
-            return start, *self._no_bias
+    def advance(self, columns: Columns, num_tokens: Int32Array, out: StepSections[Array]) -> Biases:
+        """Writes what is different in every step.
+
+        Args:
+            columns: what `fill` has written to `out`.
+            num_tokens: [S], of the same rows, those in flight included.
+            out: gets positions, and biases if there is room for all.
+        Returns: biases of all rows, and -inf for what would end an answer that is shorter than its min_tokens.
+        """
+        num_rows = len(columns.rows)
+        position = num_tokens - columns.num_prompt_tokens
+        out.longs[1, :num_rows] = position
+        out.ints[4, :num_rows] = num_tokens
+        out.bias_start[: num_rows + 1] = 0
+        too_short = position < columns.min_tokens if columns.max_min_tokens else None
+        if not columns.any_biased and (too_short is None or not too_short.any()):
+            return _NO_BIASES
+        biases = self._gather_biases(columns.rows, too_short, out.bias_start)
+        if len(biases.ids) <= len(out.bias_ids):
+            out.bias_ids[: len(biases.ids)] = biases.ids
+            out.bias_values[: len(biases.ids)] = biases.values
+        return biases
+
+    def _gather_biases(self, rows: Int64Array, too_short: npt.NDArray[np.bool_] | None, start: Array) -> Biases:
+        """Biases row by row, and what rows must not draw that are too short to end; `start` gets where each row's
+        begin.
+        """
         ids, values = [], []
         for i, row in enumerate(rows):
-            bias_ids, bias_values = self._bias[row]
-            forbidden = self._stop_ids[row] if too_short[i] else self._no_bias[0]
-            ids += [bias_ids, forbidden]
-            values += [bias_values, self._minus_inf[: len(forbidden)]]
-            start[i + 1] = start[i] + len(bias_ids) + len(forbidden)
-        return start, np.concatenate(ids), np.concatenate(values)
+            bias = self._bias[row]
+            forbidden = self._stop_ids[row] if too_short is not None and too_short[i] else _NO_BIASES.ids
+            ids += [bias.ids, forbidden]
+            values += [bias.values, self._minus_inf[: len(forbidden)]]
+            start[i + 1] = start[i] + len(bias.ids) + len(forbidden)
+        return Biases(np.concatenate(ids), np.concatenate(values))
+
+
+def sampling_batch(
+    columns: Columns,
+    sections: StepSections[torch.Tensor],
+    history: torch.Tensor,
+    bias_ids: torch.Tensor,
+    bias_values: torch.Tensor,
+) -> SamplingBatch:
+    """The sampler's view of what was written.
+
+    Args:
+        columns: S rows.
+        sections: the buffer that holds them, as tensors.
+        history: [max_num_seqs, max_model_len] int32, token ids by state row; only of penalised rows must it be right.
+        bias_ids, bias_values: [num_biases], of all rows.
+    """
+    num_rows = len(columns.rows)
+    temperature, top_p, min_p, repetition, presence, frequency = sections.doubles[:, :num_rows].unbind()
+    seed, position, _ = sections.longs[:, :num_rows].unbind()
+    top_k, top_logprobs, history_row, num_prompt_tokens, num_tokens = sections.ints[:, :num_rows].unbind()
+    return SamplingBatch(
+        temperature=temperature,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        top_k=top_k,
+        seed=seed,
+        position=position,
+        top_logprobs=top_logprobs,
+        max_top_logprobs=columns.max_top_logprobs,
+        history=history,
+        history_row=history_row,
+        num_prompt_tokens=num_prompt_tokens,
+        num_tokens=num_tokens,
+        bias_start=sections.bias_start[: num_rows + 1],
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+        any_penalised=columns.any_penalised,
+        any_random=columns.any_random,
+        any_filtered=columns.any_filtered,
+    )

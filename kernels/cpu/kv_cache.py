@@ -46,6 +46,15 @@ class CpuKVCache:
         """Size of a head."""
         return self.v.shape[3]
 
+    def read_slots(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [n, num_kv_heads, head_dim] fp32 of slots [n] int64: for tests."""
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        k = self.k[blocks, :, offsets // LANES, :, offsets % LANES].float()
+        v = self.v[blocks, :, offsets].float()
+        if not self.is_int8:
+            return k, v
+        return k * self.k_scales[blocks, :, offsets, None], v * self.v_scales[blocks, :, offsets, None]
+
 
 def make_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> CpuKVCache:
     """Zeros: a kernel may weigh a slot that nobody has written with zero, and 0 * NaN is NaN.

@@ -4,7 +4,7 @@ Each operation is an instruction of a program. Called one by one they are record
 recording of `compile_step` and its replays a whole step becomes one call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -36,9 +36,21 @@ class CpuOps:
         self._step: Recording | None = None  # while one is recorded
         self._plans: dict[int, torch.Tensor] = {}  # of the step, by query heads per KV head
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_linear(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        for_logits: bool = False,  # noqa: ARG002 - int8 weights are precise enough for all layers
+    ) -> PackedLinear:
         """Weights in panels; int8 if asked for."""
         return pack_linear(weight, bias, quantize=self._quantize)
+
+    def pack_quantized(
+        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PackedLinear:
+        """Weights as they are meant, in panels; int8 if asked for."""
+        return self.pack_linear((values.float() * scales.float().reshape(-1, 1)).to(dtype), bias)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -46,7 +58,7 @@ class CpuOps:
         """Keys and values of one layer, float32 or int8."""
         return make_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
-    def compile_step(self, step: Step, largest: StepInputs) -> Step:
+    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:  # noqa: ARG002
         """Records the step at the size of its largest inputs; what it returns replays it at any."""
         num_tokens, num_reqs, num_logits = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
         metadata = largest.metadata
@@ -93,13 +105,26 @@ class CpuOps:
         recording = self._recording()
         return self._done(recording, emit_linear(recording, x, weights))
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        for_linear: bool = False,  # noqa: ARG002 - `linear` takes tensors
+    ) -> torch.Tensor:
         """RMSNorm over the last dimension."""
         recording = self._recording()
         return self._done(recording, emit_rms_norm(recording, x, weight, eps))
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        for_linear: bool = False,  # noqa: ARG002 - `linear` takes tensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rms_norm(x + residual), x + residual)."""
         recording = self._recording()
@@ -131,8 +156,11 @@ class CpuOps:
         *,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Causal attention of a ragged batch over a paged cache."""
+        if soft_cap is not None:
+            raise ValueError(f"soft cap of attention scores is {soft_cap}; the CPU operations have none")
         recording = self._recording()
         plans = self._plans if self._step else {}
         group_size = q.shape[1] // kv_cache.num_kv_heads

@@ -1,5 +1,7 @@
 """`KernelOps` in plain fp32 PyTorch."""
 
+from collections.abc import Sequence
+
 import torch
 
 from kernels.metadata import AttentionMetadata, StepInputs
@@ -23,9 +25,21 @@ class ReferenceOps:
 
     name = "reference"
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Weights:
+    def pack_linear(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        for_logits: bool = False,  # noqa: ARG002 - none is quantised
+    ) -> Weights:
         """Weights as they are."""
         return weight, bias
+
+    def pack_quantized(
+        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> Weights:
+        """Weights as they are meant."""
+        return (values.float() * scales.float().reshape(-1, 1)).to(dtype), bias
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -34,7 +48,7 @@ class ReferenceOps:
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
         return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
 
-    def compile_step(self, step: Step, largest: StepInputs) -> Step:  # noqa: ARG002 - nothing to prepare
+    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:  # noqa: ARG002
         """The step itself."""
         return step
 
@@ -46,12 +60,25 @@ class ReferenceOps:
         """[T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
         return torch.nn.functional.linear(x, *weights)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        for_linear: bool = False,  # noqa: ARG002 - `linear` takes tensors
+    ) -> torch.Tensor:
         """RMSNorm over the last dimension."""
         return rms_norm(x, weight, eps)
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        for_linear: bool = False,  # noqa: ARG002 - `linear` takes tensors
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rms_norm(x + residual), x + residual)."""
         return add_rms_norm(x, residual, weight, eps)
@@ -79,9 +106,11 @@ class ReferenceOps:
         *,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Causal attention of a ragged batch over a paged cache."""
-        return paged_attention(q, *kv_cache, metadata, scale=scale, sliding_window=sliding_window).flatten(1)
+        out = paged_attention(q, *kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+        return out.flatten(1)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(first half) * second half."""

@@ -13,6 +13,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Softmax attention as the textbook has it.
 
@@ -22,6 +23,7 @@ def paged_attention(
         metadata: the batch; slots past a row's seq_lens are never read.
         scale: softmax scale, usually head_dim ** -0.5.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they stay.
     Returns: [T, num_heads, head_dim], dtype of q; computed in fp32.
     """
     out = torch.empty_like(q)
@@ -41,6 +43,8 @@ def paged_attention(
             visible &= key_positions > query_positions - sliding_window
 
         scores = torch.einsum("qhd,khd->hqk", q[start:stop].float(), k) * scale
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out

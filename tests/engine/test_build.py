@@ -1,6 +1,7 @@
 """From a configuration to an engine, on a tiny model."""
 
 import shutil
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from engine.build import build_engine
 from engine.config import EngineConfig, Quantization
+from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import CheckpointError, ConfigError
 from engine.machine import usable_cpus
@@ -27,10 +29,26 @@ def _tokens(parts: EngineParts) -> list[int]:
     """What a request of three tokens is answered."""
     parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
     tokens: list[int] = []
-    while parts.scheduler.has_work():
-        plan = parts.scheduler.schedule(0.0)
-        tokens += [t for o in parts.scheduler.update(plan, parts.runner.execute(plan), 0.0) for t in o.token_ids]
+    in_flight: deque[SchedulerOutput] = deque()
+    while parts.scheduler.has_work() or in_flight:
+        if parts.scheduler.has_work():
+            in_flight.append(parts.scheduler.schedule(0.0))
+            parts.runner.launch(in_flight[-1])
+        if len(in_flight) == parts.scheduler.max_steps_in_flight or not parts.scheduler.has_work():
+            outputs = parts.scheduler.update(in_flight.popleft(), parts.runner.collect(), 0.0)
+            tokens += [token_id for output in outputs for token_id in output.token_ids]
     return tokens
+
+
+def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
+    tokens = []
+    for async_scheduling, max_steps_in_flight in ((None, 1), (False, 1), (True, 2)):
+        config = EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, async_scheduling=async_scheduling)
+        parts = build_engine(config, lambda _: None)
+        assert parts.scheduler.max_steps_in_flight == max_steps_in_flight
+        tokens.append(_tokens(parts))
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len(tokens[0]) == 3
 
 
 def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
@@ -122,6 +140,20 @@ def test_a_model_without_its_tokenizer_is_refused(model_dir: Path, tmp_path: Pat
     (path / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
         build_engine(EngineConfig(model=str(path)), lambda _: None)
+
+
+def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tiny-1b").mkdir()
+    shutil.copy(model_dir / "config.json", tmp_path / "tiny-1b")
+    monkeypatch.setattr("engine.model.shapes._FOLDER", tmp_path)
+    with caplog.at_level("INFO"):
+        parts = build_engine(EngineConfig(model="Tiny-1B", load_format="dummy"), lambda _: None)
+    assert "Tiny-1B is one of the shapes that come with the engine" in caplog.text
+    assert (parts.info.model, parts.info.weights_revision) == ("Tiny-1B", "dummy-0")
+    assert parts.tokenizer.files == ()
+    assert len(_tokens(parts)) == 3
 
 
 @pytest.mark.parametrize(

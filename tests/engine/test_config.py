@@ -36,3 +36,9 @@ def test_the_model_is_named_after_its_folder_unless_told(tmp_path: Path) -> None
     assert EngineConfig(model="owner/name").model_name == "owner/name"
     assert EngineConfig(model=str(MODEL_DIR)).model_name == "chairlift-demo"
     assert EngineConfig(model=str(folder), served_model_name="mine").model_name == "mine"
+
+
+@pytest.mark.parametrize(("asked", "cpu", "cuda"), [(None, 1, 2), (True, 2, 2), (False, 1, 1)])
+def test_two_steps_are_in_flight_on_a_gpu_unless_told(asked: bool | None, cpu: int, cuda: int) -> None:
+    config = EngineConfig(model="m", async_scheduling=asked)
+    assert (config.max_steps_in_flight("cpu"), config.max_steps_in_flight("cuda")) == (cpu, cuda)

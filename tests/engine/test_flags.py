@@ -59,6 +59,7 @@ def test_every_flag_reaches_its_field() -> None:
         "priority",
         "--max-num-queued-reqs",
         "9",
+        "--async-scheduling",
         "--max-logprobs",
         "2",
         "--block-size",
@@ -77,6 +78,10 @@ def test_every_flag_reaches_its_field() -> None:
         "--batch-invariant",
         "--device",
         "cpu",
+        "-tp",
+        "4",
+        "--rank-timeout",
+        "9.5",
         "--threads",
         "2",
         "--step-log",
@@ -100,6 +105,7 @@ def test_every_flag_reaches_its_field() -> None:
         max_num_batched_tokens=1000,
         scheduling_policy="priority",
         max_num_queued_reqs=9,
+        async_scheduling=True,
         max_logprobs=2,
         block_size=32,
         enable_prefix_caching=False,
@@ -110,6 +116,8 @@ def test_every_flag_reaches_its_field() -> None:
         kv_cache_dtype="int8",
         batch_invariant=True,
         device="cpu",
+        tensor_parallel_size=4,
+        rank_timeout_s=9.5,
         threads=2,
         step_log=Path("s.jsonl"),
         log_level="debug",
@@ -136,7 +144,7 @@ def test_address_has_variables_of_its_own_beside_the_frontends() -> None:
 
 def test_an_empty_variable_counts_as_unset() -> None:
     names = [f"CHAIRLIFT_{field.upper()}" for field in EngineConfig.__dataclass_fields__]
-    names += ["CHAIRLIFT_SHUTDOWN_TIMEOUT"]
+    names += ["CHAIRLIFT_SHUTDOWN_TIMEOUT", "CHAIRLIFT_RANK_TIMEOUT"]
     assert parse_config([], dict.fromkeys(names, "")) == parse_config([], {})
 
 
@@ -167,6 +175,7 @@ def test_help_names_every_flag_once_with_its_variable(capsys: pytest.CaptureFixt
         (["--max-model-len", "1"], ["--max-model-len", "between 2", "not 1"]),
         (["--dtype", "int3"], ["--dtype", "float32", "'int3'"]),
         (["--model", ""], ["--model", "empty"]),
+        (["--tensor-parallel-size", "0"], ["-tp", "between 1", "not 0"]),
         (["--max-num-seq", "3"], ["--max-num-seq"]),
         (["--nonsense"], ["--nonsense"]),
     ],

@@ -1,5 +1,6 @@
 """The loop without threads: a test turns it by hand."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.core.config import SchedulerConfig
+from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import FinishReason, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, QueueFull
@@ -16,6 +18,23 @@ from engine.step_loop import StepLoop
 from engine.testing import FakeModel, FakeModelRunner
 
 MODEL = FakeModel(end_probability=0.0)
+
+
+class WatchedRunner(FakeModelRunner):
+    """Notes what it is told to do: +n for the launch of step n, -n for its collection."""
+
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+        super().__init__(MODEL, num_blocks=num_blocks, block_size=block_size)
+        self.calls: list[int] = []
+
+    def launch(self, plan: SchedulerOutput) -> None:
+        super().launch(plan)
+        self.calls.append(plan.step)
+
+    def collect(self) -> ModelRunnerOutput:
+        result = super().collect()
+        self.calls.append(-result.step)
+        return result
 
 
 class Bench:
@@ -34,9 +53,9 @@ class Bench:
         self.reports: list[Report] = []
         self.now_s = 1000.0
         self.scheduler = Scheduler(config)
-        runner = FakeModelRunner(MODEL, num_blocks=config.num_blocks, block_size=config.block_size)
+        self.runner = WatchedRunner(num_blocks=config.num_blocks, block_size=config.block_size)
         self.loop = StepLoop(
-            self.scheduler, runner, self.inbox, self.reports.append, step_log=step_log, clock=lambda: self.now_s
+            self.scheduler, self.runner, self.inbox, self.reports.append, step_log=step_log, clock=lambda: self.now_s
         )
 
     def submit(self, *requests: Request, seq: int = 1) -> None:
@@ -225,6 +244,128 @@ def test_the_step_log_has_one_line_per_step_with_the_documented_fields(tmp_path:
     # 22 tokens each do not fit 8 blocks of 4 together: somebody gave way, was noted, and nobody is noted for finishing.
     preempted = [request_id for line in lines for request_id in line["preempted"]]
     assert len(preempted) == bench.scheduler.stats().num_preemptions_total > 0
+
+
+class TestTwoStepsInFlight:
+    def test_the_next_step_is_launched_before_one_is_collected(self) -> None:
+        bench = Bench(max_steps_in_flight=2)
+        bench.submit(request(1, max_tokens=4))
+        bench.turns(3)
+        assert bench.runner.calls == [1, 2, -1, 3, -2]
+
+    def test_a_token_is_handed_out_when_its_own_step_has_ended(self) -> None:
+        bench = Bench(max_steps_in_flight=2)
+        bench.submit(request(1, max_tokens=4))
+        counts = []
+        for _ in range(5):
+            bench.turns(1)
+            counts.append(bench.tokens.get(1, 0))
+        assert counts == [0, 1, 2, 3, 4]
+        assert bench.reasons == {1: FinishReason.MAX_TOKENS}
+
+    def test_nothing_stays_in_flight_when_nothing_is_left_to_launch(self) -> None:
+        """The last step has no successor to wait for, and a plan without rows none to hide behind."""
+        bench = Bench(max_steps_in_flight=2)
+        bench.submit(request(1, max_tokens=1))
+        bench.turns(2)
+        assert bench.tokens == {1: 1}
+        assert bench.runner.calls == [1, 2, -1, -2]
+        calls = len(bench.runner.calls)
+        bench.turns(3)  # what is left to say to the runner is said with the next request
+        assert len(bench.runner.calls) == calls
+
+    def test_idle_turns_wait_for_commands_and_busy_ones_do_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits: list[float] = []
+        drain = Inbox.drain
+        monkeypatch.setattr(Inbox, "drain", lambda self, timeout_s: waits.append(timeout_s) or drain(self, 0.0))
+        bench = Bench(max_steps_in_flight=2)
+        bench.turns(1)
+        bench.submit(request(1, max_tokens=3, token_credit=2))
+        bench.turns(6)
+        assert waits[0] > 0
+        assert waits[2:4] == [0.0, 0.0]  # after the launch, and while the second token is in flight
+        assert min(waits[-2:]) > 0
+        assert bench.tokens == {1: 2}
+
+    def test_turns_are_counted_once_whatever_they_collect(self) -> None:
+        bench = Bench(max_steps_in_flight=2)
+        bench.submit(request(1, max_tokens=2))
+        for turn in range(1, 7):
+            bench.turns(1)
+            assert bench.loop.snapshot.loop_turns == turn
+        assert bench.loop.snapshot.engine_step == 2
+
+    def test_a_cancel_is_answered_with_the_step_in_flight(self) -> None:
+        bench = Bench(max_steps_in_flight=2)
+        bench.submit(request(1), request(2))
+        bench.turns(2)
+        bench.cancel(1, seq=2)
+        bench.turns(1)
+        assert bench.reasons == {1: FinishReason.CANCELLED}
+        assert bench.tokens == {1: 1, 2: 2}  # the second token of the first request was in flight, and is nobody's
+        bench.turns(8)
+        assert bench.tokens == {1: 1, 2: 8}
+        assert bench.scheduler.stats().num_free_blocks == 32
+
+    def test_the_deadline_of_a_parked_request_ends_it(self) -> None:
+        bench = Bench(max_steps_in_flight=2)
+        bench.submit(request(1, token_credit=1, deadline_s=1005.0))
+        bench.turns(4)
+        assert (bench.tokens, bench.reasons) == ({1: 1}, {})
+        bench.now_s = 1005.0
+        bench.turns(1)
+        assert bench.reasons == {1: FinishReason.DEADLINE}
+        assert bench.scheduler.stats().num_free_blocks == 32
+
+    @pytest.mark.parametrize("drains", [True, False])
+    def test_run_returns_with_nothing_in_flight(self, drains: bool) -> None:
+        bench = Bench(max_steps_in_flight=2)
+        bench.submit(request(1), request(2))
+        bench.turns(2)
+        if drains:
+            bench.loop.drain(30.0)
+        else:
+            bench.loop.stop()
+        bench.loop.run()
+        assert sum(bench.runner.calls) == 0
+        assert bench.tokens == ({1: 8, 2: 8} if drains else {1: 2, 2: 2})
+        assert bench.loop.num_drained == (2 if drains else 0)
+
+    def test_the_time_of_a_step_begins_when_the_one_before_it_has_ended(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A clock that moves by 1 ms whenever it is read: at the start and end of scheduling, after collection, and
+        after the update.
+        """
+        ticks = itertools.count(1)
+        monkeypatch.setattr("engine.step_loop.time.perf_counter_ns", lambda: next(ticks) * 1_000_000)
+        log = StepLog(tmp_path / "steps.jsonl")
+        bench = Bench(step_log=log, max_steps_in_flight=2)
+        bench.submit(request(1, max_tokens=3))
+        bench.turns(4)
+        log.close()
+        lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+        times = [(line["t_ms"], line["schedule_ms"], line["execute_ms"], line["update_ms"]) for line in lines]
+        # Read at 1 2 (schedule 1), 3 4 (schedule 2), 5 6 (1 ends), 7 8 (schedule 3), 9 10 (2 ends), 11 12 (an empty
+        # plan), 13 14 (3 ends), 15 16 (the empty plan).
+        assert times == [(1, 1, 3, 1), (5, 0, 4, 1), (9, 0, 4, 1), (13, 0, 2, 1)]
+        assert [line["num_tokens"] for line in lines] == [3, 1, 1, 0]
+        assert (bench.loop.snapshot.step_us, bench.loop.snapshot.execute_us) == (5000, 4000)
+
+    def test_whoever_ended_is_not_taken_for_preempted(self, tmp_path: Path) -> None:
+        """A stop is learned when the next plan is out already, so that only the one after it forgets the request."""
+        log = StepLog(tmp_path / "steps.jsonl")
+        bench = Bench(step_log=log, num_blocks=8, max_model_len=32, max_steps_in_flight=2)
+        bench.submit(request(1, num_prompt=10, max_tokens=12), request(2, num_prompt=10, max_tokens=12))
+        bench.submit(request(3, max_tokens=1), request(4, max_tokens=2))
+        while len(bench.reasons) < 4:
+            bench.turns(1)
+        bench.submit(request(5, max_tokens=1))
+        bench.turns(6)
+        log.close()
+        lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+        preempted = [request_id for line in lines for request_id in line["preempted"]]
+        assert len(preempted) == bench.scheduler.stats().num_preemptions_total > 0
 
 
 @pytest.mark.parametrize("num_prompt", [1, 2, 16])

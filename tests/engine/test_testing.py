@@ -11,7 +11,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.outputs import NewRequest, RequestOutput, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, FinishReason, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
-from engine.interfaces import ModelRunner
+from engine.interfaces import ModelRunner, execute
 from engine.testing import AnswerLedger, FakeModel, FakeModelRunner, OracleViolation, drive
 
 BLOCK_SIZE = 4
@@ -43,52 +43,52 @@ def runner() -> FakeModelRunner:
 @pytest.fixture
 def started(runner: FakeModelRunner) -> FakeModelRunner:
     """Request 1 has computed [1] * 6 into blocks 0 and 1 and drawn a token."""
-    runner.execute(plan(1, row(1, 0, 6), new_requests=[new(1, [1] * 6, 0, 1)]))
+    execute(runner, plan(1, row(1, 0, 6), new_requests=[new(1, [1] * 6, 0, 1)]))
     return runner
 
 
 class TestRunner:
     def test_is_a_model_runner(self, runner: FakeModelRunner) -> None:
         as_protocol: ModelRunner = runner
-        assert as_protocol.execute(plan(1)).token_ids == ()
+        assert execute(as_protocol, plan(1)).token_ids == ()
 
     def test_own_tokens_are_accepted_over_many_steps_and_blocks(self, started: FakeModelRunner) -> None:
         for step in range(2, 12):
             position = 4 + step
             blocks = (position // BLOCK_SIZE,) if position % BLOCK_SIZE == 0 else ()
-            assert started.execute(plan(step, row(1, position, 1, *blocks))).token_ids[0] >= 0
+            assert execute(started, plan(step, row(1, position, 1, *blocks))).token_ids[0] >= 0
 
     def test_shared_prefix_is_accepted(self, started: FakeModelRunner) -> None:
-        started.execute(plan(2, row(2, 4, 3), new_requests=[new(2, [1] * 4 + [2] * 3, 0, 5)]))
+        execute(started, plan(2, row(2, 4, 3), new_requests=[new(2, [1] * 4 + [2] * 3, 0, 5)]))
 
     def test_foreign_prefix_is_refused(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="request 2 attends to position 3, block 0, slot 3"):
-            started.execute(plan(2, row(2, 4, 3), new_requests=[new(2, [1, 1, 1, 2, 2, 2, 2], 0, 5)]))
+            execute(started, plan(2, row(2, 4, 3), new_requests=[new(2, [1, 1, 1, 2, 2, 2, 2], 0, 5)]))
 
     def test_other_tenants_prefix_is_refused(self) -> None:
         runner = FakeModelRunner(num_blocks=8, block_size=4, salt_of=lambda request_id: bytes([request_id]))
-        runner.execute(plan(1, row(1, 0, 6), new_requests=[new(1, [1] * 6, 0, 1)]))
+        execute(runner, plan(1, row(1, 0, 6), new_requests=[new(1, [1] * 6, 0, 1)]))
         with pytest.raises(OracleViolation, match="request 2 attends to position 0"):
-            runner.execute(plan(2, row(2, 4, 2), new_requests=[new(2, [1] * 6, 0, 5)]))
+            execute(runner, plan(2, row(2, 4, 2), new_requests=[new(2, [1] * 6, 0, 5)]))
 
     def test_equal_tokens_at_another_position_are_refused(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="request 2 attends to position 4, block 0"):
-            started.execute(plan(2, row(2, 8, 1), new_requests=[new(2, [1] * 9, 0, 0, 5)]))
+            execute(started, plan(2, row(2, 8, 1), new_requests=[new(2, [1] * 9, 0, 0, 5)]))
 
     def test_missing_recompute_is_refused(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="request 2 attends to position 0, block 6"):
-            started.execute(plan(2, row(2, 5, 1), new_requests=[new(2, [3] * 6, 6, 7)]))
+            execute(started, plan(2, row(2, 5, 1), new_requests=[new(2, [3] * 6, 6, 7)]))
 
     def test_block_overwritten_by_another_is_noticed(self, started: FakeModelRunner) -> None:
-        started.execute(plan(2, row(2, 0, 2), new_requests=[new(2, [2] * 2, 1)]))
+        execute(started, plan(2, row(2, 0, 2), new_requests=[new(2, [2] * 2, 1)]))
         with pytest.raises(OracleViolation, match="request 1 attends to position 4, block 1"):
-            started.execute(plan(3, row(1, 6, 1)))
+            execute(started, plan(3, row(1, 6, 1)))
 
     def test_write_beyond_the_block_table_is_refused(self, started: FakeModelRunner) -> None:
         for position in (6, 7):
-            started.execute(plan(position, row(1, position, 1)))
+            execute(started, plan(position, row(1, position, 1)))
         with pytest.raises(OracleViolation, match="request 1, positions 8 to 8: its block table has 2 blocks"):
-            started.execute(plan(9, row(1, 8, 1)))
+            execute(started, plan(9, row(1, 8, 1)))
 
     @pytest.mark.parametrize(
         ("bad_row", "message"),
@@ -104,7 +104,7 @@ class TestRunner:
         self, started: FakeModelRunner, bad_row: ScheduledRow, message: str
     ) -> None:
         with pytest.raises(OracleViolation, match=message):
-            started.execute(plan(2, bad_row))
+            execute(started, plan(2, bad_row))
 
     def test_plans_that_contradict_themselves_are_refused(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="removes request 5, which was never new"):
@@ -121,7 +121,7 @@ class TestRunner:
         noticed = 0
         for seed in range(40):
             runner = FakeModelRunner(num_blocks=8, block_size=BLOCK_SIZE, seed=seed)
-            runner.execute(plan(1, row(1, 0, 4), new_requests=[new(1, [1] * 4, 0)]))
+            execute(runner, plan(1, row(1, 0, 4), new_requests=[new(1, [1] * 4, 0)]))
             runner.launch(plan(2, row(1, 4, 1, 1)))
             runner.launch(plan(3, row(1, 5, 1), row(2, 0, 1), new_requests=[new(2, [2], 0)]))
             try:
@@ -140,21 +140,21 @@ class TestRunner:
         ]
         for each in plans:
             ahead.launch(each)
-        assert [ahead.collect().token_ids for _ in plans] == [stepwise.execute(each).token_ids for each in plans]
+        assert [ahead.collect().token_ids for _ in plans] == [execute(stepwise, each).token_ids for each in plans]
 
     def test_failed_row_fails_alone_and_spoils_its_slots(self) -> None:
         runner = FakeModelRunner(num_blocks=8, block_size=4, fail=lambda i, _: "NaN logits" if i == 1 else None)
         requests = [new(1, [1] * 6, 0, 1), new(2, [1] * 6, 2, 3)]
-        result = runner.execute(plan(1, row(1, 0, 6), row(2, 0, 6), new_requests=requests))
+        result = execute(runner, plan(1, row(1, 0, 6), row(2, 0, 6), new_requests=requests))
         assert (result.failures, result.token_ids[0]) == ({0: "NaN logits"}, -1)
         assert result.token_ids[1] >= 0
         with pytest.raises(OracleViolation, match="request 3 attends to position 0, block 0"):
-            runner.execute(plan(2, row(3, 4, 2), new_requests=[new(3, [1] * 6, 0, 5)]))
+            execute(runner, plan(2, row(3, 4, 2), new_requests=[new(3, [1] * 6, 0, 5)]))
 
     def test_hook_sees_every_plan_before_it_runs(self) -> None:
         seen: list[int] = []
         runner = FakeModelRunner(num_blocks=8, on_step=lambda plan: seen.append(plan.step))
-        runner.execute(plan(1))
+        execute(runner, plan(1))
         runner.launch(plan(2))
         assert seen == [1]
         runner.collect()
@@ -163,7 +163,7 @@ class TestRunner:
     def test_logprobs_are_reported_to_those_who_ask(self) -> None:
         runner = FakeModelRunner(num_blocks=8)
         asks = replace(new(1, [1], 0), params=replace(PARAMS, top_logprobs=3))
-        result = runner.execute(plan(1, row(1, 0, 1), row(2, 0, 1), new_requests=[asks, new(2, [1], 1)]))
+        result = execute(runner, plan(1, row(1, 0, 1), row(2, 0, 1), new_requests=[asks, new(2, [1], 1)]))
         assert list(result.logprobs) == [0]
         chosen, top_ids, top_values = result.logprobs[0]
         assert (top_ids[0], top_values[0], len(top_ids)) == (result.token_ids[0], chosen, 3)

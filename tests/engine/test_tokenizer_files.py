@@ -28,3 +28,12 @@ def test_the_digest_covers_names_lengths_and_data(tmp_path: Path) -> None:
 def test_a_model_without_a_tokenizer_is_broken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
         TokenizerFiles.from_dir(tmp_path)
+
+
+def test_a_model_that_needs_none_has_none_or_all(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_bytes(b"{}")
+    files = TokenizerFiles.from_dir(tmp_path, is_required=False)
+    assert files.files == ()
+    assert files.sha256() == hashlib.sha256(b"").digest()
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    assert len(TokenizerFiles.from_dir(tmp_path, is_required=False).files) == 2

@@ -1,5 +1,6 @@
 """Whatever a client can get wrong: each with its status, its details, and nothing left behind."""
 
+import hashlib
 import math
 
 import grpc
@@ -211,3 +212,37 @@ async def test_bytes_that_are_no_request_are_the_clients_fault(pair, method, cas
     code, details, reason, _ = await refusal(call)
     assert (code, reason) == (INVALID, "INVALID_REQUEST")
     assert "UTF-8" in details
+
+
+TEXT = {
+    "a prompt": ({"text": "abc"}, "spec.text"),
+    "a conversation": (chat(("user", "hi")), "spec.chat.messages"),
+    "a stop text": (stop(stop_texts=["x"]), "spec.stop.stop_texts"),
+    "the answer": ({"output": pb.OutputOptions(text=True)}, "spec.output.text"),
+}
+
+
+@pytest.mark.parametrize("case", TEXT)
+async def test_without_a_tokenizer_text_is_refused_in_any_form(make_pair, case):
+    changes, field = TEXT[case]
+    pair = await make_pair(engine=FakeEngine(files={}))
+    prompt = {} if "text" in changes else {"token_ids": pb.TokenIds(ids=[1, 2])}
+    spec = pb.GenerationSpec(**{name: value for name, value in (prompt | changes).items() if value is not None})
+    code, details, reason, fields = await refusal(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
+    assert (code, reason, fields) == (INVALID, "INVALID_REQUEST", [field])
+    assert details == "the model has no tokenizer: send token_ids, and take token_ids"
+
+
+async def test_without_a_tokenizer_token_ids_are_served(make_pair):
+    pair = await make_pair(engine=FakeEngine(files={}))
+    spec = pb.GenerationSpec(
+        token_ids=pb.TokenIds(ids=[97, 98, 99]),
+        stop=pb.StopOptions(max_tokens=3),
+        output=pb.OutputOptions(token_ids=True, top_logprobs=1),
+    )
+    response = await pair.stub().Generate(pb.GenerateRequest(spec=spec))
+    assert list(response.token_ids) == [97, 98, 99]
+    assert (response.text, list(response.logprobs.chosen_bytes)) == ("", [b""] * 3)
+    model = await pair.stub().GetModel(pb.GetModelRequest())
+    assert not model.has_chat_template
+    assert model.tokenizer_sha256 == hashlib.sha256(b"").hexdigest()

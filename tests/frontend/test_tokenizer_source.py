@@ -75,3 +75,16 @@ async def test_own_folder_is_used_if_its_hash_is_the_engines(files, tmp_path):
 def test_folder_of_no_use_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         TokenizerSource(tmp_path)
+
+
+async def test_an_engine_without_a_tokenizer_is_one(caplog):
+    source = TokenizerSource(None)
+    tokenizer, defaults = await source.get(Stub({}), files_sha256({}))
+    assert not tokenizer.has_tokens
+    assert tokenizer.sha256 == files_sha256({})
+    assert defaults.temperature == 1.0
+    assert tokenizer.token_bytes(5) == b""
+    detokenizer = tokenizer.detokenizer(keep_special_tokens=True)
+    assert detokenizer.push([5, 6]) + detokenizer.finish() == ""
+    assert "prompts must be token ids" in caplog.text
+    source.close()

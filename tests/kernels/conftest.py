@@ -1,8 +1,10 @@
-"""Sampling batches from a few words per row."""
+"""Sampling batches from a few words per row, and random ones."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,3 +72,46 @@ def _make(rows: list[dict[str, Any]]) -> SamplingBatch:
 def sampling_batch() -> Callable[[list[dict[str, Any]]], SamplingBatch]:
     """sampling_batch([{temperature, top_k, ..., prompt, output, bias: {id: value}}, ...]) -> SamplingBatch."""
     return _make
+
+
+def _random_row(rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
+    choices: dict[str, Callable[[], Any]] = {
+        "temperature": lambda: float(rng.choice([0.0, 0.2, 0.7, 1.5, 100.0])),
+        "top_k": lambda: int(rng.choice([1, 2, 5, 50, vocab_size - 1, vocab_size, 2 * vocab_size])),
+        "top_p": lambda: float(np.float32(rng.choice([1e-6, 0.1, 0.5, 0.9, 0.99, 1.0]))),
+        "min_p": lambda: float(np.float32(rng.choice([1e-4, 0.02, 0.5, 1.0]))),
+        "repetition_penalty": lambda: float(np.float32(rng.choice([0.7, 1.2, 5.0]))),
+        "presence_penalty": lambda: float(np.float32(rng.uniform(-2, 2))),
+        "frequency_penalty": lambda: float(np.float32(rng.uniform(-2, 2))),
+        "top_logprobs": lambda: int(rng.integers(0, 21)),
+        "prompt": lambda: rng.integers(0, vocab_size, rng.integers(1, 40)).tolist(),
+        "output": lambda: rng.integers(0, vocab_size, rng.integers(1, 40)).tolist(),
+        "bias": lambda: {
+            int(i): float(rng.choice([-math.inf, -100.0, 3.0])) for i in rng.integers(0, vocab_size, rng.integers(1, 9))
+        },
+    }
+    row = {name: draw() for name, draw in choices.items() if rng.random() < 0.5}
+    return row | {"seed": int(rng.integers(2**64, dtype=np.uint64)), "position": int(rng.integers(5000))}
+
+
+@pytest.fixture(scope="session")
+def random_sampling_row() -> Callable[[np.random.Generator, int], dict[str, Any]]:
+    """random_sampling_row(rng, vocab_size): a row with some sampling features on, each with chance one half."""
+    return _random_row
+
+
+def _random_logits(rng: np.random.Generator, kind: str, num_rows: int, vocab_size: int) -> torch.Tensor:
+    logits = rng.standard_normal((num_rows, vocab_size)) * rng.choice([0.1, 1.0, 5.0, 30.0], (num_rows, 1))
+    if kind == "ties":
+        logits = np.round(logits)
+    if kind == "forbidden":
+        logits[rng.random(logits.shape) < 0.5] = -math.inf
+    if kind == "flat":
+        logits = np.zeros_like(logits)
+    return torch.from_numpy(logits.astype(np.float32))
+
+
+@pytest.fixture(scope="session")
+def random_logits() -> Callable[[np.random.Generator, str, int, int], torch.Tensor]:
+    """random_logits(rng, "normal" | "ties" | "forbidden" | "flat", num_rows, vocab_size) -> fp32."""
+    return _random_logits

@@ -8,6 +8,7 @@ import contextlib
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -40,9 +41,15 @@ class NullRunner:
         self._period_s = period_s
         self._times = times
         self._next_step_s = 0.0
+        self._plans: deque[SchedulerOutput] = deque()
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """See `ModelRunner.execute`."""
+    def launch(self, plan: SchedulerOutput) -> None:
+        """See `ModelRunner.launch`."""
+        self._plans.append(plan)
+
+    def collect(self) -> ModelRunnerOutput:
+        """See `ModelRunner.collect`."""
+        plan = self._plans.popleft()
         if plan.rows and self._period_s:
             self._wait_for_turn()
         token_id = plan.step % END_TOKEN_ID

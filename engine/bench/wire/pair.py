@@ -23,6 +23,7 @@ class Pair:
 
     Attributes:
         engine, frontend: the processes.
+        address: of the frontend, HOST:PORT.
         client: calls the frontend.
     """
 
@@ -32,6 +33,7 @@ class Pair:
         folder: Path,
         *,
         engine_module: str = "engine",
+        python_path: Sequence[Path] = (),
     ) -> None:
         """Prepares; the `with` block starts.
 
@@ -40,15 +42,17 @@ class Pair:
             folder: for logs and the socket between the two; made if it is not there. The path must be short: a socket's
                 has 107 bytes at most.
             engine_module: what to run as the engine.
+            python_path: folders with packages that the frontend needs and this process does not.
         """
         self._engine_flags = engine_flags
         self._folder = folder
         self._engine_module = engine_module
+        self._python_path = python_path
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "engine.sock"
-        port = _free_port()
+        self.address = f"127.0.0.1:{_free_port()}"
         # Both at once: the frontend waits for its engine, and the imports of both overlap.
         self.engine = Process(
             self._engine_module,
@@ -56,9 +60,12 @@ class Pair:
             self._folder / "engine.log",
         )
         self.frontend = Process(
-            "frontend", ["--engine", f"unix:{path}", "--port", str(port)], self._folder / "frontend.log"
+            "frontend",
+            ["--engine", f"unix:{path}", "--port", self.address.rpartition(":")[2]],
+            self._folder / "frontend.log",
+            python_path=self._python_path,
         )
-        self.client = Client(f"127.0.0.1:{port}")
+        self.client = Client(self.address)
         self.client.__enter__()
         try:
             self._wait_until_served()

@@ -20,17 +20,23 @@ class Process:
         name: the module.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str | Path], log: Path) -> None:
+    def __init__(
+        self, module: str, arguments: Sequence[str | Path], log: Path, *, python_path: Sequence[Path] = ()
+    ) -> None:
         """Starts it.
 
         Args:
             module: as after `python -m`.
             arguments: the command line.
             log: file for what it prints.
+            python_path: put in front of its module path.
         """
         self.name = module
         self._log = log
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")}
+        if python_path:
+            inherited = environ.get("PYTHONPATH")
+            environ["PYTHONPATH"] = os.pathsep.join([*map(str, python_path), *([inherited] if inherited else [])])
         with log.open("w") as out:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, arguments)],

@@ -15,7 +15,7 @@ def test_names_and_ids_are_used_once() -> None:
 def test_they_come_in_the_order_of_their_numbers() -> None:
     ids = [benchmark.ids[0] for benchmark in find_benchmarks() if benchmark.ids]
     assert ids[0] == "C1"
-    assert ids == sorted(ids, key=lambda benchmark_id: int(benchmark_id[1:]))
+    assert ids == sorted(ids, key=lambda benchmark_id: (benchmark_id[0], int(benchmark_id[1:])))
 
 
 def test_each_says_what_it_claims_and_how() -> None:

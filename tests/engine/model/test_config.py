@@ -149,7 +149,6 @@ def test_sliding_windows_by_architecture(read, overrides, windows):
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1, expected a number > 0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', expected a token id or a list of them"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is set, supported are unquantized"),
         (
             {"layer_types": ["full_attention"]},
             "layer_types is ['full_attention'], expected a list with one entry for each of 3",

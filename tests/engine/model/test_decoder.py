@@ -161,12 +161,12 @@ def test_embeddings_are_shared_when_tied(make_checkpoint):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_checkpoint_tensors_are_those_of_the_file_and_share_no_memory(make_checkpoint, tied):
+def test_checkpoint_parts_are_those_of_the_file_and_share_no_memory(make_checkpoint, tied):
     path = make_checkpoint("qwen3", attention_bias=True, tie_word_embeddings=tied)
     config = ModelConfig.from_dir(path)
     cpu = torch.device("cpu")
     model = Decoder(config, decoder_traits(config), reference_ops(), max_positions=1, dtype=torch.float32, device=cpu)
-    tensors = model.checkpoint_tensors()
+    tensors = {name: part.tensor for name, part in model.checkpoint_parts().items()}
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors.values())
     assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
     saved = load_file(path / "model.safetensors")
@@ -180,12 +180,33 @@ def test_loaded_weights_do_not_outlive_their_packing(make_checkpoint, monkeypatc
     path, ops, loaded = make_checkpoint("llama"), cpu_ops(quantization=quantization), []
     pack = ops.pack_linear
 
-    def pack_linear(weight, bias):
+    def pack_linear(weight, bias, **options):
         assert all(reference() is None for reference in loaded)  # one matrix at a time
         loaded.append(weakref.ref(weight))
-        return pack(weight, bias)
+        return pack(weight, bias, **options)
 
     monkeypatch.setattr(ops, "pack_linear", pack_linear)
     model = load_model(path, ModelConfig.from_dir(path), ops, show_progress_bar=False)
     assert len(loaded) == 4 * len(model.layers) + 1
     assert loaded[-1]() is None
+
+
+def test_operations_know_what_logits_are_computed_of(make_checkpoint, monkeypatch):
+    """The last norm and the output head: what all others yield, or hold, only linear layers see."""
+    path, ops, calls = make_checkpoint("llama"), reference_ops(), []
+
+    def recorded(function, keyword):
+        def record(*args, **options):
+            calls.append(options.get(keyword, False))
+            return function(*args, **options)
+
+        return record
+
+    for name in ("rms_norm", "add_rms_norm"):
+        monkeypatch.setattr(ops, name, recorded(getattr(ops, name), "for_linear"))
+    monkeypatch.setattr(ops, "pack_linear", recorded(ops.pack_linear, "for_logits"))
+    model = load_model(path, ModelConfig.from_dir(path), ops, show_progress_bar=False)
+    assert calls == [False] * (4 * len(model.layers)) + [True]
+    calls.clear()
+    run(model, ops, [torch.arange(5)], [5])
+    assert calls == [True] * (2 * len(model.layers)) + [False]

@@ -40,9 +40,9 @@ def loaded_tensors(path, **kwargs):
     """Name -> weight as loaded, before it is packed."""
     tensors = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "pack", lambda model: tensors.update(model.checkpoint_tensors()))
+        patch.setattr(Decoder, "pack", lambda model: tensors.update(model.checkpoint_parts()))
         load(path, **kwargs)
-    return tensors
+    return {name: part.tensor for name, part in tensors.items()}
 
 
 def rewrite(file, change):
@@ -155,7 +155,7 @@ def test_tensor_in_two_shards_is_named(sharded):
 
 def test_unsupported_dtype_is_named(single):
     rewrite(single / SINGLE_FILE, lambda tensors: tensors.update({NAME: torch.ones(64, 112, dtype=torch.int8)}))
-    check_fails(single, SINGLE_FILE, NAME, "is I8, supported are F32, F16, BF16")
+    check_fails(single, SINGLE_FILE, NAME, "is I8, supported are F32, F16, BF16, F8_E4M3")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 100, 0.5, 0.999, -1])

@@ -2,6 +2,7 @@
 truth.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from engine.model.decoder import Decoder
 from engine.model.loader import load_model
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
+from engine.runner.stream import Stream
 from engine.testing import Answer, AnswerLedger
 from kernels.ops import KernelOps, cpu_ops, reference_ops
 
@@ -53,9 +55,9 @@ class TinyEngine:
         self.ops = ops
         self.model: Decoder = load_model(path, self.config, ops, show_progress_bar=False)
 
-    def runner(self, kv_plan: KVCachePlan, **limits: int) -> TorchModelRunner:
+    def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:
         """A runner with a cache of its own."""
-        return TorchModelRunner(self.model, self.config, kv_plan, self.ops, **limits)
+        return TorchModelRunner(self.model, self.config, kv_plan, self.ops, **config)
 
     def serve(
         self,
@@ -65,12 +67,18 @@ class TinyEngine:
         num_blocks: int = 64,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 64,
+        max_steps_in_flight: int = 1,
+        stream: Stream | None = None,
         **config: Any,
     ) -> Run:
         """Submits all prompts at once and steps until all have ended, checking all books after every step."""
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        limits = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_steps_in_flight": max_steps_in_flight,
+        }
         kv_plan = plan_kv_cache(self.config, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
-        runner = self.runner(kv_plan, **limits)
+        runner = self.runner(kv_plan, stream=stream, **limits)
         scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=num_blocks,
@@ -88,11 +96,16 @@ class TinyEngine:
             )
             scheduler.add_request(request)
             ledger.expect(request)
-        while scheduler.has_work():
-            plan = scheduler.schedule(float(len(run.plans)))
-            ledger.record(scheduler.update(plan, runner.execute(plan), float(len(run.plans))))
+        in_flight: deque[SchedulerOutput] = deque()
+        while scheduler.has_work() or in_flight:
+            if scheduler.has_work():
+                plan = scheduler.schedule(float(len(run.plans)))
+                runner.launch(plan)
+                in_flight.append(plan)
+                run.plans.append(plan)
+            if len(in_flight) == max_steps_in_flight or not scheduler.has_work():
+                ledger.record(scheduler.update(in_flight.popleft(), runner.collect(), float(len(run.plans))))
             scheduler.check_integrity()
-            run.plans.append(plan)
         stats = scheduler.stats()
         run.num_preemptions = stats.num_preemptions_total
         run.num_cached_tokens = stats.prefix_cache_hits_total

@@ -1,7 +1,9 @@
 """Ragged batches against a plain loop over tokens."""
 
 import random
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from engine.core.request import SamplingParams
 from engine.runner.batch import BatchBuilder
 from engine.runner.request_state import RequestState
 from engine.runner.sampling_state import SamplingState
+from engine.testing_stream import LateStream
 
 MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN = 6, 40, 50
 PARAMS = SamplingParams(seed=0, max_tokens=1)
@@ -19,7 +22,7 @@ def _plan(rng, block_size, num_rows, decodes_only):
     """A plan whose requests are all new, some of them with computed tokens already."""
     new, rows = [], []
     for request_id in rng.sample(range(100), num_rows):
-        tokens = [rng.randrange(1000) for _ in range(rng.randint(1, MAX_LEN))]
+        tokens = [rng.randrange(1000) for _ in range(rng.randint(1, MAX_LEN - 1))]
         blocks = [rng.randrange(1000) for _ in range(-(-len(tokens) // block_size))]
         new.append(NewRequest(request_id, tuple(tokens), 1, PARAMS, tuple(blocks)))
         computed = len(tokens) - 1 if decodes_only else rng.randrange(len(tokens))
@@ -70,7 +73,7 @@ def test_batches_are_those_of_a_loop_over_tokens(block_size, decodes_only):
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.samples]
         assert batch.sampling_rows.tolist() == sampling_rows
         assert inputs.logits_indices.tolist() == [lasts[index] - 1 for index in sampling_rows]
-        assert batch.state_rows.tolist() == state.rows_of(plan.rows[i].request_id for i in sampling_rows).tolist()
+        assert batch.columns.rows.tolist() == state.rows_of(plan.rows[i].request_id for i in sampling_rows).tolist()
 
 
 def test_tensors_have_the_dtypes_and_layout_kernels_expect(block_size):
@@ -97,6 +100,127 @@ def _tensors(inputs):
     metadata = inputs.metadata
     yield from (inputs.input_ids, inputs.positions, inputs.logits_indices)
     yield from (metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping)
+
+
+@pytest.mark.parametrize("decodes_only", [False, True])
+def test_a_late_device_gets_the_same_batch_by_one_copy_of_what_is_used(block_size, decodes_only):
+    """Whatever lay in its buffers, and whatever the host packs in the meantime."""
+    limits = {
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_TOKENS,
+        "max_model_len": MAX_LEN,
+        "block_size": block_size,
+    }
+    stream = LateStream(0, eagerness=0.0)
+    inline, late = BatchBuilder(**limits), BatchBuilder(**limits, stream=stream, max_steps_in_flight=2)
+    rng = random.Random(block_size)
+    for num_rows in [1, 2, MAX_NUM_SEQS] * 5:
+        plans = [_plan(rng, block_size, num_rows, decodes_only) for _ in range(2)]
+        states = [_state(plan, block_size) for plan in plans]
+        batches = [late.build(plan, state) for plan, state in zip(plans, states, strict=True)]
+        for plan, state, batch in zip(plans, states, batches, strict=True):
+            wanted = inline.build(plan, state)
+            for tensor in _tensors(late.largest()):
+                tensor.fill_(-77)
+            batch.upload()
+            width = -(-wanted.inputs.metadata.max_seq_len // block_size)
+            for got, want in zip(_tensors(batch.inputs), _tensors(wanted.inputs), strict=True):
+                columns = (slice(None), slice(width)) if want.ndim == 2 else ()
+                assert torch.equal(got[columns], want[columns])
+            _assert_equal_sampling(batch, wanted)
+
+
+def _assert_equal_sampling(batch, wanted):
+    history = torch.zeros(1, 1, dtype=torch.int32)
+    got, want = batch.sampling(history), wanted.sampling(history)
+    for field in fields(got):
+        a, b = getattr(got, field.name), getattr(want, field.name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, field.name
+    assert torch.equal(batch.device_state_rows, wanted.device_state_rows)
+
+
+def test_decode_steps_are_padded_to_the_next_size(block_size):
+    builder = BatchBuilder(
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_TOKENS,
+        max_model_len=MAX_LEN,
+        block_size=block_size,
+        decode_buckets=(1, 4),
+    )
+    rng = random.Random(block_size)
+    for num_rows, size in [(1, 1), (2, 4), (3, 4), (4, 4), (5, 5), (MAX_NUM_SEQS, MAX_NUM_SEQS)] * 3:
+        plan = _plan(rng, block_size, num_rows, decodes_only=True)
+        for tensor in _tensors(builder.largest()):
+            tensor.fill_(99)
+        inputs = builder.build(plan, _state(plan, block_size)).inputs
+        metadata = inputs.metadata
+        assert (metadata.num_reqs, metadata.num_tokens, metadata.num_one_token_reqs) == (size, size, size)
+        assert (metadata.max_query_len, len(inputs.logits_indices)) == (1, num_rows)
+        assert metadata.query_start_loc.tolist() == list(range(size + 1))
+        padding = slice(num_rows, size)
+        assert not inputs.input_ids[padding].any()
+        assert not inputs.positions[padding].any()
+        assert not metadata.seq_lens[padding].any()
+        assert metadata.slot_mapping[padding].eq(-1).all()
+        assert all(index < size for index in builder.largest().logits_indices[:size].tolist())
+
+
+def test_steps_with_prompts_are_not_padded(block_size):
+    builder = BatchBuilder(
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_TOKENS,
+        max_model_len=MAX_LEN,
+        block_size=block_size,
+        decode_buckets=(4, 6),
+    )
+    plan = _plan(random.Random(2), block_size, 3, decodes_only=False)
+    assert plan.num_tokens > 3
+    metadata = builder.build(plan, _state(plan, block_size)).inputs.metadata
+    assert (metadata.num_reqs, metadata.num_tokens) == (3, plan.num_tokens)
+    assert metadata.num_one_token_reqs == sum(row.num_scheduled_tokens == 1 for row in plan.rows)
+
+
+def test_buffers_hold_padding_before_the_first_batch(block_size):
+    """Graphs are recorded with it."""
+    limits = {
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_TOKENS,
+        "max_model_len": MAX_LEN,
+        "block_size": block_size,
+    }
+    for builder in (BatchBuilder(**limits), BatchBuilder(**limits, stream=LateStream(0), max_steps_in_flight=2)):
+        inputs = builder.largest()
+        assert inputs.metadata.query_start_loc.tolist() == list(range(MAX_NUM_SEQS + 1))
+        assert inputs.metadata.slot_mapping.eq(-1).all()
+        for tensor in (inputs.input_ids, inputs.positions, inputs.logits_indices, inputs.metadata.seq_lens):
+            assert not tensor.any()
+
+
+def _state(plan, block_size):
+    sampling = SamplingState(max_num_seqs=MAX_NUM_SEQS, vocab_size=1000, end_token_ids=())
+    state = RequestState(max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_LEN, block_size=block_size, sampling=sampling)
+    state.apply(plan)
+    return state
+
+
+def test_only_one_token_rows_are_searched_for_tokens_in_flight(block_size):
+    plan = _plan(random.Random(1), block_size, MAX_NUM_SEQS, decodes_only=True)
+    builder = BatchBuilder(
+        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS, max_model_len=MAX_LEN, block_size=block_size
+    )
+    state = _state(plan, block_size)
+    assert builder.build(plan, state).num_unresolved == 0
+    landing = state.await_tokens(state.rows_of([plan.rows[2].request_id]))
+    rows = tuple(
+        row._replace(num_computed_tokens=row.num_computed_tokens + (i == 2)) for i, row in enumerate(plan.rows)
+    )
+    next_plan = replace(plan, rows=rows)
+    batch = builder.build(next_plan, state)
+    assert batch.num_unresolved == MAX_NUM_SEQS
+    assert batch.inputs.input_ids[2] == -1 - landing.rows[0]
+    state.land_tokens(landing, np.array([77]))
+    batch = builder.build(next_plan, state)
+    assert (batch.num_unresolved, int(batch.inputs.input_ids[2])) == (0, 77)
 
 
 def test_every_batch_is_the_beginning_of_the_same_buffers(block_size):

@@ -176,7 +176,7 @@ class Case:
             return made[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.build.cpu_ops", make_ops)
+            patch.setattr("engine.rank.cpu_ops", make_ops)
             parts = build_engine(replace(self._config, **config), lambda _: None)
         made[0].sample = self.recorder.listen(made[0].sample)  # after the warm-up
         return parts

@@ -9,7 +9,9 @@ import torch
 from engine.core.outputs import ModelRunnerOutput, NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import FinishReason, RequestId, SamplingParams
 from engine.errors import StepError
+from engine.interfaces import execute
 from engine.runner.kv_cache import KVCachePlan
+from engine.testing_stream import LateStream
 
 VARIANTS = {
     "llama": ("llama", {}),
@@ -219,7 +221,61 @@ def test_a_request_without_any_candidate_fails_alone(tiny_engine, prompts):
 def test_a_plan_without_rows_changes_nothing_but_what_is_known(tiny_engine):
     kv_plan = KVCachePlan(num_blocks=8, block_size=16, bytes_per_token=1, max_model_len=32)
     runner = tiny_engine("llama").runner(kv_plan, max_num_seqs=2, max_num_batched_tokens=8)
-    assert runner.execute(SchedulerOutput(5, (), (), (), 0)) == ModelRunnerOutput(5, (), {}, {})
+    assert execute(runner, SchedulerOutput(5, (), (), (), 0)) == ModelRunnerOutput(5, (), {}, {})
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["inline", "late"])
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+@pytest.mark.parametrize("scenario", ["batched", "chunked-7", "preempted"])
+def test_steps_in_flight_change_no_token(tiny_engine, prompts, solo_answers, scenario, max_steps_in_flight, late):
+    """Every way of sampling, on a device whose steps end late; also on one that has computed when `launch` returns."""
+    engine, prompts = tiny_engine("llama"), _varied(prompts)
+    if engine not in solo_answers:
+        solo_answers[engine] = [engine.serve([prompt]).answers[0] for prompt in prompts]
+    run = engine.serve(
+        prompts,
+        max_steps_in_flight=max_steps_in_flight,
+        stream=LateStream(max_steps_in_flight) if late else None,
+        **SCENARIOS[scenario],
+    )
+    _assert_same(run.answers, solo_answers[engine])
+    assert (run.num_preemptions >= 4) == (scenario == "preempted")
+
+
+def test_a_row_of_nan_fails_alone_when_it_is_learned_a_step_late(tiny_engine, prompts):
+    """The row goes on for one more step; what it computes then is nobody's."""
+    engine = tiny_engine("llama", seed=7)
+    want = engine.serve(prompts).answers
+    engine.model.embed_tokens[205] = float("nan")
+    broken = replace(prompts[6], prompt_ids=(*prompts[6].prompt_ids[:18], 205, *prompts[6].prompt_ids[18:]))
+    run = engine.serve([broken, *prompts], num_blocks=5, max_num_seqs=3, max_steps_in_flight=2, stream=LateStream(0))
+    failed, *others = run.answers
+    assert failed.completion.reason is FinishReason.ERROR
+    assert failed.token_ids == []
+    _assert_same(others, want)
+
+
+def test_a_failure_of_a_late_step_is_a_step_error_when_it_is_collected(tiny_engine, prompts, monkeypatch):
+    engine = tiny_engine("llama")
+
+    def step(_inputs):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
+    with pytest.raises(StepError, match="step 1 with 3 rows, 7 tokens: device lost"):
+        engine.serve(prompts[:3], max_steps_in_flight=2, stream=LateStream(0, eagerness=0.0))
+
+
+def test_more_steps_than_there_are_buffers_for_are_refused(tiny_engine):
+    kv_plan = KVCachePlan(num_blocks=8, block_size=16, bytes_per_token=1, max_model_len=32)
+    runner = tiny_engine("llama").runner(kv_plan, max_num_seqs=2, max_num_batched_tokens=8, max_steps_in_flight=2)
+    runner.launch(SchedulerOutput(1, (), (), (), 0))
+    runner.launch(SchedulerOutput(2, (), (), (), 0))
+    with pytest.raises(AssertionError, match="2 steps are in flight"):
+        runner.launch(SchedulerOutput(3, (), (), (), 0))
+    assert runner.collect().step == 1
+    runner.launch(SchedulerOutput(3, (), (), (), 0))
+    assert [runner.collect().step for _ in range(2)] == [2, 3]
 
 
 def test_a_failure_of_the_whole_step_is_a_step_error(tiny_engine, prompts, monkeypatch):
@@ -243,7 +299,7 @@ def test_results_are_aligned_with_the_rows_of_the_plan(tiny_engine):
         for request_id, token_ids in [(1, (3, 4, 5)), (2, (6, 7)), (3, (8, 205))]
     ]
     rows = [ScheduledRow(RequestId(i), 2, 0, (), samples) for i, samples in [(1, False), (2, True), (3, True)]]
-    result = runner.execute(SchedulerOutput(1, (), tuple(new), tuple(rows), 6))
+    result = execute(runner, SchedulerOutput(1, (), tuple(new), tuple(rows), 6))
     assert [token_id >= 0 for token_id in result.token_ids] == [False, True, False]
     assert result.logprobs.keys() == {1}
     assert result.failures.keys() == {2}

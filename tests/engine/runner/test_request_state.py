@@ -33,6 +33,10 @@ def _known(state, request_id):
     return tokens, state.block_table[row, : state.num_blocks[row]].tolist()
 
 
+def _append(state, request_ids, tokens):
+    state.land_tokens(state.await_tokens(state.rows_of(request_ids)), np.array(tokens))
+
+
 def test_a_new_request_brings_tokens_and_blocks(state):
     state.apply(_plan(new=[_new(7, [5, 6, 7], [9]), _new(8, [1], [4])]))
     assert _known(state, 7) == ([5, 6, 7], [9])
@@ -42,7 +46,7 @@ def test_a_new_request_brings_tokens_and_blocks(state):
 
 def test_rows_bring_blocks_and_samples_bring_tokens(state):
     state.apply(_plan(new=[_new(7, [5, 6, 7, 8], [9]), _new(8, [1], [4])]))
-    state.append_tokens(state.rows_of([8, 7]), np.array([11, 22]))
+    _append(state, [8, 7], [11, 22])
     state.apply(_plan(rows=[ScheduledRow(7, 1, 4, (3, 1), True), ScheduledRow(8, 1, 1, (), True)]))
     assert _known(state, 7) == ([5, 6, 7, 8, 22], [9, 3, 1])
     assert _known(state, 8) == ([1, 11], [4])
@@ -52,6 +56,35 @@ def test_a_request_may_leave_and_come_back_in_one_plan(state):
     state.apply(_plan(new=[_new(7, [5, 6, 7, 8, 9], [9, 8])]))
     state.apply(_plan(removed=[7], new=[_new(7, [5, 6], [2])]))
     assert _known(state, 7) == ([5, 6], [2])
+
+
+def test_a_token_in_flight_counts_and_names_its_row_until_it_lands(state):
+    state.apply(_plan(new=[_new(7, [5, 6], [9]), _new(8, [1], [4])]))
+    (row,) = state.rows_of([8])
+    first = state.await_tokens(state.rows_of([8]))
+    second = state.await_tokens(state.rows_of([8]))
+    assert _known(state, 8) == ([1, -1 - row, -1 - row], [4])
+    state.land_tokens(first, np.array([11]))
+    assert _known(state, 8) == ([1, 11, -1 - row], [4])
+    state.land_tokens(second, np.array([22]))
+    assert _known(state, 8) == ([1, 11, 22], [4])
+
+
+def test_a_token_that_lands_late_is_not_given_to_the_next_owner_of_its_row(state):
+    state.apply(_plan(new=[_new(7, [5, 6], [9])]))
+    landing = state.await_tokens(state.rows_of([7]))
+    state.apply(_plan(removed=[7], new=[_new(8, [1, 2, 3, 4], [4])]))
+    assert state.rows_of([8]) == landing.rows
+    state.land_tokens(landing, np.array([99]))
+    assert _known(state, 8) == ([1, 2, 3, 4], [4])
+
+
+def test_a_failed_row_gets_no_token(state):
+    state.apply(_plan(new=[_new(7, [5, 6], [9]), _new(8, [1], [4])]))
+    _append(state, [7, 8], [-1, 11])
+    (row,) = state.rows_of([7])
+    assert _known(state, 7) == ([5, 6, -1 - row], [9])
+    assert _known(state, 8) == ([1, 11], [4])
 
 
 def test_random_histories_match_a_plain_model(state):
@@ -78,7 +111,7 @@ def test_random_histories_match_a_plain_model(state):
         sampled = [row.request_id for row in rows if len(model[row.request_id][0]) < 32]
         tokens = [rng.randrange(100) for _ in sampled]
         if sampled:
-            state.append_tokens(state.rows_of(sampled), np.array(tokens))
+            _append(state, sampled, tokens)
         for request_id, token_id in zip(sampled, tokens, strict=True):
             model[request_id][0].append(token_id)
         assert {request_id: _known(state, request_id) for request_id in model} == model

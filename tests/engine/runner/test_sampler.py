@@ -1,14 +1,16 @@
-"""What the sampler hands out per row: tokens, log-probabilities for those who asked, failures in words."""
+"""What the host reads per row: tokens, log-probabilities for those who asked, failures in words."""
 
 import numpy as np
 import pytest
 import torch
 
-from engine.core.outputs import NewRequest, SchedulerOutput
+from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import SamplingParams
+from engine.runner.batch import BatchBuilder
 from engine.runner.request_state import RequestState
-from engine.runner.sampler import sample_rows
+from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
+from engine.runner.stream import InlineStream
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [5.0, float("nan"), 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
 
@@ -28,7 +30,15 @@ def output(ops):
     for request_id in (3, 0, 4, 2, 1):
         params = SamplingParams(seed=0, max_tokens=2, temperature=0.0, **changes[request_id])
         state.apply(SchedulerOutput(1, (), (NewRequest(request_id, (1,), 1, params, (0,)),), (), 0))
-    return sample_rows(ops, LOGITS, state, state.rows_of(range(5)))
+    builder = BatchBuilder(max_num_seqs=5, max_num_batched_tokens=5, max_model_len=4, block_size=4)
+    rows = tuple(ScheduledRow(request_id, 1, 0, (), True) for request_id in range(5))
+    batch = builder.build(SchedulerOutput(2, (), (), rows, 5), state)
+    sampling = batch.sampling(torch.from_numpy(state.token_ids))
+    buffer = SampledBuffer(InlineStream(), 5)
+    buffer.reserve(3)
+    buffer.reserve(sampling.max_top_logprobs)
+    buffer.receive(ops.sample(LOGITS, sampling), sampling.max_top_logprobs)
+    return buffer.read(batch.columns.top_logprobs, batch.columns.max_top_logprobs)
 
 
 def test_each_row_has_its_own_token(output):

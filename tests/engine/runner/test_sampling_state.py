@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from engine.core.request import SamplingParams
-from engine.runner.sampling_state import SamplingState
+from engine.runner.sampling_state import SamplingState, sampling_batch
+from engine.runner.step_buffers import BIAS_CAPACITY, StepLayout
 
-HISTORY = np.zeros((4, 8), dtype=np.int32)
+HISTORY = torch.zeros((4, 8), dtype=torch.int32)
+LAYOUT = StepLayout(max_num_seqs=4, max_num_tokens=4, max_blocks=1)
 
 
 @pytest.fixture
@@ -17,9 +20,17 @@ def state():
 
 
 def _gather(state, rows, num_output_tokens=(0,)):
+    memory = torch.full((LAYOUT.num_bytes,), 255, dtype=torch.uint8)
+    columns, biases = _write(state, rows, num_output_tokens, LAYOUT.arrays(memory))
+    sections, count = LAYOUT.tensors(memory), len(biases.ids)
+    return sampling_batch(columns, sections, HISTORY, sections.bias_ids[:count], sections.bias_values[:count])
+
+
+def _write(state, rows, num_output_tokens, out):
     lengths = np.array([5 + n for n in num_output_tokens], dtype=np.int32)
     prompts = np.full(len(lengths), 5, dtype=np.int32)
-    return state.gather(np.array(rows), token_ids=HISTORY, num_tokens=lengths, num_prompt_tokens=prompts)
+    columns = state.fill(np.array(rows), prompts, out)
+    return columns, state.advance(columns, lengths, out)
 
 
 def _biases(batch, i):
@@ -78,3 +89,47 @@ def test_what_ends_an_answer_is_forbidden_before_min_tokens(state, ignore_eos, f
     for num_output_tokens in range(5):
         want = [(i, -math.inf) for i in forbidden] if num_output_tokens < 3 else []
         assert _biases(_gather(state, [0], [num_output_tokens]), 0) == want
+
+
+def test_biases_that_do_not_fit_the_buffer_are_left_to_be_sent_alone(state):
+    ids = tuple((i % 100, float(i)) for i in range(BIAS_CAPACITY))
+    state.set_row(0, SamplingParams(seed=0, max_tokens=1, logit_bias=ids))
+    state.set_row(1, SamplingParams(seed=0, max_tokens=1, logit_bias=((3, 4.0),)))
+    out = LAYOUT.arrays(torch.zeros(LAYOUT.num_bytes, dtype=torch.uint8))
+    _, biases = _write(state, [0, 1], [0, 0], out)
+    assert len(biases.ids) == BIAS_CAPACITY + 1
+    assert (biases.ids[-1], biases.values[-1]) == (3, 4.0)
+    assert out.bias_start[:3].tolist() == [0, BIAS_CAPACITY, BIAS_CAPACITY + 1]
+    assert not out.bias_values.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "hints"),
+    [
+        ({}, (False, True, False)),
+        ({"temperature": 0.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}, (False, False, False)),
+        ({"top_k": 3}, (False, True, True)),
+        ({"top_k": 100}, (False, True, False)),  # all of the vocabulary
+        ({"top_p": 0.99}, (False, True, True)),
+        ({"min_p": 0.01}, (False, True, True)),
+        ({"repetition_penalty": 1.1}, (True, True, False)),
+        ({"presence_penalty": -0.1}, (True, True, False)),
+        ({"temperature": 0.0, "frequency_penalty": 0.1}, (True, False, False)),
+    ],
+)
+def test_the_host_knows_what_no_row_asks_for(state, changes, hints):
+    plain = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+    state.set_row(0, plain)
+    state.set_row(1, SamplingParams(seed=0, max_tokens=1, **changes))
+    out = LAYOUT.arrays(torch.zeros(LAYOUT.num_bytes, dtype=torch.uint8))
+    got, _ = _write(state, [0, 1], [0, 0], out)
+    assert (got.any_penalised, got.any_random, got.any_filtered) == hints
+    assert state.is_penalised(1) == hints[0]
+    got, _ = _write(state, [0], [0], out)
+    assert (got.any_penalised, got.any_random, got.any_filtered) == (False, False, False)
+
+
+def test_a_row_that_changes_changes_the_version(state):
+    version = state.version
+    state.set_row(0, SamplingParams(seed=0, max_tokens=1))
+    assert state.version != version

@@ -208,3 +208,11 @@ def test_int8_rows_of_zeros_and_of_tiny_and_huge_values(int8_ops):
         torch.testing.assert_close(
             int8_ops.linear(x * scale, plain), int8_ops.linear(x, plain) * scale, rtol=1e-2, atol=2.0**-95
         )
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_in_8_bits_are_packed_as_what_they_mean(quantization):
+    ops, x = cpu_ops(quantization=quantization), normal(5, 31)
+    values, scales, bias = normal(7, 31).to(torch.float8_e4m3fn), torch.rand(7, 1), normal(7)
+    got = ops.linear(x, ops.pack_quantized(values, scales, bias, torch.float32))
+    assert torch.equal(got, ops.linear(x, ops.pack_linear(values.float() * scales, bias)))

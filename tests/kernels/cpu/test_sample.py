@@ -16,38 +16,6 @@ from kernels.sampling import RowStatus
 INF = math.inf
 
 
-def _random_row(rng, vocab_size):
-    """A row with some sampling features on, each with chance one half."""
-    choices = {
-        "temperature": lambda: float(rng.choice([0.0, 0.2, 0.7, 1.5, 100.0])),
-        "top_k": lambda: int(rng.choice([1, 2, 5, 50, vocab_size - 1, vocab_size, 2 * vocab_size])),
-        "top_p": lambda: float(np.float32(rng.choice([1e-6, 0.1, 0.5, 0.9, 0.99, 1.0]))),
-        "min_p": lambda: float(np.float32(rng.choice([1e-4, 0.02, 0.5, 1.0]))),
-        "repetition_penalty": lambda: float(np.float32(rng.choice([0.7, 1.2, 5.0]))),
-        "presence_penalty": lambda: float(np.float32(rng.uniform(-2, 2))),
-        "frequency_penalty": lambda: float(np.float32(rng.uniform(-2, 2))),
-        "top_logprobs": lambda: int(rng.integers(0, 21)),
-        "prompt": lambda: rng.integers(0, vocab_size, rng.integers(1, 40)).tolist(),
-        "output": lambda: rng.integers(0, vocab_size, rng.integers(1, 40)).tolist(),
-        "bias": lambda: {
-            int(i): float(rng.choice([-INF, -100.0, 3.0])) for i in rng.integers(0, vocab_size, rng.integers(1, 9))
-        },
-    }
-    row = {name: draw() for name, draw in choices.items() if rng.random() < 0.5}
-    return row | {"seed": int(rng.integers(2**64, dtype=np.uint64)), "position": int(rng.integers(5000))}
-
-
-def _random_logits(rng, kind, num_rows, vocab_size):
-    logits = rng.standard_normal((num_rows, vocab_size)) * rng.choice([0.1, 1.0, 5.0, 30.0], (num_rows, 1))
-    if kind == "ties":
-        logits = np.round(logits)
-    if kind == "forbidden":
-        logits[rng.random(logits.shape) < 0.5] = -INF
-    if kind == "flat":
-        logits = np.zeros_like(logits)
-    return torch.from_numpy(logits.astype(np.float32))
-
-
 def _assert_equal(got, want):
     assert torch.equal(got.status, want.status)
     assert torch.equal(got.token_ids, want.token_ids)
@@ -58,19 +26,21 @@ def _assert_equal(got, want):
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "forbidden", "flat"])
 @pytest.mark.parametrize("vocab_size", [1, 2, 7, 260, 3001])
-def test_mixed_rows_are_sampled_as_by_the_reference(sampling_batch, kind, vocab_size):
+def test_mixed_rows_are_sampled_as_by_the_reference(
+    sampling_batch, random_sampling_row, random_logits, kind, vocab_size
+):
     rng = np.random.default_rng(vocab_size)
     for _ in range(3):
-        logits = _random_logits(rng, kind, 48, vocab_size)
-        batch = sampling_batch([_random_row(rng, vocab_size) for _ in range(48)])
+        logits = random_logits(rng, kind, 48, vocab_size)
+        batch = sampling_batch([random_sampling_row(rng, vocab_size) for _ in range(48)])
         _assert_equal(sample(logits, batch), reference_sample(logits, batch))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, INF])
-def test_a_row_that_is_not_proper_fails_alone(sampling_batch, bad):
+def test_a_row_that_is_not_proper_fails_alone(sampling_batch, random_sampling_row, random_logits, bad):
     rng = np.random.default_rng(0)
-    rows = [_random_row(rng, 100) for _ in range(9)]
-    logits = _random_logits(rng, "normal", 9, 100)
+    rows = [random_sampling_row(rng, 100) for _ in range(9)]
+    logits = random_logits(rng, "normal", 9, 100)
     clean = sample(logits, sampling_batch(rows))
     broken = logits.clone()
     broken[4, 77] = bad
@@ -81,10 +51,12 @@ def test_a_row_that_is_not_proper_fails_alone(sampling_batch, bad):
     assert torch.equal(got.token_ids[others], clean.token_ids[others])
 
 
-def test_rows_are_the_same_bits_alone_and_in_a_batch_on_any_number_of_threads(sampling_batch):
+def test_rows_are_the_same_bits_alone_and_in_a_batch_on_any_number_of_threads(
+    sampling_batch, random_sampling_row, random_logits
+):
     rng = np.random.default_rng(1)
-    rows = [_random_row(rng, 500) | {"top_logprobs": 5} for _ in range(24)]
-    logits = _random_logits(rng, "normal", 24, 500)
+    rows = [random_sampling_row(rng, 500) | {"top_logprobs": 5} for _ in range(24)]
+    logits = random_logits(rng, "normal", 24, 500)
     together = sample(logits, sampling_batch(rows))
     num_threads = numba.get_num_threads()
     try:

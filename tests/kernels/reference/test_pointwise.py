@@ -81,3 +81,11 @@ def test_gather_rows_and_linear_are_what_they_say():
     assert_same_bits(rows, torch.stack((table[5], table[0], table[5])))
     assert_close(OPS.linear(rows, OPS.pack_linear(weight, bias)), rows @ weight.T + bias)
     assert_close(OPS.linear(rows, OPS.pack_linear(weight, None)), rows @ weight.T)
+
+
+def test_weights_in_8_bits_mean_value_times_scale():
+    values, x, bias = torch.randn(4, 3).to(torch.float8_e4m3fn), torch.randn(5, 3), torch.randn(4)
+    for scales in (torch.tensor([0.5]), torch.rand(4), torch.rand(4, 1)):
+        weight = values.float() * scales.reshape(-1, 1)
+        packed = OPS.pack_quantized(values, scales, bias, torch.float32)
+        assert_close(OPS.linear(x, packed), x @ weight.T + bias)

@@ -8,6 +8,7 @@ from engine.bench.serve import serve
 from engine.bench.wire.null_engine import END_TOKEN_ID, VOCAB_SIZE, NullRunner, null_engine_parts
 from engine.bench.workload import shared_prefix_workload
 from engine.core.request import Request, RequestId, SamplingParams
+from engine.interfaces import execute
 
 WORKLOAD = shared_prefix_workload(3, shared_len=0, own_len=4, output_len=10, vocab_size=VOCAB_SIZE - 1)
 
@@ -28,7 +29,7 @@ def test_held_steps_leave_together() -> None:
     outputs = []
     while parts.scheduler.has_work():
         plan = parts.scheduler.schedule(0.0)
-        outputs += parts.scheduler.update(plan, parts.runner.execute(plan), 0.0)
+        outputs += parts.scheduler.update(plan, execute(parts.runner, plan), 0.0)
     assert [len(output.token_ids) for output in outputs] == [4, 4, 2]
     assert [output.start_index for output in outputs] == [0, 4, 8]
     assert [output.completion is not None for output in outputs] == [False, False, True]

@@ -1,0 +1,127 @@
+"""The engine's own step loop, turned by hand in this process: no threads, no sockets, as many steps in flight as the
+engine has.
+"""
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.bench.benchmark import BenchmarkError
+from engine.bench.floor import Length
+from engine.bench.fresh_scheduler import Scheduled, forget_requests
+from engine.commands import Cancel, Inbox, Submit
+from engine.core.outputs import RequestOutput
+from engine.core.request import FinishReason, Request, RequestId, SamplingParams
+from engine.reports import AdmissionReport, Report, StepReport
+from engine.step_loop import StepLoop
+
+_SESSION = "bench"
+_request_ids = itertools.count(1 << 32)  # a runner never sees one twice, whoever schedules
+GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+class Delivery(NamedTuple):
+    """What one step yielded.
+
+    Attributes:
+        ended_s: `time.perf_counter` when its outputs were there.
+        outputs: news of requests.
+        num_tokens: of the step.
+        num_running: requests that held blocks in it.
+    """
+
+    ended_s: float
+    outputs: tuple[RequestOutput, ...]
+    num_tokens: int
+    num_running: int
+
+
+class EngineDriver:
+    """Requests in, deliveries out, one turn of the loop at a time.
+
+    Attributes:
+        num_open: requests submitted and not completed.
+    """
+
+    def __init__(self, scheduled: Scheduled) -> None:
+        """Takes a scheduler that nobody else uses, with the engine's runner."""
+        self._scheduled = scheduled
+        self._inbox = Inbox()
+        self._loop = StepLoop(scheduled.scheduler, scheduled.runner, self._inbox, self._take)
+        self._commands = itertools.count(1)
+        self._open: set[RequestId] = set()
+        self._deliveries: list[Delivery] = []
+
+    @property
+    def num_open(self) -> int:
+        """See the class."""
+        return len(self._open)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests for the next turn."""
+        self._open.update(request.request_id for request in requests)
+        self._inbox.put(Submit(_SESSION, next(self._commands), tuple(requests)))
+
+    def turn(self) -> list[Delivery]:
+        """One turn of the loop -> what came of it: nothing while the first steps are on their way.
+
+        Raises: BenchmarkError: a request was refused or failed.
+        """
+        self._deliveries = []
+        self._loop.turn()
+        return self._deliveries
+
+    def finish(self) -> None:
+        """Cancels what is open, lets the steps in flight end, and has the runner forget all requests."""
+        if self._open:
+            self._inbox.put(Cancel(_SESSION, next(self._commands), tuple(self._open), FinishReason.CANCELLED))
+        while self._open or self._scheduled.scheduler.has_work():
+            self._loop.turn()
+        forget_requests(self._scheduled)
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, AdmissionReport) and report.rejected:
+            raise BenchmarkError(f"the engine refused a request: {report.rejected[0][1]}")
+        if not isinstance(report, StepReport):
+            return
+        snapshot = report.snapshot
+        for output in report.outputs:
+            if output.completion is None:
+                continue
+            self._open.discard(output.request_id)
+            if output.completion.reason not in (FinishReason.MAX_TOKENS, FinishReason.CANCELLED):
+                raise BenchmarkError(
+                    f"a request ended with {output.completion.reason.name}: {output.completion.detail}"
+                )
+        num_left = sum(output.completion is not None for output in report.outputs)
+        num_running = snapshot.stats.num_running + num_left
+        self._deliveries.append(Delivery(time.perf_counter(), report.outputs, snapshot.num_batched_tokens, num_running))
+
+
+def new_request(prompt_ids: tuple[int, ...], max_tokens: int, params: SamplingParams = GREEDY) -> Request:
+    """A request that nobody has made before, whose answer has exactly this length; its id is its seed."""
+    request_id = RequestId(next(_request_ids))
+    own = replace(params, seed=int(request_id), max_tokens=max_tokens, ignore_eos=True)
+    return Request(request_id, prompt_ids, own, arrival_s=time.monotonic())
+
+
+class RequestMaker:
+    """Requests with random prompts.
+
+    Args:
+        vocab_size: ids are drawn from 1 to below it: 0 may be an end token.
+        seed: of the ids.
+    """
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self._vocab_size = vocab_size
+        self._random = np.random.default_rng(seed)
+
+    def make(self, length: Length, params: SamplingParams = GREEDY) -> Request:
+        """A request of these lengths."""
+        prompt = self._random.integers(1, self._vocab_size, length.prompt)
+        return new_request(tuple(prompt.tolist()), length.output, params)

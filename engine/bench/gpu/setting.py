@@ -1,0 +1,182 @@
+"""What a benchmark on a GPU starts from: the device, its rates just now, the model's folder and its floor."""
+
+import argparse
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from engine.bench.benchmark import BenchmarkError, Settings
+from engine.bench.floor import BF16, FP8, FP32, INT8, DecoderSize, Floor, Precision, Rates
+from engine.bench.shapes import model_names, write_model
+from engine.config import EngineConfig
+from kernels.bench.budget import Budget
+from kernels.bench.ceilings import Ceilings, dtype_name, measure_ceilings
+from kernels.bench.device import BenchDevice, describe_device, open_device
+from kernels.bench.journal import Journal
+
+DEFAULT_SHAPE, REHEARSED_SHAPE = "llama-3.1-8b", "tiny"
+STAGE_BUDGET_S = 530.0
+_BLOCK_SIZE = 16
+
+
+def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that all of them have."""
+    group = parser.add_argument_group("GPU")
+    group.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, with --quick")
+    group.add_argument(
+        "--shape", choices=model_names(), help=f"model (default: {DEFAULT_SHAPE}; {REHEARSED_SHAPE} on a CPU)"
+    )
+    group.add_argument(
+        "--precision", choices=("bf16", "fp8"), default="bf16", help="of weights and KV cache (default: bf16)"
+    )
+    group.add_argument(
+        "--budget", type=float, default=STAGE_BUDGET_S, metavar="S", help="wall clock in seconds (default: %(default)g)"
+    )
+    group.add_argument("--journal", type=Path, metavar="FILE", help="figures as they come, one JSON line each")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSetting:
+    """A device, a model and what there is to find out.
+
+    Attributes:
+        shape: name of the model.
+        model_dir: its folder: config.json and a tokenizer.
+        floor: of the model in the precision asked for, at this run's rates.
+        ceilings: these rates with their samples.
+        budget: what does not fit is left out.
+        threads: of the engine, where it computes on a CPU.
+        quick: sizes that show only that it works.
+        progress: told what is being done.
+    """
+
+    device: BenchDevice
+    shape: str
+    model_dir: Path
+    floor: Floor
+    ceilings: Ceilings
+    budget: Budget
+    journal: Journal
+    threads: int
+    quick: bool
+    progress: Callable[[str], None]
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the model."""
+        return int(read_config(self.model_dir)["vocab_size"])
+
+    @property
+    def precision(self) -> Precision:
+        """Of weights and cache."""
+        return self.floor.precision
+
+    @property
+    def label(self) -> str:
+        """Model and precision, for what a figure is of."""
+        return f"{self.shape} {self.precision.name}"
+
+    def engine_config(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        cache_tokens: int | None = None,
+        precision: Precision | None = None,
+    ) -> EngineConfig:
+        """An engine with dummy weights and a cold prefix cache.
+
+        Args:
+            max_num_seqs, max_num_batched_tokens, max_model_len: see `EngineConfig`.
+            cache_tokens: room in the KV cache; None takes the memory there is.
+            precision: another one than the floor's.
+        """
+        is_narrow = (precision or self.precision).kv_bytes == 1
+        narrow = "fp8" if self.device.is_gpu else "int8"
+        return EngineConfig(
+            model=str(self.model_dir),
+            load_format="dummy",
+            device="cuda" if self.device.is_gpu else "cpu",
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            num_gpu_blocks_override=None if cache_tokens is None else -(-cache_tokens // _BLOCK_SIZE),
+            block_size=_BLOCK_SIZE,
+            enable_prefix_caching=False,
+            threads=None if self.device.is_gpu else self.threads,
+            quantization=cast("Any", narrow if is_narrow else None),
+            kv_cache_dtype=cast("Any", narrow if is_narrow else "auto"),
+        )
+
+
+def open_setting(settings: Settings) -> GpuSetting:
+    """Looks for the device, measures its rates (seconds) and writes the model's folder.
+
+    Raises: BenchmarkError: there is no GPU.
+    """
+    options = settings.options
+    if options.device == "cpu" and not settings.quick:
+        raise BenchmarkError("--device cpu only rehearses: give --quick too")
+    try:
+        device = open_device(options.device)
+    except (RuntimeError, ValueError) as error:
+        raise BenchmarkError(str(error)) from error
+    budget, journal = Budget(options.budget), Journal(options.journal)
+    shape = options.shape or (DEFAULT_SHAPE if device.is_gpu else REHEARSED_SHAPE)
+    model_dir = write_model(shape, settings.scratch)
+    ceilings = measure_ceilings(
+        device.device, float8=device.target.fp8_dtype, quick=settings.quick, seconds=0.05 if settings.quick else 0.5
+    )
+    settings.progress(str(ceilings))
+    journal.keep({"device": describe_device(device.device), "ceilings": ceilings.as_json(), "shape": shape})
+    return GpuSetting(
+        device=device,
+        shape=shape,
+        model_dir=model_dir,
+        floor=Floor(
+            DecoderSize.from_config(read_config(model_dir)),
+            _precision(options.precision, device),
+            _rates(ceilings, options.precision, device),
+        ),
+        ceilings=ceilings,
+        budget=budget,
+        journal=journal,
+        threads=settings.threads,
+        quick=settings.quick,
+        progress=settings.progress,
+    )
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """A model's config.json."""
+    fields: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
+    return fields
+
+
+def release_memory(device: torch.device) -> None:
+    """Gives back what an engine that is gone has held, so that the next one finds it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _precision(name: str, device: BenchDevice) -> Precision:
+    if device.is_gpu:
+        return FP8 if name == "fp8" else BF16
+    return INT8 if name == "fp8" else FP32
+
+
+def _rates(ceilings: Ceilings, precision: str, device: BenchDevice) -> Rates:
+    if not device.is_gpu:
+        return Rates(ceilings.bytes_per_s, ceilings.flops["float32"], ceilings.flops["float32"])
+    flops = ceilings.flops["bfloat16"]
+    if precision != "fp8":
+        return Rates(ceilings.bytes_per_s, flops, flops)
+    float8 = device.target.require_fp8("--precision fp8")
+    return Rates(ceilings.bytes_per_s, ceilings.flops[dtype_name(float8)], flops)

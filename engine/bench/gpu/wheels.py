@@ -1,0 +1,65 @@
+"""Packages that a machine without a network lacks: wheels carried to it in a folder that CHAIRLIFT_WHEELS names.
+
+The frontend needs three small packages beside grpcio; the engine and the load generator need none of them.
+"""
+
+import importlib.util
+import os
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.bench.benchmark import BenchmarkError
+
+VARIABLE = "CHAIRLIFT_WHEELS"
+FRONTEND_NEEDS = {
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_status": "grpcio-status",
+    "google.rpc": "googleapis-common-protos",
+    "jinja2": "jinja2",
+    "tokenizers": "tokenizers",
+}
+"""Import name to distribution."""
+
+
+def frontend_path(scratch: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Folders that the frontend's process needs on its path beside this one's: none, or the unpacked wheels.
+
+    Args:
+        scratch: where to unpack them.
+        environ: may name the folder of wheels.
+    Raises: BenchmarkError: a package is missing, or the folder holds no wheels; says what to do.
+    """
+    folder = environ.get(VARIABLE)
+    unpacked = () if not folder else (_unpack(Path(folder), scratch / "wheels"),)
+    missing = [needed for name, needed in FRONTEND_NEEDS.items() if not _is_there(name, unpacked)]
+    if missing:
+        raise BenchmarkError(
+            f"the frontend needs {', '.join(missing)}: where there is a network, run `python3 -m pip download "
+            f"--no-deps -d wheels {' '.join(missing)}`, bring the folder, and name it in {VARIABLE}"
+        )
+    return unpacked
+
+
+def _unpack(folder: Path, into: Path) -> Path:
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels:
+        raise BenchmarkError(f"{VARIABLE}={folder}: holds no wheels")
+    for wheel in wheels:
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(into)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise BenchmarkError(f"{wheel}: cannot be unpacked: {error}") from error
+    return into
+
+
+def _is_there(name: str, folders: tuple[Path, ...]) -> bool:
+    """Whether a module can be found, without importing it; `google` is spread over several folders."""
+    relative = Path(*name.split("."))
+    places = [*folders, *(Path(entry or ".") for entry in sys.path)]
+    if any((place / relative).is_dir() or (place / relative).with_suffix(".py").is_file() for place in places):
+        return True
+    return "." not in name and importlib.util.find_spec(name) is not None

@@ -1,0 +1,145 @@
+"""A check of everything on a machine with a GPU, stage by stage: `make gpu-check STAGE=...`.
+
+Claim: what docs/performance.md says of a GPU was measured, by these commands.
+
+Method: a stage runs the kernels' tests or a benchmark as processes of their own, with the time that is left of
+`--budget`; one that does not end is stopped, and what it had measured by then counts. Every figure stands beside its
+goal and its floor, from rates of the same run. The stage writes a table for a terminal (printed), the same in Markdown
+(STAGE-TIME.md in `--out`) and a JSON file with every sample, the GPU, the versions, the commit and the command. Nothing
+is printed that was not measured; what did not fit is named. Exit status 1 when something could not run.
+
+It needs no network and installs nothing: plain `python3` with `PYTHONPATH=.:protos` and torch, triton, numpy, numba,
+grpcio, protobuf, tokenizers, huggingface_hub, safetensors, tqdm; pytest and pytest-timeout for the tests; transformers
+for the peers; aiohttp, rich, matplotlib and jinja2 for the load generator. The frontend also needs
+grpcio-health-checking, grpcio-reflection, grpcio-status and googleapis-common-protos: where they are not installed, put
+their wheels into a folder and name it in CHAIRLIFT_WHEELS. A rehearsal on a CPU: `--device cpu --shape tiny --quick`.
+"""
+
+import argparse
+import importlib.util
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from engine.bench.benchmark import Benchmark, Outcome, Settings
+from engine.bench.gpu.setting import STAGE_BUDGET_S
+from engine.bench.gpu.stage import outcome_of
+from engine.bench.gpu.stages import STAGES, Command, Rehearsal, commands_of
+from engine.bench.shapes import model_names
+from kernels.bench.budget import Budget
+from kernels.bench.figure import markdown_table
+from kernels.bench.journal import Journal
+
+_LEAST_S = 20.0  # with less left a command is not begun
+_STOP_S = 10.0
+_LOG_LINES = 25
+
+
+def run(settings: Settings) -> Outcome:
+    """Runs a stage, or says what stages there are."""
+    options = settings.options
+    if options.stage is None:
+        lines = [f"  make gpu-check STAGE={name:10}{text}" for name, text in STAGES.items()]
+        return Outcome((), {}, "\n".join(lines), table="stages:")
+    budget, journal = Budget(options.budget), Journal()
+    said: list[str] = []
+    rehearsal = Rehearsal(options.device, options.shape, settings.quick, settings.threads)
+    has_xdist = importlib.util.find_spec("xdist") is not None
+    seed = secrets.randbelow(1 << 24)
+    for command in commands_of(options.stage, rehearsal, options.extra, has_xdist=has_xdist, seed=seed):
+        said += _run(command, settings, budget, journal)
+    _write_markdown(options.out, options.stage, journal, said)
+    outcome = outcome_of(journal)
+    return replace(outcome, text="\n".join([*said, *outcome.text.splitlines()]))
+
+
+def _run(command: Command, settings: Settings, budget: Budget, journal: Journal) -> list[str]:
+    """Runs one command to its end or to its time's, and takes over what it found -> what is to be said besides."""
+    if not budget.allows(_LEAST_S):
+        journal.leave_out(command.title)
+        return []
+    seconds = command.share * budget.left_s
+    own = settings.scratch / f"{len(list(settings.scratch.iterdir()))}.jsonl"
+    arguments = command.full_arguments(own, seconds)
+    settings.progress(f"{command.title}: python {shlex.join(arguments)}")
+    log = own.with_suffix(".log")
+    status = _status(arguments, dict(command.environ), log, seconds)
+    num_problems = len(journal.problems)
+    journal.absorb(own)
+    last = log.read_text(errors="replace").splitlines()
+    journal.keep({f"log of {command.title}": last[-_LOG_LINES:], f"command of {command.title}": arguments})
+    if status is None:
+        journal.fail(f"{command.title}: stopped after {seconds:.0f} s, not at its end")
+    elif status and len(journal.problems) == num_problems:
+        text = "\n".join(last[-_LOG_LINES:])
+        journal.fail(f"{command.title}: ended with status {status}:\n{text}")
+    return [] if command.reports or not last else [f"{command.title}: {last[-1]}"]
+
+
+def _status(arguments: list[str], changes: dict[str, str], log: Path, seconds: float) -> int | None:
+    """Runs Python -> its exit status, None if it had to be stopped, with all it had started."""
+    environ = {**os.environ, **changes}
+    for name in (name for name, value in changes.items() if not value):
+        del environ[name]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                os.killpg(process.pid, number)
+                try:
+                    process.wait(_STOP_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+            return None
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+
+
+def _write_markdown(out: Path, stage: str, journal: Journal, said: Sequence[str]) -> None:
+    lines = [markdown_table(journal.figures), "", *(f"- {line}" for line in said)]
+    lines += [f"- Left out, the time was over: {line}" for line in journal.left_out]
+    lines += [f"- Could not run: {line.splitlines()[0]}" for line in journal.problems]
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"gpu-{stage}-{datetime.now(UTC):%Y%m%d-%H%M%S}.md"
+    path.write_text("\n".join(lines).rstrip() + "\n")
+    print(f"table: {path}")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stage", choices=tuple(STAGES), help="none: what stages there are")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, with --quick")
+    parser.add_argument("--shape", choices=model_names(), help="model (default: an 8B one; a tiny one on a CPU)")
+    parser.add_argument(
+        "--budget", type=float, default=STAGE_BUDGET_S, metavar="S", help="wall clock in seconds (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--extra",
+        type=shlex.split,
+        default=[],
+        metavar="FLAGS",
+        help="more flags for the stage's benchmark, as one argument: --extra='--precision fp8 --cases 1000/1000'",
+    )
+
+
+BENCHMARK = Benchmark(
+    "gpu-check",
+    (),
+    "on a GPU: one stage of the check behind `make gpu-check`",
+    run,
+    _add_arguments,
+    has_cpu_floors=False,
+)

@@ -1,0 +1,235 @@
+"""G1, G2, G3, G13, G14: steps of an 8B model on a GPU as fractions of their floor, and what of them the GPU idles.
+
+Claim: a decode step takes little more than reading the weights and the batch's keys and values once, at one request and
+at 256; a prefill step little more than its matrix products; between two steps the GPU does not wait for the host.
+
+Goal: decode within 86 % of the floor at batch 1 (G1), 85 % at batch 64 and 82 % at 256 (G2); prompts of 2,048 tokens in
+steps of 8,192 within 85 % (G3); at most 1 % of the time idle between the decode steps of 32 requests (G13); the sampler
+with top-k and top-p at most 3 % of the step of 256 (G14).
+
+Method: dummy weights, normally distributed, made on the device; the engine's own step loop in this process, two steps
+in flight, greedy. A batch of requests computes its prompts, settles, and then 48 steps are timed from one delivery to
+the next; the figure is the median. The floor is `engine.bench.floor`'s, with the copy bandwidth and the matrix rates
+that the device reached in the same run, for the mean context in the middle of the timed steps. Idle time is what
+PyTorch's profiler finds between kernels: of N steps the N - 1 largest gaps. The sampler is timed alone, in a graph.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.bench.benchmark import Benchmark, Outcome, Settings, positive
+from engine.bench.fresh_scheduler import schedule_anew
+from engine.bench.gpu.decode_steps import DecodePoint, DecodeSteps, Decoding, prefill_seconds
+from engine.bench.gpu.driver import EngineDriver, RequestMaker
+from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
+from engine.bench.gpu.stage import run_stage
+from engine.bench.serve import engine
+from engine.serving import EngineParts
+from kernels.bench.figure import Figure
+
+_GOALS = {1: ("G1", 0.86), 64: ("G2", 0.85), 256: ("G2", 0.82)}
+_PREFILL_GOAL = 0.85
+_IDLE_GOAL, _IDLE_BATCH = 0.01, 32
+_SAMPLER_GOAL = 0.03
+
+
+class _Sizes(NamedTuple):
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    num_steps: int
+    max_num_batched_tokens: int
+    prefill_len: int
+    num_prefills: int
+
+
+_SIZES = _Sizes((1, 8, 32, 64, 128, 256), (512, 2048), 48, 8192, 2048, 48)
+_QUICK = _Sizes((1, 4), (48,), 6, 64, 24, 9)
+
+
+def run(settings: Settings) -> Outcome:
+    """Measures every point that fits into the budget."""
+    return run_stage(settings, lambda setting: _measure(setting, _sizes(settings)))
+
+
+def _sizes(settings: Settings) -> _Sizes:
+    if settings.quick:
+        return _QUICK
+    options = settings.options
+    return _SIZES._replace(batches=tuple(sorted(options.batches)), contexts=tuple(sorted(options.contexts)))
+
+
+def _measure(setting: GpuSetting, sizes: _Sizes) -> None:
+    longest = max(*sizes.contexts, sizes.prefill_len)
+    points = [DecodePoint(b, c, sizes.num_steps) for c in sizes.contexts for b in sizes.batches]
+    needs = [sum(point.length(sizes.max_num_batched_tokens)) for point in points]
+    setting.progress(f"starting the engine, {setting.label}")
+    parts = engine(
+        setting.engine_config(
+            max_num_seqs=max(sizes.batches),
+            max_num_batched_tokens=max(sizes.max_num_batched_tokens, *sizes.batches),
+            max_model_len=max(longest + 1, *needs),
+            cache_tokens=max(
+                sizes.num_prefills * (sizes.prefill_len + 32),
+                *(point.batch * (need + 32) for point, need in zip(points, needs, strict=True)),
+            ),
+        )
+    )
+    bench = _Bench(setting, sizes, parts)
+    bench.prefill()
+    step_s = {(point.batch, point.context): bench.decode(point) for point in points}
+    bench.idle(DecodePoint(min(_IDLE_BATCH, max(sizes.batches)), max(sizes.contexts), sizes.num_steps))
+    bench.sampler(max(sizes.batches), step_s.get((max(sizes.batches), min(sizes.contexts))))
+
+
+class _Bench:
+    """One engine, one measurement after the other."""
+
+    def __init__(self, setting: GpuSetting, sizes: _Sizes, parts: EngineParts) -> None:
+        self._setting = setting
+        self._sizes = sizes
+        self._parts = parts
+        self._maker = RequestMaker(setting.vocab_size)
+
+    def prefill(self) -> None:
+        """G3: prompts in full steps."""
+        sizes, setting = self._sizes, self._setting
+        what = f"prefill, {sizes.prefill_len:,}-token prompts in steps of {sizes.max_num_batched_tokens:,}"
+        floor_s = setting.floor.prefill_s(sizes.prefill_len)
+        if not self._allows(what, 4 * sizes.num_prefills * floor_s):
+            return
+        for _ in range(2):  # the first warms up libraries for these sizes
+            seconds = prefill_seconds(self._driver(), self._maker, sizes.prefill_len, sizes.num_prefills)
+        floor = sizes.prefill_len / floor_s
+        setting.journal.add(
+            Figure(
+                "G3",
+                f"{what}, {setting.label}",
+                sizes.prefill_len / seconds,
+                "tok/s",
+                goal=_PREFILL_GOAL * floor,
+                floor=floor,
+            )
+        )
+
+    def decode(self, point: DecodePoint) -> float | None:
+        """G1, G2: the median step; None where it was left out."""
+        setting = self._setting
+        what = f"decode step, batch {point.batch}, context {point.context:,}"
+        seconds = 2 * point.batch * setting.floor.prefill_s(point.context)
+        if not self._allows(
+            what, seconds + 3 * point.num_steps * setting.floor.decode_step_s(point.batch, point.context)
+        ):
+            return None
+        with Decoding(self._driver(), self._maker, point, self._sizes.max_num_batched_tokens) as decoding:
+            timed = decoding.steps(point.num_steps)
+        setting.journal.keep({what: {"step_s": timed.step_s, "mean_context": timed.mean_context}})
+        setting.journal.add(self._decode_figure(f"{what}, {setting.label}", point, timed))
+        return statistics.median(timed.step_s)
+
+    def idle(self, point: DecodePoint) -> None:
+        """G13: what the GPU idles between steps."""
+        what = f"GPU idle between decode steps, batch {point.batch}, context {point.context:,}"
+        if not self._setting.device.is_gpu:
+            self._setting.progress(f"{what}: only a GPU can be profiled")
+            return
+        seconds = 2 * point.batch * self._setting.floor.prefill_s(point.context)
+        if not self._allows(what, seconds + 10):
+            return
+        from engine.bench.gpu.idle import idle_shares
+        from engine.bench.gpu.profile import device_intervals
+
+        with Decoding(self._driver(), self._maker, point, self._sizes.max_num_batched_tokens) as decoding:
+            intervals = device_intervals(lambda: decoding.steps(point.num_steps))
+        idle = idle_shares(intervals, point.num_steps + 2)  # one was on its way, one is launched ahead
+        self._setting.journal.keep({what: {"span_us": idle.span_us, "between": idle.between_steps, "all": idle.total}})
+        self._setting.journal.add(
+            Figure(
+                "G13",
+                f"{what}, {self._setting.label}",
+                100 * idle.between_steps,
+                "%",
+                less_is_better=True,
+                goal=100 * _IDLE_GOAL,
+                note=f"{100 * idle.total:.1f} % with the gaps between the kernels of a step; under the profiler, "
+                f"{idle.span_us / point.num_steps / 1e3:.2f} ms a step",
+            )
+        )
+
+    def sampler(self, batch: int, step_s: float | None) -> None:
+        """G14: the sampler's share of the step of this batch at the shorter context."""
+        setting = self._setting
+        what = f"sampler with top-k 50, top-p 0.9, share of the decode step, batch {batch}"
+        if not setting.device.is_gpu:
+            setting.progress(f"{what}: kernels.bench rehearses it")
+            return
+        if step_s is None or not self._allows(what, 10):
+            return
+        from kernels.bench.sampling import KINDS, sampler_case
+        from kernels.bench.timing import time_calls
+
+        kind = next(kind for kind in KINDS if kind.top_k and kind.top_p < 1)
+        prepared = sampler_case(setting.device, setting.vocab_size, batch, kind).prepare()
+        seconds = time_calls(prepared.calls, setting.device.device).median_s
+        setting.journal.add(
+            Figure(
+                "G14",
+                f"{what}, context {min(self._sizes.contexts):,}, {setting.label}",
+                100 * seconds / step_s,
+                "%",
+                less_is_better=True,
+                goal=100 * _SAMPLER_GOAL,
+                note=f"{1e6 * seconds:,.0f} us of {1e3 * step_s:.2f} ms, a greedy step",
+            )
+        )
+
+    def _decode_figure(self, what: str, point: DecodePoint, timed: DecodeSteps) -> Figure:
+        floor_s = self._setting.floor.decode_step_s(point.batch, timed.mean_context)
+        goal_id, goal = _GOALS.get(point.batch, ("", None))
+        is_judged = goal is not None and self._setting.precision.name == "bf16"
+        ordered = sorted(timed.step_s)
+        median_s = statistics.median(ordered)
+        return Figure(
+            goal_id if is_judged else "",
+            what,
+            1e3 * median_s,
+            "ms",
+            less_is_better=True,
+            goal=1e3 * floor_s / goal if goal is not None and is_judged else None,
+            floor=1e3 * floor_s,
+            note=f"{1e3 * ordered[0]:.3g} to {1e3 * ordered[-1]:.3g} ms, {point.batch / median_s:,.0f} tok/s, "
+            f"mean context {timed.mean_context:,.0f}",
+        )
+
+    def _driver(self) -> EngineDriver:
+        return EngineDriver(schedule_anew(self._parts))
+
+    def _allows(self, what: str, seconds: float) -> bool:
+        if self._setting.budget.allows(seconds):
+            self._setting.progress(what)
+            return True
+        self._setting.journal.leave_out(f"{what}, {self._setting.label}")
+        return False
+
+
+def _positives(text: str) -> Sequence[int]:
+    return [positive(part) for part in text.split(",")]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_gpu_arguments(parser)
+    parser.add_argument("--batches", type=_positives, default=_SIZES.batches, metavar="N,..", help="default: all six")
+    parser.add_argument(
+        "--contexts", type=_positives, default=_SIZES.contexts, metavar="N,..", help="default: 512,2048"
+    )
+
+
+BENCHMARK = Benchmark(
+    "gpu-decode",
+    ("G1", "G2", "G3", "G13", "G14"),
+    "on a GPU: decode and prefill steps as fractions of their floor, idle time",
+    run,
+    _add_arguments,
+    has_cpu_floors=False,
+)

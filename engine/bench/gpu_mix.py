@@ -1,0 +1,178 @@
+"""G4, G5, G6, G7: tokens per second of an 8B model on a GPU with every seat taken, continuous and static, bf16 and fp8.
+
+Claim: with prompts and answers mixed as servers see them the engine stays near the sequential floor, above what
+TensorRT-LLM publishes for its own in fp8; static batches on the same kernels do not.
+
+Goal: 1000/1000 at 80 % of the floor in bf16 (G4) and at 17,800 tokens/s in fp8 with an fp8 cache (G5); in fp8 128/2048
+at 26,300, 2048/128 at 3,550, 2048/2048 at 12,200 and 128/128 at 28,000 (G6); ShareGPT-like lengths at 74 % of the floor
+in bf16 (G7). Goals in tokens/s are for Llama-3.1-8B on an H200.
+
+Method: a case is PROMPT/OUTPUT, fixed lengths, or `sharegpt`, log-normal ones with its means, 202 and 179; with
+`:static` after it, in static batches. The engine's own step loop in this process, dummy weights, greedy, random
+prompts, no prefix cache. Continuous: the seats are filled with requests in progress, each at a random point of its
+answer, so that steady state is there from the first step; when all have a token the window begins, at least 60 s, and
+whoever leaves is followed by another. Static: the window goes from the end of a batch to the end of another. The figure
+is the output tokens delivered in the window over its length. The floor is `engine.bench.floor`'s for the mean number of
+requests that ran. Cases run in the order given, as far as the budget goes.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.bench.benchmark import Benchmark, Outcome, Settings, positive
+from engine.bench.floor import Length
+from engine.bench.fresh_scheduler import schedule_anew
+from engine.bench.gpu.driver import EngineDriver, RequestMaker
+from engine.bench.gpu.lengths import SHAREGPT_LIKE, in_progress, mean_length, sample_lengths, scaled
+from engine.bench.gpu.setting import DEFAULT_SHAPE, GpuSetting, add_gpu_arguments
+from engine.bench.gpu.stage import run_stage
+from engine.bench.gpu.window import Window, continuous_window, static_window
+from engine.bench.serve import engine
+from engine.serving import EngineParts
+from kernels.bench.figure import Figure
+
+_SHAREGPT = "sharegpt"
+_STATIC = ":static"
+_CASES = {
+    "bf16": ("1000/1000", "sharegpt", "sharegpt:static", "2048/128", "128/2048", "2048/2048", "128/128"),
+    "fp8": ("1000/1000", "128/2048", "2048/128", "2048/2048", "128/128", "sharegpt"),
+}
+_FRACTION_GOALS = {("bf16", "1000/1000"): ("G4", 0.80), ("bf16", _SHAREGPT): ("G7", 0.74)}
+_RATE_GOALS = {
+    ("fp8", "1000/1000"): ("G5", 17_800.0),
+    ("fp8", "128/2048"): ("G6", 26_300.0),
+    ("fp8", "2048/128"): ("G6", 3_550.0),
+    ("fp8", "2048/2048"): ("G6", 12_200.0),
+    ("fp8", "128/128"): ("G6", 28_000.0),
+}
+_NUM_SEATS = 512
+_MAX_NUM_BATCHED_TOKENS = 8192
+_WINDOW_S = 60.0
+_OVERRUN = 1.6  # filling the seats, beside what the floor says of it
+_QUICK_CASES = ("8/12", "sharegpt", "sharegpt:static")
+_QUICK_SCALE = 1 / 16
+
+
+class _Case(NamedTuple):
+    """What runs: `lengths` come again and again."""
+
+    name: str
+    lengths: tuple[Length, ...]
+    is_static: bool
+
+
+def run(settings: Settings) -> Outcome:
+    """Measures every case that fits into the budget."""
+    return run_stage(settings, lambda setting: _measure(setting, settings))
+
+
+def _measure(setting: GpuSetting, settings: Settings) -> None:
+    options = settings.options
+    names = options.cases or (_QUICK_CASES if settings.quick else _CASES[options.precision])
+    num_seats = 4 if settings.quick else options.seats
+    window_s = 0.2 if settings.quick else options.window
+    cases = [_case(name, quick=settings.quick) for name in names]
+    longest = max(sum(length) for case in cases for length in case.lengths)
+    budget = 64 if settings.quick else _MAX_NUM_BATCHED_TOKENS
+    setting.progress(f"starting the engine, {setting.label}, {num_seats} seats")
+    parts = engine(
+        setting.engine_config(
+            max_num_seqs=num_seats,
+            max_num_batched_tokens=max(budget, num_seats),
+            max_model_len=longest + 1,
+            cache_tokens=num_seats * (longest + 32) if settings.quick else None,
+        )
+    )
+    for case in cases:
+        filling_s = _OVERRUN * sum(
+            setting.floor.prefill_s(length.prompt) for length in in_progress(case.lengths, num_seats)
+        )
+        if not setting.budget.allows(filling_s + window_s * (1.3 if case.is_static else 1.05) + 2):
+            setting.journal.leave_out(f"{case.name}, {setting.label}")
+            continue
+        setting.progress(f"{case.name}, {setting.label}")
+        window = _serve(parts, case, RequestMaker(setting.vocab_size), num_seats, window_s)
+        setting.journal.keep({f"{case.name}, {setting.label}": window.as_json()})
+        setting.journal.add(_figure(setting, case, window, num_seats))
+
+
+def _serve(parts: EngineParts, case: _Case, maker: RequestMaker, num_seats: int, window_s: float) -> Window:
+    measure = static_window if case.is_static else continuous_window
+    driver = EngineDriver(schedule_anew(parts, policy="static" if case.is_static else "fcfs"))
+    return measure(driver, maker, case.lengths, num_seats, window_s)
+
+
+def _figure(setting: GpuSetting, case: _Case, window: Window, num_seats: int) -> Figure:
+    batch = max(1, round(window.mean_running))
+    floor = 1 / setting.floor.seconds_per_output_token(case.lengths, batch)
+    overlapped = 1 / setting.floor.overlapped_seconds_per_output_token(case.lengths, batch)
+    prompt, output = mean_length(case.lengths)
+    notes = [
+        f"{window.seconds:.0f} s, {window.num_finished:,} requests of {prompt:,.0f}/{output:,.0f} tokens",
+        f"{window.mean_running:.0f} of {num_seats} seats taken on average",
+        f"overlap floor {overlapped:,.0f}",
+    ]
+    key = setting.precision.name, case.name
+    goal_id, goal = "", None
+    if key in _FRACTION_GOALS:
+        goal_id, fraction = _FRACTION_GOALS[key]
+        goal = fraction * floor
+    elif key in _RATE_GOALS and setting.shape == DEFAULT_SHAPE:
+        goal_id, goal = _RATE_GOALS[key]
+    kind = "static" if case.is_static else "continuous"
+    return Figure(
+        goal_id,
+        f"{case.name.removesuffix(_STATIC)}, {kind}, {setting.label}",
+        window.tokens_per_s,
+        "tok/s",
+        goal=goal,
+        floor=floor,
+        note="; ".join(notes),
+    )
+
+
+def _case(name: str, *, quick: bool = False) -> _Case:
+    """From its name. Raises: ValueError: it is none."""
+    workload = name.removesuffix(_STATIC)
+    if workload == _SHAREGPT:
+        lengths = sample_lengths(SHAREGPT_LIKE)
+        if quick:
+            lengths = scaled(lengths[:64], _QUICK_SCALE)
+    else:
+        prompt, slash, output = workload.partition("/")
+        if not slash:
+            raise ValueError(f"{name!r} is neither PROMPT/OUTPUT nor {_SHAREGPT}, with or without {_STATIC}")
+        lengths = (Length(positive(prompt), positive(output)),)
+    return _Case(name, lengths, name.endswith(_STATIC))
+
+
+def _case_names(text: str) -> Sequence[str]:
+    names = text.split(",")
+    for name in names:
+        try:
+            _case(name)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return names
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_gpu_arguments(parser)
+    parser.add_argument(
+        "--cases", type=_case_names, metavar="NAME,..", help="as 1000/1000,sharegpt:static (default: by precision)"
+    )
+    parser.add_argument("--seats", type=positive, default=_NUM_SEATS, help="requests at a time (default: %(default)s)")
+    parser.add_argument(
+        "--window", type=float, default=_WINDOW_S, metavar="S", help="seconds of a window (default: %(default)g)"
+    )
+
+
+BENCHMARK = Benchmark(
+    "gpu-mix",
+    ("G4", "G5", "G6", "G7"),
+    "on a GPU: tokens/s with full seats, continuous and static, as fractions of the floor",
+    run,
+    _add_arguments,
+    has_cpu_floors=False,
+)

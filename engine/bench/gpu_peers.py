@@ -1,0 +1,208 @@
+"""G9: against `transformers` on the same GPU and the same weights: `generate`, and its continuous batching.
+
+Claim: a paged engine with kernels of its own, recorded steps and two of them in flight is several times as fast as the
+reference implementation, and gives the same tokens.
+
+Goal: at least 2.5 times the tokens per second of its continuous batching on 32 requests of 512 tokens in and 2,048 out;
+every greedy token of a small fp32 model is one that `transformers` would choose, near-ties counted.
+
+Method: first a small random checkpoint in fp32: our answers on this device are judged, position by position, by
+`transformers` on the CPU. Then the model asked for, random weights in bf16, made on the device by `transformers` and
+saved: both sides load the same. `generate` gets 64 requests of one prompt length and of spread answers in one batch,
+ours gets them at once; only tokens that were asked for count, and `generate` is stopped when its share of the time is
+over. Its continuous batching runs with its defaults, CUDA graphs and overlapped host work where it has them, warmed up;
+what is timed are the requests alone. Ours runs the engine's step loop in this process. One round each: a round takes a
+minute.
+"""
+
+import argparse
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
+from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from engine.bench.floor import Length
+from engine.bench.fresh_scheduler import schedule_anew
+from engine.bench.gpu.driver import EngineDriver, new_request
+from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments, release_memory
+from engine.bench.gpu.stage import run_stage
+from engine.bench.gpu.transformers_peer import continuous_batching, generate_tokens, random_model
+from engine.bench.serve import engine
+from engine.bench.shapes import SHAPES, save_checkpoint
+from engine.bench.workload import Workload, uniform_workload
+from engine.config import EngineConfig
+from engine.core.request import RequestId
+from engine.serving import EngineParts
+from kernels.bench.figure import Figure
+
+_GOAL = 2.5
+_SMALL = "15M"
+_PROMPT_LEN, _OUTPUT_LEN, _NUM_BATCH_REQUESTS = 512, 2048, 32
+_NUM_GENERATE_REQUESTS, _GENERATE_OUTPUTS = 64, (64, 1024)
+_OURS_S = 150.0  # what ours needs: to load, to warm up, to answer
+
+
+def run(settings: Settings) -> Outcome:
+    """Judges tokens, then times both sides."""
+    return run_stage(settings, lambda setting: _measure(setting, settings))
+
+
+def _measure(setting: GpuSetting, settings: Settings) -> None:
+    _judge(setting, settings)
+    even, spread = _workloads(setting, settings)
+    checkpoint, theirs = _transformers(setting, even, spread)
+    setting.progress("ours: loading")
+    longest = max(max(map(len, w.prompts)) + max(w.max_tokens) for w in (even, spread))
+    num_requests = max(len(even.prompts), len(spread.prompts))
+    config = setting.engine_config(
+        max_num_seqs=num_requests,
+        max_num_batched_tokens=max(64 if setting.quick else 8192, num_requests),
+        max_model_len=longest + 1,
+        cache_tokens=num_requests * (longest + 32),
+    )
+    parts = engine(replace(config, model=str(checkpoint), load_format="auto"))
+    for name, workload, goal in (("continuous batching", even, _GOAL), ("generate", spread, None)):
+        if name not in theirs:
+            continue
+        _answers(parts, workload)  # warms up libraries
+        started_s = time.perf_counter()
+        _answers(parts, workload)
+        seconds = time.perf_counter() - started_s
+        _add(setting, name, workload, workload.num_output_tokens / seconds, theirs[name], goal)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _judge(setting: GpuSetting, settings: Settings) -> None:
+    """Greedy tokens of a small fp32 model on this device, by `transformers` on the CPU."""
+    shape = "tiny" if setting.quick else _SMALL
+    setting.progress(f"greedy tokens of shape {shape} in fp32")
+    checkpoint = save_checkpoint(shape, settings.scratch / "judged")
+    workload = uniform_workload(
+        16, prompt_lens=(8, 100), output_lens=(8, 48), vocab_size=SHAPES[shape].vocab_size, seed=1
+    )
+    config = EngineConfig(
+        model=str(checkpoint),
+        dtype="float32",
+        device="cuda" if setting.device.is_gpu else "cpu",
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        max_model_len=256,
+        num_gpu_blocks_override=16 * 16,
+        enable_prefix_caching=False,
+        threads=None if setting.device.is_gpu else setting.threads,
+    )
+    parts = engine(config)
+    answers = _answers(parts, workload)
+    agreement = greedy_agreement(load_reference(checkpoint), workload.prompts, answers)
+    require_same_ids("ours", agreement)
+    setting.journal.add(
+        Figure(
+            "G9",
+            f"greedy tokens that are transformers' own, shape {shape}, fp32",
+            100.0 * agreement.num_same / agreement.num_tokens,
+            "%",
+            note=str(agreement),
+        )
+    )
+    del parts
+    release_memory(setting.device.device)
+
+
+def _workloads(setting: GpuSetting, settings: Settings) -> tuple[Workload, Workload]:
+    """For its continuous batching, and for `generate`."""
+    options = settings.options
+    random = np.random.default_rng(0)
+    num_even, num_spread = (4, 6) if setting.quick else (options.requests, _NUM_GENERATE_REQUESTS)
+    prompt_len, output_len = (12, 10) if setting.quick else (_PROMPT_LEN, options.output_len)
+    outputs = (3, 10) if setting.quick else _GENERATE_OUTPUTS
+
+    def prompts(count: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, random.integers(1, setting.vocab_size, (count, prompt_len)).tolist()))
+
+    spread = random.integers(outputs[0], outputs[1] + 1, num_spread).tolist()
+    return Workload(prompts(num_even), (output_len,) * num_even), Workload(prompts(num_spread), tuple(spread))
+
+
+def _transformers(setting: GpuSetting, even: Workload, spread: Workload) -> tuple[Path, dict[str, float]]:
+    """Makes and saves the checkpoint, times `transformers` on it -> the folder, and tokens per second by way."""
+    device = setting.device.device
+    dtype = torch.bfloat16 if setting.device.is_gpu else torch.float32
+    setting.progress(f"making {setting.shape} in {str(dtype).removeprefix('torch.')}")
+    model = random_model(setting.model_dir, device, dtype)
+    checkpoint = setting.model_dir
+    model.save_pretrained(checkpoint)
+    theirs: dict[str, float] = {}
+    share_s = (setting.budget.left_s - _OURS_S) / 2
+    warm = Workload(even.prompts[:2], (4, 4))
+    if setting.quick or share_s > 30:
+        setting.progress("transformers: generate")
+        generate_tokens(model, warm, most_seconds=30.0)
+        num_tokens, seconds = generate_tokens(model, spread, most_seconds=max(10.0, share_s))
+        theirs["generate"] = num_tokens / seconds
+    else:
+        setting.journal.leave_out("transformers' generate")
+    left_s = setting.budget.left_s - _OURS_S
+    if setting.quick or left_s > 60:
+        setting.progress("transformers: continuous batching")
+        try:
+            with continuous_batching(model, even) as answer:
+                answer(warm, 60.0)
+                seconds = answer(even, max(10.0, left_s - 15))
+            theirs["continuous batching"] = even.num_output_tokens / seconds
+        except BenchmarkError as error:
+            setting.journal.fail(f"transformers' continuous batching: {error}")
+    else:
+        setting.journal.leave_out("transformers' continuous batching")
+    del model
+    release_memory(device)
+    return checkpoint, theirs
+
+
+def _answers(parts: EngineParts, workload: Workload) -> tuple[tuple[int, ...], ...]:
+    """Greedy answers of our engine, all requests at once, as many steps in flight as it has."""
+    driver = EngineDriver(schedule_anew(parts))
+    requests = [new_request(prompt, n) for prompt, n in zip(workload.prompts, workload.max_tokens, strict=True)]
+    ids: dict[RequestId, list[int]] = {request.request_id: [] for request in requests}
+    driver.submit(requests)
+    while driver.num_open:
+        for delivery in driver.turn():
+            for output in delivery.outputs:
+                ids[output.request_id] += output.token_ids
+    driver.finish()
+    return tuple(tuple(answer) for answer in ids.values())
+
+
+def _add(setting: GpuSetting, name: str, workload: Workload, ours: float, theirs: float, goal: float | None) -> None:
+    """Three figures: the ratio, and both rates beside the floor of their work."""
+    outputs = workload.max_tokens
+    spread = f"{min(outputs):,}" if min(outputs) == max(outputs) else f"{min(outputs):,} to {max(outputs):,}"
+    what = f"{len(outputs)} requests, {len(workload.prompts[0]):,} tokens in, {spread} out, {setting.label}"
+    lengths = [Length(len(prompt), n) for prompt, n in zip(workload.prompts, outputs, strict=True)]
+    floor = workload.num_output_tokens / setting.floor.all_at_once_s(lengths)
+    ratio_id = "G9" if goal is not None else ""
+    setting.journal.add(Figure(ratio_id, f"ours over transformers' {name}, {what}", ours / theirs, "x", goal=goal))
+    setting.journal.add(Figure("", f"ours, {what}", ours, "tok/s", floor=floor))
+    setting.journal.add(Figure("", f"transformers' {name}, {what}", theirs, "tok/s", floor=floor))
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_gpu_arguments(parser)
+    parser.add_argument(
+        "--requests", type=positive, default=_NUM_BATCH_REQUESTS, help="of continuous batching (default: %(default)s)"
+    )
+    parser.add_argument("--output-len", type=positive, default=_OUTPUT_LEN, help="of each (default: %(default)s)")
+
+
+BENCHMARK = Benchmark(
+    "gpu-peers",
+    ("G9",),
+    "on a GPU: against transformers' generate and its continuous batching on the same weights",
+    run,
+    _add_arguments,
+    has_cpu_floors=False,
+)

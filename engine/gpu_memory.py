@@ -1,0 +1,114 @@
+"""How much of a GPU's memory the KV cache may take: what is allowed, less what all else has been seen to take."""
+
+import logging
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+
+_GIB = 2**30
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """A GPU before anything of ours is on it.
+
+    Attributes:
+        name: of the GPU, for messages.
+        total_bytes: what it has.
+        free_bytes: what nobody else holds.
+        utilization: share of the total that this engine may use, above 0 and at most 1.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    utilization: float
+
+    @property
+    def budget_bytes(self) -> int:
+        """What this engine may use in all."""
+        return int(self.total_bytes * self.utilization)
+
+    def check(self) -> None:
+        """Compares the budget with what is free.
+
+        Raises: ConfigError: others hold part of it.
+        """
+        if self.free_bytes < self.budget_bytes:
+            most = self.free_bytes / self.total_bytes
+            raise ConfigError(
+                f"--gpu-memory-utilization {self.utilization:g} asks for {_gib(self.budget_bytes)} of the "
+                f"{_gib(self.total_bytes)} of {self.name}, {_gib(self.free_bytes)} is free: end what else runs on it, "
+                f"or use --gpu-memory-utilization {int(most * 100) / 100:.2f} at most"
+            )
+
+    def check_weights(self, num_bytes: int) -> None:
+        """Compares the weights with the budget, before they are read.
+
+        Raises: ConfigError: they do not fit, with what is missing.
+        """
+        if num_bytes >= self.budget_bytes:
+            raise ConfigError(
+                f"the weights take {_gib(num_bytes)}, --gpu-memory-utilization {self.utilization:g} of {self.name} "
+                f"leaves {_gib(self.budget_bytes)}: {_gib(num_bytes - self.budget_bytes)} too little. Serve a smaller "
+                "--model, use --quantization fp8, or divide it with --tensor-parallel-size"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What was seen to take memory besides the KV cache, in bytes.
+
+    Attributes:
+        weights_bytes: of the model, with what its libraries keep.
+        step_bytes: peak of the largest step: activations, logits, workspaces.
+        graphs_bytes: CUDA graphs.
+    """
+
+    weights_bytes: int
+    step_bytes: int
+    graphs_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.step_bytes + self.graphs_bytes
+
+
+def kv_cache_bytes(memory: GpuMemory, use: MemoryUse) -> int:
+    """What is left for the KV cache.
+
+    Raises: ConfigError: nothing, with what takes the memory and which flags help.
+    """
+    left = memory.budget_bytes - use.total_bytes
+    _log.info(
+        "GPU memory: %s of %s may be used; weights %s, largest step %s, CUDA graphs %s, KV cache %s",
+        _gib(memory.budget_bytes),
+        _gib(memory.total_bytes),
+        _gib(use.weights_bytes),
+        _gib(use.step_bytes),
+        _gib(use.graphs_bytes),
+        _gib(max(0, left)),
+    )
+    if left <= 0:
+        raise ConfigError(
+            f"no memory is left for the KV cache: weights {_gib(use.weights_bytes)}, largest step "
+            f"{_gib(use.step_bytes)} and CUDA graphs {_gib(use.graphs_bytes)} take {_gib(-left)} more than the "
+            f"{_gib(memory.budget_bytes)} that --gpu-memory-utilization {memory.utilization:g} allows. Raise it, lower "
+            "--max-num-batched-tokens or --max-num-seqs, or use --quantization fp8"
+        )
+    return left
+
+
+def graphs_bytes(first_bytes: int, second_bytes: int, num_graphs: int) -> int:
+    """Memory that a ladder of CUDA graphs will take, from recording its two largest.
+
+    They share one pool of memory: the largest fills it, every other one adds what the second added.
+    """
+    return 0 if num_graphs == 0 else first_bytes + (num_graphs - 1) * second_bytes
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

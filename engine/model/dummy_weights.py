@@ -1,0 +1,41 @@
+"""Random weights that keep activations near unit scale: for benchmarks and tests, without a checkpoint's own."""
+
+import torch
+
+from engine.model.checkpoint_part import CheckpointPart
+from engine.model.fp8 import FP8_DTYPE
+
+FP8_STD = 64.0
+"""Of the values of 8-bit matrices: seven of them fit below the format's largest value, 448."""
+
+
+def fill_random_weights(parts: dict[str, CheckpointPart], seed: int) -> None:
+    """Fills all parameters of a model.
+
+    Every matrix is drawn whole with a seed of its own, and a rank keeps its part: the model is the same on any number
+    of ranks. This takes memory for one more matrix while it is filled.
+
+    Args:
+        parts: name in the checkpoint -> memory; all of the model's names, on every rank.
+        seed: of the first matrix, in the order of their names.
+    """
+    for index, (name, part) in enumerate(sorted(parts.items())):
+        generator = torch.Generator(part.tensor.device).manual_seed(seed + index)
+        if part.is_scale:
+            columns = parts[name.removesuffix("_scale")].shape[1]
+            part.tensor.fill_(columns**-0.5 / FP8_STD)
+        elif len(part.shape) == 1:
+            part.tensor.fill_(1.0 if "norm" in name else 0.0)
+        elif part.tensor.dtype is FP8_DTYPE:
+            values = _drawn(part, FP8_STD, generator, torch.float32)
+            part.tensor.copy_(values.clamp_(-448.0, 448.0)[part.slices])
+        elif part.is_whole:
+            part.tensor.normal_(std=part.shape[1] ** -0.5, generator=generator)
+        else:
+            part.tensor.copy_(_drawn(part, part.shape[1] ** -0.5, generator, part.tensor.dtype)[part.slices])
+
+
+def _drawn(part: CheckpointPart, std: float, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """The whole matrix."""
+    matrix = torch.empty(part.shape, dtype=dtype, device=part.tensor.device)
+    return matrix.normal_(std=std, generator=generator)

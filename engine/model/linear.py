@@ -1,0 +1,85 @@
+"""Linear layers between checkpoint and kernels: loaded as they are stored, then packed as the operations like them."""
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.model.checkpoint_part import CheckpointPart, Span
+from engine.model.fp8 import FP8_DTYPE, Fp8Weights
+from kernels.ops import KernelOps, LinearInput, LinearWeights
+
+
+class Linear:
+    """Weights of y = x W^T + b. Several projections of the same input lie in one matrix, so that it is one product.
+
+    Where a rank holds part of the columns its y is a term of a sum over ranks, to which the first adds the bias.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        in_features: Span,
+        out_features: dict[str, Span],
+        *,
+        bias: bool,
+        fp8: Fp8Weights | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocates the weights.
+
+        Args:
+            prefix: of the projections' names in the checkpoint, as in `model.layers.0.mlp.`.
+            in_features: columns.
+            out_features: rows of each projection by its name, as in `up_proj`.
+            bias: whether there is one.
+            fp8: which projections are stored in 8 bits.
+            dtype: of what they are multiplied with, and of weights that are not in 8 bits.
+            device: where they lie.
+        Raises: CheckpointError: some projections of one matrix are in 8 bits, some are not.
+        """
+        names = [prefix + name for name in out_features]
+        in_8_bits = [fp8 is not None and fp8.holds(name) for name in names]
+        if any(in_8_bits) and not all(in_8_bits):
+            raise CheckpointError(
+                f"quantization_config: {', '.join(names)} are one matrix here: supported are all in 8 bits, or none; "
+                f"{names[in_8_bits.index(False)]} is not"
+            )
+        num_rows = sum(span.size for span in out_features.values())
+        self._dtype = dtype
+        self._in_features = in_features
+        self._out_features = dict(zip(names, out_features.values(), strict=True))
+        self._weight: torch.Tensor | None = torch.empty(
+            num_rows, in_features.size, dtype=FP8_DTYPE if all(in_8_bits) else dtype, device=device
+        )
+        self._scales = torch.empty(num_rows, dtype=torch.float32, device=device) if all(in_8_bits) else None
+        self._bias = torch.empty(num_rows, dtype=dtype, device=device) if bias else None
+        self._packed: LinearWeights = None
+
+    def checkpoint_parts(self) -> dict[str, CheckpointPart]:
+        """Name in the checkpoint -> the part of a parameter it fills; before `pack`."""
+        assert self._weight is not None, f"{', '.join(self._out_features)}: packed already"
+        parts = {}
+        start = 0
+        for name, span in self._out_features.items():
+            rows = slice(start, start + span.size)
+            parts[f"{name}.weight"] = CheckpointPart(self._weight[rows], (span, self._in_features))
+            if self._scales is not None:
+                parts[f"{name}.weight_scale"] = CheckpointPart(self._scales[rows], (span,), is_scale=True)
+            if self._bias is not None:
+                parts[f"{name}.bias"] = CheckpointPart(self._bias[rows], (span,))
+            start += span.size
+        return parts
+
+    def pack(self, ops: KernelOps) -> None:
+        """Hands the weights over; the memory they were loaded to is free afterwards, unless it is shared."""
+        assert self._weight is not None, "packed twice"
+        bias = self._bias if self._in_features.start == 0 else None
+        if self._scales is None:
+            self._packed = ops.pack_linear(self._weight, bias)
+        else:
+            self._packed = ops.pack_quantized(self._weight, self._scales, bias, self._dtype)
+        self._weight = self._scales = self._bias = None
+
+    def __call__(self, ops: KernelOps, x: LinearInput) -> torch.Tensor:
+        """X [T, columns] -> [T, rows]."""
+        return ops.linear(x, self._packed)

@@ -1,0 +1,67 @@
+"""Which part of every matrix a rank holds: heads, the feed-forward network and the vocabulary, dealt out evenly."""
+
+from dataclasses import dataclass, replace
+
+from engine.errors import ConfigError
+from engine.model.checkpoint_part import Span
+from engine.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """A rank's share of a model (arXiv:1909.08053, section 3).
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key and value heads; where there are fewer than ranks, several ranks hold the same one.
+        intermediate: of the feed-forward network.
+        vocabulary: rows of embedding and head; the last ranks may hold fewer than the others, or none.
+        vocabulary_rows: rows of these matrices in memory, the same on every rank.
+    """
+
+    heads: Span
+    kv_heads: Span
+    intermediate: Span
+    vocabulary: Span
+    vocabulary_rows: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, rank: int, size: int) -> "Sharding":
+        """The share of one of `size` ranks.
+
+        Raises: ConfigError: something cannot be dealt out evenly; names the numbers.
+        """
+        _check_multiple("num_attention_heads", config.num_heads, size)
+        _check_multiple("intermediate_size", config.intermediate_size, size)
+        num_kv_heads = config.num_kv_heads
+        if num_kv_heads % size and size % num_kv_heads:
+            raise ConfigError(
+                f"num_key_value_heads {num_kv_heads} is neither a multiple nor a divisor of tensor_parallel_size {size}"
+            )
+        rows = -(-config.vocab_size // size)
+        first_row = min(rank * rows, config.vocab_size)
+        return cls(
+            heads=_share(config.num_heads, rank, size),
+            kv_heads=Span(num_kv_heads, rank * num_kv_heads // size, max(1, num_kv_heads // size)),
+            intermediate=_share(config.intermediate_size, rank, size),
+            vocabulary=Span(config.vocab_size, first_row, min(rows, config.vocab_size - first_row)),
+            vocabulary_rows=rows,
+        )
+
+    def config_of(self, config: ModelConfig) -> ModelConfig:
+        """The model as this rank computes it: its heads and its part of the network, the whole vocabulary."""
+        return replace(
+            config,
+            num_heads=self.heads.size,
+            num_kv_heads=self.kv_heads.size,
+            intermediate_size=self.intermediate.size,
+        )
+
+
+def _check_multiple(name: str, number: int, size: int) -> None:
+    if number % size:
+        raise ConfigError(f"{name} {number} is not a multiple of tensor_parallel_size {size}")
+
+
+def _share(total: int, rank: int, size: int) -> Span:
+    return Span(total, rank * (total // size), total // size)

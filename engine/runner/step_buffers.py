@@ -1,0 +1,128 @@
+"""The numbers of one step in one piece of memory, so that one copy takes them to the device.
+
+The host's memory and the device's have the same layout: sections at fixed places, since a recorded step (a CUDA graph,
+or the CPU's program) reads them where they were when it was recorded. The block table comes last and is sent as far as
+it is filled; everything before it is always sent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[Any]
+
+# Entries of logit_bias and min_tokens that travel with the step: six requests with the 300 that frontends let through,
+# or 256 with seven. More go by a copy of their own; room for the worst case (1,300 each) would be sent in vain with
+# every step.
+BIAS_CAPACITY = 2048
+
+_ALIGNMENT = 256  # bytes: what CUDA's own allocations have, so that no kernel sees less here than in a test
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSections(Generic[T]):
+    """Arrays of the host or tensors of the device, whole; N rows, B tokens. A step uses the beginnings.
+
+    Attributes:
+        query_start_loc: [N + 1] int32, see `AttentionMetadata`.
+        seq_lens: [N] int32.
+        logits_indices: [N] int64.
+        doubles: [6, N] float64: temperature, top_p, min_p, repetition, presence and frequency penalty.
+        longs: [3, N] int64: seed, position in the output, state row.
+        ints: [5, N] int32: top_k, top_logprobs, history row, number of prompt tokens, of tokens.
+        bias_start: [N + 1] int32.
+        bias_ids, bias_values: [BIAS_CAPACITY] int32 and float32.
+        input_ids, positions, slot_mapping: [B] int64.
+        block_table: [N * max_blocks] int32.
+    """
+
+    query_start_loc: T
+    seq_lens: T
+    logits_indices: T
+    doubles: T
+    longs: T
+    ints: T
+    bias_start: T
+    bias_ids: T
+    bias_values: T
+    input_ids: T
+    positions: T
+    slot_mapping: T
+    block_table: T
+
+
+class _Section(NamedTuple):
+    offset: int
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class StepLayout:
+    """Where each section lies.
+
+    Attributes:
+        num_bytes: of all of them.
+        num_head_bytes: of all but the block table.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_num_tokens: int, max_blocks: int) -> None:
+        rows, tokens = max_num_seqs, max_num_tokens
+        int32, int64 = torch.int32, torch.int64
+        shapes: StepSections[tuple[torch.dtype, tuple[int, ...]]] = StepSections(
+            query_start_loc=(int32, (rows + 1,)),
+            seq_lens=(int32, (rows,)),
+            logits_indices=(int64, (rows,)),
+            doubles=(torch.float64, (6, rows)),
+            longs=(int64, (3, rows)),
+            ints=(int32, (5, rows)),
+            bias_start=(int32, (rows + 1,)),
+            bias_ids=(int32, (BIAS_CAPACITY,)),
+            bias_values=(torch.float32, (BIAS_CAPACITY,)),
+            input_ids=(int64, (tokens,)),
+            positions=(int64, (tokens,)),
+            slot_mapping=(int64, (tokens,)),
+            block_table=(int32, (rows * max_blocks,)),
+        )
+        self._sections: dict[str, _Section] = {}
+        end = 0
+        for field in fields(shapes):
+            dtype, shape = getattr(shapes, field.name)
+            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+            num_bytes = dtype.itemsize * int(np.prod(shape))
+            self._sections[field.name] = _Section(offset, num_bytes, shape, dtype)
+            end = offset + num_bytes
+        self.num_bytes = end
+        self.num_head_bytes = self._sections["block_table"].offset
+
+    def arrays(self, memory: torch.Tensor) -> StepSections[Array]:
+        """The sections of host memory [num_bytes] uint8."""
+        return self._views(lambda section: _array(memory, section))
+
+    def tensors(self, memory: torch.Tensor) -> StepSections[torch.Tensor]:
+        """The sections of device memory [num_bytes] uint8.
+
+        On a CPU each has a storage of its own, as CPU operations know by the storage how many rows a tensor has.
+        """
+        if memory.device.type == "cpu":
+            return self._views(lambda section: torch.from_numpy(_array(memory, section)))
+        return self._views(
+            lambda section: (
+                memory[section.offset : section.offset + section.num_bytes].view(section.dtype).view(section.shape)
+            )
+        )
+
+    def _views(self, view: Callable[[_Section], T]) -> StepSections[T]:
+        return StepSections(**{name: view(section) for name, section in self._sections.items()})
+
+
+def _array(memory: torch.Tensor, section: _Section) -> Array:
+    flat = memory.numpy()[section.offset : section.offset + section.num_bytes]
+    dtype = torch.empty(0, dtype=section.dtype).numpy().dtype
+    return flat.view(dtype).reshape(section.shape)

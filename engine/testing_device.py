@@ -1,0 +1,271 @@
+"""A model on a device that notices every mistake of the runner: `engine.testing`'s oracle, on tensors.
+
+The cache of `ChainDecoder` stores in each slot a token and H(what the slot before it stores, token, position). A row
+walks the block table *on the device* from position 0, requires every slot to continue the chain, writes its own slots,
+and hands the last chain to the sampler of `ChainOps`, which draws `FakeModel`'s token from it. So an answer equals
+`FakeModel.solo_output` only if every id, position, slot, block and row was right in every step. What the sampler is
+told of a row is compared with what its request asked for. On a `LateStream` all of this happens late.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request, SamplingParams
+from engine.runner.batch import Batch
+from engine.runner.model_runner import StepInFlight, TorchModelRunner
+from engine.runner.sampler import SampledBuffer
+from engine.testing import FakeModel, OracleViolation
+from engine.testing_stream import POISON
+from kernels.gpu.decode_graphs import decode_inputs
+from kernels.metadata import StepInputs
+from kernels.ops import KVCache, Step
+from kernels.reference.ops import ReferenceOps
+from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
+
+
+class ShadowCache:
+    """What each slot of a paged cache holds: [num_blocks * block_size] each."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.chains = [0] * (num_blocks * block_size)
+        self.token_ids = [POISON] * (num_blocks * block_size)
+
+
+class ChainDecoder:
+    """`engine.runner.model_runner.StepModel`; its "logits" are the last chain of each row and its number of tokens.
+
+    Attributes:
+        num_padding_rows, num_steps: seen so far.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, model: FakeModel, sizes: Sequence[int] = ()) -> None:
+        self.num_padding_rows = 0
+        self.num_steps = 0
+        self._model = model
+        self._sizes = sizes
+
+    def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
+        """One step -> [S, 2] int64.
+
+        Raises: OracleViolation: the tensors contradict each other, or a row attends to what is not its own.
+        """
+        (cache,) = kv_caches
+        metadata = inputs.metadata
+        starts, seq_lens = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+        token_ids, positions = inputs.input_ids.tolist(), inputs.positions.tolist()
+        slots = metadata.slot_mapping.tolist()
+        if not (len(starts) == len(seq_lens) + 1 and starts[0] == 0):
+            raise OracleViolation(f"{len(seq_lens)} rows begin at {starts}")
+        if not starts[-1] == len(token_ids) == len(positions) == len(slots):
+            raise OracleViolation(f"{starts[-1]} tokens in {len(token_ids)} ids, {len(positions)} positions")
+        query_lens = [stop - start for start, stop in itertools.pairwise(starts)]
+        num_narrow = next((i for i, length in enumerate(query_lens) if length != 1), len(query_lens))
+        if metadata.num_one_token_reqs != num_narrow or metadata.max_query_len != max(query_lens):
+            raise OracleViolation(f"{metadata.num_one_token_reqs} rows of one token, lengths are {query_lens}")
+        if max(seq_lens) > metadata.max_seq_len:
+            raise OracleViolation(f"sequences of {seq_lens} tokens, the host says {metadata.max_seq_len} at most")
+        self.num_steps += 1
+        ends: list[tuple[int, int]] = []  # per token: the chain it ends, and how many tokens that are
+        for row, (start, stop) in enumerate(itertools.pairwise(starts)):
+            tokens = list(zip(token_ids[start:stop], positions[start:stop], slots[start:stop], strict=True))
+            if seq_lens[row] == 0:
+                self.num_padding_rows += 1
+                if tokens != [(0, 0, -1)] or len(seq_lens) not in self._sizes:
+                    raise OracleViolation(f"row {row} of {len(seq_lens)} is padding, and has {tokens}")
+                ends.append((POISON, POISON))
+                continue
+            table = metadata.block_table[row].tolist()
+            ends += self._run_row(row, seq_lens[row], tokens, table, cache, metadata.block_size)
+        wanted = inputs.logits_indices.tolist()
+        if not all(0 <= index < len(ends) for index in wanted):
+            raise OracleViolation(f"logits of tokens {wanted} of {len(ends)}")
+        return torch.tensor([ends[index] for index in wanted], dtype=torch.int64).view(-1, 2)
+
+    def _run_row(
+        self,
+        row: int,
+        seq_len: int,
+        tokens: list[tuple[int, int, int]],
+        table: list[int],
+        cache: ShadowCache,
+        block_size: int,
+    ) -> list[tuple[int, int]]:
+        chain = self._model.root(b"")
+        num_computed = seq_len - len(tokens)
+        for position in range(num_computed):
+            slot = table[position // block_size] * block_size + position % block_size
+            chain = self._model.extend(chain, cache.token_ids[slot], position)
+            if cache.chains[slot] != chain:
+                raise OracleViolation(f"row {row} attends to position {position}, slot {slot}: not its own token there")
+        ends = []
+        for expected, (token_id, position, slot) in enumerate(tokens, num_computed):
+            if position != expected:
+                raise OracleViolation(f"row {row} has position {position} where {expected} is due")
+            if slot != table[position // block_size] * block_size + position % block_size:
+                raise OracleViolation(f"row {row} writes position {position} to slot {slot}, its table is {table}")
+            if not 0 <= token_id < self._model.vocab_size:
+                raise OracleViolation(f"row {row} reads token {token_id} at position {position}")
+            chain = self._model.extend(chain, token_id, position)
+            cache.chains[slot], cache.token_ids[slot] = chain, token_id
+            ends.append((chain, position + 1))
+        return ends
+
+
+class ChainOps(ReferenceOps):
+    """Operations for `ChainDecoder`: its cache, decode steps "recorded" for some sizes, and a suspicious sampler.
+
+    Args:
+        model: draws.
+        requests: what each asked for, by its seed, which no two share.
+        fails_at: by seed, the first output position at which logits are broken.
+        sizes: decode steps of so many rows read the persistent buffers and nothing else, as a CUDA graph does.
+    """
+
+    def __init__(
+        self,
+        model: FakeModel,
+        requests: Mapping[int, Request],
+        fails_at: Mapping[int, int],
+        sizes: Sequence[int] = (),
+    ) -> None:
+        self._model = model
+        self._requests = requests
+        self._fails_at = fails_at
+        self._sizes = sizes
+
+    def make_kv_cache(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,  # noqa: ARG002 - a slot is a slot
+        head_dim: int,  # noqa: ARG002
+        dtype: torch.dtype,  # noqa: ARG002
+    ) -> Any:
+        """A `ShadowCache`."""
+        return ShadowCache(num_blocks, block_size)
+
+    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:  # noqa: ARG002
+        """Steps of the sizes read `largest`."""
+
+        def replay(inputs: StepInputs) -> torch.Tensor:
+            num_reqs = inputs.metadata.num_reqs
+            if inputs.input_ids.data_ptr() != largest.input_ids.data_ptr():
+                raise OracleViolation("the batch is not where the step was recorded")
+            if inputs.metadata.max_query_len > 1 or not self._sizes or num_reqs > self._sizes[-1]:
+                return step(inputs)
+            if num_reqs not in self._sizes:
+                raise OracleViolation(f"a decode step of {num_reqs} rows, recorded are {self._sizes}")
+            return step(decode_inputs(largest, num_reqs))[: len(inputs.logits_indices)]
+
+        return replay
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
+        """Draws from chains.
+
+        Raises: OracleViolation: a row is not sampled as its request wants.
+        """
+        num_rows, width = len(logits), max(0, batch.max_top_logprobs)
+        sampled = SampledTokens(
+            token_ids=torch.full((num_rows,), -1, dtype=torch.int64),
+            status=torch.zeros(num_rows, dtype=torch.int8),
+            logprobs=torch.full((num_rows,), float("nan"), dtype=torch.float64),
+            top_ids=torch.full((num_rows, width), -1, dtype=torch.int64),
+            top_values=torch.full((num_rows, width), float("nan"), dtype=torch.float64),
+        )
+        requests = [self._request_of(i, seed) for i, seed in enumerate(batch.seed.tolist())]
+        self._check_hints(batch, [request.params for request in requests])
+        if (ends := (int(batch.bias_start[0]), int(batch.bias_start[-1]))) != (0, len(batch.bias_ids)):
+            raise OracleViolation(f"biases {ends} of {len(batch.bias_ids)}")
+        for i, ((chain, num_tokens), request) in enumerate(zip(logits.tolist(), requests, strict=True)):
+            params, position = request.params, num_tokens - request.num_prompt_tokens
+            self._check_row(batch, i, request, num_tokens, chain)
+            if position >= self._fails_at.get(params.seed, 1 << 62):
+                sampled.status[i] = RowStatus.BAD_LOGITS
+                continue
+            token_id = self._model.sample(chain, num_tokens, position, params)
+            sampled.token_ids[i] = token_id
+            if params.top_logprobs is not None:
+                logprobs = self._model.logprobs(chain, token_id, params.top_logprobs)
+                sampled.logprobs[i] = logprobs.chosen
+                num_top = len(logprobs.top_ids)
+                sampled.top_ids[i, :num_top] = torch.tensor(logprobs.top_ids, dtype=torch.int64)
+                sampled.top_values[i, :num_top] = torch.tensor(logprobs.top_values, dtype=torch.float64)
+        return sampled
+
+    def _request_of(self, row: int, seed: int) -> Request:
+        request = self._requests.get(seed % 2**64)
+        if request is None:
+            raise OracleViolation(f"row {row} has seed {seed}, which nobody has")
+        return request
+
+    def _check_hints(self, batch: SamplingBatch, rows: Sequence[SamplingParams]) -> None:
+        """What the host says of all rows together must be true, and no more than that."""
+        random = [params for params in rows if params.temperature > 0]
+        filtered = (0 < p.top_k < self._model.vocab_size or p.top_p < 1 or p.min_p > 0 for p in random)
+        wanted = (any(map(is_penalised, rows)), bool(random), any(filtered))
+        if (got := (batch.any_penalised, batch.any_random, batch.any_filtered)) != wanted:
+            raise OracleViolation(f"rows are said to be penalised, random, filtered: {got}, they are {wanted}")
+
+    def _check_row(self, batch: SamplingBatch, i: int, request: Request, num_tokens: int, chain: int) -> None:
+        params, num_prompt_tokens = request.params, request.num_prompt_tokens
+        wanted = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "top_k": min(params.top_k, self._model.vocab_size),
+            "position": num_tokens - num_prompt_tokens,
+            "top_logprobs": -1 if params.top_logprobs is None else params.top_logprobs,
+            "num_prompt_tokens": num_prompt_tokens,
+            "num_tokens": num_tokens,
+        }
+        for name, value in wanted.items():
+            if (got := getattr(batch, name)[i].item()) != value:
+                raise OracleViolation(f"row {i} has {name} {got}, its request {value}")
+        entries = slice(int(batch.bias_start[i]), int(batch.bias_start[i + 1]))
+        biases = list(zip(batch.bias_ids[entries].tolist(), batch.bias_values[entries].tolist(), strict=True))
+        if biases != self._biases(params, num_tokens - num_prompt_tokens):
+            raise OracleViolation(f"row {i} has biases {biases}, its request has others")
+        if is_penalised(params):
+            history = batch.history[int(batch.history_row[i]), :num_tokens].tolist()
+            seen = self._model.root(b"")
+            for position, token_id in enumerate(history):
+                seen = self._model.extend(seen, token_id, position)
+            if seen != chain:
+                raise OracleViolation(f"row {i} has history {history}, which is not its own")
+
+    def _biases(self, params: SamplingParams, position: int) -> list[tuple[int, float]]:
+        forbidden: set[int] = set()
+        if position < params.min_tokens:
+            forbidden = set(params.stop_token_ids) | (set() if params.ignore_eos else self._model.end_token_ids)
+        return [*params.logit_bias, *((token_id, float("-inf")) for token_id in sorted(forbidden))]
+
+
+def is_penalised(params: SamplingParams) -> bool:
+    """Whether drawing needs the history."""
+    return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+
+
+class PoisoningRunner(TorchModelRunner):
+    """Spoils every buffer before it is filled: what a step does not bring along, or has not yielded yet, is wrong."""
+
+    def _launch(self, plan: SchedulerOutput) -> StepInFlight:
+        results = self._results[0]
+        for tensor in (results.token_ids, results.status, results.logprobs, results.top_ids, results.top_values):
+            tensor.fill_(POISON)
+        return super()._launch(plan)
+
+    def _run(self, batch: Batch, results: SampledBuffer) -> None:
+        for section in fields(batch.sections):
+            getattr(batch.sections, section.name).fill_(POISON)
+        batch.inputs.metadata.block_table.fill_(POISON)
+        super()._run(batch, results)

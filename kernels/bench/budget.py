@@ -1,0 +1,26 @@
+"""A limit of wall-clock time: what does not fit into it is left out, and said so."""
+
+import time
+from collections.abc import Callable
+
+
+class Budget:
+    """Seconds from now on.
+
+    Args:
+        seconds: in all.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end_s = clock() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, never below 0."""
+        return max(0.0, self._end_s - self._clock())
+
+    def allows(self, seconds: float) -> bool:
+        """Whether something that takes this long still fits."""
+        return seconds <= self.left_s

@@ -1,0 +1,104 @@
+"""What the device reaches at its best: a copy, and products of large matrices of normally distributed numbers.
+
+Zeros would flatter: a product of them draws less power and runs at higher clocks. A figure elsewhere is worth something
+only beside these, measured in the same run.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from kernels.bench.timing import time_calls
+
+_COPY_BYTES = 4 << 30  # of each of the two buffers: far more than any cache
+_SIZE = 8192
+_CPU_COPY_BYTES, _CPU_SIZE = 256 << 20, 1024
+_QUICK_COPY_BYTES, _QUICK_SIZE = 1 << 22, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Rates of this device, just now.
+
+    Attributes:
+        bytes_per_s: device to device, bytes read and bytes written both counted.
+        flops: by dtype ("bfloat16", "float8_e4m3fn", ...), per second, multiply and add counted apart; the best of its
+            variants.
+        samples_s: by what was timed, seconds of every sample.
+    """
+
+    bytes_per_s: float
+    flops: Mapping[str, float]
+    samples_s: Mapping[str, tuple[float, ...]]
+
+    def as_json(self) -> dict[str, Any]:
+        """As a report holds it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rates = ", ".join(f"{name} {rate / 1e12:,.3g} TFLOP/s" for name, rate in self.flops.items())
+        return f"copy {self.bytes_per_s / 1e9:,.4g} GB/s; products {rates}"
+
+
+def measure_ceilings(
+    device: torch.device, *, float8: torch.dtype | None = None, quick: bool = False, seconds: float = 0.5
+) -> Ceilings:
+    """Measures them, in a few seconds.
+
+    Args:
+        device: a GPU; on a CPU the products are of float32 alone.
+        float8: the device's 8-bit float, if it has one.
+        quick: small sizes, whose rates mean nothing.
+        seconds: about how long to measure each.
+    """
+    num_bytes, size = (_COPY_BYTES, _SIZE) if device.type == "cuda" else (_CPU_COPY_BYTES, _CPU_SIZE)
+    if quick:
+        num_bytes, size = _QUICK_COPY_BYTES, _QUICK_SIZE
+    copy = time_calls([_copy(device, num_bytes)], device, seconds=seconds)
+    samples = {"copy": copy.samples_s}
+    flops: dict[str, float] = {}
+    for name, product in _products(device, size, float8):
+        timing = time_calls([product], device, seconds=seconds)
+        samples[name] = timing.samples_s
+        dtype = name.partition(" ")[0]
+        flops[dtype] = max(flops.get(dtype, 0.0), 2 * size**3 / timing.median_s)
+    return Ceilings(2 * num_bytes / copy.median_s, flops, samples)
+
+
+def _copy(device: torch.device, num_bytes: int) -> Callable[[], object]:
+    source = torch.empty(num_bytes // 4, device=device).normal_()
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _products(device: torch.device, size: int, float8: torch.dtype | None) -> list[tuple[str, Callable[[], object]]]:
+    """Square products, a dtype and perhaps a variant in each name."""
+    dtypes = (torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.float32,)
+    products = [(dtype_name(dtype), _product(device, size, dtype)) for dtype in dtypes]
+    if float8 is not None and device.type == "cuda":
+        # Scales of the whole, and of rows and channels as our linear layers have them.
+        for variant, shapes in (("per tensor", ((), ())), ("per row", ((size, 1), (1, size)))):
+            products.append((f"{dtype_name(float8)} {variant}", _scaled_product(device, size, float8, *shapes)))
+    return products
+
+
+def _product(device: torch.device, size: int, dtype: torch.dtype) -> Callable[[], object]:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return lambda: torch.mm(a, b.t())
+
+
+def _scaled_product(
+    device: torch.device, size: int, dtype: torch.dtype, rows: tuple[int, ...], columns: tuple[int, ...]
+) -> Callable[[], object]:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    scale_a, scale_b = (torch.ones(shape, device=device) for shape in (rows, columns))
+    return lambda: torch._scaled_mm(
+        a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As `Ceilings.flops` names it."""
+    return str(dtype).removeprefix("torch.")

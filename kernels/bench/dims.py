@@ -1,0 +1,27 @@
+"""Sizes of models as kernels see them; the shapes are those of public checkpoints."""
+
+from typing import NamedTuple
+
+
+class Dims(NamedTuple):
+    """What the shapes of a model's kernels follow from."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+
+    @property
+    def qkv_size(self) -> int:
+        """Width of the packed queries, keys and values of a token."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+MODELS = {
+    "llama-3.1-8b": Dims(32, 8, 128, 4096, 14336, 128_256),
+    "qwen3-0.6b": Dims(16, 8, 128, 1024, 3072, 151_936),
+    "qwen3-4b": Dims(32, 8, 128, 2560, 9728, 151_936),
+    "tiny": Dims(4, 2, 32, 64, 128, 512),
+}

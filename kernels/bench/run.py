@@ -1,0 +1,89 @@
+"""All cases in turn: ceilings first, then group after group, as far as the budget goes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.bench.attention import decode_cases, mixed_cases, prefill_cases
+from kernels.bench.budget import Budget
+from kernels.bench.case import Case, WrongResultError, run_case
+from kernels.bench.ceilings import measure_ceilings
+from kernels.bench.device import BenchDevice, describe_device, open_device
+from kernels.bench.dims import MODELS, Dims
+from kernels.bench.figure import number
+from kernels.bench.journal import Journal
+from kernels.bench.linear import linear_cases
+from kernels.bench.pointwise import pointwise_cases
+from kernels.bench.sampling import sampler_cases
+
+GROUPS: Mapping[str, Callable[..., Iterator[Case]]] = {
+    "decode": decode_cases,
+    "prefill": prefill_cases,
+    "mixed": mixed_cases,
+    "sampler": sampler_cases,
+    "linear": linear_cases,
+    "pointwise": pointwise_cases,
+}
+"""In the order of what matters most."""
+
+_CASE_S = 0.25
+_LEAST_S = 10.0  # with less than this left no case is begun: its kernel may have to be compiled first
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        model: whose shapes, see `kernels.bench.dims`.
+        groups: of GROUPS.
+        quick: sizes that show that it works.
+        budget_s: wall clock for all of it.
+        seed: of every input.
+    """
+
+    device: str
+    model: str
+    groups: Sequence[str]
+    quick: bool
+    budget_s: float
+    seed: int
+
+
+def run(plan: Plan, journal: Journal, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measures everything into a journal -> what the device is; tells people as it goes.
+
+    Raises: RuntimeError, ValueError: there is no such device, or it has no kernels.
+    """
+    budget = Budget(plan.budget_s)
+    device = open_device(plan.device)
+    torch.manual_seed(plan.seed)
+    about = describe_device(device.device)
+    ceilings = measure_ceilings(
+        device.device, float8=device.target.fp8_dtype, quick=plan.quick, seconds=0.0 if plan.quick else 0.5
+    )
+    journal.keep({"device": about, "ceilings": ceilings.as_json()})
+    progress(f"{about.get('gpu', 'a CPU with the interpreter')}: {ceilings}")
+    for case in _cases(plan, device, MODELS[plan.model]):
+        if not budget.allows(_LEAST_S):
+            journal.leave_out(case.what)
+            continue
+        try:
+            figure, timing = run_case(case, device, ceilings, seconds=0.0 if plan.quick else _CASE_S)
+        except WrongResultError as error:
+            journal.fail(str(error))
+        except (RuntimeError, ValueError) as error:  # memory, or a kernel that does not compile or launch
+            journal.fail(f"{case.what}: {(str(error).splitlines() or [''])[0] or type(error).__name__}")
+        else:
+            journal.add(figure)
+            journal.keep({case.what: {"seconds": timing.samples_s, "method": timing.method}})
+            progress(f"  {figure.what}: {number(figure.measured)} {figure.unit}")
+    return about
+
+
+def _cases(plan: Plan, device: BenchDevice, dims: Dims) -> Iterator[Case]:
+    for group in plan.groups:
+        yield from GROUPS[group](device, dims, quick=plan.quick)

@@ -1,0 +1,257 @@
+"""Penalties and biases, applied to a copy of the rows that have any, with work in proportion to their history.
+
+The copy itself remembers what was seen: every token of the history is first marked there by a NaN that no arithmetic
+makes, one below the quiet ones, whose payload then counts the output tokens. As the raw logit is still where it was, a
+marked token's new value follows from mark and raw logit alone. Programs that meet the same token at the same time
+write the same value, and whoever comes later finds no mark. Tokens with a bias are done before the others, so that each
+sum is rounded once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.launch import launch
+from kernels.gpu.sampling_tiles import SamplingTile, num_sampling_splits
+from kernels.gpu.scan import Adjusted
+from kernels.sampling import SamplingBatch
+
+_SEEN = tl.constexpr(0x7F800001)
+_MOST_SEEN = tl.constexpr(0x7FBFFFFF)
+
+_HISTORY_BLOCK = 1024
+"""Tokens of the history that a program handles at a time."""
+
+_BIAS_BLOCK = 32
+"""Biases that are compared with as many others at a time."""
+
+
+def unadjusted(logits: torch.Tensor) -> Adjusted:
+    """Says that no row is adjusted; its tensors are never read."""
+    return Adjusted(logits, logits, exists=False)
+
+
+def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, num_processors: int) -> Adjusted:
+    """Step 1 of `kernels.sampling` for the rows that have penalties or biases; the logits stay as they are.
+
+    Needs vocab_size * 4 bytes for each of S rows.
+
+    Args:
+        logits: [S, vocab_size] float32.
+        batch: how to sample.
+        tile: sizes.
+        num_processors: of the device.
+    """
+    any_biased = batch.bias_ids.numel() > 0
+    if not batch.any_penalised and not any_biased:
+        return unadjusted(logits)
+    num_rows, vocab_size = logits.shape
+    copy = torch.empty_like(logits)
+    marks = copy.view(torch.int32)
+    is_adjusted = torch.empty(num_rows, dtype=torch.int8, device=logits.device)
+    penalties = (batch.repetition_penalty, batch.presence_penalty, batch.frequency_penalty)
+    history = (batch.history, batch.history_row, batch.num_prompt_tokens, batch.num_tokens)
+    num_chunks = triton.cdiv(vocab_size, tile.chunk)
+    launch(
+        _copy_rows_kernel,
+        (num_rows, num_sampling_splits(num_rows, num_chunks, num_processors)),
+        logits,
+        copy,
+        is_adjusted,
+        *penalties,
+        batch.bias_start,
+        vocab_size,
+        num_chunks,
+        CHUNK=tile.chunk,
+        num_warps=tile.scan_warps,
+    )
+    max_len, row_stride = batch.history.shape[1], batch.history.stride(0)
+    grid = (num_rows, num_sampling_splits(num_rows, triton.cdiv(max_len, _HISTORY_BLOCK), num_processors))
+    if batch.any_penalised:
+        for step in ("mark", "count"):
+            launch(
+                _read_history_kernel,
+                grid,
+                logits,
+                copy,
+                marks,
+                *penalties,
+                *history,
+                vocab_size,
+                row_stride,
+                STEP=step,
+                BLOCK=_HISTORY_BLOCK,
+                num_warps=tile.scan_warps,
+            )
+    if any_biased:
+        launch(
+            _add_biases_kernel,
+            (num_rows,),
+            logits,
+            copy,
+            marks,
+            *penalties,
+            batch.bias_start,
+            batch.bias_ids,
+            batch.bias_values,
+            vocab_size,
+            BLOCK=_BIAS_BLOCK,
+            num_warps=tile.scan_warps,
+        )
+    if batch.any_penalised:
+        launch(
+            _read_history_kernel,
+            grid,
+            logits,
+            copy,
+            marks,
+            *penalties,
+            *history,
+            vocab_size,
+            row_stride,
+            STEP="apply",
+            BLOCK=_HISTORY_BLOCK,
+            num_warps=tile.scan_warps,
+        )
+    return Adjusted(copy, is_adjusted, exists=True)
+
+
+@triton.jit
+def _is_penalised(row, repetition_ptr, presence_ptr, frequency_ptr):  # type: ignore[no-untyped-def]
+    has_repetition = tl.load(repetition_ptr + row) != 1.0
+    return has_repetition | (tl.load(presence_ptr + row) != 0.0) | (tl.load(frequency_ptr + row) != 0.0)
+
+
+@triton.jit(
+    do_not_specialize=["repetition_ptr", "presence_ptr", "frequency_ptr", "bias_start_ptr", "num_chunks"]
+)  # fmt: skip
+def _copy_rows_kernel(  # type: ignore[no-untyped-def]
+    raw_ptr,
+    copy_ptr,
+    is_adjusted_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    bias_start_ptr,
+    vocab_size,
+    num_chunks,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    has_bias = tl.load(bias_start_ptr + row) < tl.load(bias_start_ptr + row + 1)
+    is_adjusted = has_bias | _is_penalised(row, repetition_ptr, presence_ptr, frequency_ptr)
+    if tl.program_id(1) == 0:
+        tl.store(is_adjusted_ptr + row, is_adjusted.to(tl.int8))
+    if is_adjusted:
+        offset = row.to(tl.int64) * vocab_size
+        for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
+            ids = chunk * CHUNK + tl.arange(0, CHUNK)
+            logits = tl.load(raw_ptr + offset + ids, mask=ids < vocab_size)
+            tl.store(copy_ptr + offset + ids, logits, mask=ids < vocab_size)
+
+
+@triton.jit
+def _penalised(raw, marks, repetition, presence, frequency):  # type: ignore[no-untyped-def]
+    """Logits in fp64 after penalties, of tokens with these marks; of others unchanged."""
+    is_seen = (marks >= _SEEN) & (marks <= _MOST_SEEN)
+    count = tl.where(is_seen, marks - _SEEN, 0)
+    value = raw.to(tl.float64)
+    seen_value = tl.where(value > 0.0, value / repetition, value * repetition)
+    value = tl.where(is_seen, seen_value, value)
+    value = tl.where(count > 0, value - frequency * count.to(tl.float64), value)
+    return tl.where(count > 0, value - presence, value)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "repetition_ptr", "presence_ptr", "frequency_ptr", "history_ptr", "history_row_ptr", "num_prompt_tokens_ptr",
+        "num_tokens_ptr", "row_stride",
+    ]
+)  # fmt: skip
+def _read_history_kernel(  # type: ignore[no-untyped-def]
+    raw_ptr,
+    copy_ptr,
+    marks_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    history_ptr,
+    history_row_ptr,
+    num_prompt_tokens_ptr,
+    num_tokens_ptr,
+    vocab_size,
+    row_stride,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if _is_penalised(row, repetition_ptr, presence_ptr, frequency_ptr):
+        raw_ptr += row.to(tl.int64) * vocab_size
+        copy_ptr += row.to(tl.int64) * vocab_size
+        marks_ptr += row.to(tl.int64) * vocab_size
+        history_ptr += tl.load(history_row_ptr + row).to(tl.int64) * row_stride
+        num_tokens = tl.load(num_tokens_ptr + row)
+        first = 0
+        if STEP == "count":
+            first = tl.load(num_prompt_tokens_ptr + row)
+        for start in range(first + tl.program_id(1) * BLOCK, num_tokens, tl.num_programs(1) * BLOCK):
+            positions = start + tl.arange(0, BLOCK)
+            is_token = positions < num_tokens
+            ids = tl.load(history_ptr + positions, mask=is_token, other=0)
+            if STEP == "mark":
+                tl.store(marks_ptr + ids, tl.full([BLOCK], _SEEN, tl.int32), mask=is_token)
+            elif STEP == "count":
+                tl.atomic_add(marks_ptr + ids, 1, mask=is_token)
+            else:
+                repetition = tl.load(repetition_ptr + row)
+                presence = tl.load(presence_ptr + row)
+                frequency = tl.load(frequency_ptr + row)
+                marks = tl.load(marks_ptr + ids, mask=is_token, other=0)
+                raw = tl.load(raw_ptr + ids, mask=is_token, other=0.0)
+                value = _penalised(raw, marks, repetition, presence, frequency).to(tl.float32)
+                tl.store(copy_ptr + ids, value, mask=is_token & (marks >= _SEEN) & (marks <= _MOST_SEEN))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "repetition_ptr", "presence_ptr", "frequency_ptr", "bias_start_ptr", "bias_ids_ptr", "bias_values_ptr"
+    ]
+)  # fmt: skip
+def _add_biases_kernel(  # type: ignore[no-untyped-def]
+    raw_ptr,
+    copy_ptr,
+    marks_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    bias_start_ptr,
+    bias_ids_ptr,
+    bias_values_ptr,
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    offset = row.to(tl.int64) * vocab_size
+    begin = tl.load(bias_start_ptr + row)
+    end = tl.load(bias_start_ptr + row + 1)
+    repetition = tl.load(repetition_ptr + row)
+    presence = tl.load(presence_ptr + row)
+    frequency = tl.load(frequency_ptr + row)
+    for start in range(begin, end, BLOCK):
+        entries = start + tl.arange(0, BLOCK)
+        is_entry = entries < end
+        ids = tl.load(bias_ids_ptr + entries, mask=is_entry, other=-1)
+        sums = tl.zeros([BLOCK], tl.float64)
+        num_earlier = tl.zeros([BLOCK], tl.int32)
+        for other_start in range(begin, end, BLOCK):
+            others = other_start + tl.arange(0, BLOCK)
+            other_ids = tl.load(bias_ids_ptr + others, mask=others < end, other=-2)
+            values = tl.load(bias_values_ptr + others, mask=others < end, other=0.0).to(tl.float64)
+            is_same = ids[:, None] == other_ids[None, :]
+            sums += tl.sum(tl.where(is_same, values[None, :], 0.0), axis=1)
+            num_earlier += tl.sum((is_same & (others[None, :] < entries[:, None])).to(tl.int32), axis=1)
+        is_first = is_entry & (num_earlier == 0)  # of those with this id
+        marks = tl.load(marks_ptr + offset + ids, mask=is_first, other=0)
+        raw = tl.load(raw_ptr + offset + ids, mask=is_first, other=0.0)
+        value = (_penalised(raw, marks, repetition, presence, frequency) + sums).to(tl.float32)
+        tl.store(copy_ptr + offset + ids, value, mask=is_first)

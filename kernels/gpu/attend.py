@@ -1,0 +1,182 @@
+"""What both attention kernels do with a range of keys of one row: gather them from their blocks, and take the steps of
+the online softmax (arXiv:2307.08691) over them.
+
+Scores are in base 2, sums in fp32. Nothing here knows how programs divide the batch.
+
+Products of 8-bit keys and values are taken in fp16, whatever the dtype of the queries: e4m3 becomes fp16 exactly, two
+values with one instruction, where on Hopper bfloat16 costs two more of a unit that does 16 per clock, which is slower
+than the memory delivers them. So that queries fit into fp16, each row of them is divided by a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+_WEIGHT_SCALE = tl.constexpr(32.0)
+"""With 8-bit values, weights are multiplied by their scales in fp16. 32 times that is in its range for tokens whose
+values go up to anything between 0.01 and 900,000; it is divided out at the end."""
+_IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot_queries(q, score_scale, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Queries in the dtype of products, and the factor that makes base-2 scores of these: a number, or one per row."""
+    if IS_QUANTIZED:
+        exact = q.to(tl.float32)
+        largest = tl.max(tl.abs(exact), 1, keep_dims=True)
+        power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        power = tl.where(power == 0.0, 1.0, power)
+        if q.dtype == tl.float32:
+            queries = exact / power
+        else:
+            queries = (exact / power).to(tl.float16)
+        factor = score_scale * power
+    else:
+        queries = q
+        factor = score_scale
+    return queries, factor
+
+
+@triton.jit
+def first_block_ids(  # type: ignore[no-untyped-def]
+    block_table_ptr, start, end_key, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    """Blocks of the keys start:start + BLOCK_N of a row: a single id where all of them share a block, else one per key.
+
+    Entries for keys from end_key on are not read.
+    """
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block_ids = tl.load(block_table_ptr + start // BLOCK_SIZE, mask=start < end_key, other=0)
+    else:
+        keys = start + tl.arange(0, BLOCK_N)
+        block_ids = tl.load(block_table_ptr + keys // BLOCK_SIZE, mask=keys < end_key, other=0)
+    return block_ids
+
+
+@triton.jit
+def attend(  # type: ignore[no-untyped-def]
+    q,
+    acc,
+    row_max,
+    row_sum,
+    block_ids,
+    start_key,
+    stop_key,
+    first_key,
+    end_key,
+    positions,
+    k_ptr,
+    v_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
+    block_table_ptr,
+    kv_head,
+    num_kv_heads,
+    sliding_window,
+    score_scale,
+    soft_cap,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    IS_QUANTIZED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Steps of BLOCK_N keys from start_key, a multiple of it, until stop_key is reached.
+
+    Args:
+        q, score_scale: of `dot_queries`; q is [BLOCK_M, padded head size].
+        acc, row_max, row_sum: [BLOCK_M, padded head size], [BLOCK_M, 1], [BLOCK_M, 1] fp32, the state.
+        block_ids: of the first step.
+        first_key, end_key: no key outside of first_key:end_key is read.
+        positions: [BLOCK_M], of the query tokens.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap), if HAS_SOFT_CAP.
+        IS_MASKED: some row does not see some key of the range, or some key is outside of first_key:end_key.
+    Returns: acc, row_max, row_sum, and the block ids of the step that comes next.
+    """
+    for start in range(start_key, stop_key, BLOCK_N):
+        # The ids of the next step are loaded in this one: the pipeline of key loads then waits for no address.
+        next_block_ids = first_block_ids(block_table_ptr, start + BLOCK_N, end_key, BLOCK_N, BLOCK_SIZE)
+        keys = start + tl.arange(0, BLOCK_N)
+        slots = (block_ids.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
+        is_readable = (keys >= first_key) & (keys < end_key)
+
+        k = _load_rows(k_ptr, slots, is_readable, HEAD_DIM, q.shape[1], IS_MASKED).to(q.dtype)
+        scores = _dot(q, tl.trans(k), tl.zeros((q.shape[0], BLOCK_N), tl.float32))
+        if IS_QUANTIZED:
+            scores *= _load_scales(k_scales_ptr, slots, is_readable, IS_MASKED)[None, :]
+        if HAS_SOFT_CAP:
+            decay = tl.exp2(tl.abs(scores) * (-2.0 * score_scale / soft_cap))
+            capped = (LOG2_E * soft_cap) * (1.0 - decay) / (1.0 + decay)
+            scores = tl.where(scores < 0.0, -capped, capped)
+            factor = 1.0
+        else:
+            factor = score_scale
+        if IS_MASKED:
+            is_visible = keys[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                is_visible &= keys[None, :] > positions[:, None] - sliding_window
+            scores = tl.where(is_visible, scores, -float("inf"))
+
+        new_max = tl.maximum(row_max, tl.max(scores, 1, keep_dims=True) * factor)
+        if IS_MASKED:  # a row that has seen nothing yet would subtract -inf from -inf
+            finite_max = tl.where(new_max == -float("inf"), 0.0, new_max)
+        else:
+            finite_max = new_max
+        weights = tl.exp2(scores * factor - finite_max)
+        correction = tl.exp2(row_max - finite_max)
+        row_sum = row_sum * correction + tl.sum(weights, 1, keep_dims=True)
+        row_max = new_max
+
+        if IS_QUANTIZED:
+            weights *= _WEIGHT_SCALE * _load_scales(v_scales_ptr, slots, is_readable, IS_MASKED)[None, :]
+        v = _load_rows(v_ptr, slots, is_readable, HEAD_DIM, q.shape[1], IS_MASKED).to(q.dtype)
+        acc = _dot(weights.to(q.dtype), v, acc * correction)
+        block_ids = next_block_ids
+    return acc, row_max, row_sum, block_ids
+
+
+@triton.jit
+def weighted_mean(acc, row_sum, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BLOCK_M, padded head size] fp32: what the state of `attend` stands for; zeros where it has seen no key."""
+    total = tl.where(row_sum == 0.0, 1.0, row_sum)
+    if IS_QUANTIZED:
+        total *= _WEIGHT_SCALE
+    return acc / total
+
+
+@triton.jit
+def _load_rows(  # type: ignore[no-untyped-def]
+    ptr, slots, is_readable, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, IS_MASKED: tl.constexpr
+):
+    """[BLOCK_N, BLOCK_D] of a cache, zero where it is not readable and from HEAD_DIM on."""
+    columns = tl.arange(0, BLOCK_D)
+    ptrs = ptr + slots[:, None] * HEAD_DIM + columns[None, :]
+    if IS_MASKED and HEAD_DIM < BLOCK_D:
+        rows = tl.load(ptrs, mask=is_readable[:, None] & (columns < HEAD_DIM)[None, :], other=0.0)
+    elif IS_MASKED:
+        rows = tl.load(ptrs, mask=is_readable[:, None], other=0.0)
+    elif HEAD_DIM < BLOCK_D:
+        rows = tl.load(ptrs, mask=(columns < HEAD_DIM)[None, :], other=0.0)
+    else:
+        rows = tl.load(ptrs)
+    return rows
+
+
+@triton.jit
+def _load_scales(ptr, slots, is_readable, IS_MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BLOCK_N] of the scales of a cache."""
+    if IS_MASKED:
+        scales = tl.load(ptr + slots, mask=is_readable, other=0.0)
+    else:
+        scales = tl.load(ptr + slots)
+    return scales
+
+
+@triton.jit
+def _dot(a, b, acc):  # type: ignore[no-untyped-def]
+    """Acc + a @ b with sums in fp32. Triton's interpreter would multiply the bits of bfloat16 as integers."""
+    if _IS_INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")

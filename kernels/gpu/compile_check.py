@@ -1,0 +1,127 @@
+"""Compiles kernels for a target without a GPU, and checks what they need: `python -m kernels.gpu.compile_check --help`.
+
+Must be a process of its own: Triton is given a driver for a GPU that is not there.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import triton
+
+from kernels.gpu.launch import CompileCounter, compile_only
+from kernels.gpu.resources import Resources, read_resources
+from kernels.gpu.specializations import FAMILIES, Call
+from kernels.gpu.stand_in_driver import use_stand_in
+from kernels.gpu.targets import TARGETS, Target
+
+MAX_STACK_BYTES: dict[tuple[str, str], int] = {
+    (target.name, kernel): num_bytes
+    for target in TARGETS.values()
+    if target.backend == "cuda"
+    for kernel, num_bytes in (
+        ("_rms_norm_kernel", 8),  # a register or two, for which more programs fit
+        ("_rotate_and_store_kernel", 8),  # in fp32 only
+        ("_silu_and_mul_kernel", 96),  # exact GELU, to 8 bits, of rows over 16,384: erf takes what is left of registers
+    )
+}
+"""(target, kernel) -> bytes per thread that it may spill; nothing for all others."""
+
+
+def compile_calls(calls: Iterable[Call], num_threads: int | None = None) -> list[tuple[str, Resources]]:
+    """Compiles what calls launch.
+
+    Args:
+        calls: of kernels.gpu.specializations.
+        num_threads: that compile at once; None is one per core.
+    Returns: (label, resources) of each kernel, once for each form.
+    Raises: ExceptionGroup: kernels that do not compile.
+    """
+    labels: list[str] = []
+    with compile_only(num_threads=num_threads) as compiled:
+        for call in calls:
+            call.make()
+            labels += [call.label] * (len(compiled) - len(labels))
+    first_of = {kernel.hash: (label, kernel) for label, kernel in reversed(list(zip(labels, compiled, strict=True)))}
+    return [(label, read_resources(kernel)) for label, kernel in reversed(first_of.values())]
+
+
+def find_faults(kernels: Iterable[tuple[str, Resources]], target: Target) -> list[str]:
+    """What a kernel has too much of, in words."""
+    faults = []
+    for label, needs in kernels:
+        max_stack_bytes = MAX_STACK_BYTES.get((target.name, needs.kernel), 0)
+        if needs.shared_bytes > target.max_shared_bytes:
+            faults.append(
+                f"{needs.kernel} ({label}) needs {needs.shared_bytes} bytes of shared memory, "
+                f"{target.name} has {target.max_shared_bytes}"
+            )
+        if needs.stack_bytes > max_stack_bytes:
+            faults.append(f"{needs.kernel} ({label}) spills {needs.stack_bytes} bytes per thread of {max_stack_bytes}")
+    return faults
+
+
+def find_live_compiles(target: Target, families: Sequence[str], seed: int) -> list[str]:
+    """Makes live calls and tells which kernels they compiled, with their arguments: none, if the set is closed."""
+    compiled: list[str] = []
+    counter = CompileCounter(compiled.append)
+    try:
+        for family in families:
+            for call in FAMILIES[family].live(target, random.Random(seed)):
+                call.make()
+    finally:
+        counter.close()
+    return compiled
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles, reports, judges; 1 if there is a fault."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", choices=TARGETS, default="sm_90")
+    parser.add_argument("--kernels", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="families to compile")
+    parser.add_argument("--everything", action="store_true", help="every form there is; else each tile and branch once")
+    parser.add_argument("--live", action="store_true", help="then make live calls, which must compile nothing")
+    parser.add_argument("--seed", type=int, default=0, help="of the live calls")
+    parser.add_argument("--threads", type=int, help="that compile at once (default: one per core)")
+    parser.add_argument("--json", type=Path, help="write the report here too")
+    options = parser.parse_args(arguments)
+    target = TARGETS[options.target]
+    use_stand_in(target)
+
+    start_s = time.perf_counter()
+    calls = (call for name in options.kernels for call in FAMILIES[name].specializations(target, options.everything))
+    kernels = compile_calls(calls, options.threads)
+    seconds = time.perf_counter() - start_s
+    print("registers  shared  stack  binary  warps  stages  kernel")
+    for label, needs in kernels:
+        print(
+            f"{needs.num_registers:9}{needs.shared_bytes:8}{needs.stack_bytes:7}{needs.binary_bytes:8}"
+            f"{needs.num_warps:7}{needs.num_stages:8}  {needs.kernel} ({label})"
+        )
+    print(f"{len(kernels)} kernels for {target.name} in {seconds:.1f} s")
+
+    faults = find_faults(kernels, target)
+    if options.live:
+        faults += [
+            f"compiled by a live call: {kernel}" for kernel in find_live_compiles(target, options.kernels, options.seed)
+        ]
+    if options.json:
+        report = {
+            "target": target.name,
+            "triton": triton.__version__,
+            "kernels": [{"label": label, **asdict(needs)} for label, needs in kernels],
+            "faults": faults,
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    for fault in faults:
+        print(f"fault: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""CUDA graphs of decode steps: a step of one token per row is recorded once per batch size and replayed as one launch.
+
+A step of an 8B model is some 300 kernels; launched one by one they take the host longer than a GPU takes to run them
+for a small batch. Batches between two sizes of the ladder are padded to the larger one by whoever builds them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from kernels.metadata import StepInputs
+from kernels.ops import Step
+
+Progress = Callable[[Sequence[int]], Iterable[int]]
+"""Wraps the sizes while they are recorded, as `tqdm` does."""
+
+
+class DecodeGraphs:
+    """Replays where a graph of the batch's size exists, and computes as it was given where not.
+
+    All graphs share one pool of memory: only one runs at a time, and what it returns is read before the next.
+
+    Attributes:
+        num_bytes: device memory that each recording took, the largest size first.
+    """
+
+    def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], progress: Progress) -> None:
+        """Records.
+
+        Args:
+            step: launches kernels on the current stream, and nothing else.
+            largest: the persistent buffers whole; they hold a batch that may be computed.
+            sizes: rows.
+            progress: shows how far it is.
+        """
+        self._step = step
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        pool = torch.cuda.graph_pool_handle()
+        device = largest.input_ids.device
+        free_bytes = [torch.cuda.mem_get_info(device)[0]]
+        for size in progress(sorted(sizes, reverse=True)):  # the largest first: smaller ones fit into its memory
+            inputs = decode_inputs(largest, size)
+            step(inputs)  # libraries choose and load their kernels for this size, which a recording must not see
+            torch.cuda.synchronize(device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits = step(inputs)
+            self._graphs[size] = (graph, logits)
+            free_bytes.append(torch.cuda.mem_get_info(device)[0])
+        self.num_bytes = tuple(max(0, before - after) for before, after in pairwise(free_bytes))
+
+    def __call__(self, inputs: StepInputs) -> torch.Tensor:
+        """The step of inputs that are views of the beginnings of the buffers -> logits [S, vocab_size]."""
+        if inputs.metadata.max_query_len == 1 and inputs.metadata.num_reqs in self._graphs:
+            graph, logits = self._graphs[inputs.metadata.num_reqs]
+            graph.replay()
+            return logits[: inputs.logits_indices.shape[0]]
+        return self._step(inputs)
+
+
+def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
+    """The beginnings of persistent buffers, as a batch of `num_reqs` rows of one token that all want logits."""
+    metadata = largest.metadata
+    return StepInputs(
+        input_ids=largest.input_ids[:num_reqs],
+        positions=largest.positions[:num_reqs],
+        metadata=replace(
+            metadata,
+            query_start_loc=metadata.query_start_loc[: num_reqs + 1],
+            seq_lens=metadata.seq_lens[:num_reqs],
+            block_table=metadata.block_table[:num_reqs],
+            slot_mapping=metadata.slot_mapping[:num_reqs],
+            max_query_len=1,
+            num_one_token_reqs=num_reqs,
+        ),
+        logits_indices=largest.logits_indices[:num_reqs],
+    )

@@ -1,0 +1,187 @@
+"""`KernelOps` in Triton, matrix products by the vendor's library; contracts are those of `kernels.ops.KernelOps`."""
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.gpu.decode_graphs import DecodeGraphs, Progress, decode_inputs
+from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
+from kernels.gpu.launch import compile_only
+from kernels.gpu.linear import PackedLinear, linear, pack_linear, pack_quantized
+from kernels.gpu.paged_attention import paged_attention
+from kernels.gpu.quantize import QuantizedRows
+from kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from kernels.gpu.rotate_and_store import rotate_and_store
+from kernels.gpu.sample import sample
+from kernels.gpu.silu_and_mul import silu_and_mul
+from kernels.gpu.targets import Target
+from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.ops import Step
+from kernels.sampling import SampledTokens, SamplingBatch
+
+
+class GpuOps:
+    """One GPU's operations; they run on the current stream.
+
+    Attributes:
+        graphs_bytes: memory that each CUDA graph of the last compiled step took, the largest batch first.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self,
+        device: torch.device,
+        target: Target,
+        *,
+        num_processors: int,
+        quantize_weights: bool = False,
+        quantize_inputs: bool = False,
+        progress: Progress = lambda sizes: sizes,
+    ) -> None:
+        """Nothing is compiled or allocated yet.
+
+        Args:
+            device: where tensors are.
+            target: what it is.
+            num_processors: multiprocessors, which decide into how many parts long rows are split.
+            quantize_weights: linear layers get 8-bit weights when they are packed.
+            quantize_inputs: what only goes into linear layers is quantised by the operation that makes it: for models
+                whose linear layers have 8-bit weights, from the checkpoint or from here.
+            progress: shows how far the recording of CUDA graphs is.
+        Raises: UnsupportedTargetError: the target has no 8-bit floats.
+        """
+        self._device = device
+        self._target = target
+        self._num_processors = num_processors
+        self._quantize_weights = quantize_weights
+        self._row_dtype = target.require_fp8("--quantization fp8") if quantize_weights or quantize_inputs else None
+        self._progress = progress
+        self.graphs_bytes: tuple[int, ...] = ()
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
+        """Weights as they are, or in 8-bit floats with a scale per output channel; the head always as it is."""
+        quantizes = self._quantize_weights and not for_logits
+        return pack_linear(weight, bias, quantization="fp8" if quantizes else None, target=self._target)
+
+    def pack_quantized(
+        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PackedLinear:
+        """A checkpoint's 8-bit weights."""
+        return pack_quantized(values, scales, bias, dtype=dtype, target=self._target)
+
+    def make_kv_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> GpuKVCache:
+        """Keys and values of one layer, 16 or 32 bits, or 8-bit floats with a scale per token and head."""
+        return make_kv_cache(
+            num_blocks, block_size, num_kv_heads, head_dim, dtype, device=self._device, target=self._target
+        )
+
+    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
+        """Compiles every kernel that a step or the sampler can launch, then records decode steps as CUDA graphs."""
+        with compile_only():
+            logits = step(decode_inputs(largest, 1))
+            self.sample(logits, _any_sampling(logits.shape[0], self._device))
+        self.graphs_bytes = ()
+        if not decode_sizes:
+            return step
+        graphs = DecodeGraphs(step, largest, decode_sizes, self._progress)
+        self.graphs_bytes = graphs.num_bytes
+        return graphs
+
+    def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of a table."""
+        return table.index_select(0, indices)
+
+    def linear(self, x: torch.Tensor | QuantizedRows, weights: PackedLinear) -> torch.Tensor:
+        """[T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
+        return linear(x, weights)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
+    ) -> torch.Tensor | QuantizedRows:
+        """RMSNorm over the last dimension, quantised for 8-bit layers."""
+        return rms_norm(x, weight, eps, quantize=self._row_dtype if for_linear else None)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
+    ) -> tuple[torch.Tensor | QuantizedRows, torch.Tensor]:
+        """(rms_norm(x + residual), x + residual), the former quantised for 8-bit layers."""
+        return add_rms_norm(x, residual, weight, eps, quantize=self._row_dtype if for_linear else None)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_cache: GpuKVCache,
+        slot_mapping: torch.Tensor,
+        *,
+        head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+        eps: float = 0.0,
+    ) -> torch.Tensor:
+        """Rotated queries; keys and values go to the cache."""
+        return rotate_and_store(
+            qkv, positions, cos, sin, kv_cache, slot_mapping, head_norms=head_norms, eps=eps, target=self._target
+        )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: GpuKVCache,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of a ragged batch over a paged cache."""
+        return paged_attention(
+            q,
+            kv_cache,
+            metadata,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            target=self._target,
+            num_processors=self._num_processors,
+        )
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
+        """silu(first half) * second half, quantised for 8-bit layers."""
+        return silu_and_mul(gate_up, quantize=self._row_dtype)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
+        """Draws one token per row of logits."""
+        return sample(logits, batch, target=self._target, num_processors=self._num_processors)
+
+
+def _any_sampling(num_rows: int, device: torch.device) -> SamplingBatch:
+    """A batch of the right shapes and dtypes, whose values nobody reads."""
+
+    def column(dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(num_rows, dtype=dtype, device=device)
+
+    float64, int32, int64 = torch.float64, torch.int32, torch.int64
+    return SamplingBatch(
+        temperature=column(float64),
+        top_p=column(float64),
+        min_p=column(float64),
+        repetition_penalty=column(float64),
+        presence_penalty=column(float64),
+        frequency_penalty=column(float64),
+        top_k=column(int32),
+        seed=column(int64),
+        position=column(int64),
+        top_logprobs=column(int32),
+        max_top_logprobs=0,
+        history=torch.empty(num_rows, 1, dtype=int32, device=device),
+        history_row=column(int32),
+        num_prompt_tokens=column(int32),
+        num_tokens=column(int32),
+        bias_start=torch.empty(num_rows + 1, dtype=int32, device=device),
+        bias_ids=torch.empty(0, dtype=int32, device=device),
+        bias_values=torch.empty(0, dtype=torch.float32, device=device),
+    )

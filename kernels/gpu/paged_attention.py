@@ -1,0 +1,129 @@
+"""Ragged attention over the paged KV cache: prefill chunks and decodes in one call, over two kernels.
+
+Rows of one query token are bound by memory, rows of several by matrix products; no tile serves both. This module knows
+which rows go where, and nothing of how attention is computed.
+"""
+
+import torch
+
+from kernels.gpu import tiles
+from kernels.gpu.decode_attention import decode_attention
+from kernels.gpu.kv_cache import GpuKVCache
+from kernels.gpu.launch import is_compile_only
+from kernels.gpu.prefill_attention import prefill_attention
+from kernels.gpu.targets import Target
+from kernels.metadata import AttentionMetadata
+
+_MAX_HEAD_DIM = 256
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    kv_cache: GpuKVCache,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    target: Target,
+    num_processors: int,
+) -> torch.Tensor:
+    """Causal attention of a ragged batch, query heads of one KV head together (GQA, arXiv:2305.13245).
+
+    Method: online softmax (FlashAttention-2, arXiv:2307.08691) over blocks (PagedAttention, arXiv:2309.06180), for
+    single tokens split over the keys (Flash-Decoding). Sums are fp32; keys, values and probabilities enter products in
+    the dtype of q. Launches depend on shapes and on the metadata's host numbers only. Rows of padding become zeros.
+
+    Args:
+        q: [T, num_heads, head_dim] fp32, fp16 or bf16, a token's heads contiguous; head_dim a multiple of 16 up to 256.
+        kv_cache: contiguous; fp32, fp16, bf16, or the target's 8-bit float with scales.
+        metadata: the batch; its first num_one_token_reqs rows, or all if max_query_len is 1, go to the decode kernel.
+        scale: softmax scale, positive.
+        sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they stay.
+        target: where it runs; decides on tiles.
+        num_processors: multiprocessors of the device, which with shapes decides how many parts rows are split into.
+    Returns: [T, num_heads * head_dim], dtype of q.
+    Raises: ValueError: shapes or dtypes that do not fit together or that there is no kernel for (says which).
+    """
+    _check(q, kv_cache, metadata, scale, sliding_window, soft_cap)
+    num_tokens, num_heads, head_dim = q.shape
+    shape = (target, head_dim, 8 * q.itemsize, 8 * kv_cache.k.itemsize, num_heads // kv_cache.num_kv_heads)
+    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
+
+    def decode(num_rows: int, num_splits: int) -> None:
+        decode_attention(
+            out,
+            q,
+            kv_cache,
+            metadata,
+            num_rows=num_rows,
+            num_splits=num_splits,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            tile=tiles.decode_tile(*shape),
+        )
+
+    def prefill(first_row: int) -> None:
+        prefill_attention(
+            out,
+            q,
+            kv_cache,
+            metadata,
+            first_row=first_row,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            tile=tiles.prefill_tile(*shape),
+        )
+
+    if is_compile_only():  # other batches need what this one may not
+        decode(1, 1)
+        decode(1, 2)
+        prefill(0)
+        return out
+    num_decodes = metadata.num_reqs if metadata.max_query_len == 1 else metadata.num_one_token_reqs
+    if num_decodes > 0:
+        decode(num_decodes, tiles.num_splits(num_decodes, kv_cache.num_kv_heads, metadata.max_seq_len, num_processors))
+    if num_decodes < metadata.num_reqs:
+        prefill(num_decodes)
+    return out
+
+
+def _check(
+    q: torch.Tensor,
+    kv_cache: GpuKVCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> None:
+    _, num_heads, head_dim = q.shape
+    _, num_kv_heads, block_size, cached_head_dim = kv_cache.k.shape
+    if head_dim != cached_head_dim or head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim is {head_dim}, of the cache {cached_head_dim}; expected the same multiple of 16 up to "
+            f"{_MAX_HEAD_DIM}"
+        )
+    if num_heads % num_kv_heads or num_heads // num_kv_heads > tiles.MAX_GROUP_SIZE:
+        raise ValueError(
+            f"{num_heads} heads over {num_kv_heads} KV heads; expected a multiple of up to {tiles.MAX_GROUP_SIZE} times"
+        )
+    if block_size != metadata.block_size or block_size < 16 or block_size & (block_size - 1):
+        raise ValueError(
+            f"block_size is {block_size}, of the batch {metadata.block_size}; expected the same power of two from 16 on"
+        )
+    if q.dtype not in _DTYPES:
+        raise ValueError(f"queries are {q.dtype}; expected float32, float16 or bfloat16")
+    if q.stride(2) != 1 or (num_heads > 1 and q.stride(1) != head_dim) or q.stride(0) % 16:
+        raise ValueError(
+            f"q has strides {q.stride()}; expected {(head_dim, 1)} in a token, tokens a multiple of 16 apart"
+        )
+    if not (kv_cache.k.is_contiguous() and kv_cache.v.is_contiguous()):
+        raise ValueError("the cache is not contiguous")
+    if scale <= 0 or (sliding_window is not None and sliding_window < 1) or (soft_cap is not None and soft_cap <= 0):
+        raise ValueError(
+            f"scale {scale}, sliding_window {sliding_window}, soft_cap {soft_cap}: expected positive numbers or None"
+        )

@@ -1,0 +1,84 @@
+"""Rows of activations in 8 bits, one scale per row: what `kernels.gpu.linear` multiplies by quantised weights."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.float8 import float8_scale, store_float8
+from kernels.gpu.launch import launch
+from kernels.gpu.rows import check_rows
+from kernels.gpu.tiles import row_tile
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows x [T, n] as values * scales.
+
+    Attributes:
+        values: [T, n] in an 8-bit float.
+        scales: [T, 1] fp32, the largest magnitude of each row over the format's largest value; 1 for rows of zeros.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int, n: int, dtype: torch.dtype, device: torch.device) -> "QuantizedRows":
+        """Room for rows that a kernel will write."""
+        return cls(
+            torch.empty(num_rows, n, dtype=dtype, device=device),
+            torch.empty(num_rows, 1, dtype=torch.float32, device=device),
+        )
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """[T, n] in another dtype; computed in fp32."""
+        return (self.values.float() * self.scales).to(dtype)
+
+
+def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> QuantizedRows:
+    """Rounds rows that arrive unquantised, the output of attention for instance.
+
+    Args:
+        x: [T, n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`.
+        dtype: the target's 8-bit float.
+    Raises: ValueError: another shape or dtype.
+    """
+    check_rows(x=x)
+    num_rows, n = x.shape
+    tile = row_tile(n, x.itemsize)
+    rows = QuantizedRows.empty(num_rows, n, dtype, x.device)
+    launch(
+        _quantize_rows_kernel,
+        (triton.cdiv(num_rows, tile.block_m),),
+        x,
+        rows.values,
+        rows.scales,
+        num_rows,
+        N=n,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+    )
+    return rows
+
+
+@triton.jit
+def store_quantized_rows(values_ptrs, scales_ptrs, x, rows_mask, mask):  # type: ignore[no-untyped-def]
+    """Writes a tile [BLOCK_M, BLOCK_N] of whole rows, zeros where masked, with the scale of each row."""
+    scale, factor = float8_scale(tl.max(tl.abs(x), axis=1), values_ptrs.dtype.element_ty)
+    store_float8(values_ptrs, x * factor[:, None], mask)
+    tl.store(scales_ptrs, scale, mask=rows_mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _quantize_rows_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, values_ptr, scales_ptr, num_rows, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)[None, :]
+    starts = rows[:, None] * N
+    mask = (rows < num_rows)[:, None] & (columns < N)
+    x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
+    store_quantized_rows(values_ptr + starts + columns, scales_ptr + rows, x, rows < num_rows, mask)

@@ -1,0 +1,116 @@
+"""RMSNorm (arXiv:1910.07467), plain and after a residual addition, with its result in the model's dtype or in 8 bits.
+
+A row is read once, kept in registers, and written once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.launch import launch
+from kernels.gpu.quantize import QuantizedRows, store_quantized_rows
+from kernels.gpu.rows import check_rows
+from kernels.gpu.tiles import row_tile
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, quantize: torch.dtype | None = None
+) -> torch.Tensor | QuantizedRows:
+    """Scales each row to a root mean square of one, then by weight; computed in fp32.
+
+    Args:
+        x: [T, n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`.
+        weight: [n].
+        eps: added to the mean square.
+        quantize: the target's 8-bit float, if the result shall have it.
+    Returns: [T, n], dtype of x, or quantised with one scale per row.
+    Raises: ValueError: another shape or dtype.
+    """
+    return _normed(x, None, weight, eps, quantize)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, quantize: torch.dtype | None = None
+) -> tuple[torch.Tensor | QuantizedRows, torch.Tensor]:
+    """Adds x to the residual stream, in place, and norms the sum as it is stored there.
+
+    Args:
+        x, residual: [T, n], contiguous, same dtype.
+        weight, eps, quantize: as of `rms_norm`.
+    Returns: (norm of the sum, residual), the latter never quantised.
+    Raises: ValueError: another shape or dtype.
+    """
+    check_rows(residual=residual)
+    if x.shape != residual.shape or x.dtype is not residual.dtype:
+        raise ValueError(
+            f"x is {x.dtype} of shape {list(x.shape)}, residual {residual.dtype} of {list(residual.shape)}"
+        )
+    return _normed(x, residual, weight, eps, quantize), residual
+
+
+def _normed(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, quantize: torch.dtype | None
+) -> torch.Tensor | QuantizedRows:
+    check_rows(x=x)
+    num_rows, n = x.shape
+    if weight.shape != (n,):
+        raise ValueError(f"weight has shape {list(weight.shape)}, rows of x have {n} values")
+    tile = row_tile(n, x.itemsize)
+    out: torch.Tensor | QuantizedRows
+    if quantize is None:
+        out = values = scales = torch.empty_like(x)
+    else:
+        out = rows = QuantizedRows.empty(num_rows, n, quantize, x.device)
+        values, scales = rows.values, rows.scales
+    launch(
+        _rms_norm_kernel,
+        (triton.cdiv(num_rows, tile.block_m),),
+        x,
+        x if residual is None else residual,
+        weight,
+        values,
+        scales,
+        num_rows,
+        eps,
+        N=n,
+        ADDS=residual is not None,
+        QUANTIZES=quantize is not None,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        num_warps=tile.num_warps,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    scales_ptr,
+    num_rows,
+    eps,
+    N: tl.constexpr,
+    ADDS: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)[None, :]
+    starts = rows[:, None] * N
+    mask = (rows < num_rows)[:, None] & (columns < N)
+    x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    if ADDS:
+        x += tl.load(residual_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
+        total = x.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + starts + columns, total, mask=mask)
+        x = total.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(x * x, axis=1) / N + eps)
+    y = x * factor[:, None] * weight
+    if QUANTIZES:
+        store_quantized_rows(out_ptr + starts + columns, scales_ptr + rows, y, rows < num_rows, mask)
+    else:
+        tl.store(out_ptr + starts + columns, y.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,108 @@
+"""Calls of the kernels on rows that together make Triton compile all their forms; see `kernels.gpu.specializations`."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from kernels.gpu.kv_cache import make_kv_cache
+from kernels.gpu.quantize import quantize_rows
+from kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from kernels.gpu.rotate_and_store import rotate_and_store
+from kernels.gpu.silu_and_mul import ACTIVATIONS, silu_and_mul
+from kernels.gpu.targets import Target
+from kernels.gpu.tiles import MAX_ROW_BYTES
+
+LabelledCall = tuple[str, Callable[[], object]]
+
+_META = torch.device("meta")
+_FEW_SIZES = (576, 4096, 18944)
+_SIZES = (64, 576, 896, 1536, 2048, 3072, 4096, 5120, 8192, 14336, 16384, 18944)
+_GATE_SIZES = (*_SIZES, 28672, 32768)
+_FEW_HEADS = ((9, 3, 64), (32, 8, 128), (28, 4, 80), (8, 1, 256))
+_HEADS = tuple(
+    (kv_heads * group, kv_heads, head_dim)
+    for head_dim in (64, 80, 96, 128, 192, 256)
+    for kv_heads, group in ((1, 1), (1, 8), (2, 7), (3, 3), (8, 4), (8, 1))
+)
+
+
+def row_calls(target: Target, everything: bool) -> Iterator[LabelledCall]:
+    """(label, call) of norms, gates and quantisation by row size, and of the rotation by heads, dtype and cache."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32) if everything else (torch.bfloat16, torch.float32):
+        for n in _SIZES if everything else _FEW_SIZES:
+            yield from _norms(3, n, dtype, target)
+        for n in _GATE_SIZES if everything else _FEW_SIZES:
+            yield from _gates(3, n, dtype, target)
+        for heads in _HEADS if everything else _FEW_HEADS:
+            yield from _rotations(3, heads, dtype, target, (16, 32, 64) if everything else (16,))
+
+
+def live_row_calls(target: Target, generator: random.Random) -> Iterator[LabelledCall]:
+    """(label, call) of the same with other numbers of rows."""
+    for num_rows in (1, 2, 16, 17, *(generator.randint(1, 20000) for _ in range(8))):
+        yield from _norms(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)
+        yield from _gates(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)
+        yield from _rotations(num_rows, generator.choice(_FEW_HEADS), torch.bfloat16, target, (16,))
+
+
+def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[LabelledCall]:
+    if n * dtype.itemsize > MAX_ROW_BYTES:
+        return
+    x, weight = torch.empty(num_rows, n, dtype=dtype, device=_META), torch.empty(n, dtype=dtype, device=_META)
+    for quantize in dict.fromkeys((None, target.fp8_dtype)):
+        label = f"{_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
+        yield label, partial(rms_norm, x, weight, 1e-5, quantize=quantize)
+        yield label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize)
+        if quantize is not None:
+            yield label, partial(quantize_rows, x, quantize)
+
+
+def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[LabelledCall]:
+    gate_up = torch.empty(num_rows, 2 * n, dtype=dtype, device=_META)
+    for quantize in dict.fromkeys((None, target.fp8_dtype)):
+        if quantize is not None and n * dtype.itemsize > MAX_ROW_BYTES:
+            continue
+        for activation in ACTIVATIONS:
+            label = f"{activation}, {_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
+            yield label, partial(silu_and_mul, gate_up, activation=activation, quantize=quantize)
+
+
+def _rotations(
+    num_tokens: int, heads: tuple[int, int, int], dtype: torch.dtype, target: Target, block_sizes: tuple[int, ...]
+) -> Iterator[LabelledCall]:
+    num_heads, num_kv_heads, head_dim = heads
+    qkv = torch.empty(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype, device=_META)
+    whole_numbers = torch.empty(num_tokens, dtype=torch.int64, device=_META)
+    table = torch.empty(1024, head_dim // 2, device=_META)
+    norm = torch.empty(head_dim, dtype=dtype, device=_META)
+    for block_size in block_sizes:
+        for kv_dtype in (dtype, target.fp8_dtype):
+            if kv_dtype is None:
+                continue
+            cache = make_kv_cache(64, block_size, num_kv_heads, head_dim, kv_dtype, device=_META, target=target)
+            for head_norms in (None, (norm, norm)):
+                label = (
+                    f"{_name(dtype)}, {num_heads} heads of {head_dim}, {num_kv_heads} of them keys, blocks of "
+                    f"{block_size}, cache {_name(kv_dtype)}{'' if head_norms is None else ', norms'}"
+                )
+                yield (
+                    label,
+                    partial(
+                        rotate_and_store,
+                        qkv,
+                        whole_numbers,
+                        table,
+                        table,
+                        cache,
+                        whole_numbers,
+                        head_norms=head_norms,
+                        eps=1e-5,
+                        target=target,
+                    ),
+                )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

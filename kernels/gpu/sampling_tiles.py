@@ -1,0 +1,77 @@
+"""Sizes that the sampler works with, and the reason for each; like those of `kernels.gpu.tiles` not measured yet."""
+
+from typing import NamedTuple
+
+import triton
+
+from kernels.gpu.targets import Target
+
+MAX_VOCAB_SIZE = 1 << 19
+"""Where masses of the sampler would overflow; real vocabularies end at about half of it."""
+
+_MAX_TILES = 4096
+"""Tiles of a row, whose largest logits one program keeps in registers: 16 for each of 256 threads."""
+
+_PROGRAMS_PER_PROCESSOR = 4
+"""Programs that read logits at a time: with 16 KB each under way, twice what latency times bandwidth asks for."""
+
+
+class SamplingTile(NamedTuple):
+    """How the sampler's kernels work.
+
+    Attributes:
+        tile: logits of which the scan keeps the largest.
+        chunk: logits that a program of the scan reads at a time, and whose mass it keeps.
+        candidates: tokens that are decided upon in registers.
+        draw_chunk: logits of which the best score is kept.
+        draw_lanes: scores that are made at a time; each lane keeps its best.
+        search_block: logits that are read at a time where one program reads a whole row.
+        id_bits: bits of a token id.
+        scan_warps, draw_warps, row_warps: of kernels that read pieces, score pieces, and treat a row in one program.
+    """
+
+    tile: int
+    chunk: int
+    candidates: int
+    draw_chunk: int
+    draw_lanes: int
+    search_block: int
+    id_bits: int
+    scan_warps: int
+    draw_warps: int
+    row_warps: int
+
+
+def sampling_tile(vocab_size: int, target: Target) -> SamplingTile:
+    """For rows of vocab_size logits.
+
+    A tile is as small as the number of tiles allows, but at least 64 bytes. Among 2,000 tiles the k-th largest maximum
+    is reached by 51 logits for k = 50, by 1,400 for k = 1,000, so that 2,048 candidates decide nearly every row that
+    has a filter; a smaller vocabulary is all candidates. A chunk of 4,096 gives 128 threads 32 logits each, eight loads
+    of 16 bytes. A score takes 115 instructions (sm_90), so that what counts is how many programs a lone row has: of
+    128,000 tokens 8,192 are 16 programs, each some 6 microseconds long.
+    """
+    id_bits = max(2, (vocab_size - 1).bit_length())
+    return SamplingTile(
+        tile=max(16, triton.next_power_of_2(triton.cdiv(vocab_size, _MAX_TILES))),
+        chunk=4096,
+        candidates=min(2048, 1 << id_bits),
+        draw_chunk=8192,
+        draw_lanes=min(1024, 1 << id_bits),
+        search_block=min(4096, 1 << id_bits),
+        id_bits=id_bits,
+        scan_warps=128 // target.warp_size,
+        draw_warps=128 // target.warp_size,
+        row_warps=256 // target.warp_size,
+    )
+
+
+def num_sampling_splits(num_rows: int, num_pieces: int, num_processors: int) -> int:
+    """Programs that share a row's pieces: enough to fill the GPU, from sizes alone.
+
+    Args:
+        num_rows: of logits.
+        num_pieces: of a row; results do not depend on who works on which.
+        num_processors: multiprocessors of the device.
+    """
+    return max(1, min(num_pieces, _PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_rows)))

@@ -1,0 +1,160 @@
+"""The one pass over all logits: the largest of every few, and how much probability lies in larger pieces.
+
+What follows reads these few numbers, and of the logits only what they show to matter. Values that are not proper, NaN
+and +inf, come out as a largest value of +inf.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.launch import launch
+from kernels.gpu.sampling_tiles import SamplingTile, num_sampling_splits
+from kernels.gpu.token_order import INF, row_pointer
+from kernels.sampling import SamplingBatch
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Adjusted(NamedTuple):
+    """Logits after penalties and biases.
+
+    Attributes:
+        logits: [S, vocab_size] float32; only rows that are marked hold anything.
+        is_adjusted: [S] int8, the marks.
+        exists: False if no row of the batch is adjusted, and the tensors are only there to be passed on.
+    """
+
+    logits: torch.Tensor
+    is_adjusted: torch.Tensor
+    exists: bool
+
+
+class Scan(NamedTuple):
+    """What one pass over the logits finds.
+
+    Attributes:
+        tile_max: [S, num_tiles] float32, largest logit of each tile.
+        chunk_max, chunk_sum: [S, num_chunks] float32, of each chunk the largest logit and sum of exp((logit - largest)
+            / temperature); only of rows that need it.
+    """
+
+    tile_max: torch.Tensor
+    chunk_max: torch.Tensor
+    chunk_sum: torch.Tensor
+
+
+def scan_rows(
+    logits: torch.Tensor,
+    adjusted: Adjusted,
+    batch: SamplingBatch,
+    *,
+    tile: SamplingTile,
+    num_processors: int,
+    for_logprobs: bool = False,
+) -> Scan:
+    """Reads every logit once.
+
+    Args:
+        logits: [S, vocab_size] float32, contiguous.
+        adjusted: used instead where a row is marked.
+        batch: whose temperature the sums take; they are there for rows that have top_p alone.
+        tile: sizes.
+        num_processors: of the device.
+        for_logprobs: for rows that report log-probabilities, and only these; sums at temperature 1.
+    """
+    num_rows, vocab_size = logits.shape
+    num_tiles, num_chunks = triton.cdiv(vocab_size, tile.tile), triton.cdiv(vocab_size, tile.chunk)
+    scan = Scan(
+        torch.empty((num_rows, num_tiles), device=logits.device),
+        torch.empty((num_rows, num_chunks), device=logits.device),
+        torch.empty((num_rows, num_chunks), device=logits.device),
+    )
+    launch(
+        _scan_kernel,
+        (num_rows, num_sampling_splits(num_rows, num_chunks, num_processors)),
+        logits,
+        adjusted.logits,
+        adjusted.is_adjusted,
+        batch.temperature,
+        batch.top_k,
+        batch.top_p,
+        batch.min_p,
+        batch.top_logprobs,
+        *scan,
+        vocab_size,
+        num_tiles,
+        num_chunks,
+        FOR_LOGPROBS=for_logprobs,
+        HAS_ADJUSTED=adjusted.exists,
+        TILE=tile.tile,
+        CHUNK=tile.chunk,
+        num_warps=tile.scan_warps,
+    )
+    return scan
+
+
+@triton.jit
+def row_mass(chunk_max_ptr, chunk_sum_ptr, row, num_chunks, top, temperature, CHUNKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum of exp((logit - top) / temperature) over a row in fp64, from what the scan left."""
+    chunks = tl.arange(0, CHUNKS)
+    offsets = row * num_chunks + chunks
+    peaks = tl.load(chunk_max_ptr + offsets, mask=chunks < num_chunks, other=-INF).to(tl.float64)
+    sums = tl.load(chunk_sum_ptr + offsets, mask=chunks < num_chunks, other=0.0).to(tl.float64)
+    return tl.sum(sums * tl.exp((peaks - top.to(tl.float64)) / temperature))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "top_logprobs_ptr", "num_tiles", "num_chunks"
+    ]
+)  # fmt: skip
+def _scan_kernel(  # type: ignore[no-untyped-def]
+    raw_ptr,
+    adjusted_ptr,
+    is_adjusted_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    top_logprobs_ptr,
+    tile_max_ptr,
+    chunk_max_ptr,
+    chunk_sum_ptr,
+    vocab_size,
+    num_tiles,
+    num_chunks,
+    FOR_LOGPROBS: tl.constexpr,
+    HAS_ADJUSTED: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if FOR_LOGPROBS:
+        is_scanned = tl.load(top_logprobs_ptr + row) >= 0
+        has_sums = is_scanned
+        scale = tl.full([], LOG2_E, tl.float32)
+    else:
+        temperature = tl.load(temperature_ptr + row)
+        top_k = tl.load(top_k_ptr + row)
+        is_scanned = tl.full([], 1, tl.int1)
+        has_sums = (temperature > 0.0) & (tl.load(top_p_ptr + row) < 1.0) & (tl.load(min_p_ptr + row) <= 0.0)
+        has_sums = has_sums & ((top_k <= 0) | (top_k >= vocab_size))
+        scale = (1.0 / tl.maximum(temperature, 1e-30) * LOG2_E).to(tl.float32)
+    if is_scanned:
+        row_ptr = row_pointer(raw_ptr, adjusted_ptr, is_adjusted_ptr, row, vocab_size, HAS_ADJUSTED)
+        for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
+            tiles = chunk * (CHUNK // TILE) + tl.arange(0, CHUNK // TILE)
+            ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
+            x = tl.load(row_ptr + ids, mask=ids < vocab_size, other=-INF)
+            x = tl.where(x < INF, x, INF)
+            maxima = tl.max(x, axis=1)
+            tl.store(tile_max_ptr + row * num_tiles + tiles, maxima, mask=tiles < num_tiles)
+            if has_sums:
+                peak = tl.max(maxima, axis=0)
+                base = tl.where((peak > -INF) & (peak < INF), peak, 0.0)
+                mass = tl.sum(tl.exp2((x - base) * scale))
+                tl.store(chunk_max_ptr + row * num_chunks + chunk, peak)
+                tl.store(chunk_sum_ptr + row * num_chunks + chunk, mass)

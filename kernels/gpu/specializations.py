@@ -1,0 +1,242 @@
+"""Calls that together make Triton compile every kernel in every form: what the compile check builds for each target.
+
+A family of kernels lists its calls here, on tensors without memory (`meta`), to be made inside `launch.compile_only`.
+Beside them it gives calls as live traffic makes them, of random sizes, none of which may need a further compile.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import starmap
+from typing import NamedTuple
+
+import torch
+
+from kernels.gpu.kv_cache import GpuKVCache
+from kernels.gpu.paged_attention import paged_attention
+from kernels.gpu.row_specializations import live_row_calls, row_calls
+from kernels.gpu.sample import sample
+from kernels.gpu.targets import Target
+from kernels.metadata import AttentionMetadata
+from kernels.sampling import SamplingBatch
+
+_META = torch.device("meta")
+_NUM_KV_HEADS = 8
+_NUM_PROCESSORS = 132
+
+
+class Call(NamedTuple):
+    """A call of a public operation.
+
+    Attributes:
+        label: what it is, for reports.
+        make: makes it.
+    """
+
+    label: str
+    make: Callable[[], object]
+
+
+class Family(NamedTuple):
+    """Kernels that are checked together.
+
+    Attributes:
+        specializations: (target, everything) -> the calls to compile; without `everything` a part of them that shows
+            each tile of the target and each branch of the kernels once.
+        live: (target, generator) -> calls of random sizes, of shapes that are among the specializations without
+            `everything`.
+    """
+
+    specializations: Callable[[Target, bool], Iterator[Call]]
+    live: Callable[[Target, random.Random], Iterator[Call]]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a model and the flags fix of attention."""
+
+    head_dim: int = 128
+    group_size: int = 4
+    block_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = torch.bfloat16
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+    def label(self) -> str:
+        """For reports."""
+        return (
+            f"head size {self.head_dim}, group {self.group_size}, blocks of {self.block_size}, "
+            f"{str(self.dtype).removeprefix('torch.')}, cache {str(self.kv_dtype).removeprefix('torch.')}"
+            f"{', window' if self.sliding_window else ''}{', soft cap' if self.soft_cap else ''}"
+        )
+
+
+def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShape]:
+    """Shapes whose kernels differ.
+
+    Tiles follow from head size and dtypes, and so does nearly all that could go wrong: of these there is every pair
+    with every block size, and with every feature. Groups and fp16 change little else, and are varied alone.
+    """
+    shape = AttentionShape()
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    if not everything:
+        yield shape
+        yield replace(shape, head_dim=256, block_size=64)
+        yield replace(shape, head_dim=80, group_size=7, dtype=fp16, kv_dtype=fp16, sliding_window=1024, soft_cap=50.0)
+        if target.fp8_dtype is not None:
+            yield replace(shape, kv_dtype=target.fp8_dtype, block_size=128)
+            yield replace(shape, head_dim=256, kv_dtype=target.fp8_dtype, sliding_window=1024)
+        return
+    for kv_dtype in (bf16, target.fp8_dtype):
+        if kv_dtype is None:
+            continue
+        for head_dim in (64, 80, 96, 128, 192, 256):
+            sized = replace(shape, head_dim=head_dim, kv_dtype=kv_dtype)
+            yield from (replace(sized, block_size=block_size) for block_size in (16, 32, 64, 128))
+            yield replace(sized, sliding_window=1024)
+            yield replace(sized, soft_cap=50.0)
+            yield replace(sized, sliding_window=1024, soft_cap=50.0)
+            yield replace(sized, dtype=fp16, kv_dtype=fp16 if kv_dtype is bf16 else kv_dtype)
+        yield from (
+            replace(shape, kv_dtype=kv_dtype, group_size=group_size) for group_size in (1, 2, 3, 5, 6, 7, 8, 16)
+        )
+    yield from (replace(shape, head_dim=head_dim, dtype=fp32, kv_dtype=fp32) for head_dim in (64, 128, 256))
+
+
+def _attention_call(
+    shape: AttentionShape,
+    target: Target,
+    *,
+    num_decodes: int,
+    num_prefill_tokens: int,
+    num_rows: int,
+    max_seq_len: int = 8192,
+    max_blocks: int = 512,
+) -> Call:
+    heads = _NUM_KV_HEADS * shape.group_size
+    num_tokens = num_decodes + num_prefill_tokens
+    cache_shape = (1024, _NUM_KV_HEADS, shape.block_size)
+    scales = torch.empty(cache_shape if shape.kv_dtype.itemsize == 1 else (0,), device=_META)
+
+    def make() -> object:
+        qkv = torch.empty((num_tokens, heads + 2 * _NUM_KV_HEADS, shape.head_dim), dtype=shape.dtype, device=_META)
+        cache = torch.empty((*cache_shape, shape.head_dim), dtype=shape.kv_dtype, device=_META)
+        metadata = AttentionMetadata(
+            query_start_loc=torch.empty(num_rows + 1, dtype=torch.int32, device=_META),
+            seq_lens=torch.empty(num_rows, dtype=torch.int32, device=_META),
+            block_table=torch.empty((num_rows, max_blocks), dtype=torch.int32, device=_META),
+            slot_mapping=torch.empty(num_tokens, dtype=torch.int64, device=_META),
+            block_size=shape.block_size,
+            max_query_len=max(1, num_prefill_tokens),
+            max_seq_len=max_seq_len,
+            num_one_token_reqs=num_decodes,
+        )
+        return paged_attention(
+            qkv[:, :heads],
+            GpuKVCache(cache, cache, scales, scales),
+            metadata,
+            scale=shape.head_dim**-0.5,
+            sliding_window=shape.sliding_window,
+            soft_cap=shape.soft_cap,
+            target=target,
+            num_processors=_NUM_PROCESSORS,
+        )
+
+    return Call(shape.label(), make)
+
+
+def _attention_specializations(target: Target, everything: bool) -> Iterator[Call]:
+    for shape in attention_shapes(target, everything):
+        yield _attention_call(shape, target, num_decodes=1, num_prefill_tokens=2, num_rows=2)
+
+
+def _live_attention(target: Target, generator: random.Random) -> Iterator[Call]:
+    sizes = (1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 100, 127, 128, 129, 256)
+    for shape in attention_shapes(target, False):
+        for _ in range(30):
+            num_decodes = generator.choice((0, *sizes))
+            num_prefills = generator.choice((0, *sizes)) if num_decodes else generator.choice(sizes)
+            yield _attention_call(
+                shape,
+                target,
+                num_decodes=num_decodes,
+                num_prefill_tokens=num_prefills * generator.choice(sizes) + (num_prefills > 0),
+                num_rows=num_decodes + num_prefills,
+                max_seq_len=generator.choice((*sizes, 1000, 4096, 100_000)),
+                max_blocks=generator.choice(sizes),
+            )
+
+
+def _sampling_call(
+    target: Target,
+    vocab_size: int,
+    num_rows: int,
+    *,
+    max_len: int = 4096,
+    num_biases: int = 0,
+    max_top_logprobs: int = -1,
+    hints: tuple[bool, bool, bool] = (True, True, True),
+) -> Call:
+    def column(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty(shape or (num_rows,), dtype=dtype, device=_META)
+
+    def make() -> object:
+        batch = SamplingBatch(
+            temperature=column(torch.float64),
+            top_p=column(torch.float64),
+            min_p=column(torch.float64),
+            repetition_penalty=column(torch.float64),
+            presence_penalty=column(torch.float64),
+            frequency_penalty=column(torch.float64),
+            top_k=column(torch.int32),
+            seed=column(torch.int64),
+            position=column(torch.int64),
+            top_logprobs=column(torch.int32),
+            max_top_logprobs=max_top_logprobs,
+            history=column(torch.int32, 256, max_len),
+            history_row=column(torch.int32),
+            num_prompt_tokens=column(torch.int32),
+            num_tokens=column(torch.int32),
+            bias_start=column(torch.int32, num_rows + 1),
+            bias_ids=column(torch.int32, num_biases),
+            bias_values=column(torch.float32, num_biases),
+            any_penalised=hints[0],
+            any_random=hints[1],
+            any_filtered=hints[2],
+        )
+        logits = column(torch.float32, num_rows, vocab_size)
+        return sample(logits, batch, target=target, num_processors=_NUM_PROCESSORS)
+
+    return Call(f"vocabulary of {vocab_size}", make)
+
+
+def _sampling_specializations(target: Target, everything: bool) -> Iterator[Call]:
+    """By the vocabulary: its size decides how small tiles are, and whether rows begin at multiples of 16 bytes."""
+    for vocab_size in (128_256, 32_000, 50_257, 151_936, 262_208) if everything else (128_256,):
+        yield _sampling_call(target, vocab_size, 2)
+
+
+def _live_sampling(target: Target, generator: random.Random) -> Iterator[Call]:
+    sizes = (1, 2, 3, 16, 17, 64, 100, 256, 1024)
+    for _ in range(30):
+        yield _sampling_call(
+            target,
+            128_256,
+            generator.choice(sizes),
+            max_len=generator.choice(sizes),
+            num_biases=generator.choice((0, *sizes)),
+            max_top_logprobs=generator.choice((-1, 0, 1, 5, 16, 20, 1024)),
+            hints=(generator.random() < 0.5, generator.random() < 0.5, generator.random() < 0.5),
+        )
+
+
+FAMILIES = {
+    "paged_attention": Family(_attention_specializations, _live_attention),
+    "rows": Family(
+        lambda target, everything: starmap(Call, row_calls(target, everything)),
+        lambda target, generator: starmap(Call, live_row_calls(target, generator)),
+    ),
+    "sample": Family(_sampling_specializations, _live_sampling),
+}
+"""By name, as the compile check takes them."""

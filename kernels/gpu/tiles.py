@@ -1,0 +1,244 @@
+"""The one table of tile sizes, by target and shape class, with the reason for each.
+
+No choice here has been measured yet: each follows from what the hardware has (registers, shared memory, the smallest
+matrix instruction) and from published figures, and the compile check shows that all of them fit without spilling.
+"""
+
+from typing import NamedTuple
+
+from kernels.gpu.targets import Target
+
+# Attention
+
+
+class AttentionTile(NamedTuple):
+    """How a program of an attention kernel works.
+
+    Attributes:
+        block_m: rows of queries: query tokens of one KV head times the query heads that share it.
+        block_n: keys per step.
+        num_warps, num_stages: of the launch; with s stages, the loads of up to s - 1 steps are under way.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+_Shape = tuple[int, int]  # (head size rounded up to 64, 128 or 256; bits of a KV value)
+
+_PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
+    # Hopper and Blackwell: 128 rows are two 64-row matrix instructions side by side (one warp group each), and halve
+    # what 64 rows would read of keys through the L2 cache, which 5 TB/s would not feed. 64 keys keep scores,
+    # probabilities and a 128 x 128 accumulator in 8 warps' registers. Three stages hide the latency of gathered blocks;
+    # heads of 256 have room for two. Stock Triton reaches 400-490 TFLOP/s on an H100 with this shape.
+    "sm_90": {
+        (64, 16): AttentionTile(128, 128, 8, 3),
+        (64, 8): AttentionTile(128, 128, 8, 3),
+        (128, 16): AttentionTile(128, 64, 8, 3),
+        (128, 8): AttentionTile(128, 64, 8, 3),
+        (256, 16): AttentionTile(128, 64, 8, 2),
+        (256, 8): AttentionTile(128, 64, 8, 2),
+    },
+    # Ampere, A100: matrix instructions of 16 rows per warp, so 8 warps share 128 rows; operands pass through registers,
+    # which heads of 256 exhaust beyond 32 keys.
+    "sm_80": {
+        (64, 16): AttentionTile(128, 64, 4, 3),
+        (64, 8): AttentionTile(128, 64, 4, 3),
+        (128, 16): AttentionTile(128, 64, 8, 3),
+        (128, 8): AttentionTile(128, 64, 8, 3),
+        (256, 16): AttentionTile(128, 32, 8, 2),
+        (256, 8): AttentionTile(128, 32, 8, 2),
+    },
+    # The same instructions with 99 KB of shared memory: fewer keys under way, and half the rows for heads of 256.
+    "sm_86": {
+        (64, 16): AttentionTile(128, 64, 4, 2),
+        (64, 8): AttentionTile(128, 64, 4, 2),
+        (128, 16): AttentionTile(128, 32, 8, 2),
+        (128, 8): AttentionTile(128, 32, 8, 2),
+        (256, 16): AttentionTile(64, 32, 8, 2),
+        (256, 8): AttentionTile(64, 32, 8, 2),
+    },
+    # CDNA 3: 64 KB for everything. Its pipeliner keeps the next tile in registers and one in shared memory, so a tile
+    # of keys and one of values must fit beside the probabilities; four waves of 64 lanes share 128 rows.
+    "gfx942": {
+        (64, 16): AttentionTile(128, 64, 4, 2),
+        (64, 8): AttentionTile(128, 64, 4, 2),
+        (128, 16): AttentionTile(128, 64, 4, 2),
+        (128, 8): AttentionTile(128, 64, 4, 2),
+        (256, 16): AttentionTile(128, 32, 8, 2),
+        (256, 8): AttentionTile(128, 32, 8, 2),
+    },
+}
+
+_DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
+    # One query token is bound by memory, so what counts is bytes under way: latency times bandwidth is about 30 KB per
+    # multiprocessor on an H200. 16 KB of keys and as many values per step, two steps under way in each of two resident
+    # programs, is four times that and still leaves room in shared memory. 16 rows are the smallest matrix instruction;
+    # they hold all query heads of a KV head in the usual groups of 1 to 8.
+    "sm_90": {
+        (64, 16): AttentionTile(16, 128, 4, 3),
+        (64, 8): AttentionTile(16, 128, 4, 4),
+        (128, 16): AttentionTile(16, 64, 4, 3),
+        (128, 8): AttentionTile(16, 128, 4, 3),
+        (256, 16): AttentionTile(16, 32, 4, 3),
+        (256, 8): AttentionTile(16, 64, 4, 3),
+    },
+    "sm_80": {
+        (64, 16): AttentionTile(16, 64, 4, 3),
+        (64, 8): AttentionTile(16, 128, 4, 3),
+        (128, 16): AttentionTile(16, 64, 4, 3),
+        (128, 8): AttentionTile(16, 64, 4, 3),
+        (256, 16): AttentionTile(16, 32, 4, 3),
+        (256, 8): AttentionTile(16, 32, 4, 3),
+    },
+    # 99 KB and about a quarter of the bandwidth: half of the bytes under way.
+    "sm_86": {
+        (64, 16): AttentionTile(16, 64, 4, 3),
+        (64, 8): AttentionTile(16, 64, 4, 3),
+        (128, 16): AttentionTile(16, 32, 4, 3),
+        (128, 8): AttentionTile(16, 64, 4, 3),
+        (256, 16): AttentionTile(16, 16, 4, 3),
+        (256, 8): AttentionTile(16, 32, 4, 3),
+    },
+    # 64 KB: two programs per compute unit want at most 32 KB each.
+    "gfx942": {
+        (64, 16): AttentionTile(16, 64, 4, 2),
+        (64, 8): AttentionTile(16, 64, 4, 2),
+        (128, 16): AttentionTile(16, 32, 4, 2),
+        (128, 8): AttentionTile(16, 32, 4, 2),
+        (256, 16): AttentionTile(16, 16, 4, 2),
+        (256, 8): AttentionTile(16, 16, 4, 2),
+    },
+}
+
+_TABLE_OF = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100": "sm_90"}
+"""Targets that go by another's table: the same shared memory, and instructions of the same shape or larger."""
+
+_FLOAT32_TILE = AttentionTile(32, 32, 4, 1)
+"""fp32 has no matrix instruction that keeps its precision on NVIDIA; it is there for tests, and small everywhere."""
+
+PROGRAMS_PER_PROCESSOR = 2
+"""Decode programs that a multiprocessor holds at a time, by the shared memory of their tiles."""
+
+MAX_GROUP_SIZE = 128
+"""Query heads per KV head: they share one tile."""
+
+MAX_SPLITS = 128
+"""Parts of a row in split-KV. One row of one KV head on 132 multiprocessors would take 264, where their reduction costs
+as much as is gained."""
+
+SPLIT_KEYS = 256
+"""Keys that a part should have at least, where the longest row is known: below that the start of a program weighs more
+than the reading it does."""
+
+
+def prefill_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
+    """For rows of several query tokens.
+
+    Args:
+        target: where it runs.
+        head_dim: size of a head.
+        query_bits, kv_bits: of a value of queries and of keys.
+        group_size: query heads per KV head.
+    """
+    tile = _attention_tile(_PREFILL_TILES, target, head_dim, query_bits, kv_bits)
+    return tile._replace(block_m=max(tile.block_m, _power_of_2(group_size)))
+
+
+def decode_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
+    """For rows of one query token; arguments as of `prefill_tile`."""
+    tile = _attention_tile(_DECODE_TILES, target, head_dim, query_bits, kv_bits)
+    return tile._replace(block_m=max(16, _power_of_2(group_size)))
+
+
+def _attention_tile(
+    table: dict[str, dict[_Shape, AttentionTile]], target: Target, head_dim: int, query_bits: int, kv_bits: int
+) -> AttentionTile:
+    if max(query_bits, kv_bits) == 32:
+        return _FLOAT32_TILE
+    return table[_TABLE_OF.get(target.name, target.name)][max(64, _power_of_2(head_dim)), kv_bits]
+
+
+def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_processors: int) -> int:
+    """Parts into which split-KV divides each row's keys: from sizes alone, so that it is the same in every replay.
+
+    A batch that fills the GPU anyway is not split. A small one is split so that all its parts run at once. Between
+    these, up to two programs for each place, each row has up to four parts: rows of very different length share the GPU
+    better, and the last programs do not run alone.
+
+    Args:
+        num_rows: of one query token.
+        num_kv_heads: each is a program of its own.
+        max_seq_len: the longest that a row may be, as far as the host knows.
+        num_processors: multiprocessors of the device.
+    """
+    num_programs = max(1, num_rows * num_kv_heads)
+    num_places = num_processors * PROGRAMS_PER_PROCESSOR
+    wanted = max(num_places // num_programs, min(4, 2 * num_places // num_programs))
+    return max(1, min(wanted, max_seq_len // SPLIT_KEYS, MAX_SPLITS))
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+# Rows of activations
+
+MAX_ROW_BYTES = 64 * 1024
+"""A row that a kernel keeps in registers, whole: 128 bytes for each of 512 threads, which have 512 bytes."""
+
+
+class RowTile(NamedTuple):
+    """How a program of a kernel on rows works: block_m rows by block_n columns."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+
+
+def row_tile(n: int, itemsize: int) -> RowTile:
+    """For kernels that reduce whole rows of n values of itemsize bytes.
+
+    16 values a thread: as bf16 two loads of 16 bytes from each input, so that a row alone on its multiprocessor has
+    enough of them under way, and few enough threads that reducing across them stays short. Short rows share a program
+    until it has two warps, because a multiprocessor takes 32 programs and 64 warps.
+
+    Raises: ValueError: the row has more than MAX_ROW_BYTES.
+    """
+    if n * itemsize > MAX_ROW_BYTES:
+        raise ValueError(
+            f"rows have {n} values of {itemsize} bytes, GPU operations on whole rows take up to {MAX_ROW_BYTES} bytes"
+        )
+    block_n = _power_of_2(n)
+    block_m = max(1, 1024 // block_n)
+    return RowTile(block_m, block_n, num_warps=min(16, block_m * block_n // 512))
+
+
+def column_tile(n: int) -> RowTile:
+    """For kernels that treat each of a row's n values by itself: a row is cut, so that few rows fill the GPU too.
+
+    16 values a thread as for whole rows, with 4 warps; short rows share a program.
+    """
+    block_n = min(2048, _power_of_2(n))
+    return RowTile(2048 // block_n, block_n, num_warps=4)
+
+
+class HeadTile(NamedTuple):
+    """How a program of a kernel on heads works: block_h heads of a token by block_d pairs of dimensions."""
+
+    block_h: int
+    block_d: int
+    num_warps: int
+
+
+def head_tile(num_heads: int, head_dim: int, warp_size: int) -> HeadTile:
+    """For the rotation of heads.
+
+    512 pairs: 64 threads with one load of 16 bytes (bf16) for each half of 8 pairs. A decode step of few tokens is then
+    spread over several multiprocessors, and 32 programs of two warps fill one in a prefill.
+    """
+    block_d = _power_of_2(head_dim // 2)
+    block_h = min(max(1, 512 // block_d), _power_of_2(num_heads))
+    return HeadTile(block_h, block_d, num_warps=max(1, block_h * block_d // 8 // warp_size))

@@ -1,0 +1,112 @@
+"""A tiny engine driven by hand: batches that decode, prefills, windows."""
+
+import statistics
+
+import pytest
+
+from engine.bench.benchmark import BenchmarkError
+from engine.bench.floor import Length
+from engine.bench.fresh_scheduler import schedule_anew, serve_anew
+from engine.bench.gpu.decode_steps import DecodePoint, Decoding, prefill_seconds
+from engine.bench.gpu.driver import EngineDriver, RequestMaker, new_request
+from engine.bench.gpu.window import continuous_window, static_window
+from engine.bench.serve import engine
+from engine.bench.shapes import write_shape
+from engine.bench.workload import Workload
+from engine.config import EngineConfig
+from engine.serving import EngineParts
+
+_STEP_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> EngineParts:
+    return engine(
+        EngineConfig(
+            model=str(write_shape("tiny", tmp_path_factory.mktemp("shape"))),
+            load_format="dummy",
+            max_num_seqs=4,
+            max_num_batched_tokens=_STEP_TOKENS,
+            max_model_len=128,
+            enable_prefix_caching=False,
+            device="cpu",
+            threads=1,
+        )
+    )
+
+
+@pytest.fixture
+def driver(parts: EngineParts) -> EngineDriver:
+    return EngineDriver(schedule_anew(parts))
+
+
+@pytest.fixture
+def maker() -> RequestMaker:
+    return RequestMaker(512)
+
+
+def test_answers_are_those_of_the_engine(parts: EngineParts, driver: EngineDriver) -> None:
+    prompts = [tuple(range(1, 20)), tuple(range(5, 90))]
+    requests = [new_request(prompt, 9) for prompt in prompts]
+    answers = {request.request_id: [] for request in requests}
+    driver.submit(requests)
+    while driver.num_open:
+        for delivery in driver.turn():
+            for output in delivery.outputs:
+                answers[output.request_id] += output.token_ids
+    driver.finish()
+    assert tuple(map(tuple, answers.values())) == serve_anew(parts, Workload(tuple(prompts), (9, 9))).output_ids
+
+
+def test_a_refused_request_is_an_error(driver: EngineDriver) -> None:
+    driver.submit([new_request((1,) * 200, 1)])
+    with pytest.raises(BenchmarkError, match="refused"):
+        driver.turn()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_point_decodes_at_its_context(driver: EngineDriver, maker: RequestMaker, batch: int) -> None:
+    point = DecodePoint(batch, context=60, num_steps=8)
+    with Decoding(driver, maker, point, _STEP_TOKENS) as decoding:
+        timed = decoding.steps(8)
+    assert len(timed.step_s) == 8
+    assert min(timed.step_s) > 0
+    assert timed.mean_context == pytest.approx(60, abs=4)
+    assert driver.num_open == 0
+
+
+def test_points_follow_each_other_on_one_runner(parts: EngineParts, maker: RequestMaker) -> None:
+    for _ in range(4):  # requests that were cancelled must not keep the runner's rows
+        with Decoding(EngineDriver(schedule_anew(parts)), maker, DecodePoint(4, 40, 2), _STEP_TOKENS) as decoding:
+            decoding.steps(2)
+
+
+def test_prefills_are_timed_between_full_steps(driver: EngineDriver, maker: RequestMaker) -> None:
+    assert 0 < prefill_seconds(driver, maker, prompt_len=24, num_prompts=6) < 1
+    with pytest.raises(BenchmarkError, match="nothing to time"):
+        prefill_seconds(driver, maker, prompt_len=4, num_prompts=2)
+
+
+def test_a_continuous_window_keeps_its_seats(driver: EngineDriver, maker: RequestMaker) -> None:
+    window = continuous_window(driver, maker, [Length(10, 12), Length(30, 3)], num_seats=4, seconds=0.2)
+    assert window.seconds >= 0.2
+    assert window.num_tokens > window.num_finished > 0
+    assert window.mean_running == pytest.approx(4, abs=0.3)
+    assert len(window.step_s) == len(window.step_tokens)
+    assert sum(window.step_s) == pytest.approx(window.seconds)
+    assert driver.num_open == 0
+
+
+def test_a_static_window_is_whole_batches(parts: EngineParts, maker: RequestMaker) -> None:
+    driver = EngineDriver(schedule_anew(parts, policy="static"))
+    window = static_window(driver, maker, [Length(5, 2), Length(5, 2), Length(5, 2), Length(5, 40)], 4, seconds=0.1)
+    assert window.num_finished % 4 == 0
+    assert window.num_tokens == window.num_finished // 4 * 46
+    assert statistics.median(window.step_tokens) == 1  # three seats wait for the fourth
+
+
+def test_requests_that_stand_in_line_are_random_and_repeatable() -> None:
+    first, second = (RequestMaker(512, seed=3).make(Length(7, 2)) for _ in range(2))
+    assert first.prompt_ids == second.prompt_ids
+    assert first.request_id != second.request_id
+    assert all(0 < token_id < 512 for token_id in first.prompt_ids)

@@ -1,0 +1,46 @@
+"""What each stage of the check on a GPU runs."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.bench.gpu.stages import STAGES, Rehearsal, commands_of
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_commands_with_a_share_of_the_time(stage: str) -> None:
+    commands = commands_of(stage, Rehearsal(), (), has_xdist=True, seed=7)
+    assert commands
+    assert all(0 < command.share <= 1 for command in commands)
+    assert commands[-1].share == 1
+
+
+def test_tests_run_with_pytest_and_its_timeout_alone() -> None:
+    tests, bench = commands_of("kernels", Rehearsal(), (), has_xdist=True, seed=7)
+    assert tests.arguments[:4] == ("-m", "pytest", "-c", "/dev/null")
+    assert not any("asyncio" in argument for argument in tests.arguments)
+    assert dict(tests.environ) == {
+        "CHAIRLIFT_TEST_SEED": "7",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "TRITON_INTERPRET": "",
+    }
+    assert tests.full_arguments(Path("x"), 100) == list(tests.arguments)
+    assert bench.arguments == ("-m", "kernels.bench", "--device", "cuda")
+    (alone, _) = commands_of("kernels", Rehearsal(), (), has_xdist=False, seed=7)
+    assert set(tests.arguments) - set(alone.arguments) == {"xdist.plugin", "-n", "8"}
+
+
+def test_decode_runs_both_precisions_unless_one_is_asked_for() -> None:
+    titles = [command.title for command in commands_of("decode", Rehearsal(), (), has_xdist=False, seed=0)]
+    assert titles == ["gpu-decode, bf16", "gpu-decode, fp8"]
+    (only,) = commands_of("decode", Rehearsal(), ("--precision", "fp8"), has_xdist=False, seed=0)
+    assert only.arguments[-2:] == ("--precision", "fp8")
+
+
+def test_a_command_gets_a_journal_and_less_time_than_its_keeper() -> None:
+    rehearsal = Rehearsal("cpu", "tiny", quick=True, threads=2)
+    (command,) = commands_of("mix", rehearsal, ("--seats", "2"), has_xdist=False, seed=0)
+    assert command.full_arguments(Path("a/1.jsonl"), 100.0) == [
+        *("-m", "engine.bench", "gpu-mix", "--device", "cpu", "--threads", "2", "--shape", "tiny", "--quick"),
+        *("--seats", "2", "--journal", "a/1.jsonl", "--budget", "85", "--out", "a/1.out"),
+    ]

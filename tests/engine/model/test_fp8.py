@@ -1,0 +1,257 @@
+"""Checkpoints in 8-bit floats: which are taken, and that they compute what their dequantised twins compute."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import CheckpointError
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.fp8 import FP8_DTYPE
+from engine.model.loader import load_model, weights_bytes
+from kernels.ops import cpu_ops, reference_ops
+
+FILE = "model.safetensors"
+PROJECTION = "model.layers.1.self_attn.k_proj"
+DYNAMIC = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+def compressed_tensors(*, weights=None, activations=None, group=None, **fields):
+    group_0 = {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+        | (weights or {}),
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+        | (activations or {}),
+        **(group or {}),
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group_0},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        **fields,
+    }
+
+
+def quantised(weight, kind):
+    """Values and scales as tools write them."""
+    largest = weight.float().abs().amax() if kind == "tensor" else weight.float().abs().amax(1, keepdim=True)
+    scale = largest / 448
+    shape = {"tensor": (), "channel": (len(weight), 1)}[kind]
+    return (weight.float() / scale).to(FP8_DTYPE), scale.reshape(shape)
+
+
+@pytest.fixture
+def make_twins(make_checkpoint, tmp_path):
+    """make_twins(kind, quantization_config, architecture="llama", ...) -> (8-bit checkpoint, the same dequantised)."""
+
+    def make(kind, quantization_config, *, architecture="llama", except_for=(), input_scales=False, **overrides):
+        original = make_checkpoint(architecture, dtype="bfloat16", **overrides)
+        small = shutil.copytree(original, tmp_path / "fp8")
+        twin = shutil.copytree(original, tmp_path / "twin")
+        stored, plain = {}, {}
+        for name, tensor in load_file(original / FILE).items():
+            module = name.removesuffix(".weight")
+            plain[name] = stored[name] = tensor
+            if module.endswith("_proj") and module not in except_for:
+                values, scale = quantised(tensor, kind)
+                stored |= {name: values, f"{name}_scale": scale}
+                plain[name] = values.float() * scale
+                if input_scales:
+                    stored[f"{module}.input_scale"] = torch.tensor(0.5)
+        save_file(stored, small / FILE)
+        save_file({name: tensor.float() for name, tensor in plain.items()}, twin / FILE)
+        config = json.loads((small / "config.json").read_text())
+        (twin / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+        (small / "config.json").write_text(json.dumps(config | {"quantization_config": quantization_config}))
+        return small, twin
+
+    return make
+
+
+def loaded_parts(path):
+    parts = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "pack", lambda model: parts.update(model.checkpoint_parts()))
+        load_model(path, ModelConfig.from_dir(path), reference_ops(), show_progress_bar=False)
+    return parts
+
+
+def layer_outputs(path, ops):
+    """What every linear layer of the last decoder layer makes of the same rows, and the head."""
+    model = load_model(path, ModelConfig.from_dir(path), ops, show_progress_bar=False)
+    layer = model.layers[-1]
+    generator = torch.Generator().manual_seed(0)
+    outputs = [model.compute_logits(torch.randn(5, 64, generator=generator))]
+    for linear, columns in ((layer.qkv, 64), (layer.o, 64), (layer.gate_up, 64), (layer.down, 112)):
+        outputs.append(linear(ops, torch.randn(5, columns, generator=generator)))
+    return outputs
+
+
+@pytest.mark.parametrize("kind", ["tensor", "channel"])
+@pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
+def test_a_checkpoint_computes_exactly_what_its_dequantised_twin_does(make_twins, kind, make_ops):
+    config = DYNAMIC if kind == "tensor" else compressed_tensors()
+    small, twin = make_twins(kind, config, architecture="qwen2")
+    outputs, expected = layer_outputs(small, make_ops()), layer_outputs(twin, make_ops())
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+
+
+def test_transformers_makes_the_same_of_the_dequantised_twin(make_twins):
+    import transformers
+
+    small, twin = make_twins("channel", compressed_tensors())
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32)
+    loaded = loaded_parts(small)
+    for name, parameter in oracle.named_parameters():
+        part = loaded[name]
+        scale = loaded[f"{name}_scale"].tensor[:, None] if part.tensor.dtype is FP8_DTYPE else 1.0
+        assert torch.equal(part.tensor.float() * scale, parameter)
+
+
+def test_a_scale_of_a_tensor_becomes_one_of_each_of_its_rows(make_twins):
+    """Queries, keys and values are one matrix, their scales are three."""
+    small, _ = make_twins("tensor", DYNAMIC)
+    stored, parts = load_file(small / FILE), loaded_parts(small)
+    scales = [parts[f"model.layers.0.self_attn.{name}_proj.weight_scale"].tensor for name in "qkv"]
+    assert [len(scale) for scale in scales] == [64, 32, 32]
+    for name, scale in zip("qkv", scales, strict=True):
+        assert (scale == stored[f"model.layers.0.self_attn.{name}_proj.weight_scale"]).all()
+    assert len({float(scale[0]) for scale in scales}) == 3
+
+
+@pytest.mark.parametrize("field", ["modules_to_not_convert", "ignored_layers"])
+@pytest.mark.parametrize("pattern", ["model.layers.1.mlp.down_proj", "layers.1.mlp.down_proj", "re:.*1.mlp.down_proj"])
+def test_layers_that_are_not_quantised_stay_as_they_are(make_twins, field, pattern):
+    except_for = ("model.layers.1.mlp.down_proj",)
+    small, twin = make_twins("tensor", {**DYNAMIC, field: ["lm_head", pattern]}, except_for=except_for)
+    parts = loaded_parts(small)
+    assert parts["model.layers.1.mlp.down_proj.weight"].tensor.dtype is torch.float32
+    assert parts["model.layers.0.mlp.down_proj.weight"].tensor.dtype is FP8_DTYPE
+    outputs, expected = layer_outputs(small, cpu_ops()), layer_outputs(twin, cpu_ops())
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+
+
+def test_one_matrix_cannot_be_half_in_8_bits(make_twins):
+    small, _ = make_twins("tensor", {**DYNAMIC, "ignored_layers": [PROJECTION]}, except_for=(PROJECTION,))
+    with pytest.raises(CheckpointError, match=f"one matrix here: .* {PROJECTION} is not"):
+        load_model(small, ModelConfig.from_dir(small), reference_ops(), show_progress_bar=False)
+
+
+def test_scales_of_static_schemes_are_left_aside_and_that_is_said(make_twins, caplog):
+    static = {**DYNAMIC, "activation_scheme": "static"}
+    small, twin = make_twins("tensor", static, input_scales=True)
+    with caplog.at_level("INFO"):
+        outputs = layer_outputs(small, cpu_ops())
+    (line,) = [record.getMessage() for record in caplog.records if "input_scale" in record.getMessage()]
+    assert line.startswith("14 input_scale tensors of the checkpoint are not used: activations are scaled per token")
+    assert all(torch.equal(a, b) for a, b in zip(outputs, layer_outputs(twin, cpu_ops()), strict=True))
+
+
+def rewrite(path, change):
+    tensors = load_file(path / FILE)
+    change(tensors)
+    save_file(tensors, path / FILE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.update({f"{PROJECTION}.weight": tensors[f"{PROJECTION}.weight"].float()}),
+            f"tensor {PROJECTION}.weight is F32, quantization_config makes it F8_E4M3",
+        ),
+        (
+            lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(FP8_DTYPE)}),
+            "tensor lm_head.weight is F8_E4M3, supported are F32, F16, BF16 for this one",
+        ),
+        (
+            lambda tensors: tensors.pop(f"{PROJECTION}.weight_scale"),
+            f"1 of 35 tensors are missing, the first is {PROJECTION}.weight_scale",
+        ),
+        (
+            lambda tensors: tensors.update({f"{PROJECTION}.weight_scale": torch.ones(4, 8)}),
+            f"tensor {PROJECTION}.weight_scale has shape [4, 8], config.json makes it [32]",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_configuration_is_named(make_twins, change, message):
+    small, _ = make_twins("tensor", DYNAMIC)
+    rewrite(small, change)
+    with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
+        load_model(small, ModelConfig.from_dir(small), reference_ops(), show_progress_bar=False)
+    assert str(small / FILE) in str(caught.value) or "missing" in message
+
+
+def test_8_bits_without_a_quantization_config_are_refused(make_twins):
+    small, twin = make_twins("tensor", DYNAMIC)
+    shutil.copy(twin / "config.json", small / "config.json")
+    with pytest.raises(CheckpointError, match=r"is F8_E4M3, supported are|has no place in this architecture"):
+        load_model(small, ModelConfig.from_dir(small), reference_ops(), show_progress_bar=False)
+
+
+def test_memory_counts_weights_as_they_are_kept(make_twins):
+    small, twin = make_twins("tensor", DYNAMIC)
+    config, plain = ModelConfig.from_dir(small), ModelConfig.from_dir(twin)
+    num_scales = sum(part.tensor.numel() for part in loaded_parts(small).values() if part.is_scale)
+    expected = weights_bytes(plain, torch.float32) + 4 * num_scales
+    assert weights_bytes(config, torch.float32) == expected
+    num_values = sum(
+        part.tensor.numel() for name, part in loaded_parts(small).items() if f"{name}_scale" in loaded_parts(small)
+    )
+    assert weights_bytes(config, torch.float32, keeps_fp8=True) == expected - 3 * num_values
+
+
+def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins):
+    small, _ = make_twins("tensor", DYNAMIC)
+    ops = cpu_ops()
+    model = load_model(small, ModelConfig.from_dir(small), ops, load_format="dummy", show_progress_bar=False)
+    x = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    assert 0.9 < float(model.layers[0].qkv(ops, x).std()) < 1.1
+    assert 0.9 < float(model.layers[0].gate_up(ops, x).std()) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("quantization_config", "message"),
+    [
+        ({"bits": 4}, "quantization_config: quant_method is 'absent', supported are fp8, compressed-tensors"),
+        ({"quant_method": "gptq", "bits": 4}, "quant_method is 'gptq', supported are fp8, compressed-tensors"),
+        (
+            {**DYNAMIC, "weight_block_size": [128, 128]},
+            "weight_block_size is [128, 128], supported are one scale per tensor or per output channel",
+        ),
+        ({**DYNAMIC, "activation_scheme": "none"}, "activation_scheme is 'none', supported are dynamic, static"),
+        ({**DYNAMIC, "ignored_layers": "lm_head"}, "ignored_layers is 'lm_head', expected a list of module names"),
+        ({**DYNAMIC, "ignored_layers": ["re:("]}, "ignored_layers has the pattern '(', which is none"),
+        (compressed_tensors(config_groups={}), "config_groups has 0 groups, supported is one"),
+        (compressed_tensors(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is set, supported is none"),
+        (compressed_tensors(group={"targets": ["Embedding"]}), "targets is ['Embedding'], supported is ['Linear']"),
+        (
+            compressed_tensors(weights={"type": "int"}),
+            "weights: type is 'int' with num_bits 8, supported is 'float' with num_bits 8",
+        ),
+        (compressed_tensors(weights={"num_bits": 4}), "weights: type is 'float' with num_bits 4"),
+        (
+            compressed_tensors(weights={"strategy": "block"}),
+            "weights: strategy is 'block', supported are tensor, channel",
+        ),
+        (compressed_tensors(weights={"symmetric": False}), "weights: symmetric is false, supported is true"),
+        (compressed_tensors(group={"input_activations": None}), "input_activations: type is 'absent'"),
+        (
+            compressed_tensors(activations={"strategy": "group"}),
+            "input_activations: strategy is 'group', supported are token, tensor",
+        ),
+    ],
+)
+def test_other_ways_to_quantise_are_refused_by_name(make_checkpoint, tmp_path, quantization_config, message):
+    config = json.loads((make_checkpoint("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization_config}))
+    with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
+        ModelConfig.from_dir(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)

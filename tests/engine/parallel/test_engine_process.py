@@ -1,0 +1,203 @@
+"""`python -m engine --tensor-parallel-size 2` with its socket: it serves, and both processes live and die together."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.testing_client import AttachClient, submission
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "HF_HUB_OFFLINE": "1"}
+SOON_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "tiny-llama"
+    shutil.copytree(make_checkpoint("llama"), path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+class Process:
+    """An engine process: what it has said on stderr, and its other rank."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self.process = process
+        self.address = address
+        self.lines: list[str] = []
+
+    async def said(self, words: str) -> str:
+        assert self.process.stderr is not None
+        while line := (await self.process.stderr.readline()).decode():
+            self.lines.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"{words!r} was not said: {''.join(self.lines)}")
+
+    async def follower_pid(self) -> int:
+        match = re.search(r"rank 1 \(process (\d+)\)", await self.said("rank 1 (process"))
+        assert match is not None
+        return int(match[1])
+
+    async def ended(self) -> int:
+        """The exit status; nobody is left who holds its standard error."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(SOON_S):
+            self.lines += (await self.process.stderr.read()).decode().splitlines(keepends=True)
+            return await self.process.wait()
+
+    @property
+    def complaints(self) -> list[str]:
+        return [line for line in self.lines if line.startswith("chairlift-engine: error: ")]
+
+
+@contextlib.asynccontextmanager
+async def two_ranks(tmp_path: Path, *flags: object) -> AsyncIterator[Process]:
+    socket_path = tmp_path / "engine.sock"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "engine", "--uds", socket_path, "--threads", "1", "-tp", "2", "--kv-cache-memory-bytes", "1M"),
+        *map(str, flags),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+    )
+    try:
+        yield Process(process, f"unix:{socket_path}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) -> None:
+    ignoring_end = pb.TokenStops(ignore_end_token=True)
+    async with two_ranks(tmp_path, "--model", model_dir) as engine:
+        follower = await engine.follower_pid()
+        await engine.said("serving on unix:")
+        async with AttachClient.open(engine.address) as client:
+            prompts = {handle: [handle, 3 * handle, 7] for handle in range(1, 12)}
+            together = await client.generate(*(submission(h, p, 24, stops=ignoring_end) for h, p in prompts.items()))
+            (alone,) = await client.generate(submission(99, prompts[7], 24, stops=ignoring_end))
+            assert {len(answer.token_ids) for answer in together} == {24}
+            assert alone.token_ids == together[6].token_ids
+            await client.submit(submission(1, [5], 100, stops=ignoring_end))
+            await client.until(lambda: client.received[1].token_ids)
+            engine.process.terminate()
+            (last,) = await client.ended(1)
+            assert len(last.token_ids) == 100
+        assert await engine.ended() == 0
+    assert not is_alive(follower)
+    assert engine.complaints == []
+    assert "drained 1 requests" in "".join(engine.lines)
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["in a step", "idle"])
+async def test_a_killed_follower_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path, is_busy: bool) -> None:
+    async with two_ranks(tmp_path, "--model", model_dir) as engine:
+        follower = await engine.follower_pid()
+        await engine.said("serving on unix:")
+        async with AttachClient.open(engine.address) as client:
+            if is_busy:
+                await client.submit(submission(1, [5], 500, stops=pb.TokenStops(ignore_end_token=True)))
+                await client.until(lambda: client.received[1].token_ids)
+            os.kill(follower, signal.SIGKILL)
+            if is_busy:
+                (answer,) = await client.ended(1)
+                assert answer.completion is not None
+                assert answer.completion.reason == pb.COMPLETION_REASON_ENGINE_ERROR
+                assert "was killed by SIGKILL" in answer.completion.detail
+        assert await engine.ended() == 1
+    expected = f"chairlift-engine: error: rank 1 (process {follower}) was killed by SIGKILL\n"
+    assert engine.complaints == [expected]
+    assert "Traceback" not in "".join(engine.lines)
+
+
+async def test_a_killed_rank_0_ends_its_follower(tmp_path: Path, model_dir: Path) -> None:
+    async with two_ranks(tmp_path, "--model", model_dir) as engine:
+        follower = await engine.follower_pid()
+        await engine.said("serving on unix:")
+        async with AttachClient.open(engine.address) as client:
+            await client.submit(submission(1, [5], 500, stops=pb.TokenStops(ignore_end_token=True)))
+            await client.until(lambda: client.received[1].token_ids)
+            engine.process.kill()
+            # Its standard error is the follower's too: it ends when both are gone.
+            assert await engine.ended() == -signal.SIGKILL
+            with contextlib.suppress(grpc.RpcError):
+                await client.ended(1)
+    assert not is_running(follower)
+    assert "Traceback" not in "".join(engine.lines)
+
+
+def is_running(pid: int) -> bool:
+    """A process that nobody has waited for yet is there, and dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_follower_that_hangs_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path) -> None:
+    async with two_ranks(tmp_path, "--model", model_dir, "--rank-timeout", "3") as engine:
+        follower = await engine.follower_pid()
+        await engine.said("serving on unix:")
+        async with AttachClient.open(engine.address) as client:
+            os.kill(follower, signal.SIGSTOP)  # so that it does not notice the end of rank 0 either
+            await client.submit(submission(1, [5], 8))
+            (answer,) = await client.ended(1)
+            assert answer.completion is not None
+            assert answer.completion.reason == pb.COMPLETION_REASON_ENGINE_ERROR
+        assert await engine.ended() == 1
+    (line,) = engine.complaints
+    assert re.search(rf"rank 0 has waited more than 3 s for step \d+: rank 1 \(process {follower}\) hangs", line)
+    assert not is_running(follower)
+
+
+async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path) -> None:
+    async with two_ranks(tmp_path, "--model", model_dir) as engine:
+        follower = await engine.follower_pid()
+        engine.process.terminate()
+        assert await engine.ended() == 0
+    assert not is_running(follower)
+    assert engine.complaints == []
+
+
+async def test_a_broken_checkpoint_is_one_line_though_both_ranks_find_it(tmp_path: Path, model_dir: Path) -> None:
+    path = tmp_path / "broken"
+    shutil.copytree(model_dir, path)
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    async with two_ranks(tmp_path, "--model", path, "--log-level", "error") as engine:
+        assert await engine.ended() == 2
+    (line,) = engine.complaints
+    assert str(weights) in line
+    assert "Traceback" not in "".join(engine.lines)
+
+
+async def test_numbers_that_do_not_divide_are_said_in_one_line(tmp_path: Path, model_dir: Path) -> None:
+    async with two_ranks(tmp_path, "--model", model_dir, "-tp", "3", "--log-level", "error") as engine:
+        assert await engine.ended() == 2
+    assert engine.complaints == [
+        "chairlift-engine: error: num_attention_heads 4 is not a multiple of tensor_parallel_size 3\n"
+    ]

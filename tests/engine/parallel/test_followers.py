@@ -1,0 +1,185 @@
+"""Followers as processes: each end of theirs is noticed, told once, and leaves nobody behind.
+
+The programs here speak a follower's part of the protocol and nothing else.
+"""
+
+import os
+import queue
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.errors import CheckpointError, ConfigError, EngineError, StepError
+from engine.parallel.followers import Followers
+
+SOON_S = 30.0
+
+LOYAL = """
+    channel.send(None)
+    try:
+        while True:
+            channel.recv_bytes()
+    except EOFError:
+        pass
+"""
+
+
+class Group:
+    """Of rank 0, which never joined."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.has_left = False
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
+class Started:
+    """Followers, and what is reported of them."""
+
+    def __init__(self, body: str, size: int, timeout_s: float) -> None:
+        program = f"""
+import os, signal, sys, threading, time
+from multiprocessing.connection import Connection
+from engine.errors import CheckpointError, ConfigError, StepError
+def watch():
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+threading.Thread(target=watch, daemon=True).start()
+channel = Connection(int(sys.argv[-1]))
+rank = channel.recv()
+{textwrap.dedent(body)}
+"""
+        self.failures: queue.Queue[EngineError] = queue.Queue()
+        self.group = Group(size)
+        self.followers = Followers(
+            self.group,  # type: ignore[arg-type]
+            timeout_s=timeout_s,
+            on_failure=self.failures.put,
+            command=[sys.executable, "-c", program],
+        )
+        self.followers.assign(list(range(1, size)))
+
+    def failure(self) -> EngineError:
+        return self.failures.get(timeout=SOON_S)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Started]]:
+    """start(program, size=2, timeout_s=60) -> Started; closed at the end."""
+    started: list[Started] = []
+
+    def make(body: str, size: int = 2, timeout_s: float = 60.0) -> Started:
+        started.append(Started(body, size, timeout_s))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.followers.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ready_when_all_are_and_gone_after_close(start: Callable[..., Started]) -> None:
+    started = start(LOYAL, size=3)
+    started.followers.wait_ready()
+    pids = started.followers.pids
+    assert all(map(is_alive, pids))
+    folder = started.followers.meeting_folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    started.followers.close()
+    assert not any(map(is_alive, pids))
+    assert not folder.exists()
+    assert started.group.has_left
+    assert started.failures.empty()
+
+
+def test_a_killed_follower_is_named_at_once_and_once(start: Callable[..., Started]) -> None:
+    started = start(LOYAL, size=3)
+    started.followers.wait_ready()
+    victim = started.followers.pids[1]
+    os.kill(victim, signal.SIGKILL)
+    error = started.failure()
+    assert isinstance(error, StepError)
+    assert str(error) == f"rank 2 (process {victim}) was killed by SIGKILL"
+    started.followers.close()
+    assert started.failures.empty()
+
+
+def test_an_exit_status_is_reported(start: Callable[..., Started]) -> None:
+    started = start("channel.close(); sys.exit(3)")
+    assert "ended with exit status 3" in str(started.failure())
+
+
+@pytest.mark.parametrize("kind", [ConfigError, CheckpointError, StepError])
+def test_what_a_follower_says_keeps_its_kind_and_gets_its_name(
+    start: Callable[..., Started], kind: type[EngineError]
+) -> None:
+    started = start(f"channel.send({kind.__name__}('no room for it'))")
+    error = started.failure()
+    assert type(error) is kind
+    assert str(error) == f"rank 1 (process {started.followers.pids[0]}): no room for it"
+
+
+def test_a_follower_that_hangs_in_a_step_is_a_failure(start: Callable[..., Started]) -> None:
+    started = start(LOYAL, timeout_s=1.0)
+    started.followers.wait_ready()
+    with started.followers.waiting_for("step 17"):
+        error = started.failure()
+    assert "rank 0 has waited more than 1 s for step 17: rank 1 (process" in str(error)
+
+
+def test_idleness_is_no_failure(start: Callable[..., Started]) -> None:
+    started = start(LOYAL, timeout_s=0.1)
+    started.followers.wait_ready()
+    with pytest.raises(queue.Empty):
+        started.failures.get(timeout=2.5)  # two ticks of the clock
+
+
+def test_an_error_waits_for_the_news_that_explain_it(start: Callable[..., Started]) -> None:
+    """A collective fails the moment its peer is gone; that the peer is gone is what people must read."""
+    started = start(LOYAL)
+    started.followers.wait_ready()
+
+    def step() -> None:
+        with started.followers.waiting_for("step 1"):
+            os.kill(started.followers.pids[0], signal.SIGKILL)
+            raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(RuntimeError):
+        step()
+    assert "was killed by SIGKILL" in str(started.failures.get_nowait())
+
+
+def test_a_follower_that_does_not_listen_is_killed(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.parallel.followers._FAREWELL_S", 0.2)
+    started = start("channel.send(None); time.sleep(1000)")
+    started.followers.wait_ready()
+    begun_s = time.monotonic()
+    started.followers.close()
+    assert time.monotonic() - begun_s < 10
+    assert not any(map(is_alive, started.followers.pids))
+
+
+def test_nothing_is_reported_after_close(start: Callable[..., Started]) -> None:
+    started = start("channel.send(None); channel.recv_bytes()")  # ends with an error when the channel does
+    started.followers.wait_ready()
+    started.followers.close()
+    started.followers.close()
+    assert started.failures.empty()

@@ -1,0 +1,50 @@
+"""Everything at once, in random order, on a device that does everything late: every answer is the one known before."""
+
+import secrets
+from collections import Counter
+
+import pytest
+
+OPERATIONS_PER_WORLD = 150
+NUM_WORLDS = 40
+
+
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("first_seed", [0, secrets.randbelow(2**32)], ids=["fixed seed", "fresh seed"])
+def test_every_answer_is_that_of_the_request_alone(simulate, first_seed, max_steps_in_flight):
+    seen = Counter()
+    for seed in range(first_seed, first_seed + NUM_WORLDS):
+        try:
+            seen += simulate(seed, OPERATIONS_PER_WORLD, max_steps_in_flight=max_steps_in_flight).seen
+        except Exception as error:
+            error.add_note(f"world {seed}, {max_steps_in_flight} steps in flight")
+            raise
+    # A harness in which nothing happens proves nothing.
+    wanted = {
+        "tokens": 60,
+        "steps": 40,
+        "preemptions": 1,
+        "prefix hits": 5,
+        "mixed steps": 2,
+        "padding rows": 5,
+        "penalised answers": 2,
+        "CANCELLED": 0.2,
+        "ERROR": 0.2,
+        "END_TOKEN": 1,
+        "STOP_TOKEN": 0.2,
+        "MAX_TOKENS": 1,
+    }
+    rare = {name: seen[name] for name, per_world in wanted.items() if seen[name] < per_world * NUM_WORLDS}
+    assert not rare, f"too rare in {NUM_WORLDS} worlds from {first_seed}: {rare}"
+    assert seen["large biases"] > 0
+    assert seen["DEADLINE"] > 0
+    assert (seen["unresolved ids"] > 10 * NUM_WORLDS) == (max_steps_in_flight > 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_and_two_steps_in_flight_give_the_same_tokens(simulate, seed):
+    """Without cancels and deadlines that depend on when a step ends; those that ended otherwise are left out."""
+    worlds = [simulate(seed, OPERATIONS_PER_WORLD, max_steps_in_flight=count) for count in (1, 2)]
+    common = worlds[0].tokens.keys() & worlds[1].tokens.keys()
+    assert common
+    assert all(worlds[0].tokens[request_id] == worlds[1].tokens[request_id] for request_id in common)

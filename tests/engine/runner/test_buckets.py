@@ -1,0 +1,45 @@
+"""Which batch sizes decode steps are padded to."""
+
+import itertools
+
+import pytest
+
+from engine.runner.buckets import bucket_of, decode_buckets
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "ladder"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 8)),
+        (9, (1, 2, 4, 8, 9)),
+        (16, (1, 2, 4, 8, 16)),
+        (33, (1, 2, 4, 8, 16, 24, 32, 33)),
+    ],
+)
+def test_a_ladder_ends_with_the_largest_batch(max_num_seqs, ladder):
+    assert decode_buckets(max_num_seqs) == ladder
+
+
+def test_steps_widen_as_batches_grow():
+    ladder = decode_buckets(1024)
+    steps = {low: high - low for low, high in itertools.pairwise(ladder)}
+    assert {steps[low] for low in ladder if 8 <= low < 256} == {8}
+    assert {steps[low] for low in ladder if 256 <= low < 512} == {16}
+    assert {steps[low] for low in ladder if 512 <= low < 1024} == {32}
+    assert len(ladder) == 67
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 7, 64, 100, 256, 300, 1000])
+def test_every_batch_has_the_smallest_size_that_holds_it(max_num_seqs):
+    ladder = decode_buckets(max_num_seqs)
+    assert list(ladder) == sorted(set(ladder))
+    for num_rows in range(1, max_num_seqs + 1):
+        assert bucket_of(num_rows, ladder) == min(size for size in ladder if size >= num_rows)
+
+
+@pytest.mark.parametrize("ladder", [(), (1, 2)])
+def test_a_batch_beyond_the_ladder_is_an_error(ladder):
+    with pytest.raises(ValueError, match="3 rows, the largest batch size is"):
+        bucket_of(3, ladder)

@@ -1,0 +1,52 @@
+"""GPU kernels run on the GPU where there is one, else under Triton's interpreter: decided before they are imported."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from kernels.gpu.targets import TARGETS, target_of
+
+# The second is another one in every run; failures name it. Workers of one run must agree on it: they are told.
+SEEDS = (0, int(os.environ.get("CHAIRLIFT_TEST_SEED") or int.from_bytes(os.urandom(3), "big")))
+
+
+@pytest.fixture(params=SEEDS, ids=lambda seed: f"seed={seed}")
+def seed(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def target(device):
+    """Of the device; under the interpreter one that has everything."""
+    return target_of(device) if device.type == "cuda" else TARGETS["sm_90"]
+
+
+@pytest.fixture(scope="session")
+def float8(target):
+    if target.fp8_dtype is None:
+        pytest.skip(f"{target.name} has no 8-bit floats")
+    return target.fp8_dtype
+
+
+@pytest.fixture(autouse=True)
+def results_are_nan_before_they_are_computed(monkeypatch):
+    """So that what no program writes shows, and what is read before it is written."""
+
+    def poisoned(allocate):
+        def allocate_nan(*args, **options):
+            tensor = allocate(*args, **options)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.fill_(0x55)
+
+        return allocate_nan
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))

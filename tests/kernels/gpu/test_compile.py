@@ -1,0 +1,169 @@
+"""Every kernel compiles for every target, within its registers and shared memory, and live calls need nothing more.
+
+CHAIRLIFT_COMPILE_EVERYTHING=1 compiles every form that there is, which takes long; else each tile and branch once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+TARGETS = ["sm_80", "sm_90", "sm_100", "gfx942"]
+EVERYTHING = bool(os.environ.get("CHAIRLIFT_COMPILE_EVERYTHING"))
+
+
+def run(*command):
+    """In a process of its own, with Triton's interpreter off."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200 if EVERYTHING else 120)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles_and_fits(target, tmp_path):
+    report = tmp_path / "report.json"
+    options = ["--target", target, "--live", "--json", str(report), *(["--everything"] if EVERYTHING else [])]
+    result = run("-m", "kernels.gpu.compile_check", *options)
+    assert result.returncode == 0, result.stderr
+    kernels = json.loads(report.read_text())["kernels"]
+    names = {kernel["kernel"] for kernel in kernels}
+    assert {"_prefill_attention_kernel", "_decode_attention_kernel", "_merge_splits_kernel"} <= names
+    assert all(kernel["num_registers"] > 0 and kernel["binary_bytes"] > 0 for kernel in kernels)
+
+
+KERNELS = """
+    import torch
+    import triton
+    import triton.language as tl
+
+    from kernels.gpu.launch import CompileCounter, compile_only, launch
+    from kernels.gpu.compile_check import compile_calls, find_faults, find_live_compiles
+    from kernels.gpu.specializations import FAMILIES, Call, Family
+    from kernels.gpu.stand_in_driver import use_stand_in
+    from kernels.gpu.targets import TARGETS
+
+    use_stand_in(TARGETS["sm_80"])
+    values = torch.empty(1024, device="meta")
+"""
+
+
+def script(tmp_path, kernel, body):
+    """Triton reads kernels from files."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(KERNELS) + textwrap.dedent(kernel) + textwrap.dedent(body))
+    result = run(str(path))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(autouse=True)
+def modules_are_found(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+
+NEGATE = """
+    @triton.jit
+    def negate(ptr, n, BLOCK: tl.constexpr):
+        offsets = tl.arange(0, BLOCK)
+        tl.store(ptr + offsets, -tl.load(ptr + offsets, mask=offsets < n), mask=offsets < n)
+"""
+
+
+@pytest.mark.slow
+def test_launches_compile_in_the_block_and_are_counted_after_it(tmp_path):
+    script(
+        tmp_path,
+        NEGATE,
+        """
+        counted = []
+        counter = CompileCounter(counted.append)
+        with compile_only(num_threads=2) as compiled:
+            for block in (16, 32):
+                launch(negate, (1,), values, 17, BLOCK=block)
+        assert [kernel.metadata.target.arch for kernel in compiled] == [80, 80]
+        assert counter.num_compiles == 0
+        launch(negate, (1,), values, 17, BLOCK=32)
+        launch(negate, (0,), values, 17, BLOCK=64)  # of nothing
+        assert counter.num_compiles == 0
+        launch(negate, (1,), values, 16, BLOCK=32)  # 16 divides n: another form
+        assert counter.num_compiles == 1 and len(counted) == 1 and "negate" in counted[0], counted
+        counter.close()
+        launch(negate, (1,), values, 1, BLOCK=32)
+        assert counter.num_compiles == 1
+        """,
+    )
+
+
+@pytest.mark.slow
+def test_kernels_that_do_not_compile_are_told_together_and_spoil_nothing(tmp_path):
+    script(
+        tmp_path,
+        NEGATE
+        + """
+    @triton.jit
+    def wrong(ptr, BLOCK: tl.constexpr):
+        tl.store(ptr + tl.arange(0, BLOCK), tl.nothing_of_the_kind)
+""",
+        """
+        try:
+            with compile_only():
+                launch(wrong, (1,), values, BLOCK=16)
+                launch(negate, (1,), values, 17, BLOCK=16)
+                launch(wrong, (1,), values, BLOCK=32)
+        except ExceptionGroup as errors:
+            assert "2 of 3 kernels do not compile" in str(errors)
+            assert len(errors.exceptions) == 2 and "nothing_of_the_kind" in str(errors.exceptions[0])
+        else:
+            raise AssertionError("nothing was raised")
+        counter = CompileCounter()
+        launch(negate, (1,), values, 17, BLOCK=16)
+        assert counter.num_compiles == 0
+        with compile_only() as compiled:
+            launch(negate, (1,), values, 17, BLOCK=64)
+        assert compiled[0].name == "negate"
+        """,
+    )
+
+
+@pytest.mark.slow
+def test_faults_are_found(tmp_path):
+    """Spilled registers, too much shared memory, and calls of a form that was not compiled before."""
+    script(
+        tmp_path,
+        NEGATE
+        + """
+    @triton.jit
+    def crowded(ptr, BLOCK: tl.constexpr):
+        a = tl.load(ptr + tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :])
+        tl.store(ptr + tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], tl.dot(a, a))
+""",
+        """
+        target = TARGETS["sm_80"]
+
+        def call(kernel, *args, **options):
+            return Call("a call", lambda: launch(kernel, (1,), values, *args, **options))
+
+        kernels = compile_calls([call(crowded, BLOCK=256, num_warps=1), call(negate, 17, BLOCK=16)])
+        assert [needs.kernel for _, needs in kernels] == ["crowded", "negate"]
+        faults = find_faults(kernels, target)
+        assert len(faults) == 2 and "shared memory" in faults[0] and "spills" in faults[1], faults
+
+        specializations = lambda *_: iter([call(negate, 17, BLOCK=16)])
+        closed = Family(specializations, lambda *_: iter([call(negate, n, BLOCK=16) for n in (17, 18, 100)]))
+        open_ = Family(specializations, lambda *_: iter([call(negate, n, BLOCK=16) for n in (17, 32)]))
+        FAMILIES.update(closed=closed, open=open_)
+        assert find_live_compiles(target, ["closed"], 0) == []
+        assert len(find_live_compiles(target, ["open"], 0)) == 1
+        """,
+    )
+
+
+def test_the_check_refuses_to_run_under_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "kernels.gpu.compile_check"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "TRITON_INTERPRET is set" in result.stderr

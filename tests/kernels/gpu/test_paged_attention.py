@@ -1,0 +1,337 @@
+"""Ragged attention in Triton against the reference: mixes of chunks and decodes, and what nobody may read or write."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.gpu import tiles
+from kernels.gpu.decode_attention import decode_attention
+from kernels.gpu.kv_cache import GpuKVCache
+from kernels.gpu.paged_attention import paged_attention
+from kernels.gpu.prefill_attention import prefill_attention
+from kernels.metadata import AttentionMetadata
+from kernels.reference.paged_attention import paged_attention as reference_paged_attention
+from kernels.testing import assert_close, make_ragged_batch
+
+MIXES = {
+    "decodes": ([1, 1, 1, 1], [1, 16, 17, 301]),
+    "short chunks": ([5, 5, 7], [5, 21, 300]),
+    "long chunk": ([129], [129]),
+    "chunk of a longer prompt": ([129], [333]),
+    "decodes, then chunks": ([1, 1, 5, 129], [40, 333, 77, 257]),
+    "block borders": ([1, 1, 1, 15, 16, 17, 16], [15, 16, 17, 15, 16, 17, 32]),
+    "tile borders": ([1, 1, 1, 63, 64, 65], [63, 64, 65, 127, 128, 129]),
+}
+NUM_PROCESSORS = 132
+
+
+def make_cache(batch, kv_dtype, device, poison=torch.nan):
+    """The batch's keys and values in blocks, as the cache of the GPU lays them out; poison where nobody owns a slot.
+
+    Returns: the cache, and per row what is in it, as fp32.
+    """
+    num_kv_heads, head_dim = batch.k[0].shape[1:]
+    shape = (batch.num_blocks, num_kv_heads, batch.metadata.block_size)
+    is_quantized = kv_dtype.itemsize == 1
+    parts = [torch.full((*shape, head_dim), poison).to(kv_dtype) for _ in range(2)]
+    scales = [torch.full(shape if is_quantized else (0,), poison) for _ in range(2)]
+    stored = [[], []]
+    for row in range(len(batch.k)):
+        slots = batch.slots(row)
+        blocks, offsets = slots // batch.metadata.block_size, slots % batch.metadata.block_size
+        for i, values in enumerate((batch.k[row], batch.v[row])):
+            if is_quantized:
+                scale = values.abs().amax(-1) / torch.finfo(kv_dtype).max
+                scales[i][blocks, :, offsets] = scale
+                values = (values / scale[..., None]).to(kv_dtype)
+                parts[i][blocks, :, offsets] = values
+                stored[i].append(values.float() * scale[..., None])
+            else:
+                parts[i][blocks, :, offsets] = values.to(kv_dtype)
+                stored[i].append(values.to(kv_dtype).float())
+    return GpuKVCache(*(part.to(device) for part in (*parts, *scales))), stored
+
+
+def expect(batch, q, stored, **options):
+    """The reference in float64, on what the cache holds."""
+    k, v = stored
+    rows = []
+    for row in range(len(k)):
+        start, stop = batch.metadata.query_start_loc[row : row + 2].tolist()
+        one = AttentionMetadata(
+            query_start_loc=torch.tensor([0, stop - start], dtype=torch.int32),
+            seq_lens=torch.tensor([len(k[row])], dtype=torch.int32),
+            block_table=torch.zeros(1, 1, dtype=torch.int32),
+            slot_mapping=torch.zeros(stop - start, dtype=torch.int64),
+            block_size=len(k[row]),
+            max_query_len=stop - start,
+            max_seq_len=len(k[row]),
+        )
+        rows.append(reference_paged_attention(q[start:stop].double(), k[row][None], v[row][None], one, **options))
+    return torch.cat(rows).flatten(1)
+
+
+def to_device(metadata, device):
+    names = ("query_start_loc", "seq_lens", "block_table", "slot_mapping")
+    return replace(metadata, **{name: getattr(metadata, name).to(device) for name in names})
+
+
+def check(batch, device, target, *, dtype=torch.float32, kv_dtype=None, num_one_token_reqs=None, **options):
+    """The whole call against the reference."""
+    query_lens = batch.metadata.query_start_loc.diff().tolist()
+    if num_one_token_reqs is None:
+        num_one_token_reqs = next((i for i, n in enumerate(query_lens) if n > 1), len(query_lens))
+    cache, stored = make_cache(batch, kv_dtype or dtype, device)
+    q = batch.q.to(dtype)
+    actual = paged_attention(
+        q.to(device),
+        cache,
+        to_device(replace(batch.metadata, num_one_token_reqs=num_one_token_reqs), device),
+        scale=batch.scale,
+        target=target,
+        num_processors=NUM_PROCESSORS,
+        **options,
+    )
+    assert actual.dtype is dtype
+    assert_close(actual.cpu(), expect(batch, q, stored, scale=batch.scale, **options))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("sliding_window", [None, 1, 16, 33, 100])
+def test_paged_attention_equals_reference_on_mix(device, target, mix, sliding_window):
+    check(make_ragged_batch(*MIXES[mix]), device, target, sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("mix", ["decodes, then chunks", "tile borders"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_paged_attention_equals_reference_in_16_bits(device, target, seed, mix, dtype):
+    check(make_ragged_batch(*MIXES[mix], seed=seed), device, target, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sliding_window", [None, 33])
+def test_paged_attention_applies_the_scales_of_an_8_bit_cache(device, target, float8, seed, dtype, sliding_window):
+    batch = make_ragged_batch(*MIXES["decodes, then chunks"], seed=seed)
+    check(batch, device, target, dtype=dtype, kv_dtype=float8, sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3, 4, 7, 8, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_paged_attention_equals_reference_for_group_size(device, target, group_size, dtype):
+    shape = {"num_heads": 2 * group_size, "num_kv_heads": 2}
+    check(make_ragged_batch([1, 1, 5, 47], [40, 133, 77, 150], **shape), device, target, dtype=dtype)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize(("block_size", "dtype"), [(16, torch.float32), (32, torch.float16), (64, torch.float16)])
+def test_paged_attention_equals_reference_for_shape(device, target, head_dim, block_size, dtype):
+    batch = make_ragged_batch([1, 9, 30], [150, 65, 131], head_dim=head_dim, block_size=block_size)
+    check(batch, device, target, dtype=dtype, sliding_window=90)
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128, 256])
+def test_paged_attention_equals_reference_where_keys_of_a_step_share_a_block(device, target, float8, block_size):
+    batch = make_ragged_batch([1, 1, 70], [7, 300, 260], block_size=block_size, num_heads=6)
+    check(batch, device, target, dtype=torch.float16)
+    check(batch, device, target, dtype=torch.float16, kv_dtype=float8, sliding_window=70)
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 3.0, 50.0])
+@pytest.mark.parametrize("sliding_window", [None, 20])
+def test_paged_attention_caps_scores(device, target, soft_cap, sliding_window):
+    batch = make_ragged_batch([1, 1, 9, 40], [40, 133, 77, 150])
+    batch = replace(batch, q=4 * batch.q)  # scores that a cap makes a difference to
+    check(batch, device, target, soft_cap=soft_cap, sliding_window=sliding_window)
+
+
+def test_a_soft_cap_makes_a_difference(device, target):
+    """Or else the test above shows nothing."""
+    batch = make_ragged_batch([1, 9], [40, 77])
+    batch = replace(batch, q=4 * batch.q)
+    _, stored = make_cache(batch, torch.float32, device)
+    plain, capped = (expect(batch, batch.q, stored, scale=batch.scale, soft_cap=cap) for cap in (None, 3.0))
+    assert (plain - capped).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("num_one_token_reqs", [0, 1, 2, 3])
+def test_one_token_rows_may_go_to_either_kernel(device, target, num_one_token_reqs):
+    batch = make_ragged_batch([1, 1, 1, 9], [1, 133, 64, 77])
+    check(batch, device, target, num_one_token_reqs=num_one_token_reqs)
+
+
+def test_random_batches_equal_reference(device, target, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return int(torch.randint(low, high, (), generator=generator))
+
+    for i in range(12):
+        query_lens = [1] * draw(0, 4) + [draw(1, 60) for _ in range(draw(1, 5))]
+        seq_lens = [query_len + draw(0, 90) for query_len in query_lens]
+        batch = make_ragged_batch(
+            query_lens,
+            seq_lens,
+            num_heads=2 * draw(1, 5),
+            head_dim=16 * draw(1, 5),
+            block_size=16 << draw(0, 3),
+            seed=seed + i,
+        )
+        check(batch, device, target, sliding_window=draw(1, 120) if draw(0, 2) else None)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("sliding_window", [None, 50])
+def test_parts_of_a_row_make_the_whole(device, target, float8, num_splits, sliding_window):
+    """Also where there are more parts than steps, and fewer keys than one step has."""
+    batch = make_ragged_batch([1] * 5, [1, 31, 32, 33, 300], num_heads=6, head_dim=80)
+    options = {"scale": batch.scale, "sliding_window": sliding_window, "soft_cap": None}
+    for kv_dtype in (torch.float32, float8):
+        cache, stored = make_cache(batch, kv_dtype, device)
+        out = torch.full((5, 6 * 80), torch.nan, device=device)
+        decode_attention(
+            out,
+            batch.q.to(device),
+            cache,
+            to_device(batch.metadata, device),
+            num_rows=5,
+            num_splits=num_splits,
+            tile=tiles.AttentionTile(16, 32, 4, 1),
+            **options,
+        )
+        assert_close(out.cpu(), expect(batch, batch.q, stored, **options))
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_padded_decode_rows_are_zeros_and_read_nothing(device, target, num_splits):
+    batch = make_ragged_batch([1, 1], [40, 133])
+    cache, stored = make_cache(batch, torch.float32, device)
+    metadata = padded(batch.metadata, 3)
+    out = torch.full((5, 4 * 64), torch.nan, device=device)
+    q = torch.cat((batch.q, torch.randn(3, 4, 64)))
+    options = {"scale": batch.scale, "sliding_window": None, "soft_cap": None}
+    decode_attention(
+        out,
+        q.to(device),
+        cache,
+        to_device(metadata, device),
+        num_rows=5,
+        num_splits=num_splits,
+        tile=tiles.AttentionTile(16, 32, 4, 1),
+        **options,
+    )
+    assert_close(out[:2].cpu(), expect(batch, batch.q, stored, **options))
+    assert torch.equal(out[2:].cpu(), torch.zeros(3, 4 * 64))
+
+
+@pytest.mark.parametrize("sliding_window", [None, 8])
+def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, target, sliding_window):
+    batch = make_ragged_batch([5, 70], [40, 133])
+    cache, stored = make_cache(batch, torch.float32, device)
+    out = torch.full((78, 4 * 64), torch.nan, device=device)
+    options = {"scale": batch.scale, "sliding_window": sliding_window, "soft_cap": None}
+    prefill_attention(
+        out,
+        torch.cat((batch.q, torch.randn(3, 4, 64))).to(device),
+        cache,
+        to_device(padded(batch.metadata, 3), device),
+        first_row=0,
+        tile=tiles.AttentionTile(32, 16, 4, 1),
+        **options,
+    )
+    assert_close(out[:75].cpu(), expect(batch, batch.q, stored, **options))
+    assert torch.equal(out[75:].cpu(), torch.zeros(3, 4 * 64))
+
+
+def padded(metadata, num_rows):
+    """With rows of one token and no sequence, whose block table points nowhere."""
+
+    def grown(tensor, value):
+        return torch.cat((tensor, torch.full((num_rows, *tensor.shape[1:]), value, dtype=tensor.dtype)))
+
+    last = int(metadata.query_start_loc[-1])
+    starts = torch.arange(last + 1, last + 1 + num_rows, dtype=torch.int32)
+    return replace(
+        metadata,
+        query_start_loc=torch.cat((metadata.query_start_loc, starts)),
+        seq_lens=grown(metadata.seq_lens, 0),
+        block_table=grown(metadata.block_table, 1 << 30),
+        slot_mapping=grown(metadata.slot_mapping, -1),
+    )
+
+
+def test_more_rows_than_are_searched_at_once(device, target, monkeypatch):
+    """Each of 1,100 rows finds its tokens."""
+    num_rows = 1100
+    batch = make_ragged_batch([1] * num_rows, [1 + i % 3 for i in range(num_rows)], head_dim=16, num_heads=2)
+    cache, stored = make_cache(batch, torch.float32, device)
+    out = torch.full((num_rows, 32), torch.nan, device=device)
+    options = {"scale": batch.scale, "sliding_window": None, "soft_cap": None}
+    prefill_attention(
+        out,
+        batch.q.to(device),
+        cache,
+        to_device(batch.metadata, device),
+        first_row=0,
+        tile=tiles.AttentionTile(16, 16, 4, 1),
+        **options,
+    )
+    assert_close(out.cpu(), expect(batch, batch.q, stored, **options))
+
+
+def test_a_row_of_nan_harms_no_other(device, target):
+    batch = make_ragged_batch([1, 1, 9, 5], [40, 133, 77, 150])
+    clean, _ = make_cache(batch, torch.float32, device)
+    options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS}
+    metadata = to_device(replace(batch.metadata, num_one_token_reqs=2), device)
+    expected = paged_attention(batch.q.to(device), clean, metadata, **options)
+    q = batch.q.clone()
+    q[1], q[4] = torch.nan, torch.nan
+    actual = paged_attention(q.to(device), clean, metadata, **options)
+    is_nan = torch.zeros(len(q), dtype=torch.bool)
+    is_nan[[1, 4]] = True
+    assert actual[is_nan].isnan().all()
+    assert torch.equal(actual[~is_nan], expected[~is_nan])
+
+
+def test_queries_may_be_part_of_a_wider_tensor(device, target):
+    batch = make_ragged_batch([1, 9], [40, 77])
+    cache, _ = make_cache(batch, torch.float32, device)
+    options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS}
+    metadata = to_device(batch.metadata, device)
+    qkv = torch.cat((batch.q, torch.full((10, 4, 64), torch.nan)), dim=1).to(device)
+    actual = paged_attention(qkv[:, :4], cache, metadata, **options)
+    assert torch.equal(actual, paged_attention(batch.q.to(device), cache, metadata, **options))
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "message"),
+    [
+        ({"head_dim": 72}, {}, "head_dim is 72, of the cache 72; expected the same multiple of 16 up to 256"),
+        ({"head_dim": 272}, {}, "head_dim is 272"),
+        ({"num_heads": 3}, {}, "3 heads over 2 KV heads"),
+        ({"block_size": 48}, {}, "block_size is 48, of the batch 48; expected the same power of two from 16 on"),
+        ({}, {"scale": -1.0}, "scale -1.0, sliding_window None, soft_cap None: expected positive numbers or None"),
+        ({}, {"sliding_window": 0}, "sliding_window 0"),
+        ({}, {"soft_cap": 0.0}, "soft_cap 0.0"),
+    ],
+)
+def test_what_there_is_no_kernel_for_is_refused_with_the_numbers(device, target, shape, changes, message):
+    batch = make_ragged_batch([5], [21], **shape)
+    cache, _ = make_cache(batch, torch.float32, device)
+    options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS, **changes}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        paged_attention(batch.q.to(device), cache, to_device(batch.metadata, device), **options)
+
+
+def test_queries_of_another_layout_are_refused(device, target):
+    batch = make_ragged_batch([5], [21])
+    cache, _ = make_cache(batch, torch.float32, device)
+    metadata = to_device(batch.metadata, device)
+    q = batch.q.to(device)
+    options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS}
+    with pytest.raises(ValueError, match=r"q has strides \(256, 1, 4\)"):
+        paged_attention(q.flatten(1).view(5, 64, 4).transpose(1, 2), cache, metadata, **options)
+    with pytest.raises(ValueError, match=r"queries are torch\.float64"):
+        paged_attention(q.double(), cache, metadata, **options)

@@ -1,0 +1,96 @@
+"""Rounding of rows to 8 bits: against torch's own conversion bit for bit, and within what the format allows."""
+
+import pytest
+import torch
+
+from kernels.gpu.quantize import quantize_rows
+from kernels.testing import assert_quantized
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+def bits(x):
+    return x.view(torch.uint8)
+
+
+def representable(dtype):
+    """All finite values of an 8-bit float, in order."""
+    values = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    return values[values.isfinite()].unique()
+
+
+def test_rounds_as_torch_does(device, float8):
+    """Every value of the format, every middle between two, and what lies just beside these."""
+    values = representable(float8)
+    middles = (values[1:] + values[:-1]) / 2
+    near = [torch.nextafter(middles, torch.tensor(side)) for side in (-torch.inf, torch.inf)]
+    row = torch.cat((values, middles, *near, torch.tensor([1e-10, -1e-10, 1e-40, 0.0, -0.0])))
+    rows = quantize_rows(row[None].to(device), float8)
+    assert rows.scales.tolist() == [[1.0]]  # the largest value is the format's
+    assert bits(rows.values.cpu()[0]).tolist() == bits(row.to(float8)).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounds_all_16_bit_values_as_torch_does(device, dtype):
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    every = every[every.abs() <= 448]  # NaN is not
+    row = torch.cat((every, torch.tensor([448], dtype=dtype)))
+    chunks = row.split(8192)
+    for chunk in chunks:
+        chunk = torch.cat((chunk, row[-1:]))
+        rows = quantize_rows(chunk[None].to(device), FLOAT8)
+        assert torch.equal(bits(rows.values.cpu()[0]), bits(chunk.float().to(FLOAT8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "n"), [(1, 1), (5, 7), (33, 80), (9, 576), (3, 1000), (2, 11008)])
+def test_no_value_is_further_off_than_the_format_allows(device, seed, float8, dtype, num_rows, n):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_rows, n, generator=generator) * torch.logspace(-3, 3, num_rows)[:, None]
+    x = x.to(dtype)
+    rows = quantize_rows(x.to(device), float8)
+    values, scales = rows.values.cpu().float(), rows.scales.cpu()
+    largest, exact = torch.finfo(float8).max, x.float()
+    torch.testing.assert_close(scales, exact.abs().amax(dim=1, keepdim=True) / largest, atol=0, rtol=1e-6)
+    assert (values.abs().amax(dim=1) == largest).all()
+    assert_quantized(rows.dequantized(torch.float32).cpu(), exact, float8)
+
+
+def test_rows_fill_the_registers(device, seed, float8):
+    x = torch.randn(1, 32768, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    assert_quantized(quantize_rows(x.to(device), float8).dequantized(torch.float32).cpu(), x.float(), float8)
+
+
+def test_rows_of_zeros_and_of_next_to_nothing_are_zeros(device, float8):
+    x = torch.tensor([[0.0, -0.0, 0.0], [1e-38, -1e-38, 1e-45], [1.0, 1e-38, -1.0]], device=device)
+    rows = quantize_rows(x, float8)
+    assert rows.scales[:2].tolist() == [[1.0], [1.0]]
+    assert rows.dequantized(torch.float32).tolist() == [[0, 0, 0], [0, 0, 0], [1, 0, -1]]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter's, of infinity times zero
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_in_its_row(device, bad):
+    x = torch.randn(3, 20)
+    clean = quantize_rows(x.to(device), FLOAT8).dequantized(torch.float32)
+    x[1, 7] = bad
+    got = quantize_rows(x.to(device), FLOAT8).dequantized(torch.float32)
+    assert got[1, 7].isnan()
+    assert torch.equal(got[[0, 2]], clean[[0, 2]])
+
+
+def test_no_rows_are_no_rows(device):
+    rows = quantize_rows(torch.empty(0, 16, device=device), FLOAT8)
+    assert rows.values.shape == (0, 16)
+    assert rows.scales.shape == (0, 1)
+
+
+def test_errors_name_what_is_wrong(device):
+    with pytest.raises(
+        ValueError, match="rows have 16385 values of 4 bytes, GPU operations on whole rows take up to 65536"
+    ):
+        quantize_rows(torch.ones(1, 16385, device=device), FLOAT8)
+    with pytest.raises(ValueError, match=r"x has shape \[4, 3\], strides \(1, 4\); expected whole rows"):
+        quantize_rows(torch.ones(3, 4, device=device).t(), FLOAT8)
+    with pytest.raises(ValueError, match=r"x is torch\.float64, GPU operations take"):
+        quantize_rows(torch.ones(3, 4, device=device).double(), FLOAT8)

@@ -1,0 +1,183 @@
+"""Rotation, norms of heads and the write to the paged cache, against the reference in fp32."""
+
+import pytest
+import torch
+
+from kernels.gpu.kv_cache import make_kv_cache
+from kernels.gpu.rotate_and_store import rotate_and_store
+from kernels.gpu.targets import TARGETS
+from kernels.ops import reference_ops
+from kernels.testing import assert_close, assert_quantized, cache_tensors, poison_cache, read_cache
+
+REFERENCE = reference_ops()
+NUM_BLOCKS, MAX_POSITIONS, EPS = 5, 300, 1e-6
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+class Step:
+    """Random inputs; `run` gives queries and a cache whose other slots are poisoned."""
+
+    def __init__(self, seed, num_tokens, head_dim, *, heads=(4, 2), block_size=16, norms=False, padding=0):
+        generator = torch.Generator().manual_seed(seed)
+        num_heads, num_kv_heads = heads
+        angles = torch.outer(torch.arange(float(MAX_POSITIONS)), 1e4 ** -torch.arange(0, 1, 2 / head_dim))
+        self.qkv = torch.randn(num_tokens + padding, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator)
+        self.positions = torch.randint(0, MAX_POSITIONS, (num_tokens,), generator=generator)
+        self.positions = torch.cat((self.positions, torch.zeros(padding, dtype=torch.int64)))
+        slots = torch.randperm(NUM_BLOCKS * block_size, generator=generator)
+        self.slots, self.other_slots = slots[:num_tokens], slots[num_tokens:]
+        self.slot_mapping = torch.cat((self.slots, torch.full((padding,), -1)))
+        self.tables = angles.cos(), angles.sin()
+        self.shape = NUM_BLOCKS, block_size, num_kv_heads, head_dim
+        weights = torch.randn(2, head_dim, generator=generator)
+        self.head_norms = (weights[0], weights[1]) if norms else None
+
+    def run(self, device, dtype, cache_dtype):
+        target = TARGETS["gfx942" if cache_dtype is torch.float8_e4m3fnuz else "sm_90"]
+        cache = make_kv_cache(*self.shape, cache_dtype, device=device, target=target)
+        poison_cache(cache)
+        q = rotate_and_store(
+            self.qkv.to(device, dtype),
+            self.positions.to(device),
+            *(table.to(device) for table in self.tables),
+            cache,
+            self.slot_mapping.to(device),
+            head_norms=self.head_norms and tuple(weight.to(device, dtype) for weight in self.head_norms),
+            eps=EPS,
+            target=target,
+        )
+        return q.cpu(), cache
+
+    def wanted(self, dtype):
+        """Queries [T, ...], keys and values at `slots`, in fp32 from inputs as precise as those of `run`."""
+        cache = REFERENCE.make_kv_cache(*self.shape, torch.float32)
+        num_tokens = len(self.slots)
+        norms = self.head_norms and tuple(weight.to(dtype).float() for weight in self.head_norms)
+        q = REFERENCE.rotate_and_store(
+            self.qkv[:num_tokens].to(dtype).float(),
+            self.positions[:num_tokens],
+            *self.tables,
+            cache,
+            self.slots,
+            head_norms=norms,
+            eps=EPS,
+        )
+        return q, *read_cache(cache, self.slots)
+
+
+def assert_all_equal(step, device, dtype, cache_dtype):
+    q, cache = step.run(device, dtype, cache_dtype)
+    wanted_q, *wanted = step.wanted(dtype)
+    num_tokens = len(step.slots)
+    assert q.dtype is dtype
+    assert q.is_contiguous()
+    assert_close(q[:num_tokens], wanted_q)
+    assert q.isfinite().all()
+    for actual, expected in zip(read_cache(cache, step.slots.to(device)), wanted, strict=True):
+        compare = assert_quantized if cache_dtype.itemsize == 1 else assert_close
+        compare(actual.cpu(), expected, cache_dtype)
+    for part in read_cache(cache, step.other_slots.to(device)):
+        assert part.isnan().all()
+    return cache
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+def test_all_head_sizes(device, seed, head_dim, norms, dtype):
+    assert_all_equal(Step(seed, 5, head_dim, norms=norms), device, dtype, dtype)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (14, 2), (32, 8), (28, 4), (5, 5)])
+@pytest.mark.parametrize("num_tokens", [1, 7])
+def test_all_groups_of_heads(device, seed, num_tokens, heads):
+    assert_all_equal(Step(seed, num_tokens, 64, heads=heads, norms=True), device, torch.bfloat16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_all_block_sizes(device, seed, block_size):
+    assert_all_equal(Step(seed, 70, 6, block_size=block_size), device, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 128), (torch.float16, 80), (torch.float32, 96)])
+def test_8_bit_caches_have_a_scale_for_each_token_and_head(device, seed, float8, dtype, head_dim, norms):
+    step = Step(seed, 9, head_dim, norms=norms)
+    cache = assert_all_equal(step, device, dtype, float8)
+    _, *wanted = step.wanted(dtype)
+    blocks, offsets = (step.slots // 16).to(device), (step.slots % 16).to(device)
+    for scales, exact in zip((cache.k_scales, cache.v_scales), wanted, strict=True):
+        largest = exact.abs().amax(dim=-1) / torch.finfo(float8).max
+        torch.testing.assert_close(scales[blocks, :, offsets].cpu(), largest, atol=0, rtol=1e-5)
+
+
+def test_a_cache_may_have_another_dtype(device, seed):
+    assert_all_equal(Step(seed, 5, 64), device, torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_rows_of_padding_are_written_nowhere(device, seed, cache_dtype):
+    assert_all_equal(Step(seed, 3, 64, norms=True, padding=5), device, torch.bfloat16, cache_dtype)
+    nothing = Step(seed, 0, 64, padding=2)
+    nothing.qkv.zero_()
+    _, cache = nothing.run(device, torch.bfloat16, cache_dtype)
+    for tensor in cache_tensors(cache):
+        assert tensor.float().isnan().all()
+
+
+def test_heads_of_zeros_are_zeros_in_8_bits(device):
+    step = Step(0, 2, 64)
+    step.qkv.zero_()
+    q, cache = step.run(device, torch.float32, torch.float8_e4m3fn)
+    assert not q.any()
+    for part in read_cache(cache, step.slots.to(device)):
+        assert not part.any()
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn])
+def test_nan_stays_in_its_head(device, seed, cache_dtype):
+    step = Step(seed, 7, 64)
+    clean_q, cache = step.run(device, torch.float32, cache_dtype)
+    clean = read_cache(cache, step.slots.to(device))
+    step.qkv.view(7, 8, 64)[3, [1, 4, 7], 5] = torch.nan  # a query, the first key, the last value
+    q, cache = step.run(device, torch.float32, cache_dtype)
+    k, v = read_cache(cache, step.slots.to(device))
+    for part, before, head in ((q, clean_q, 1), (k, clean[0], 0), (v, clean[1], 1)):
+        assert part[3, head].isnan().any()
+        part[3, head] = before[3, head]
+        assert torch.equal(part, before)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_token_has_the_same_bits_among_any_number_of_tokens(device, seed, cache_dtype):
+    step = Step(seed, 20, 80, norms=True)
+    q, cache = step.run(device, torch.bfloat16, cache_dtype)
+    together = read_cache(cache, step.slots.to(device))
+    for name in ("qkv", "positions", "slots", "slot_mapping"):
+        setattr(step, name, getattr(step, name)[11:14])
+    alone_q, cache = step.run(device, torch.bfloat16, cache_dtype)
+    assert torch.equal(alone_q, q[11:14])
+    for alone, all_tokens in zip(read_cache(cache, step.slots.to(device)), together, strict=True):
+        assert torch.equal(alone, all_tokens[11:14])
+
+
+def test_no_tokens_are_no_tokens(device):
+    q, _ = Step(0, 0, 64).run(device, torch.float32, torch.float32)
+    assert q.shape == (0, 4, 64)
+
+
+def test_errors_name_what_is_wrong(device):
+    cache = make_kv_cache(1, 16, 2, 8, torch.float32, device=device, target=TARGETS["sm_90"])
+    zero, table = torch.tensor([0], device=device), torch.ones(4, 4, device=device)
+
+    def run(width, cos=table, positions=zero):
+        qkv = torch.ones(1, width, device=device)
+        rotate_and_store(qkv, positions, cos, cos, cache, zero, target=TARGETS["sm_90"])
+
+    for width in (30, 32):
+        with pytest.raises(ValueError, match=rf"qkv \[1, {width}\] does not hold heads of 8, 2 of them keys"):
+            run(width)
+    with pytest.raises(ValueError, match="head_dim is 8, the tables have 3 and 3 pairs"):
+        run(40, torch.ones(4, 3, device=device))
+    with pytest.raises(ValueError, match=r"qkv has 1 tokens, positions \[2\], slot_mapping \[1\]"):
+        run(40, positions=zero.expand(2))
