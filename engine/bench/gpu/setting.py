@@ -109,6 +109,7 @@ class GpuSetting:
             num_gpu_blocks_override=None if cache_tokens is None else -(-cache_tokens // _BLOCK_SIZE),
             block_size=_BLOCK_SIZE,
             enable_prefix_caching=False,
+            async_scheduling=True,  # a rehearsal too: the loop is what is rehearsed
             threads=None if self.device.is_gpu else self.threads,
             quantization=cast("Any", narrow if is_narrow else None),
             kv_cache_dtype=cast("Any", narrow if is_narrow else "auto"),

@@ -60,12 +60,16 @@ def test_the_sum_of_penalties_and_bias_is_rounded_once(device, target, sampling_
 
 
 def test_biases_of_the_same_token_add_up(device, target, sampling_batch):
-    """A request's bias and a ban on ending too early may meet; more entries than a program compares at a time."""
-    batch = sampling_batch([{"bias": dict.fromkeys(range(200), 0.5)}])
-    ids = torch.cat((torch.arange(100), torch.arange(100))).to(torch.int32)
-    values = torch.linspace(-1, 1, 200)
+    """A request's bias and a ban on ending too early may meet; of tokens with penalties too, and more than a program
+    compares at a time.
+    """
+    row = {"bias": dict.fromkeys(range(200), 0.5), "output": [*range(0, 100, 3)] * 2, "presence_penalty": 0.3}
+    batch = sampling_batch([row, row | {"repetition_penalty": 1.7}])
+    ids = torch.cat((torch.arange(100), torch.arange(100))).to(torch.int32).repeat(2)
+    values = torch.linspace(-1, 1, 400)
     values[3] = -INF
-    assert_adjusted(torch.zeros(1, 250), replace(batch, bias_ids=ids, bias_values=values), device, target)
+    logits = torch.linspace(-4, 4, 500).view(2, 250)
+    assert_adjusted(logits, replace(batch, bias_ids=ids, bias_values=values), device, target)
 
 
 def test_nan_stays_nan(device, target, sampling_batch):

@@ -30,6 +30,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> EngineParts:
             max_model_len=128,
             enable_prefix_caching=False,
             device="cpu",
+            async_scheduling=True,
             threads=1,
         )
     )
