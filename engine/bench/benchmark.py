@@ -42,7 +42,7 @@ class Outcome:
 
     Attributes:
         results: the rows of the table.
-        raw: every sample behind them, as JSON can hold it.
+        raw: every sample behind them, as JSON can hold it; empty if nothing was measured, and no report is written.
         text: more for people to read, below the table.
         table: shown instead of the usual one.
         problems: what could not be measured, or was wrong: shown last, and the command fails.

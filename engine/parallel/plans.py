@@ -1,8 +1,8 @@
 """Plans as bytes, from the rank that schedules to those that follow.
 
 Rows go as columns of plain numbers, a request as one tuple, which `marshal` writes without a name or a class: a step of
-256 decodes takes 24 us to write and 40 to read on one core of an AMD EPYC, where a pickled plan takes 137 and 48. Both ends
-are one program on one Python, which is all that `marshal` asks for.
+256 decodes takes 24 us to write and 40 to read on one core of an AMD EPYC, where a pickled plan takes 137 and 48. Both
+ends are one program on one Python, which is all that `marshal` asks for.
 """
 
 import marshal

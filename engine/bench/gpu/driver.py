@@ -81,6 +81,8 @@ class EngineDriver:
             self._inbox.put(Cancel(_SESSION, next(self._commands), tuple(self._open), FinishReason.CANCELLED))
         while self._open or self._scheduled.scheduler.has_work():
             self._loop.turn()
+        self._inbox.wake()
+        self._loop.turn()  # with nothing to launch it collects whatever is in flight
         forget_requests(self._scheduled)
 
     def _take(self, report: Report) -> None:
