@@ -64,24 +64,25 @@ def _run(benchmark: Benchmark, options: argparse.Namespace) -> tuple[str, ...]:
                 options=options,
             )
         )
-    path = write_report(
-        options.out,
-        benchmark.name,
-        results=outcome.results,
-        raw=outcome.raw,
-        machine={
-            **asdict(machine),
-            "load_average": load,
-            "floors": floors.as_json() if benchmark.has_cpu_floors else None,
-        },
-        arguments={name: _plain(value) for name, value in sorted(vars(options).items())},
-    )
     print(format_table(outcome.results) if outcome.table is None else outcome.table)
     if outcome.text:
         print(outcome.text)
     if options.quick:
         print("--quick: the figures mean nothing")
-    print(f"raw samples: {path}")
+    if outcome.raw:
+        path = write_report(
+            options.out,
+            benchmark.name,
+            results=outcome.results,
+            raw=outcome.raw,
+            machine={
+                **asdict(machine),
+                "load_average": load,
+                "floors": floors.as_json() if benchmark.has_cpu_floors else None,
+            },
+            arguments={name: _plain(value) for name, value in sorted(vars(options).items())},
+        )
+        print(f"raw samples: {path}")
     return outcome.problems
 
 

@@ -128,7 +128,8 @@ def _store_cached(  # type: ignore[no-untyped-def]
         _store_halves(ptrs, first, second, mask, HALF)
 
 
-@triton.jit
+# the two are read one by one, and lie wherever the packed inputs of a step have room
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,
     positions_ptr,

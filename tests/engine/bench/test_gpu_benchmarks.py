@@ -86,6 +86,7 @@ def test_peers_answer_the_same_requests(tmp_path: Path) -> None:
 def test_stages_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu-check", "--out", str(tmp_path)]) == 0
     assert "make gpu-check STAGE=peers" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -107,5 +108,5 @@ def test_a_stage_that_cannot_run_fails_and_keeps_what_it_had(
 
 
 def test_a_stage_without_time_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rehearse("gpu-check", tmp_path, "--stage", "mix", "--budget", "1")
+    assert main(["gpu-check", *_REHEARSAL, "--out", str(tmp_path), "--stage", "mix", "--budget", "1"]) == 0
     assert "left out, the budget is spent: gpu-mix" in capsys.readouterr().out

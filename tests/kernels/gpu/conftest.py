@@ -1,12 +1,9 @@
-"""GPU kernels run on the GPU where there is one, else under Triton's interpreter: decided before they are imported."""
+"""What tests of GPU kernels share."""
 
 import os
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from kernels.gpu.targets import TARGETS, target_of
 
