@@ -1,7 +1,7 @@
 """`chairlift-engine`: loads a model and serves it to frontends.
 
-Exit status: 0 after a drain, 1 after a failure (with its traceback), 2 when a flag, the model or the machine must be
-changed first (one line on stderr says which and how).
+Exit status: 0 after a drain, 1 after a failure (with its traceback; one line if the device has failed), 2 when a flag,
+the model or the machine must be changed first (one line on stderr says which and how).
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError, EngineError, StepError
+from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, StepError
 from engine.flags import parse_config
 from engine.io_thread import IoThread
 from engine.server import EngineService
@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except StoppedWhileLoading:
         _log.info("stopped while loading")
+    except DeviceError as error:
+        _complain(error)
+        os._exit(1)  # torch would free what it has on the device, and fail at that, in many lines
     except StepError:
         return 1
     return 0

@@ -15,9 +15,11 @@ from engine import __version__
 from engine.config import EngineConfig, StepLimits
 from engine.core.config import SchedulerConfig
 from engine.core.scheduler import Scheduler
+from engine.cpu_memory import bytes_beside_weights, kv_cache_bytes
+from engine.device import check_numbers, choose_device, kv_cache_dtype
 from engine.errors import ConfigError, EngineError
 from engine.fingerprint import weights_fingerprint
-from engine.machine import available_memory_bytes, usable_cpus
+from engine.machine import usable_cpus
 from engine.model.config import ModelConfig
 from engine.model.hub import resolve_model
 from engine.model.loader import resolve_dtype, weights_bytes
@@ -27,19 +29,12 @@ from engine.parallel.followers import OnFailure
 from engine.parallel.group import SINGLE_RANK, SingleRank
 from engine.parallel.process_group import ProcessGroup
 from engine.rank import RankTask, build_runner
-from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
+from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.serving import EngineParts
 from engine.tokenizer_files import TokenizerFiles
 from engine.warm_up import warm_up
 from kernels.cpu.cpu_features import cpu_features
 from kernels.cpu.threads import set_num_threads
-
-# The cache's share of the memory that the weights leave, when no size is given. The rest is for activations and for the
-# machine's other users.
-CPU_CACHE_SHARE = 0.5
-CPU_CACHE_MAX_BYTES = 4 * 2**30
-
-_GIB = 2**30
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +55,11 @@ def build_engine(
         ConfigError: a flag or the memory: what to change, with numbers.
     """
     started_s = time.monotonic()
-    device = _device(config)
+    device = choose_device(config)
+    check_numbers(config, device)
     limits = config.step_limits(device.type)
     group = _group(config, device)
-    threads = _set_threads(config)
+    threads = _set_threads(config, device)
     if config.batch_invariant:
         _log.info("Batch-invariant, as CPU kernels always are: every value is added up in one order")
 
@@ -72,27 +68,29 @@ def build_engine(
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
     dtype = resolve_dtype(config.dtype, model_config, device)
-    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
-    # Before the weights: a model that cannot fit should say so at once.
-    free_bytes = _bytes_beside_weights(group.size * weights_bytes(model_config, dtype, group=group), dtype)
-    shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
-    kv_plan = plan_kv_cache(
-        shard,
-        kv_dtype,
-        config.block_size,
-        _cache_bytes(config, shard, kv_dtype, limits, free_bytes // group.size),
-        config.max_model_len,
-        config.num_gpu_blocks_override,
-    )
+    kv_dtype = kv_cache_dtype(config, dtype)
+    kv_plan = None
+    if device.type == "cpu":
+        # Before the weights: a model that cannot fit should say so at once.
+        free_bytes = bytes_beside_weights(group.size * weights_bytes(model_config, dtype, group=group), dtype)
+        shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
+        kv_plan = plan_kv_cache(
+            shard,
+            kv_dtype,
+            config.block_size,
+            kv_cache_bytes(config, shard, kv_dtype, limits, free_bytes // group.size),
+            config.max_model_len,
+            config.num_gpu_blocks_override,
+        )
 
     _log.info("Starting to load model %s", config.model)
     task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads)
-    runner = build_runner(task, group, device, progress, on_rank_failure or _end_process)
+    runner, kv_plan = build_runner(task, group, device, progress, on_rank_failure or _end_process)
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
     progress("warming up")
-    _log.info("Warming up; the first start on a machine compiles the CPU kernels, which takes some 20 seconds")
     warm_up(runner, scheduler_config, model_config.vocab_size)
+    num_late_compiles = _watch_compiles(device)
     _log.info("init engine (load model, create kv cache, warmup model) took %.2f seconds", time.monotonic() - started_s)
     return EngineParts(
         scheduler=Scheduler(scheduler_config),
@@ -100,13 +98,8 @@ def build_engine(
         info=_info(config, model_dir, model_config, scheduler_config, tokenizer),
         tokenizer=tokenizer,
         max_open_requests=config.max_num_queued_reqs + limits.max_num_seqs,
+        num_late_compiles=num_late_compiles,
     )
-
-
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda":
-        raise ConfigError("--device cuda: this version computes on CPUs only; use --device cpu or auto")
-    return torch.device("cpu")
 
 
 def _group(config: EngineConfig, device: torch.device) -> ProcessGroup | SingleRank:
@@ -147,9 +140,11 @@ def _find_model(config: EngineConfig) -> Path:
     return resolve_model(config.model)
 
 
-def _set_threads(config: EngineConfig) -> int:
-    """Checks and sets the number of threads, and says what the CPU lacks."""
+def _set_threads(config: EngineConfig, device: torch.device) -> int:
+    """Checks and sets the number of threads, and says what the CPU lacks if it is to compute."""
     threads = config.threads or max(1, usable_cpus() // config.tensor_parallel_size)
+    if device.type != "cpu":
+        return threads
     try:
         set_num_threads(threads)
     except ValueError as error:
@@ -165,32 +160,16 @@ def _set_threads(config: EngineConfig) -> int:
     return threads
 
 
-def _bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
-    """The memory that is left for everything else once the weights are loaded."""
-    available_bytes = available_memory_bytes()
-    _log.info("Available memory: %.2f GiB, weights: %.2f GiB", available_bytes / _GIB, num_weights_bytes / _GIB)
-    if num_weights_bytes > available_bytes:
-        raise ConfigError(
-            f"the weights take {num_weights_bytes / _GIB:.4f} GiB in {str(dtype).removeprefix('torch.')}, "
-            f"{available_bytes / _GIB:.4f} GiB of memory is free: serve a smaller --model, or free memory"
-        )
-    return available_bytes - num_weights_bytes
+def _watch_compiles(device: torch.device) -> Callable[[], int]:
+    """Counts, from now on, what should not happen any more."""
+    if device.type == "cpu":
+        return lambda: 0  # kernels are native programs, made whole before the first step
+    from kernels.gpu.launch import CompileCounter
 
-
-def _cache_bytes(
-    config: EngineConfig, model_config: ModelConfig, kv_dtype: torch.dtype, limits: StepLimits, free_bytes: int
-) -> int:
-    """The memory the cache may take: what is asked for, else a share of what the weights leave, and never more than
-    requests could fill.
-    """
-    if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
-    blocks_per_request = -(-max_model_len // config.block_size)
-    most_bytes = (
-        limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(model_config, kv_dtype)
+    counter = CompileCounter(
+        lambda kernel: _log.warning("compiled a kernel while requests wait, which is a defect: %s", kernel)
     )
-    return min(int(free_bytes * CPU_CACHE_SHARE), CPU_CACHE_MAX_BYTES, most_bytes)
+    return lambda: counter.num_compiles
 
 
 def _log_cache(kv_plan: KVCachePlan) -> None:

@@ -12,8 +12,8 @@ DEMO_MODEL_NAME = "chairlift-demo"
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["int8"]
-KVCacheDtypeName = Literal["auto", "int8"]
+Quantization = Literal["int8", "fp8"]
+KVCacheDtypeName = Literal["auto", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
@@ -44,9 +44,11 @@ class EngineConfig:
         num_gpu_blocks_override: blocks of KV cache; overrides both.
         max_model_len: most tokens of prompt and output; None is the model's, cut to what the cache can hold.
         max_num_queued_reqs: requests that may wait; more are rejected.
+        enforce_eager: launch every kernel of every step, without CUDA graphs.
         async_scheduling: schedule and launch a step while the one before it runs; None: on a GPU only.
         threads: CPU threads of each process of the model; None divides the cores among them.
-        quantization: of the weights of linear layers, on load; None computes with the weights as they are.
+        quantization: of the weights of linear layers, on load; None computes with the weights as they are. int8 is a
+            CPU's, fp8 a GPU's; so with kv_cache_dtype.
         kv_cache_dtype: auto is the model's own.
         batch_invariant: a request's logits are the same bits whatever else is in its batches, or the engine refuses.
         shutdown_timeout_s: how long a drain may take.
@@ -72,6 +74,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicyName = "fcfs"
     max_num_queued_reqs: int = 4096
     async_scheduling: bool | None = None
+    enforce_eager: bool = False
     max_logprobs: int = 20
     block_size: int = 16
     enable_prefix_caching: bool = True

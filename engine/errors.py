@@ -4,6 +4,7 @@ EngineError
 |-- ConfigError          a flag or the machine: says what to change, with numbers; exit status 2
 |-- CheckpointError      the model's files: names the file; exit status 2
 |-- StepError            a step failed as a whole: the process reports it and exits with status 1
+|   `-- DeviceError      the device did: one line, and the process ends at once, for nothing on it can be used again
 |-- IntegrityError       our own books contradict each other: a defect, found by a check_integrity()
 `-- RequestError         one request: becomes a Rejection on the wire
 |-- InvalidRequest   a field has a value that cannot be served
@@ -27,6 +28,10 @@ class CheckpointError(EngineError):
 
 class StepError(EngineError):
     """A step failed as a whole; the engine's state can no longer be trusted."""
+
+
+class DeviceError(StepError):
+    """The device has failed, and with it all memory of it that this process has."""
 
 
 class IntegrityError(EngineError):

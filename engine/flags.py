@@ -178,17 +178,24 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
         "plan and launch a step while the one before it runs; the tokens are the same",
         default_text="on with a GPU, off on a CPU",
     )  # fmt: skip
+    flags.switch(
+        "--enforce-eager",
+        False,
+        "launch a GPU's kernels one by one, without CUDA graphs: less memory, slower decodes",
+    )
     flags.add("--max-logprobs", _integer(0, 1024), 20, "most alternatives per token (default: 20)")
 
     flags.group("numbers")
     flags.add(
         "--quantization", _one_of(get_args(Quantization)), None,
-        "quantise the weights on load: int8 is one scale per output channel, and one per token for what they are "
-        "multiplied with (default: not)", metavar="{" + ",".join(get_args(Quantization)) + "}",
+        "quantise the weights on load, with one scale per output channel, and one per token for what they are "
+        "multiplied with: int8 on a CPU, fp8 on a GPU (default: not)",
+        metavar="{" + ",".join(get_args(Quantization)) + "}",
     )  # fmt: skip
     flags.choice(
-        "--kv-cache-dtype", get_args(KVCacheDtypeName), "auto", "auto: the model's; int8: one scale per token and head"
-    )
+        "--kv-cache-dtype", get_args(KVCacheDtypeName), "auto",
+        "auto: the model's; int8 on a CPU, fp8 on a GPU: one scale per token and head",
+    )  # fmt: skip
     flags.switch(
         "--batch-invariant", False,
         "promise that a request's logits are the same bits whatever shares its batches, or refuse to start; on a CPU "

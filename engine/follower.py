@@ -63,7 +63,7 @@ def _follow(channel: Connection) -> None:
     group = ProcessGroup(assignment.rank, assignment.size, assignment.device)
     group.join(assignment.meeting_folder, collective_timeout_s(task.config))
     try:
-        runner = build_rank(task, group, assignment.device, _log.debug)
+        runner = build_rank(task, group, assignment.device, _log.debug).runner
         channel.send(None)
         while True:
             message = channel.recv_bytes()

@@ -174,6 +174,7 @@ def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
         execute_us=snapshot.execute_us,
         num_batched_tokens=snapshot.num_batched_tokens,
         num_generated_tokens_total=stats.num_generated_tokens_total,
+        jit_compiles_after_ready_total=snapshot.num_late_compiles,
     )
 
 

@@ -3,25 +3,37 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import torch
+from tqdm import tqdm
 
 from engine.config import EngineConfig, StepLimits
+from engine.errors import ConfigError
+from engine.gpu import Gpu, open_gpu
+from engine.gpu_memory import kv_cache_bytes
 from engine.interfaces import ModelRunner
 from engine.model.config import ModelConfig
-from engine.model.loader import load_model
+from engine.model.decoder import Decoder
+from engine.model.loader import load_model, weights_bytes
 from engine.model.sharding import Sharding
 from engine.parallel.followers import START_TIMEOUT_S, Followers, OnFailure
 from engine.parallel.group import ParallelGroup, SingleRank
 from engine.parallel.leading_runner import LeadingRunner
 from engine.parallel.process_group import ProcessGroup
 from engine.parallel.sampling import with_shared_draws
-from engine.runner.kv_cache import KVCachePlan
+from engine.runner.buckets import decode_buckets
+from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
-from kernels.ops import cpu_ops, reference_ops
+from engine.runner.stream import CudaStream
+from kernels.gpu.targets import UnsupportedTargetError
+from kernels.ops import KernelOps, cpu_ops, reference_ops
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +46,8 @@ class RankTask:
         model_dir: the checkpoint's folder.
         model_config: of the whole model.
         dtype: of weights and activations.
-        kv_dtype, kv_plan: of the cache of one rank.
+        kv_dtype: of the cache; on a GPU float8 stands for the GPU's own.
+        kv_plan: of one rank's cache; None is what its GPU has room for.
         limits: of a step.
         num_threads: CPU threads of one rank.
     """
@@ -44,7 +57,7 @@ class RankTask:
     model_config: ModelConfig
     dtype: torch.dtype
     kv_dtype: torch.dtype
-    kv_plan: KVCachePlan
+    kv_plan: KVCachePlan | None
     limits: StepLimits
     num_threads: int
 
@@ -66,13 +79,20 @@ class Assignment:
     task: RankTask
 
 
+class RankParts(NamedTuple):
+    """What a rank has built: the runner, and how large its cache has become, which is the same on all ranks."""
+
+    runner: ModelRunner
+    kv_plan: KVCachePlan
+
+
 def build_runner(
     task: RankTask,
     group: ProcessGroup | SingleRank,
     device: torch.device,
     progress: Callable[[str], None],
     on_failure: OnFailure,
-) -> ModelRunner:
+) -> RankParts:
     """The runner of the whole model; starts the other ranks' processes where there are any.
 
     Args:
@@ -93,12 +113,12 @@ def build_runner(
         followers.assign([Assignment(rank, group.size, devices[rank], folder, task) for rank in range(1, group.size)])
         with followers.waiting_for("the other ranks to start", START_TIMEOUT_S):
             group.join(folder, collective_timeout_s(task.config))
-        runner = build_rank(task, group, device, progress)
+        parts = build_rank(task, group, device, progress)
         followers.wait_ready()
     except BaseException:
         followers.close()
         raise
-    return LeadingRunner(runner, followers)
+    return parts._replace(runner=LeadingRunner(parts.runner, followers))
 
 
 def collective_timeout_s(config: EngineConfig) -> float:
@@ -108,19 +128,95 @@ def collective_timeout_s(config: EngineConfig) -> float:
 
 def build_rank(
     task: RankTask, group: ParallelGroup, device: torch.device, progress: Callable[[str], None]
-) -> TorchModelRunner:
+) -> RankParts:
     """The runner of this rank's part.
 
     Raises:
         CheckpointError: the model's files: which one, and why.
-        ConfigError: the memory.
+        ConfigError: the GPU or the memory.
     """
-    config = task.config
+    if device.type == "cuda":
+        try:
+            return _build_on_gpu(task, group, open_gpu(device.index, task.config.gpu_memory_utilization), progress)
+        except UnsupportedTargetError as error:
+            raise ConfigError(str(error)) from error
     if group.size == 1:
-        ops = cpu_ops(quantization=config.quantization, num_threads=task.num_threads)
+        ops = cpu_ops(quantization="int8" if task.config.quantization == "int8" else None, num_threads=task.num_threads)
     else:  # the fast operations run a step as one native program, and a collective is none of its instructions
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
+    assert task.kv_plan is not None, "a CPU's memory is divided before anything is loaded"
+    model = _load(task, group, ops, device, progress)
+    progress("allocating the KV cache")
+    if group.size == 1:
+        _log.info("Making the step's program; the first start on a machine compiles the CPU kernels: about a minute")
+    return RankParts(_make_runner(task, group, model, ops, task.kv_plan), task.kv_plan)
+
+
+def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Callable[[str], None]) -> RankParts:
+    from engine.gpu_profile import measure_memory, smallest_cache  # and with it Triton, which takes half a second
+    from kernels.gpu.ops import GpuOps
+
+    config, target = task.config, gpu.target
+    has_fp8_weights = config.quantization == "fp8" or task.model_config.fp8 is not None
+    if config.kv_cache_dtype == "fp8":
+        task = replace(task, kv_dtype=target.require_fp8("--kv-cache-dtype fp8"))
+    ops = GpuOps(
+        gpu.device,
+        target,
+        num_processors=gpu.num_processors,
+        quantize_weights=config.quantization == "fp8",
+        quantize_inputs=has_fp8_weights,
+        progress=partial(_progress_bar, is_shown=_is_watched(group)),
+    )
+    if config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None:
+        gpu.memory.check()
+    gpu.memory.check_weights(
+        weights_bytes(task.model_config, task.dtype, group=group, keeps_fp8=task.model_config.fp8 is not None)
+    )
+    shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
+    ladder = () if config.enforce_eager else decode_buckets(task.limits.max_num_seqs)
+    stream = CudaStream(gpu.device)
+    try:
+        model = _load(task, group, ops, gpu.device, progress)
+        make_runner = partial(_make_runner, task, group, model, ops, stream=stream)
+        if config.kv_cache_memory_bytes is not None:
+            cache_bytes = config.kv_cache_memory_bytes
+        elif config.num_gpu_blocks_override is not None:
+            cache_bytes = 0
+        else:
+            progress("compiling kernels and measuring the largest step")
+            cache = smallest_cache(
+                task.limits,
+                config.block_size,
+                kv_bytes_per_token(shard, task.kv_dtype),
+                config.max_model_len or shard.max_position_embeddings,
+            )
+            use = measure_memory(
+                gpu,
+                ops,
+                lambda plan, sizes: make_runner(plan, decode_sizes=sizes),
+                limits=task.limits,
+                ladder=ladder,
+                cache=cache,
+                vocab_size=shard.vocab_size,
+            )
+            cache_bytes = group.least(kv_cache_bytes(gpu.memory, use))
+        kv_plan = plan_kv_cache(
+            shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
+        )
+        progress("allocating the KV cache and recording CUDA graphs")
+        return RankParts(make_runner(kv_plan, decode_sizes=ladder), kv_plan)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU's memory does not suffice: {str(error).splitlines()[0]} Lower --gpu-memory-utilization or "
+            "--kv-cache-memory-bytes, or end what else runs on it"
+        ) from error
+
+
+def _load(
+    task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, progress: Callable[[str], None]
+) -> Decoder:
     started_s = time.monotonic()
     model = load_model(
         task.model_dir,
@@ -128,22 +224,44 @@ def build_rank(
         ops,
         dtype=task.dtype,
         device=device,
-        max_model_len=task.kv_plan.max_model_len,
-        load_format=config.load_format,
-        seed=config.seed,
+        max_model_len=task.kv_plan.max_model_len if task.kv_plan is not None else task.config.max_model_len,
+        load_format=task.config.load_format,
+        seed=task.config.seed,
         group=group,
         progress=lambda fraction: progress(f"loading weights {100 * fraction:.0f} %"),
-        show_progress_bar=group.rank == 0 and sys.stderr.isatty(),
+        show_progress_bar=_is_watched(group),
     )
     _log.info("Loading weights took %.2f seconds", time.monotonic() - started_s)
-    progress("allocating the KV cache")
+    return model
+
+
+def _make_runner(
+    task: RankTask,
+    group: ParallelGroup,
+    model: Decoder,
+    ops: KernelOps,
+    kv_plan: KVCachePlan,
+    *,
+    stream: CudaStream | None = None,
+    decode_sizes: Sequence[int] = (),
+) -> TorchModelRunner:
     return TorchModelRunner(
         model,
         Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config),
-        task.kv_plan,
+        kv_plan,
         with_shared_draws(ops, group),
         max_num_seqs=task.limits.max_num_seqs,
         max_num_batched_tokens=task.limits.max_num_batched_tokens,
         kv_dtype=task.kv_dtype,
-        max_steps_in_flight=config.max_steps_in_flight(device.type),
+        stream=stream,
+        max_steps_in_flight=task.config.max_steps_in_flight("cpu" if stream is None else "cuda"),
+        decode_buckets=decode_sizes,
     )
+
+
+def _is_watched(group: ParallelGroup) -> bool:
+    return group.rank == 0 and sys.stderr.isatty()
+
+
+def _progress_bar(items: Iterable[_T], *, desc: str, total: int, is_shown: bool) -> Iterable[_T]:
+    return tqdm(items, desc=desc, total=total, disable=not is_shown)

@@ -28,6 +28,7 @@ class LoopSnapshot:
         step_us, execute_us: duration of the last step collected, and of its part in the runner; see `StepTimes`.
         num_batched_tokens: tokens in the last step.
         num_prompt_tokens_total: prompt tokens computed since start (rows of one token are counted as decodes).
+        num_late_compiles: kernels compiled since the engine was ready.
     """
 
     engine_step: int
@@ -37,6 +38,7 @@ class LoopSnapshot:
     execute_us: int = 0
     num_batched_tokens: int = 0
     num_prompt_tokens_total: int = 0
+    num_late_compiles: int = 0
 
 
 @dataclass(frozen=True, slots=True)

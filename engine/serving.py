@@ -9,7 +9,7 @@ from typing import ParamSpec, Protocol
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.commands import Inbox
 from engine.core.scheduler import Scheduler
-from engine.errors import StepError
+from engine.errors import DeviceError, StepError
 from engine.interfaces import ModelRunner
 from engine.server import EngineService, ServingParts
 from engine.step_log import StepLog
@@ -30,6 +30,7 @@ class EngineParts:
     Attributes:
         info: what frontends must know of it.
         max_open_requests: requests held for all frontends together.
+        num_late_compiles: kernels compiled since the engine was ready, in this process.
     """
 
     scheduler: Scheduler
@@ -37,6 +38,7 @@ class EngineParts:
     info: pb.EngineInfo
     tokenizer: TokenizerFiles
     max_open_requests: int
+    num_late_compiles: Callable[[], int] = lambda: 0
 
 
 class Io(Protocol):
@@ -68,6 +70,7 @@ class Engine:
             inbox,
             lambda report: io.call(service.deliver, report),
             step_log=step_log,
+            num_late_compiles=parts.num_late_compiles,
         )
         io.call(service.set_tokenizer, parts.tokenizer)
         snapshot = lambda: self._loop.snapshot  # noqa: E731 - the loop replaces it every turn
@@ -76,15 +79,22 @@ class Engine:
     def run(self) -> None:
         """Serves until drained or stopped; the calling thread becomes the step loop.
 
-        Raises: StepError: a step failed, or the event loop did; every frontend has been told, as far as it could be.
+        Raises:
+            DeviceError: the device failed.
+            StepError: a step failed otherwise, which has been logged, or the event loop did.
+
+        Every frontend has been told, as far as it could be.
         """
         loop = self._loop
         try:
             loop.run()
         except Exception as error:
-            _log.exception("step %d failed", loop.snapshot.engine_step + 1)
+            if not isinstance(error, DeviceError):
+                _log.exception("step %d failed", loop.snapshot.engine_step + 1)
             with contextlib.suppress(RuntimeError):  # the event loop is gone, perhaps that is what failed
                 self._io.call(self._service.fail, f"step failed: {error}")
+            if isinstance(error, DeviceError):
+                raise
             raise StepError(str(error)) from error
         finally:
             self._io.stop(FAREWELL_S)

@@ -54,8 +54,10 @@ class StepLoop:
         outbox: Callable[[Report], None],
         *,
         step_log: StepLog | None = None,
+        num_late_compiles: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._num_late_compiles = num_late_compiles
         self._scheduler = scheduler
         self._runner = runner
         self._inbox = inbox
@@ -227,6 +229,7 @@ class StepLoop:
             execute_us=last.execute_us if times is None else times.execute_us,
             num_batched_tokens=last.num_batched_tokens if times is None else num_tokens,
             num_prompt_tokens_total=self._num_prompt_tokens_total,
+            num_late_compiles=self._num_late_compiles(),
         )
 
 

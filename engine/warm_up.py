@@ -41,12 +41,13 @@ def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: i
     """Runs the step that takes most memory: all its tokens, in as many requests as there are seats, all of which sample
     with every feature.
 
-    The cache needs room for these prompts and a token after each.
+    The cache needs room for these prompts and a token after each. Where requests may not be so long that all seats
+    together fill a step, they are as long as they may be.
 
     Raises: EngineError: the step failed.
     """
-    num_prompt_tokens = config.max_num_batched_tokens // config.max_num_seqs
-    prompt_ids = _prompt(max(1, num_prompt_tokens), vocab_size)
+    num_prompt_tokens = min(config.max_num_batched_tokens // config.max_num_seqs, config.max_model_len - 1)
+    prompt_ids = _prompt(num_prompt_tokens, vocab_size)
     params = replace(_EVERYTHING, max_tokens=1)
     _serve(runner, replace(config, enable_prefix_caching=False), prompt_ids, [params] * config.max_num_seqs)
 

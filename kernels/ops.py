@@ -1,7 +1,7 @@
 """The seam between model and kernels: one set of operations, several implementations.
 
-`reference_ops()` is plain fp32 PyTorch, slow and obviously right; `cpu_ops()` is made to be fast on CPUs. Each is
-imported only when asked for.
+`reference_ops()` is plain fp32 PyTorch, slow and obviously right; `cpu_ops()` is made to be fast on CPUs;
+`kernels.gpu.ops.GpuOps` is Triton's. Each is imported only when asked for.
 """
 
 from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ class ParallelGroup(Protocol):
     """The ranks that hold one model together.
 
     Every rank runs the same steps in the same order, so the n-th call of one rank meets the n-th call of all others.
-    Nothing here waits on the host for a device: collectives are queued like kernels, and can be captured.
+    What steps call never waits on the host for a device: collectives are queued like kernels, and can be captured.
     """
 
     @property
@@ -34,6 +34,10 @@ class ParallelGroup(Protocol):
         """Rank 0's x, written into everybody's; contiguous, of one shape and dtype on all ranks."""
         ...
 
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers. For start-up: this one waits for the device."""
+        ...
+
 
 class SingleRank:
     """A model that one process holds whole: nothing to add, to gather or to hand over, at no cost."""
@@ -51,6 +55,10 @@ class SingleRank:
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Nothing to do."""
+
+    def least(self, number: int) -> int:
+        """The number itself."""
+        return number
 
 
 SINGLE_RANK = SingleRank()

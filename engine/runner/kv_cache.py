@@ -39,8 +39,8 @@ class KVCachePlan:
 
 
 def kv_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes one token takes over all layers; int8 has an fp32 scale for each token and head."""
-    return model_config.kv_bytes_per_token(dtype.itemsize, scale_bytes=4 if dtype is torch.int8 else 0)
+    """Bytes one token takes over all layers; values of 8 bits have an fp32 scale for each token and head."""
+    return model_config.kv_bytes_per_token(dtype.itemsize, scale_bytes=4 if dtype.itemsize == 1 else 0)
 
 
 def plan_kv_cache(

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.errors import StepError
+from engine.errors import DeviceError, StepError
 from engine.model.config import ModelConfig
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.device_tokens import DeviceTokens
@@ -114,7 +114,8 @@ class TorchModelRunner:
     def launch(self, plan: SchedulerOutput) -> None:
         """Queues one step; see `engine.interfaces.ModelRunner.launch`.
 
-        Raises: StepError: the step failed as a whole, memory for instance; state and cache can no longer be trusted.
+        Raises: StepError: the step failed as a whole, memory for instance; state and cache can no longer be trusted. As
+            a DeviceError if the device did, in this step or the one before.
         """
         assert len(self._in_flight) < self._max_steps_in_flight, f"{len(self._in_flight)} steps are in flight"
         try:
@@ -189,4 +190,7 @@ class TorchModelRunner:
 
 
 def _step_error(plan: SchedulerOutput, error: Exception) -> StepError:
-    return StepError(f"step {plan.step} with {len(plan.rows)} rows, {plan.num_tokens} tokens: {error}")
+    step = f"step {plan.step} with {len(plan.rows)} rows, {plan.num_tokens} tokens"
+    if isinstance(error, torch.AcceleratorError):  # the rest of its text is advice on how to debug kernels
+        return DeviceError(f"{step}: {str(error).splitlines()[0]}")
+    return StepError(f"{step}: {error}")

@@ -4,17 +4,15 @@ A step of an 8B model is some 300 kernels; launched one by one they take the hos
 for a small batch. Batches between two sizes of the ladder are padded to the larger one by whoever builds them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
+from kernels.gpu.progress import Progress, no_progress
 from kernels.metadata import StepInputs
 from kernels.ops import Step
-
-Progress = Callable[[Sequence[int]], Iterable[int]]
-"""Wraps the sizes while they are recorded, as `tqdm` does."""
 
 
 class DecodeGraphs:
@@ -26,7 +24,7 @@ class DecodeGraphs:
         num_bytes: device memory that each recording took, the largest size first.
     """
 
-    def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], progress: Progress) -> None:
+    def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], progress: Progress = no_progress) -> None:
         """Records.
 
         Args:
@@ -40,7 +38,8 @@ class DecodeGraphs:
         pool = torch.cuda.graph_pool_handle()
         device = largest.input_ids.device
         free_bytes = [torch.cuda.mem_get_info(device)[0]]
-        for size in progress(sorted(sizes, reverse=True)):  # the largest first: smaller ones fit into its memory
+        # the largest first: smaller ones fit into its memory
+        for size in progress(sorted(sizes, reverse=True), desc="recording CUDA graphs", total=len(sizes)):
             inputs = decode_inputs(largest, size)
             step(inputs)  # libraries choose and load their kernels for this size, which a recording must not see
             torch.cuda.synchronize(device)

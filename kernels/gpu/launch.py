@@ -7,12 +7,14 @@ called once for every one of them inside `compile_only`; a compile that happens 
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import triton
+
+from kernels.gpu.progress import Progress, no_progress
 
 _requested: ContextVar[list[Any] | None] = ContextVar("kernels_to_compile", default=None)
 
@@ -39,11 +41,12 @@ def is_compile_only() -> bool:
 
 
 @contextmanager
-def compile_only(*, num_threads: int | None = None) -> Iterator[list[Any]]:
+def compile_only(*, num_threads: int | None = None, progress: Progress = no_progress) -> Iterator[list[Any]]:
     """Within it, `launch` compiles and does not run; what has been asked for is compiled when it ends.
 
     Args:
         num_threads: that compile at once; None is one per core.
+        progress: shows how many kernels are compiled, of those that were not yet.
     Yields: Triton's compiled kernels, one for each launch, in order; each may be looked at once the block has ended.
     Raises: ExceptionGroup: kernels that do not compile, each with Triton's error.
     """
@@ -55,11 +58,17 @@ def compile_only(*, num_threads: int | None = None) -> Iterator[list[Any]]:
         try:
             with mode:
                 yield requested
+                if futures := mode.raw_futures:
+                    for _ in progress(as_completed(futures), desc="compiling kernels", total=len(futures)):
+                        pass
         finally:
             _requested.reset(token)
     errors = [error for future in mode.raw_futures if isinstance(error := future.exception(), Exception)]
     if errors:
         raise ExceptionGroup(f"{len(errors)} of {len(requested)} kernels do not compile", errors)
+    for index, kernel in enumerate(requested):
+        if isinstance(kernel, triton.FutureKernel):
+            requested[index] = kernel.result()
 
 
 class CompileCounter:

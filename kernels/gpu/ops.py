@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.gpu.decode_graphs import DecodeGraphs, Progress, decode_inputs
+from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only
 from kernels.gpu.linear import PackedLinear, linear, pack_linear, pack_quantized
 from kernels.gpu.paged_attention import paged_attention
+from kernels.gpu.progress import Progress, no_progress
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
@@ -37,7 +38,7 @@ class GpuOps:
         num_processors: int,
         quantize_weights: bool = False,
         quantize_inputs: bool = False,
-        progress: Progress = lambda sizes: sizes,
+        progress: Progress = no_progress,
     ) -> None:
         """Nothing is compiled or allocated yet.
 
@@ -48,7 +49,7 @@ class GpuOps:
             quantize_weights: linear layers get 8-bit weights when they are packed.
             quantize_inputs: what only goes into linear layers is quantised by the operation that makes it: for models
                 whose linear layers have 8-bit weights, from the checkpoint or from here.
-            progress: shows how far the recording of CUDA graphs is.
+            progress: shows how far compiling kernels and recording CUDA graphs are.
         Raises: UnsupportedTargetError: the target has no 8-bit floats.
         """
         self._device = device
@@ -80,7 +81,7 @@ class GpuOps:
 
     def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
         """Compiles every kernel that a step or the sampler can launch, then records decode steps as CUDA graphs."""
-        with compile_only():
+        with compile_only(progress=self._progress):
             logits = step(decode_inputs(largest, 1))
             self.sample(logits, _any_sampling(logits.shape[0], self._device))
         self.graphs_bytes = ()
@@ -159,17 +160,17 @@ class GpuOps:
 
 
 def _any_sampling(num_rows: int, device: torch.device) -> SamplingBatch:
-    """A batch of the right shapes and dtypes, whose values nobody reads."""
+    """A batch of the right shapes and dtypes, whose values lead nowhere: greedy rows without history."""
 
-    def column(dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(num_rows, dtype=dtype, device=device)
+    def column(dtype: torch.dtype, value: float = 0) -> torch.Tensor:
+        return torch.full((num_rows,), value, dtype=dtype, device=device)
 
     float64, int32, int64 = torch.float64, torch.int32, torch.int64
     return SamplingBatch(
         temperature=column(float64),
-        top_p=column(float64),
+        top_p=column(float64, 1),
         min_p=column(float64),
-        repetition_penalty=column(float64),
+        repetition_penalty=column(float64, 1),
         presence_penalty=column(float64),
         frequency_penalty=column(float64),
         top_k=column(int32),
@@ -177,11 +178,11 @@ def _any_sampling(num_rows: int, device: torch.device) -> SamplingBatch:
         position=column(int64),
         top_logprobs=column(int32),
         max_top_logprobs=0,
-        history=torch.empty(num_rows, 1, dtype=int32, device=device),
+        history=torch.zeros(num_rows, 1, dtype=int32, device=device),
         history_row=column(int32),
         num_prompt_tokens=column(int32),
         num_tokens=column(int32),
-        bias_start=torch.empty(num_rows + 1, dtype=int32, device=device),
-        bias_ids=torch.empty(0, dtype=int32, device=device),
-        bias_values=torch.empty(0, dtype=torch.float32, device=device),
+        bias_start=torch.zeros(num_rows + 1, dtype=int32, device=device),
+        bias_ids=torch.zeros(0, dtype=int32, device=device),
+        bias_values=torch.zeros(0, dtype=torch.float32, device=device),
     )

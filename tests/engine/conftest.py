@@ -1,4 +1,6 @@
-"""Tiny random checkpoints, saved by `transformers`, for every test of the engine that needs a real model."""
+"""What every test of the engine that needs a real model shares: tiny random checkpoints, saved by `transformers`, and
+the operations of GPUs.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,3 +73,21 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def gpu_device() -> Any:
+    """Where `gpu_ops` compute: on the GPU, or where there is none on the CPU, by Triton's interpreter."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def gpu_ops(gpu_device: Any) -> Callable[..., Any]:
+    """gpu_ops(**options) -> GpuOps; under the interpreter for a target that has everything."""
+    from kernels.gpu.ops import GpuOps
+    from kernels.gpu.targets import TARGETS, target_of
+
+    target = target_of(gpu_device) if gpu_device.type == "cuda" else TARGETS["sm_90"]
+    return lambda **options: GpuOps(gpu_device, target, num_processors=132, **options)

@@ -120,7 +120,7 @@ def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     details: list[str] = []
-    monkeypatch.setattr("engine.build.available_memory_bytes", lambda: 200_000)
+    monkeypatch.setattr("engine.cpu_memory.available_memory_bytes", lambda: 200_000)
     with pytest.raises(ConfigError, match=r"the weights take 0\.00\d\d GiB in float32, 0\.0002 GiB of memory is free"):
         build_engine(EngineConfig(model=str(model_dir)), details.append)
     assert not [detail for detail in details if "loading" in detail]
@@ -128,7 +128,7 @@ def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded
 
 def test_the_cache_is_sized_by_what_the_weights_leave(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights_bytes = (model_dir / "model.safetensors").stat().st_size
-    monkeypatch.setattr("engine.build.available_memory_bytes", lambda: weights_bytes + 2 * 2**20)
+    monkeypatch.setattr("engine.cpu_memory.available_memory_bytes", lambda: weights_bytes + 2 * 2**20)
     parts = build_engine(EngineConfig(model=str(model_dir)), lambda _: None)
     header_blocks = 1  # the file's header is counted as a weight above
     assert 0 <= parts.info.num_kv_blocks - 2**20 // 512 // 16 <= header_blocks
@@ -159,12 +159,14 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"device": "cuda"}, "--device cuda: .* CPUs only"),
+        ({"quantization": "fp8"}, "--quantization fp8: on a CPU it is int8"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: on a CPU it is int8"),
         ({"threads": 4096}, "--threads 4096: .* must be 1 to"),
         ({"max_num_seqs": 32, "max_num_batched_tokens": 16}, "--max-num-batched-tokens 16"),
         ({"dtype": "bfloat16"}, "bfloat16.*float32"),
     ],
 )
 def test_what_this_machine_cannot_do_is_said(model_dir: Path, fields: dict[str, object], words: str) -> None:
+    config = EngineConfig(model=str(model_dir), device="cpu", **fields)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        build_engine(EngineConfig(model=str(model_dir), **fields), lambda _: None)  # type: ignore[arg-type]
+        build_engine(config, lambda _: None)

@@ -166,7 +166,7 @@ def test_help_names_every_flag_once_with_its_variable(capsys: pytest.CaptureFixt
         (["--block-size", "17"], ["--block-size", "16, 32, 64, 128", "17"]),
         (["--block-size", "8"], ["--block-size", "16, 32, 64, 128", "8"]),
         (["--quantization", "int4"], ["--quantization", "int8", "int4"]),
-        (["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype", "auto", "int8", "fp8"]),
+        (["--kv-cache-dtype", "fp4"], ["--kv-cache-dtype", "auto", "int8", "fp8", "fp4"]),
         (["--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "between 0.01 and 1", "1.5"]),
         (["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "nan"]),
         (["--shutdown-timeout", "-1"], ["--shutdown-timeout", "-1"]),

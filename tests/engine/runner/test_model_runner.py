@@ -8,7 +8,7 @@ import torch
 
 from engine.core.outputs import ModelRunnerOutput, NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import FinishReason, RequestId, SamplingParams
-from engine.errors import StepError
+from engine.errors import DeviceError, StepError
 from engine.interfaces import execute
 from engine.runner.kv_cache import KVCachePlan
 from engine.testing_stream import LateStream
@@ -287,6 +287,18 @@ def test_a_failure_of_the_whole_step_is_a_step_error(tiny_engine, prompts, monke
     monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
     with pytest.raises(StepError, match="step 1 with 3 rows, 7 tokens: out of memory"):
         engine.serve(prompts[:3])
+
+
+def test_a_failure_of_the_device_is_one_line(tiny_engine, prompts, monkeypatch):
+    engine = tiny_engine("llama")
+
+    def step(_inputs):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nFor debugging consider ...")
+
+    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
+    with pytest.raises(DeviceError) as caught:
+        engine.serve(prompts[:3])
+    assert str(caught.value) == ("step 1 with 3 rows, 7 tokens: CUDA error: an illegal memory access was encountered")
 
 
 def test_results_are_aligned_with_the_rows_of_the_plan(tiny_engine):

@@ -367,7 +367,7 @@ class EngineStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class LoadStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total")
+    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +380,7 @@ class LoadStats(_message.Message):
     EXECUTE_US_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    JIT_COMPILES_AFTER_READY_TOTAL_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_waiting_prefill_tokens: int
@@ -392,7 +393,8 @@ class LoadStats(_message.Message):
     execute_us: int
     num_batched_tokens: int
     num_generated_tokens_total: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ...) -> None: ...
+    jit_compiles_after_ready_total: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ..., jit_compiles_after_ready_total: _Optional[int] = ...) -> None: ...
 
 class DrainNotice(_message.Message):
     __slots__ = ("grace",)

@@ -1,0 +1,74 @@
+"""A device that fails ends the process: with one line, and with every request told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.core.outputs import SchedulerOutput
+from engine.errors import DeviceError
+from engine.testing import FakeModel
+from engine.testing_client import AttachClient, submission
+from engine.testing_engine import fake_engine_parts, run_engine
+
+ROOT = Path(__file__).parents[2]
+
+MAIN = """
+import sys
+
+import engine.build
+from engine.__main__ import main
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.errors import DeviceError
+from engine.testing_engine import fake_engine_parts
+
+
+def fail(plan):
+    raise DeviceError("step 1 with 3 rows, 7 tokens: CUDA error: an illegal memory access was encountered")
+
+
+def build_engine(*_):
+    parts = fake_engine_parts(on_step=fail)
+    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
+    return parts
+
+
+engine.build.build_engine = build_engine
+sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning"]))
+"""
+
+
+def test_the_process_says_so_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(MAIN)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
+    result = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "engine.sock")], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert result.stderr == (
+        "chairlift-engine: error: step 1 with 3 rows, 7 tokens: CUDA error: an illegal memory access was encountered\n"
+    )
+
+
+async def test_every_request_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def on_step(plan: SchedulerOutput) -> None:
+        if plan.step == 5:
+            raise DeviceError("CUDA error: unspecified launch failure")
+
+    engine = run_engine(fake_engine_parts(model=FakeModel(end_probability=0.0), on_step=on_step))
+    server = await engine.__aenter__()
+    async with AttachClient.open(server.address) as client:
+        answers = await client.generate(submission(1, [1], 30), submission(2, [2], 30))
+        with pytest.raises(EOFError):
+            await client.until(lambda: False)
+    with pytest.raises(DeviceError, match="unspecified launch failure"):
+        await engine.__aexit__(None, None, None)
+    assert client.statuses[-1].state == pb.ENGINE_STATE_FAILED
+    for answer in answers:
+        assert answer.completion is not None
+        assert "unspecified launch failure" in answer.completion.detail
+    assert not [record for record in caplog.records if record.exc_info]

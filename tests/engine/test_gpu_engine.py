@@ -1,0 +1,185 @@
+"""A whole engine on a GPU that this machine plays: torch's CPU tensors, and kernels under Triton's interpreter."""
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.errors import ConfigError
+from engine.gpu import Gpu
+from engine.gpu_memory import GpuMemory
+from engine.serving import EngineParts
+from engine.testing_stream import LateStream
+from kernels.gpu.targets import TARGETS
+from kernels.metadata import StepInputs
+from kernels.ops import Step
+
+if torch.cuda.is_available():
+    pytest.skip("a real GPU is there: make gpu-check", allow_module_level=True)
+
+MIB = 2**20
+WEIGHTS_BYTES = 3 * MIB
+STEP_BYTES = 5 * MIB
+
+
+class PlayedGraphs:
+    """Computes what a graph would replay; notes which sizes it was asked for."""
+
+    num_bytes = (2 * MIB, 64 * 1024)
+    seen: ClassVar[set[int]] = set()
+
+    def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], _progress: object) -> None:
+        self.step = step
+        assert list(sizes) == sorted(sizes)
+
+    def __call__(self, inputs: StepInputs) -> torch.Tensor:
+        if inputs.metadata.max_query_len == 1:
+            self.seen.add(inputs.metadata.num_reqs)
+        return self.step(inputs)[: inputs.logits_indices.shape[0]]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Of 64 MiB; memory is taken by loading, and by a step."""
+    gpu = SimpleNamespace(total=64 * MIB, held=0, out_of_memory=False, target="sm_90")
+    monkeypatch.setattr("engine.device.has_gpu", lambda: True)
+    monkeypatch.setattr(
+        "engine.rank.open_gpu",
+        lambda _index, utilization: Gpu(
+            torch.device("cpu"),
+            TARGETS[gpu.target],
+            num_processors=4,
+            memory=GpuMemory("played", gpu.total, gpu.total - gpu.held, utilization),
+        ),
+    )
+    monkeypatch.setattr("engine.rank.CudaStream", lambda _: LateStream())
+    monkeypatch.setattr("kernels.gpu.ops.DecodeGraphs", PlayedGraphs)
+    PlayedGraphs.seen = set()
+    for name, value in {
+        "empty_cache": lambda: None,
+        "synchronize": lambda _: None,
+        "mem_get_info": lambda _: (gpu.total - WEIGHTS_BYTES, gpu.total),
+        "memory_reserved": lambda _: WEIGHTS_BYTES,
+        "max_memory_reserved": lambda _: WEIGHTS_BYTES + STEP_BYTES,
+        "reset_peak_memory_stats": lambda _: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return gpu
+
+
+@pytest.fixture(scope="module")
+def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gpu") / "tiny-llama"
+    shutil.copytree(make_checkpoint("llama", num_hidden_layers=1), path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def build(model_dir: Path, **fields: object) -> EngineParts:
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_model_len": 64, "dtype": "float32", **fields}
+    return build_engine(EngineConfig(model=str(model_dir), **limits), lambda _: None)  # type: ignore[arg-type]
+
+
+def answers(parts: EngineParts) -> dict[int, list[int]]:
+    """Of three requests that share steps."""
+    for number in range(3):
+        prompt_ids = tuple(range(5 + number, 12 + 6 * number))
+        params = SamplingParams(seed=number, max_tokens=5, temperature=0.0 if number else 0.9, ignore_eos=True)
+        parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0))
+    tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    in_flight: deque[SchedulerOutput] = deque()
+    while parts.scheduler.has_work() or in_flight:
+        if parts.scheduler.has_work():
+            in_flight.append(parts.scheduler.schedule(0.0))
+            parts.runner.launch(in_flight[-1])
+        if len(in_flight) == parts.scheduler.max_steps_in_flight or not parts.scheduler.has_work():
+            for output in parts.scheduler.update(in_flight.popleft(), parts.runner.collect(), 0.0):
+                tokens[output.request_id] += output.token_ids
+    return tokens
+
+
+def test_answers_are_those_of_a_cpu_with_graphs_or_without_in_flight_or_not(
+    gpu: SimpleNamespace, model_dir: Path
+) -> None:
+    expected = answers(build(model_dir, device="cpu"))
+    assert [len(tokens) for tokens in expected.values()] == [5, 5, 5]
+    parts = build(model_dir)
+    assert parts.scheduler.max_steps_in_flight == 2
+    assert answers(parts) == expected
+    assert PlayedGraphs.seen <= {1, 2, 3}
+    assert 3 in PlayedGraphs.seen
+    PlayedGraphs.seen.clear()
+    parts = build(model_dir, enforce_eager=True, async_scheduling=False)
+    assert parts.scheduler.max_steps_in_flight == 1
+    assert answers(parts) == expected
+    assert not PlayedGraphs.seen
+
+
+def test_the_cache_gets_the_memory_that_nothing_else_was_seen_to_take(gpu: SimpleNamespace, model_dir: Path) -> None:
+    parts = build(model_dir, gpu_memory_utilization=0.75)
+    block_bytes = 2 * 2 * 16 * 16 * 4  # keys and values of 2 heads of 16, 16 tokens, float32
+    # The cache of the largest step: blocks of 3 requests of 8 tokens and one more.
+    step_bytes = STEP_BYTES - 3 * block_bytes
+    graphs_bytes = 2 * MIB + 2 * 64 * 1024  # of 1, 2 and 3 rows
+    assert parts.info.num_kv_blocks == (48 * MIB - WEIGHTS_BYTES - step_bytes - graphs_bytes) // block_bytes
+
+
+def test_a_cache_of_a_given_size_is_not_measured(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gpu_profile.run_largest_step", pytest.fail)
+    gpu.held = 32 * MIB
+    assert build(model_dir, kv_cache_memory_bytes=2**20).info.num_kv_blocks == 2**20 // 4096
+    assert build(model_dir, num_gpu_blocks_override=9).info.num_kv_blocks == 9
+
+
+def test_eight_bit_weights_and_cache_serve(gpu: SimpleNamespace, model_dir: Path) -> None:
+    parts = build(model_dir, quantization="fp8", kv_cache_dtype="fp8", num_gpu_blocks_override=24, dtype="bfloat16")
+    assert [len(tokens) for tokens in answers(parts).values()] == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "words"),
+    [
+        ({"quantization": "fp8"}, "sm_80", "--quantization fp8: sm_80 has no 8-bit floats"),
+        ({"kv_cache_dtype": "fp8"}, "sm_80", "--kv-cache-dtype fp8: sm_80 has no 8-bit floats"),
+        ({"gpu_memory_utilization": 0.001}, "sm_90", "the weights take .* too little"),
+        ({"gpu_memory_utilization": 0.1}, "sm_90", "no memory is left for the KV cache.* more than"),
+        ({"quantization": "int8"}, "sm_90", "--quantization int8: on a GPU it is fp8"),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_said(
+    gpu: SimpleNamespace, model_dir: Path, fields: dict[str, object], target: str, words: str
+) -> None:
+    gpu.target = target
+    with pytest.raises(ConfigError, match=words):
+        build(model_dir, **fields)
+
+
+def test_a_gpu_that_others_use_is_said_before_anything_is_loaded(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.rank.load_model", pytest.fail)
+    gpu.held = 32 * MIB
+    with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.92 asks for .* 0\.50 at most"):
+        build(model_dir)
+
+
+def test_a_largest_step_that_does_not_fit_names_the_flags(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nAdvice")
+
+    monkeypatch.setattr("engine.gpu_profile.run_largest_step", run_out)
+    with pytest.raises(ConfigError, match=r"3 requests and 24 tokens, .* 9\.00 GiB\. Lower --max-num-batched-tokens"):
+        build(model_dir)
