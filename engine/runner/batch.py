@@ -11,6 +11,7 @@ from engine.runner.buckets import bucket_of
 from engine.runner.request_state import RequestState
 from engine.runner.sampling_state import Biases, Columns, Int64Array, sampling_batch
 from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections
+from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream, Stream
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SamplingBatch
@@ -28,6 +29,7 @@ class Batch:
         biases: of these rows.
         num_unresolved: so many of the first input ids may be references to tokens that the host does not know yet.
         sections: the device's buffer.
+        views: of that buffer.
         upload: device work that fills it.
     """
 
@@ -37,6 +39,7 @@ class Batch:
     biases: Biases
     num_unresolved: int
     sections: StepSections[torch.Tensor]
+    views: StepViews
     upload: Callable[[], None]
 
     @property
@@ -49,6 +52,8 @@ class Batch:
         are copied here.
         """
         num_biases = len(self.biases.ids)
+        if not num_biases:
+            return self.views.unbiased(self.columns, history)
         if num_biases <= BIAS_CAPACITY:
             ids, values = self.sections.bias_ids[:num_biases], self.sections.bias_values[:num_biases]
         else:
@@ -105,6 +110,7 @@ class BatchBuilder:
             self._memory, self._is_shared = torch.zeros_like(self._host[0], device=stream.device), False
             self._sections = layout.tensors(self._memory)
             self._block_table = torch.zeros(table_shape, dtype=torch.int32, device=stream.device)
+        self._views = StepViews(self._sections, self._block_table)
         # A batch of padding, which may be computed: graphs are recorded before there is a real one.
         self._sections.query_start_loc.copy_(torch.arange(max_num_seqs + 1))
         self._sections.slot_mapping.fill_(-1)
@@ -134,7 +140,7 @@ class BatchBuilder:
         """
         turn = self._turn
         self._turn = (turn + 1) % len(self._host)
-        host, sections = self._arrays[turn], self._sections
+        host = self._arrays[turn]
 
         request_ids, scheduled, computed, _, samples = zip(*plan.rows, strict=True)
         rows = state.rows_of(request_ids)
@@ -182,28 +188,29 @@ class BatchBuilder:
         # Only the last token of a row can be one that a step in flight still samples, and such a row has no other.
         has_unknown = state.has_tokens_in_flight and bool((host.input_ids[:num_narrow] < 0).any())
 
-        num_slots = max(size, num_tokens)
+        views = self._views.step(max(size, num_tokens), size, num_samples)
         return Batch(
             inputs=StepInputs(
-                input_ids=sections.input_ids[:num_slots],
-                positions=sections.positions[:num_slots],
+                input_ids=views.input_ids,
+                positions=views.positions,
                 metadata=AttentionMetadata(
-                    query_start_loc=sections.query_start_loc[: size + 1],
-                    seq_lens=sections.seq_lens[:size],
-                    block_table=self._block_table[:size],
-                    slot_mapping=sections.slot_mapping[:num_slots],
+                    query_start_loc=views.query_start_loc,
+                    seq_lens=views.seq_lens,
+                    block_table=views.block_table,
+                    slot_mapping=views.slot_mapping,
                     block_size=self._block_size,
                     max_query_len=int(query_lens.max()),
                     max_seq_len=max_seq_len,
                     num_one_token_reqs=num_narrow + size - num_rows,
                 ),
-                logits_indices=sections.logits_indices[:num_samples],
+                logits_indices=views.logits_indices,
             ),
             sampling_rows=sampling_rows,
             columns=columns,
             biases=biases,
             num_unresolved=num_narrow if has_unknown else 0,
-            sections=sections,
+            sections=self._sections,
+            views=self._views,
             upload=upload,
         )
 

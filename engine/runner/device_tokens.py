@@ -16,6 +16,7 @@ class DeviceTokens:
     Attributes:
         last_token_ids: [max_num_seqs] int64, the token sampled last for each row.
         history: [max_num_seqs, max_model_len] int32, prompt and output of penalised rows.
+        is_host_record: whether `history` is the host's own record; then nothing of it is to be brought here.
     """
 
     def __init__(self, host_token_ids: Int32Array, stream: Stream, *, max_steps_in_flight: int) -> None:
@@ -29,17 +30,15 @@ class DeviceTokens:
         """
         self._stream = stream
         self._is_ahead = max_steps_in_flight > 1
-        self._is_shared = stream.is_inline and not self._is_ahead
+        self.is_host_record = stream.is_inline and not self._is_ahead
         self.last_token_ids = torch.zeros(len(host_token_ids), dtype=torch.int64, device=stream.device)
-        if self._is_shared:
+        if self.is_host_record:
             self.history = torch.from_numpy(host_token_ids)
         else:
             self.history = torch.zeros(host_token_ids.shape, dtype=torch.int32, device=stream.device)
 
-    def stage(self, token_ids: Int32Array) -> torch.Tensor | None:
-        """The tokens of a row as `upload` wants them; None if the device reads them where they are."""
-        if self._is_shared:
-            return None
+    def stage(self, token_ids: Int32Array) -> torch.Tensor:
+        """The tokens of a row as `upload` wants them."""
         staged = self._stream.host_buffer(token_ids.nbytes).view(torch.int32)
         staged.numpy()[:] = token_ids
         return staged
@@ -65,8 +64,6 @@ class DeviceTokens:
                 embedding of -1 would be a fault of the whole device.
             with_history: whether any of the rows has penalties.
         """
-        if self._is_shared:
-            return
         token_ids = token_ids.clamp_min(0)
         if self._is_ahead:
             self.last_token_ids[state_rows] = token_ids

@@ -138,19 +138,20 @@ class TorchModelRunner:
             step.done.wait()
         except RuntimeError as error:
             raise _step_error(plan, error) from error
-        token_ids = [-1] * len(plan.rows)
-        rows = step.batch.sampling_rows.tolist()
         columns = step.batch.columns
         sampled = step.results.read(columns.top_logprobs, columns.max_top_logprobs)
         self._state.land_tokens(step.landing, sampled.token_ids)
-        for row, token_id in zip(rows, sampled.token_ids.tolist(), strict=True):
-            token_ids[row] = token_id
+        rows, token_ids = step.batch.sampling_rows, sampled.token_ids.tolist()
+        if len(rows) < len(plan.rows):
+            drawn, token_ids = token_ids, [-1] * len(plan.rows)
+            for row, token_id in zip(rows.tolist(), drawn, strict=True):
+                token_ids[row] = token_id
         self._results.append(step.results)
         return ModelRunnerOutput(
             step=plan.step,
             token_ids=tuple(token_ids),
-            logprobs={rows[i]: logprobs for i, logprobs in sampled.logprobs.items()},
-            failures={rows[i]: failure for i, failure in sampled.failures.items()},
+            logprobs={int(rows[i]): logprobs for i, logprobs in sampled.logprobs.items()},
+            failures={int(rows[i]): failure for i, failure in sampled.failures.items()},
         )
 
     def _launch(self, plan: SchedulerOutput) -> StepInFlight:
@@ -171,22 +172,24 @@ class TorchModelRunner:
             return
         sampling = batch.sampling(self._tokens.history)
         sampled = self._ops.sample(logits, sampling)
-        self._tokens.append(
-            batch.device_state_rows,
-            sampling.num_tokens,
-            sampled.token_ids,
-            with_history=batch.columns.any_penalised,
-        )
+        if not self._tokens.is_host_record:
+            self._tokens.append(
+                batch.device_state_rows,
+                sampling.num_tokens,
+                sampled.token_ids,
+                with_history=batch.columns.any_penalised,
+            )
         results.receive(sampled, sampling.max_top_logprobs)
 
     def _upload_histories(self, plan: SchedulerOutput) -> None:
         """Brings the tokens of new requests with penalties to the device."""
+        if self._tokens.is_host_record:
+            return
         rows = self._state.rows_of(request.request_id for request in plan.new_requests).tolist()
         for row, request in zip(rows, plan.new_requests, strict=True):
             if self._state.sampling.is_penalised(row):
                 staged = self._tokens.stage(self._state.token_ids[row, : len(request.token_ids)])
-                if staged is not None:
-                    self._stream.run(partial(self._tokens.upload, row, staged))
+                self._stream.run(partial(self._tokens.upload, row, staged))
 
 
 def _step_error(plan: SchedulerOutput, error: Exception) -> StepError:

@@ -44,12 +44,19 @@ class SampledBuffer:
     def reserve(self, max_top_logprobs: int) -> None:
         """Makes room for so many alternatives per row, before the step that yields them is queued."""
         num_values = self._max_num_seqs * max(0, max_top_logprobs)
-        if num_values > len(self.top_ids):
+        if num_values > len(self.top_ids) and not self._stream.is_inline:
             self.top_ids = self._stream.host_buffer(8 * num_values).view(torch.int64)
             self.top_values = self._stream.host_buffer(8 * num_values).view(torch.float64)
 
     def receive(self, sampled: SampledTokens, max_top_logprobs: int) -> None:
-        """Device work: copies what was sampled; log-probabilities only if somebody asked (max_top_logprobs >= 0)."""
+        """Device work: copies what was sampled; log-probabilities only if somebody asked (max_top_logprobs >= 0). What
+        the host can read is left where it is: the sampler makes new tensors for every step.
+        """
+        if self._stream.is_inline:
+            self.token_ids, self.status, self.logprobs = sampled.token_ids, sampled.status, sampled.logprobs
+            if max_top_logprobs > 0:
+                self.top_ids, self.top_values = sampled.top_ids.flatten(), sampled.top_values.flatten()
+            return
         for source, target in self._copies(sampled, max_top_logprobs):
             target[: source.numel()].view(source.shape).copy_(source, non_blocking=True)
 
@@ -61,10 +68,10 @@ class SampledBuffer:
             max_top_logprobs: the largest of them.
         """
         num_rows = len(top_logprobs)
-        status = self.status[:num_rows].numpy()
+        status = self.status.numpy()[:num_rows]
         failures = {int(i): _FAILURES[RowStatus(status[i])] for i in status.nonzero()[0]}
         logprobs = self._logprobs(top_logprobs, max_top_logprobs) if max_top_logprobs >= 0 else {}
-        return SamplerOutput(self.token_ids[:num_rows].numpy(), logprobs, failures)
+        return SamplerOutput(self.token_ids.numpy()[:num_rows], logprobs, failures)
 
     def _copies(self, sampled: SampledTokens, max_top_logprobs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield sampled.token_ids, self.token_ids

@@ -52,6 +52,8 @@ class Columns(NamedTuple):
 
 _NO_BIASES = Biases(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
 
+_BIASED, _PENALISED, _RANDOM, _FILTERED = 1, 2, 4, 8  # what a row is, as bits
+
 
 class SamplingState:
     """One row of sampling parameters per row of `engine.runner.request_state.RequestState`.
@@ -66,8 +68,9 @@ class SamplingState:
         self._end_token_ids = frozenset(end_token_ids)
         self._doubles = np.zeros((6, max_num_seqs))
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
-        self._ints = np.zeros((2, max_num_seqs), dtype=np.int32)  # top_k, top_logprobs
-        self._flags = np.zeros((4, max_num_seqs), dtype=np.bool_)  # biased, penalised, random, filtered
+        self._ints = np.zeros((2, max_num_seqs), dtype=np.int32)
+        self._top_k, self._top_logprobs = self._ints  # views
+        self._flags = np.zeros(max_num_seqs, dtype=np.uint8)
         self._min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._bias = [_NO_BIASES] * max_num_seqs
         self._stop_ids = [_NO_BIASES.ids] * max_num_seqs
@@ -78,14 +81,16 @@ class SamplingState:
         self.version += 1
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         self._doubles[:, row] = (params.temperature, params.top_p, params.min_p, *penalties)
-        self._ints[:, row] = (
-            min(params.top_k, self._vocab_size),
-            -1 if params.top_logprobs is None else params.top_logprobs,
-        )
-        is_random = params.temperature > 0
-        is_filtered = 0 < params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
-        self._flags[:, row] = (bool(params.logit_bias), penalties != (1, 0, 0), is_random, is_random and is_filtered)
-        self._seed[row] = np.uint64(params.seed).astype(np.int64)
+        self._top_k[row] = min(params.top_k, self._vocab_size)
+        self._top_logprobs[row] = -1 if params.top_logprobs is None else params.top_logprobs
+        flags = _BIASED if params.logit_bias else 0
+        if penalties != (1, 0, 0):
+            flags |= _PENALISED
+        if params.temperature > 0:
+            is_filtered = 0 < params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
+            flags |= _RANDOM | _FILTERED if is_filtered else _RANDOM
+        self._flags[row] = flags
+        self._seed[row] = params.seed if params.seed < 2**63 else params.seed - 2**64
         self._min_tokens[row] = params.min_tokens
         self._bias[row] = _NO_BIASES
         if params.logit_bias:
@@ -97,7 +102,7 @@ class SamplingState:
 
     def is_penalised(self, row: int) -> bool:
         """Whether the sampler needs to know which tokens this row has seen."""
-        return bool(self._flags[1, row])
+        return bool(self._flags[row] & _PENALISED)
 
     def fill(self, rows: Int64Array, num_prompt_tokens: Int32Array, out: StepSections[Array]) -> Columns:
         """Writes what does not change from step to step to the beginnings of a buffer's sections. With the same rows,
@@ -116,9 +121,9 @@ class SamplingState:
         ints[:2, :num_rows] = self._ints[:, rows]
         ints[2, :num_rows] = rows
         ints[3, :num_rows] = num_prompt_tokens
-        top_logprobs = self._ints[1, rows]
+        top_logprobs = self._top_logprobs[rows]
         min_tokens = self._min_tokens[rows]
-        flags = [bool(flag.any()) for flag in self._flags[:, rows]]
+        flags = int(np.bitwise_or.reduce(self._flags[rows]))
         return Columns(
             self.version,
             rows,
@@ -127,7 +132,10 @@ class SamplingState:
             top_logprobs,
             int(top_logprobs.max(initial=-1)),
             int(min_tokens.max(initial=0)),
-            *flags,
+            any_biased=bool(flags & _BIASED),
+            any_penalised=bool(flags & _PENALISED),
+            any_random=bool(flags & _RANDOM),
+            any_filtered=bool(flags & _FILTERED),
         )
 
     def advance(self, columns: Columns, num_tokens: Int32Array, out: StepSections[Array]) -> Biases:

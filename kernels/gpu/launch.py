@@ -6,7 +6,7 @@ called once for every one of them inside `compile_only`; a compile that happens 
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -69,6 +69,17 @@ def compile_only(*, num_threads: int | None = None, progress: Progress = no_prog
     for index, kernel in enumerate(requested):
         if isinstance(kernel, triton.FutureKernel):
             requested[index] = kernel.result()
+
+
+def load_kernels(kernels: Iterable[Any]) -> None:
+    """Brings compiled kernels onto the GPU. Else their first launch does: a request would wait for it, and a kernel
+    that needs more than the GPU has would be found out only there.
+
+    Raises: triton.runtime.errors.OutOfResources: of the GPU's registers or shared memory.
+    """
+    for kernel in kernels:
+        if kernel is not None:  # of the interpreter
+            _ = kernel.run
 
 
 class CompileCounter:

@@ -6,7 +6,7 @@ import torch
 
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
-from kernels.gpu.launch import compile_only
+from kernels.gpu.launch import compile_only, load_kernels
 from kernels.gpu.linear import PackedLinear, linear, pack_linear, pack_quantized
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.progress import Progress, no_progress
@@ -81,9 +81,10 @@ class GpuOps:
 
     def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
         """Compiles every kernel that a step or the sampler can launch, then records decode steps as CUDA graphs."""
-        with compile_only(progress=self._progress):
+        with compile_only(progress=self._progress) as kernels:
             logits = step(decode_inputs(largest, 1))
             self.sample(logits, _any_sampling(logits.shape[0], self._device))
+        load_kernels(kernels)
         self.graphs_bytes = ()
         if not decode_sizes:
             return step

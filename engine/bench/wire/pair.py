@@ -61,7 +61,7 @@ class Pair:
         )
         self.frontend = Process(
             "frontend",
-            ["--engine", f"unix:{path}", "--port", self.address.rpartition(":")[2]],
+            ["--engine", f"unix:{path}", "--port", self.address.rpartition(":")[2], "--no-http"],
             self._folder / "frontend.log",
             python_path=self._python_path,
         )

@@ -21,7 +21,7 @@ from kernels.testing import cache_tensors, poison_cache
 
 TOLERANCE = 2e-5
 BLOCK_SIZE, BLOCKS_PER_ROW = 16, 4
-SLIDING = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -31,17 +31,23 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 CHECKPOINTS = {
-    "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama": ("llama", {"attention_bias": True, "mlp_bias": True, "vocab_size": 208}),  # the head could be in 8 bits
     "llama 3 rope, tied, heads of 80": (
         "llama",
-        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 80, "num_key_value_heads": 4},
+        {
+            "rope_parameters": LLAMA3_ROPE,
+            "tie_word_embeddings": True,
+            "head_dim": 80,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+        },
     ),
-    "mistral window": ("mistral", {"sliding_window": 24}),
+    "mistral window": ("mistral", {"sliding_window": 8}),
     "qwen2, window in some layers": ("qwen2", SLIDING),
     "qwen3": ("qwen3", {}),
 }
 # Query tokens of each row, step by step: prompts, chunks beside decodes, decodes alone with a row that waits.
-STEPS = [(5, 17, 33, 0), (1, 1, 4, 18), (1, 1, 1, 1), (1, 0, 1, 1), (16, 1, 0, 1)]
+STEPS = [(3, 15, 20, 0), (1, 1, 2, 9), (1, 1, 1, 1), (1, 0, 1, 1)]
 PROMPT_LENS = [sum(lens) for lens in zip(*STEPS, strict=True)]
 
 
@@ -69,19 +75,33 @@ def transformers_logits(path, prompts, dtype=torch.float32, change=lambda model:
 
 def make_case(path):
     generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(0, 211, (length,), generator=generator) for length in PROMPT_LENS]
+    prompts = [torch.randint(0, 208, (length,), generator=generator) for length in PROMPT_LENS]
     return Case(path, ModelConfig.from_dir(path), prompts, transformers_logits(path, prompts))
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
-def case(request, make_checkpoint):
-    architecture, overrides = CHECKPOINTS[request.param]
-    return make_case(make_checkpoint(architecture, dtype="bfloat16", **overrides))  # exact in all dtypes
-
-
 @pytest.fixture(scope="module")
-def llama(make_checkpoint):
-    return make_case(make_checkpoint("llama", dtype="bfloat16"))
+def case_of(make_checkpoint):
+    """case_of(name in CHECKPOINTS) -> Case."""
+    cases = {}
+
+    def case(name):
+        if name not in cases:
+            architecture, overrides = CHECKPOINTS[name]
+            cases[name] = make_case(make_checkpoint(architecture, dtype="bfloat16", **overrides))  # exact in all dtypes
+        return cases[name]
+
+    return case
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def case(request, case_of):
+    """One with biases, one with norms of heads."""
+    return case_of(request.param)
+
+
+@pytest.fixture
+def llama(case_of):
+    return case_of("llama")
 
 
 class Server:
@@ -98,7 +118,17 @@ class Server:
         self.kv_caches = [ops.make_kv_cache(*shape, kv_dtype or dtype) for _ in range(case.config.num_layers)]
         for kv_cache in self.kv_caches:
             poison_cache(kv_cache)
-        self._computed = [0] * len(case.prompts)
+        self.num_computed = [0] * len(case.prompts)
+
+    def slot(self, row, position):
+        block = self._block_table[row, position // BLOCK_SIZE].long()
+        slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+        return slot if isinstance(position, torch.Tensor) else int(slot)
+
+    def bytes_by_slot(self):
+        """Of each tensor of all layers' caches [num_slots, bytes], heads of a token together."""
+        parts = [part for kv_cache in self.kv_caches for part in cache_tensors(kv_cache) if part.numel()]
+        return [part.transpose(1, 2).flatten(0, 1).contiguous().flatten(1).view(torch.uint8) for part in parts]
 
     def step(self, query_lens, num_padded_rows=0):
         """{row: logits of its tokens}."""
@@ -106,25 +136,24 @@ class Server:
         rows = sorted((row for row, n in enumerate(query_lens) if n), key=lambda row: query_lens[row] > 1)
         positions = []
         for row in rows:
-            start = self._computed[row]
-            self._computed[row] = start + query_lens[row]
-            positions.append(torch.arange(start, self._computed[row]))
-        slots = [
-            self._block_table[row, p // BLOCK_SIZE].long() * BLOCK_SIZE + p % BLOCK_SIZE
-            for row, p in zip(rows, positions, strict=True)
-        ]
+            start = self.num_computed[row]
+            self.num_computed[row] = start + query_lens[row]
+            positions.append(torch.arange(start, self.num_computed[row]))
+        slots = [self.slot(row, p) for row, p in zip(rows, positions, strict=True)]
         input_ids = [self._prompts[row][p] for row, p in zip(rows, positions, strict=True)]
         num_tokens = sum(map(len, positions))
         padding = [0] * num_padded_rows
         lens = [query_lens[row] for row in rows] + [1] * num_padded_rows
         metadata = AttentionMetadata(
             query_start_loc=torch.tensor([0, *lens]).cumsum(0).int().to(self._device),
-            seq_lens=torch.tensor([self._computed[row] for row in rows] + padding, dtype=torch.int32).to(self._device),
+            seq_lens=torch.tensor([self.num_computed[row] for row in rows] + padding, dtype=torch.int32).to(
+                self._device
+            ),
             block_table=self._block_table[rows + padding].to(self._device),
             slot_mapping=torch.cat([*slots, torch.full((num_padded_rows,), -1)]).to(self._device),
             block_size=BLOCK_SIZE,
             max_query_len=max(lens),
-            max_seq_len=max(self._computed),
+            max_seq_len=max(self.num_computed),
             num_one_token_reqs=lens.count(1),
         )
         zeros = torch.zeros(num_padded_rows, dtype=torch.int64)
@@ -154,7 +183,9 @@ def error(logits, expected):
     return float((logits - expected).square().mean().sqrt() / expected.std())
 
 
-def test_logits_are_those_of_transformers_and_of_the_reference(case, gpu_ops, gpu_device):
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_logits_are_those_of_transformers_and_of_the_reference(case_of, gpu_ops, gpu_device, name):
+    case = case_of(name)
     logits = Server(case, gpu_ops(), gpu_device).run()
     assert logits.dtype is torch.float32
     assert largest_error(logits, case.expected) < TOLERANCE
@@ -194,30 +225,37 @@ def float8(gpu_ops):
     return dtype
 
 
-@pytest.mark.parametrize("quantize_inputs", [True, False], ids=["inputs as they are made", "inputs in the layers"])
+@pytest.mark.parametrize(
+    ("name", "quantize_inputs"),
+    [("llama", True), ("llama", False), ("qwen3", True)],
+    ids=["llama", "llama, inputs quantised in the layers", "qwen3"],
+)
 def test_8_bit_linear_layers_compute_what_transformers_does_with_rounded_ones(
-    case, gpu_ops, gpu_device, float8, quantize_inputs
+    case_of, gpu_ops, gpu_device, float8, name, quantize_inputs
 ):
-    """Rounding costs 10 to 13 %. To the same rounding in transformers there is less than a tenth of that: values
-    between two 8-bit ones that differ in their last bit go either way.
+    """Rounding costs about a tenth. To the same rounding in transformers there is nothing at most tokens. At others a
+    value between two 8-bit ones may go the other way, which moves it, and then more, by up to 1/16.
     """
+    case = case_of(name)
     ops = gpu_ops(quantize_weights=True, quantize_inputs=quantize_inputs)
     logits = Server(case, ops, gpu_device).run()
     theirs = transformers_logits(case.path, case.prompts, change=round_linear_layers(float8))
     assert 0.05 < error(theirs, case.expected) < 0.2
-    assert error(logits, theirs) < 0.01
+    assert error(logits, theirs) < 0.04
+    if gpu_device.type == "cpu":  # matrix units sum up 8-bit products less exactly
+        assert float((logits - theirs).abs().amax(1).median()) < TOLERANCE
 
 
-def test_an_8_bit_cache_is_near(case, gpu_ops, gpu_device, float8):
+def test_an_8_bit_cache_is_near(llama, gpu_ops, gpu_device, float8):
     """3 bits of mantissa: keys and values are off by up to 1/16, by 1/38 as a root mean square. Two layers add up, of
     one or a few keys each at the beginning of a prompt, where nothing averages out.
     """
-    logits = Server(case, gpu_ops(), gpu_device, kv_dtype=float8).run()
-    assert 0.01 < error(logits, case.expected) < 0.06
+    logits = Server(llama, gpu_ops(), gpu_device, kv_dtype=float8).run()
+    assert 0.01 < error(logits, llama.expected) < 0.06
 
 
 def test_all_of_it_together_is_near(llama, gpu_ops, gpu_device, float8):
-    """Errors of layers, cache and bfloat16 (0.13, 0.05, 0.02) are independent: their squares add up to 0.14^2."""
+    """Errors of layers, cache and bfloat16, about 0.1, 0.05 and 0.02, are independent: their squares add up."""
     ops = gpu_ops(quantize_weights=True, quantize_inputs=True)
     logits = Server(llama, ops, gpu_device, dtype=torch.bfloat16, kv_dtype=float8).run()
     assert 0.05 < error(logits, llama.expected) < 0.2
@@ -234,12 +272,9 @@ def test_a_checkpoint_in_8_bits_is_what_rounding_on_load_gives(llama, gpu_ops, g
         else:
             stored[name] = weight
     save_file(stored, tmp_path / "model.safetensors")
-    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-    (tmp_path / "config.json").write_text(
-        (llama.path / "config.json")
-        .read_text()
-        .replace("{", f'{{"quantization_config": {json.dumps(quantization)},', 1)
-    )
+    config = json.loads((llama.path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     small = llama._replace(path=tmp_path, config=ModelConfig.from_dir(tmp_path))
     logits = Server(small, gpu_ops(quantize_inputs=True), gpu_device).run()
     rounded = Server(llama, gpu_ops(quantize_weights=True, quantize_inputs=True), gpu_device).run()
@@ -263,25 +298,22 @@ def test_what_goes_into_linear_layers_is_quantised_where_it_is_made(llama, gpu_o
 
 
 @pytest.mark.parametrize("is_quantized", [False, True], ids=["fp32", "8 bits"])
-def test_rows_of_padding_change_nothing(case, gpu_ops, gpu_device, request, is_quantized):
-    """Neither logits nor a byte of the cache."""
+def test_rows_of_padding_change_nothing(llama, gpu_ops, gpu_device, request, is_quantized):
+    """Logits of the real rows, which a matrix product of more rows may round otherwise, and no other slot."""
     kv_dtype = request.getfixturevalue("float8") if is_quantized else torch.float32
     ops = gpu_ops(quantize_weights=is_quantized, quantize_inputs=is_quantized)
-    plain, padded = (Server(case, ops, gpu_device, kv_dtype=kv_dtype) for _ in range(2))
+    plain, padded = (Server(llama, ops, gpu_device, kv_dtype=kv_dtype) for _ in range(2))
     for server in (plain, padded):
-        server.step((5, 17, 33, 0))
-    for num_padded_rows, query_lens in ((1, (1, 1, 1, 0)), (5, (1, 0, 1, 0)), (7, (0, 0, 1, 0))):
-        want, got = plain.step(query_lens), padded.step(query_lens, num_padded_rows)
-        assert want.keys() == got.keys()
-        for row in want:
-            # on a GPU another number of rows may be another matrix product
-            torch.testing.assert_close(got[row], want[row], rtol=0, atol=TOLERANCE)
-        for ours, theirs in zip(padded.kv_caches, plain.kv_caches, strict=True):
-            for a, b in zip(cache_tensors(ours), cache_tensors(theirs), strict=True):
-                assert is_written_alike(a, b)
+        server.step((5, 15, 17, 0))
+    for num_padded_rows, query_lens in ((1, (1, 1, 1, 0)), (6, (0, 1, 0, 0))):
+        want = plain.step(query_lens)
+        before = padded.bytes_by_slot()
+        got = padded.step(query_lens, num_padded_rows)
+        for row, logits in want.items():
+            assert error(got[row], logits) < (0.04 if is_quantized else TOLERANCE)
+        changed = {slot for a, b in zip(before, padded.bytes_by_slot(), strict=True) for slot in differing_rows(a, b)}
+        assert changed == {padded.slot(row, padded.num_computed[row] - 1) for row in want}
 
 
-def is_written_alike(a, b):
-    """Poison stays poison, and what is written is the same up to rounding of products before it."""
-    a, b = a.float(), b.float()
-    return torch.equal(a.isnan(), b.isnan()) and torch.allclose(a, b, rtol=0, atol=TOLERANCE, equal_nan=True)
+def differing_rows(a, b):
+    return (a != b).any(1).nonzero().flatten().tolist()

@@ -50,10 +50,10 @@ class Run:
 class TinyEngine:
     """One model; every `serve` has a scheduler, runner and cache of its own."""
 
-    def __init__(self, path: Path, ops: KernelOps) -> None:
+    def __init__(self, path: Path, ops: KernelOps, device: torch.device | None = None) -> None:
         self.config = ModelConfig.from_dir(path)
         self.ops = ops
-        self.model: Decoder = load_model(path, self.config, ops, show_progress_bar=False)
+        self.model: Decoder = load_model(path, self.config, ops, device=device, show_progress_bar=False)
 
     def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:
         """A runner with a cache of its own."""
@@ -69,6 +69,7 @@ class TinyEngine:
         max_num_batched_tokens: int = 64,
         max_steps_in_flight: int = 1,
         stream: Stream | None = None,
+        decode_buckets: Sequence[int] = (),
         **config: Any,
     ) -> Run:
         """Submits all prompts at once and steps until all have ended, checking all books after every step."""
@@ -78,7 +79,7 @@ class TinyEngine:
             "max_steps_in_flight": max_steps_in_flight,
         }
         kv_plan = plan_kv_cache(self.config, torch.float32, block_size, 0, None, num_blocks_override=num_blocks)
-        runner = self.runner(kv_plan, stream=stream, **limits)
+        runner = self.runner(kv_plan, stream=stream, decode_buckets=decode_buckets, **limits)
         scheduler = Scheduler(
             SchedulerConfig(
                 num_blocks=num_blocks,
@@ -191,8 +192,8 @@ def prompt() -> Callable[..., Prompt]:
 
 
 @pytest.fixture(scope="session")
-def engine_on() -> Callable[[Path, KernelOps], TinyEngine]:
-    """engine_on(checkpoint folder, ops) -> TinyEngine."""
+def engine_on() -> Callable[..., TinyEngine]:
+    """engine_on(checkpoint folder, ops, device=None) -> TinyEngine."""
     return TinyEngine
 
 

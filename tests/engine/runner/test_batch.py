@@ -1,5 +1,6 @@
 """Ragged batches against a plain loop over tokens."""
 
+import itertools
 import random
 from dataclasses import fields, replace
 
@@ -16,6 +17,7 @@ from engine.testing_stream import LateStream
 
 MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN = 6, 40, 50
 PARAMS = SamplingParams(seed=0, max_tokens=1)
+HISTORY = torch.zeros(1, 1, dtype=torch.int32)
 
 
 def _plan(rng, block_size, num_rows, decodes_only):
@@ -131,12 +133,36 @@ def test_a_late_device_gets_the_same_batch_by_one_copy_of_what_is_used(block_siz
 
 
 def _assert_equal_sampling(batch, wanted):
-    history = torch.zeros(1, 1, dtype=torch.int32)
-    got, want = batch.sampling(history), wanted.sampling(history)
+    got, want = batch.sampling(HISTORY), wanted.sampling(HISTORY)
     for field in fields(got):
         a, b = getattr(got, field.name), getattr(want, field.name)
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, field.name
     assert torch.equal(batch.device_state_rows, wanted.device_state_rows)
+
+
+def test_the_sampler_is_told_of_these_rows_and_not_of_those_before():
+    """A builder that has built every other batch before says the same as one that has built nothing."""
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 2, "max_model_len": 4, "block_size": 4}
+    changes = [
+        {"temperature": 0.0},
+        {"top_k": 3},
+        {"presence_penalty": 1.0},
+        {"top_logprobs": 2},
+        {"logit_bias": ((5, 1.0),)},
+        {"seed": 7},
+    ]
+    sampling = SamplingState(max_num_seqs=2, vocab_size=1000, end_token_ids=())
+    state = RequestState(max_num_seqs=2, max_model_len=4, block_size=4, sampling=sampling)
+    state.apply(SchedulerOutput(1, (), tuple(NewRequest(i, (1,), 1, PARAMS, (i,)) for i in (0, 1)), (), 0))
+    builder = BatchBuilder(**limits)
+    for num_rows, change, is_changed in itertools.product((1, 2), changes, (True, False)):
+        for row in (0, 1):
+            sampling.set_row(row, replace(PARAMS, **change) if is_changed else PARAMS)
+        plan = SchedulerOutput(2, (), (), tuple(ScheduledRow(i, 1, 0, (), True) for i in range(num_rows)), num_rows)
+        batch = builder.build(plan, state)
+        _assert_equal_sampling(batch, BatchBuilder(**limits).build(plan, state))
+        other_history = torch.ones_like(HISTORY)
+        assert batch.sampling(other_history).history is other_history
 
 
 def test_decode_steps_are_padded_to_the_next_size(block_size):

@@ -11,12 +11,13 @@ from engine.runner.request_state import RequestState
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
 from engine.runner.stream import InlineStream
+from engine.testing_stream import LateStream
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [5.0, float("nan"), 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
 
 
-@pytest.fixture
-def output(ops):
+@pytest.fixture(params=[InlineStream(), LateStream()], ids=["inline", "late"])
+def output(request, ops):
     """Five greedy rows in another order than their state: no logprobs, 20 and 1 alternatives; NaN; nothing allowed."""
     changes = [
         {},
@@ -34,7 +35,7 @@ def output(ops):
     rows = tuple(ScheduledRow(request_id, 1, 0, (), True) for request_id in range(5))
     batch = builder.build(SchedulerOutput(2, (), (), rows, 5), state)
     sampling = batch.sampling(torch.from_numpy(state.token_ids))
-    buffer = SampledBuffer(InlineStream(), 5)
+    buffer = SampledBuffer(request.param, 5)
     buffer.reserve(3)
     buffer.reserve(sampling.max_top_logprobs)
     buffer.receive(ops.sample(LOGITS, sampling), sampling.max_top_logprobs)

@@ -69,6 +69,12 @@ def test_columns_hold_each_rows_own_values(state):
     assert batch.bias_start.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("seed", "bits"), [(2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)])
+def test_seeds_keep_all_their_bits(state, seed, bits):
+    state.set_row(0, SamplingParams(seed=seed, max_tokens=1))
+    assert _gather(state, [0]).seed.tolist() == [bits]
+
+
 def test_biases_are_those_of_the_row_and_go_with_its_request(state):
     state.set_row(0, SamplingParams(seed=0, max_tokens=1, logit_bias=((5, 1.5), (6, -2.0))))
     state.set_row(1, SamplingParams(seed=0, max_tokens=1))

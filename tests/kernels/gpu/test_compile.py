@@ -129,6 +129,47 @@ def test_kernels_that_do_not_compile_are_told_together_and_spoil_nothing(tmp_pat
 
 
 @pytest.mark.slow
+def test_progress_is_shown_while_kernels_are_compiled(tmp_path):
+    """Of each kernel that was not compiled before, once, though it is launched twice; wrong ones end too."""
+    script(
+        tmp_path,
+        NEGATE
+        + """
+    @triton.jit
+    def wrong(ptr, BLOCK: tl.constexpr):
+        tl.store(ptr + tl.arange(0, BLOCK), tl.nothing_of_the_kind)
+""",
+        """
+        shown = []
+
+        def progress(iterable, /, *, desc, total):
+            shown.append((desc, total))
+            for future in iterable:
+                assert future.done()
+                shown.append("one more")
+                yield future
+
+        with compile_only():
+            launch(negate, (1,), values, 17, BLOCK=16)
+        with compile_only(progress=progress):
+            for block in (16, 32, 64, 64):
+                launch(negate, (1,), values, 17, BLOCK=block)
+        assert shown == [("compiling kernels", 2), "one more", "one more"], shown
+        shown.clear()
+        with compile_only(progress=progress):
+            launch(negate, (1,), values, 17, BLOCK=64)
+        assert shown == []
+        try:
+            with compile_only(progress=progress):
+                launch(wrong, (1,), values, BLOCK=16)
+        except ExceptionGroup:
+            pass
+        assert shown == [("compiling kernels", 1), "one more"], shown
+        """,
+    )
+
+
+@pytest.mark.slow
 def test_faults_are_found(tmp_path):
     """Spilled registers, too much shared memory, and calls of a form that was not compiled before."""
     script(

@@ -14,6 +14,7 @@ from engine.runner.model_runner import TorchModelRunner
 from engine.runner.request_state import RequestState
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
+from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream
 from engine.testing import OracleViolation
 from engine.testing_stream import LateStream
@@ -267,6 +268,32 @@ def columns_of_another_buffer_stay(monkeypatch):
     monkeypatch.setattr(BatchBuilder, "build", mutant)
 
 
+def sampler_shown_the_rows_of_another_step(monkeypatch):
+    """How many rows there are is taken to say everything of them that concerns all together."""
+    unbiased = StepViews.unbiased
+
+    def mutant(self, columns, history):
+        last = self._last_unbiased
+        if last is not None and len(last[1].seed) == len(columns.rows):
+            return last[1]
+        return unbiased(self, columns, history)
+
+    monkeypatch.setattr(StepViews, "unbiased", mutant)
+
+
+def model_shown_another_number_of_tokens(monkeypatch):
+    """How many rows there are is taken to say how many tokens."""
+    step = StepViews.step
+
+    def mutant(self, num_tokens, num_rows, num_samples):
+        last = self._last_step
+        if last is not None and len(last[1].seq_lens) == num_rows and len(last[1].logits_indices) == num_samples:
+            return last[1]
+        return step(self, num_tokens, num_rows, num_samples)
+
+    monkeypatch.setattr(StepViews, "step", mutant)
+
+
 def large_biases_cut_off(monkeypatch):
     """Biases that do not fit the buffer are read from it all the same."""
     monkeypatch.setattr(batch_module, "BIAS_CAPACITY", 1 << 30)
@@ -360,6 +387,8 @@ MUTANTS = [
     (biases_of_the_last_step_stay, OracleViolation, "biases .* of 0"),
     (columns_of_the_last_step_stay, (OracleViolation, AssertionError), None),
     (columns_of_another_buffer_stay, OracleViolation, None),
+    (sampler_shown_the_rows_of_another_step, OracleViolation, "are said to be"),
+    (model_shown_another_number_of_tokens, OracleViolation, "tokens in"),
     (large_biases_cut_off, Exception, None),
     (min_tokens_forgets_tokens_in_flight, OracleViolation, "has biases"),
     (alternatives_of_another_row, AssertionError, None),

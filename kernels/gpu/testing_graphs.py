@@ -1,0 +1,107 @@
+"""A stand-in for torch's CUDA graphs, on tensors of any device, for tests of who records and replays them.
+
+It is stricter than a GPU: what a graph has yielded is gone when any graph is replayed, as they share memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from kernels.metadata import StepInputs
+from kernels.ops import Step
+
+
+class StandInGraph:
+    """What `torch.cuda.CUDAGraph` is to its user."""
+
+    def __init__(self, graphs: "StandInGraphs") -> None:
+        self._graphs = graphs
+        self.recorded: tuple[Step, StepInputs, torch.Tensor] | None = None
+
+    def replay(self) -> None:
+        """Computes the step again, from what its inputs hold now, into the tensor that recording returned."""
+        assert self.recorded is not None, "nothing was recorded"
+        self._graphs.forget_outputs()
+        step, inputs, logits = self.recorded
+        logits.copy_(step(inputs))
+        self._graphs.replayed.append(inputs.metadata.num_reqs)
+
+
+class StandInGraphs:
+    """A GPU's memory and graphs; tests put `patches` in the place of what `torch.cuda` has.
+
+    Attributes:
+        made: the graphs.
+        recorded: (rows, pool) of each graph, in order.
+        replayed: rows of each replay, in order.
+    """
+
+    def __init__(self, free_bytes: Sequence[int] = ()) -> None:
+        """free_bytes are the answers to how much memory is free, one after the other; then always the last, or 0."""
+        self.recorded: list[tuple[int, object]] = []
+        self.replayed: list[int] = []
+        self._free_bytes = list(free_bytes) or [0]
+        self._pools: list[object] = []
+        self.made: list[StandInGraph] = []
+        self._recording: tuple[StandInGraph, object] | None = None
+        self._computed: set[int] = set()
+        self._ready: set[int] = set()
+
+    def patches(self) -> dict[str, object]:
+        """By the name in `torch.cuda`."""
+        graphs = self
+
+        class Graph(StandInGraph):  # a class, as others may use the name as a type
+            def __init__(self) -> None:
+                super().__init__(graphs)
+                graphs.made.append(self)
+
+        return {
+            "CUDAGraph": Graph,
+            "graph": self._record,
+            "graph_pool_handle": self._make_pool,
+            "mem_get_info": self._memory,
+            "synchronize": self._synchronize,
+        }
+
+    def recordable(self, step: Step) -> Step:
+        """The step, which does not compute while a graph is recorded; that is for tests to put between."""
+
+        def call(inputs: StepInputs) -> torch.Tensor:
+            if self._recording is None:
+                self._computed.add(inputs.metadata.num_reqs)
+                return step(inputs)
+            graph, pool = self._recording
+            num_reqs = inputs.metadata.num_reqs
+            assert num_reqs in self._ready, f"{num_reqs} rows were not computed, and waited for, before recording"
+            logits = torch.full_like(step(inputs), torch.nan)
+            graph.recorded = (step, inputs, logits)
+            self.recorded.append((num_reqs, pool))
+            return logits
+
+        return call
+
+    def forget_outputs(self) -> None:
+        """Spoils what graphs have yielded."""
+        for graph in self.made:
+            if graph.recorded is not None:
+                graph.recorded[2].fill_(torch.nan)
+
+    def _make_pool(self) -> object:
+        self._pools.append(object())
+        return self._pools[-1]
+
+    def _memory(self, device: torch.device) -> tuple[int, int]:  # noqa: ARG002 - there is but one
+        return (self._free_bytes.pop(0) if len(self._free_bytes) > 1 else self._free_bytes[0]), 1 << 40
+
+    def _synchronize(self, device: torch.device) -> None:  # noqa: ARG002
+        self._ready |= self._computed
+
+    @contextmanager
+    def _record(self, graph: StandInGraph, pool: object) -> Iterator[None]:
+        assert pool in self._pools, "a pool of nobody"
+        self._recording = graph, pool
+        yield
+        self._recording = None
+        assert graph.recorded is not None, "nothing was recorded"

@@ -1,0 +1,102 @@
+"""Scheduler, runner and GPU operations together: tokens are those of plain operations and of `transformers`.
+
+Where there is no GPU, kernels are interpreted, and CUDA's graphs are a stand-in.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.core.request import SamplingParams
+from engine.runner.stream import CudaStream
+from engine.testing_stream import LateStream
+from kernels.gpu.testing_graphs import StandInGraphs
+from kernels.ops import reference_ops
+
+BUCKETS = (1, 2, 4)
+GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True)
+EVERYTHING = replace(
+    GREEDY,
+    seed=7,
+    temperature=0.9,
+    top_k=20,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.3,
+    frequency_penalty=0.3,
+    logit_bias=((7, 2.0),),
+    top_logprobs=2,
+)
+
+
+@pytest.fixture
+def prompts(prompt):
+    """Rows that end one after the other, so that decodes are of 4, 3, 2 rows and of 1."""
+    rng = random.Random(3)
+    lens = ((1, 8), (3, 6), (17, 5), (20, 3))
+    return [
+        prompt([rng.randrange(3, 200) for _ in range(num_prompt)], replace(GREEDY, max_tokens=num_output))
+        for num_prompt, num_output in lens
+    ]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """None on a GPU, which has its own."""
+    if torch.cuda.is_available():
+        return None
+    graphs = StandInGraphs()
+    for name, replacement in graphs.patches().items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    return graphs
+
+
+@pytest.fixture
+def recording_ops(gpu_ops, graphs):
+    """Operations whose graphs are those of the stand-in."""
+    ops = gpu_ops()
+    if graphs is not None:
+        compile_step = ops.compile_step
+        ops.compile_step = lambda step, *args: compile_step(graphs.recordable(step), *args)
+    return ops
+
+
+def test_greedy_tokens_are_those_of_transformers_with_replayed_steps(
+    make_checkpoint, engine_on, reference_of, recording_ops, graphs, gpu_device, prompts
+):
+    """Prompts in chunks beside decodes, decodes of 3 rows padded to 4."""
+    path = make_checkpoint("qwen3")
+    stream = CudaStream(gpu_device) if graphs is None else None
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    run = engine_on(path, recording_ops, gpu_device).serve(prompts, stream=stream, decode_buckets=BUCKETS, **options)
+    decodes = [len(plan.rows) for plan in run.plans if plan.num_tokens == len(plan.rows)]
+    assert 3 in decodes
+    if graphs is not None:
+        assert [num_rows for num_rows, _ in graphs.recorded] == [4, 2, 1]
+        assert graphs.replayed == [{3: 4}.get(num_rows, num_rows) for num_rows in decodes if num_rows]
+        assert recording_ops.graphs_bytes == (0, 0, 0)
+    want = engine_on(path, reference_ops()).serve(prompts, **options)
+    assert [answer.token_ids for answer in run.answers] == [answer.token_ids for answer in want.answers]
+    reference = reference_of(path)
+    for one, answer in zip(prompts, run.answers, strict=True):
+        assert reference.check_greedy(one.prompt_ids, answer.token_ids).num_differences == 0
+
+
+def test_sampled_tokens_are_those_of_the_reference_two_steps_in_flight(
+    make_checkpoint, engine_on, gpu_ops, gpu_device, prompts
+):
+    """Every sampling feature, with tokens and histories that only the device knows when a step is built."""
+    path = make_checkpoint("llama")
+    sampled = [replace(one, params=replace(EVERYTHING, max_tokens=one.params.max_tokens)) for one in prompts[1:3]]
+    sampled.append(prompts[0])  # greedy beside them
+    stream = LateStream(seed=1) if gpu_device.type == "cpu" else CudaStream(gpu_device)
+    run = engine_on(path, gpu_ops(), gpu_device).serve(sampled, stream=stream, max_steps_in_flight=2)
+    want = engine_on(path, reference_ops()).serve(sampled)
+    for answer, wanted in zip(run.answers, want.answers, strict=True):
+        assert answer.token_ids == wanted.token_ids
+        for ours, theirs in zip(answer.logprobs, wanted.logprobs, strict=True):
+            assert ours.top_ids == theirs.top_ids
+            assert ours.chosen == pytest.approx(theirs.chosen, abs=2e-5)
+            assert ours.top_values == pytest.approx(theirs.top_values, abs=2e-5)

@@ -1,0 +1,134 @@
+"""Which steps are replayed, from what, and what their results are worth, with a stand-in for CUDA's graphs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
+from kernels.gpu.testing_graphs import StandInGraphs
+from kernels.metadata import AttentionMetadata, StepInputs
+
+MAX_REQS, MAX_TOKENS, MAX_BLOCKS, VOCAB = 8, 20, 3, 7
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    graphs = StandInGraphs(free_bytes=[1000, 900, 870, 880])
+    for name, replacement in graphs.patches().items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    return graphs
+
+
+@pytest.fixture
+def largest():
+    """Buffers as they are before the first batch: rows of padding."""
+    return StepInputs(
+        input_ids=torch.zeros(MAX_TOKENS, dtype=torch.int64),
+        positions=torch.zeros(MAX_TOKENS, dtype=torch.int64),
+        metadata=AttentionMetadata(
+            query_start_loc=torch.arange(MAX_REQS + 1, dtype=torch.int32),
+            seq_lens=torch.zeros(MAX_REQS, dtype=torch.int32),
+            block_table=torch.zeros(MAX_REQS, MAX_BLOCKS, dtype=torch.int32),
+            slot_mapping=torch.full((MAX_TOKENS,), -1),
+            block_size=16,
+            max_query_len=MAX_TOKENS,
+            max_seq_len=MAX_BLOCKS * 16,
+        ),
+        logits_indices=torch.zeros(MAX_REQS, dtype=torch.int64),
+    )
+
+
+def step(inputs):
+    """Logits that tell every number that was read."""
+    metadata = inputs.metadata
+    values = inputs.input_ids + 100 * inputs.positions + 1e4 * metadata.slot_mapping
+    rows = metadata.seq_lens + 50 * metadata.block_table.sum(1) + 1e3 * metadata.query_start_loc[1:]
+    values = values.double() + 1e6 * torch.repeat_interleave(rows.double(), metadata.query_start_loc.diff())
+    return (values[inputs.logits_indices][:, None] * torch.arange(1, VOCAB + 1)).float()
+
+
+def fill(largest, num_rows, seed, *, num_padded=0, num_wanted=None, query_len=1):
+    """A batch as it is built: the beginnings of the buffers, which hold this batch from now on."""
+    generator = torch.Generator().manual_seed(seed)
+    size = num_rows + num_padded
+    num_tokens = size * query_len
+    whole = largest.metadata
+    largest.input_ids[:num_tokens] = torch.randint(1, 90, (num_tokens,), generator=generator)
+    largest.positions[:num_tokens] = torch.randint(1, 40, (num_tokens,), generator=generator)
+    whole.seq_lens[:size] = torch.randint(1, 40, (size,), generator=generator).int()
+    whole.seq_lens[num_rows:size] = 0
+    whole.block_table[:size] = torch.randint(1, 90, (size, MAX_BLOCKS), generator=generator).int()
+    whole.slot_mapping[:num_tokens] = torch.randint(1, 90, (num_tokens,), generator=generator)
+    whole.query_start_loc[: size + 1] = torch.arange(size + 1) * query_len
+    wanted = torch.randperm(num_rows, generator=generator)[:num_wanted].sort().values
+    largest.logits_indices[: len(wanted)] = (wanted + 1) * query_len - 1
+    largest.logits_indices[len(wanted) : size] = 0
+    inputs = decode_inputs(largest, size)
+    return replace(
+        inputs,
+        input_ids=largest.input_ids[:num_tokens],
+        positions=largest.positions[:num_tokens],
+        metadata=replace(
+            inputs.metadata,
+            slot_mapping=whole.slot_mapping[:num_tokens],
+            max_query_len=query_len,
+            num_one_token_reqs=size if query_len == 1 else 0,
+        ),
+        logits_indices=largest.logits_indices[: len(wanted)],
+    )
+
+
+def test_the_largest_is_recorded_first_and_all_share_one_pool(graphs, largest):
+    DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4])
+    assert [num_rows for num_rows, _ in graphs.recorded] == [4, 2, 1]
+    assert len({pool for _, pool in graphs.recorded}) == 1
+    assert graphs.replayed == []
+
+
+def test_memory_is_told_graph_by_graph_and_never_below_zero(graphs, largest):
+    """What is free may grow, as other processes end."""
+    assert DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4]).num_bytes == (100, 30, 0)
+
+
+def test_steps_of_recorded_sizes_are_replayed_on_what_the_buffers_hold_now(graphs, largest):
+    replaying = DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4, 8])
+    sizes = (4, 1, 8, 2, 4, 4, 1)
+    for seed, num_rows in enumerate(sizes):
+        inputs = fill(largest, num_rows, seed)
+        want = step(inputs)
+        assert torch.equal(replaying(inputs), want)
+    assert graphs.replayed == list(sizes)
+
+
+def test_a_padded_step_yields_logits_of_the_wanted_rows_only(graphs, largest):
+    replaying = DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4, 8])
+    for num_rows, num_padded, num_wanted in ((5, 3, 5), (3, 1, 2), (6, 2, 1), (7, 1, 0)):
+        inputs = fill(largest, num_rows, num_rows, num_padded=num_padded, num_wanted=num_wanted)
+        logits = replaying(inputs)
+        assert logits.shape == (num_wanted, VOCAB)
+        assert torch.equal(logits, step(inputs))
+    assert graphs.replayed == [8, 4, 8, 8]
+
+
+def test_other_steps_are_computed_as_they_were_given(graphs, largest):
+    """Prompts, though their rows are as many as were recorded, and sizes that nobody recorded."""
+    replaying = DecodeGraphs(graphs.recordable(step), largest, [2, 4])
+    for num_rows, query_len in ((4, 5), (2, 3), (3, 1), (8, 1), (1, 1)):
+        inputs = fill(largest, num_rows, num_rows, query_len=query_len)
+        assert torch.equal(replaying(inputs), step(inputs))
+    assert graphs.replayed == []
+
+
+def test_progress_is_shown_while_graphs_are_recorded(graphs, largest):
+    shown = []
+
+    def progress(iterable, /, *, desc, total):
+        shown.append((desc, total))
+        for size in iterable:
+            shown.append(size)
+            yield size
+            assert graphs.recorded[-1][0] == size
+
+    DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4], progress)
+    assert shown == [("recording CUDA graphs", 3), 4, 2, 1]

@@ -1,0 +1,135 @@
+"""What `GpuOps` adds to the kernels it is made of; tests/engine/model/test_gpu_decoder.py has whole models on it."""
+
+from contextlib import contextmanager
+from dataclasses import fields
+
+import pytest
+import torch
+
+import kernels.gpu.ops
+from kernels.gpu.ops import GpuOps
+from kernels.gpu.quantize import QuantizedRows
+from kernels.gpu.targets import TARGETS, UnsupportedTargetError
+from kernels.gpu.testing_graphs import StandInGraphs
+from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.sampling import RowStatus
+
+NUM_PROCESSORS = 132
+
+
+@pytest.fixture
+def make_ops(device, target):
+    return lambda **options: GpuOps(device, target, num_processors=NUM_PROCESSORS, **options)
+
+
+def random(*shape, device):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@pytest.mark.parametrize("option", ["quantize_weights", "quantize_inputs"])
+def test_8_bits_are_refused_where_there_are_none(option):
+    with pytest.raises(UnsupportedTargetError, match="--quantization fp8: sm_80 has no 8-bit floats"):
+        GpuOps(torch.device("cpu"), TARGETS["sm_80"], num_processors=NUM_PROCESSORS, **{option: True})
+
+
+def test_8_bit_rows_are_made_for_linear_layers_only(make_ops, device, float8):
+    ops, x, weight = make_ops(quantize_inputs=True), random(3, 32, device=device), torch.ones(32, device=device)
+    assert isinstance(ops.rms_norm(x, weight, 1e-6), torch.Tensor)
+    assert isinstance(ops.add_rms_norm(x, x.clone(), weight, 1e-6)[0], torch.Tensor)
+    normed, residual = ops.add_rms_norm(x, x.clone(), weight, 1e-6, for_linear=True)
+    assert isinstance(residual, torch.Tensor)
+    for rows in (ops.rms_norm(x, weight, 1e-6, for_linear=True), normed, ops.silu_and_mul(x)):
+        assert isinstance(rows, QuantizedRows)
+        assert rows.values.dtype is float8
+
+
+def test_a_checkpoint_in_8_bits_stays_so_though_nothing_is_quantised_on_load(make_ops, device, float8):
+    ops = make_ops(quantize_inputs=True)
+    values, scales = random(16, 32, device=device).to(torch.float8_e4m3fn), torch.full((16,), 0.5, device=device)
+    assert ops.pack_quantized(values, scales, None, torch.bfloat16).weight.dtype is float8
+    assert ops.pack_linear(values.bfloat16(), None).scales is None
+
+
+class Step:
+    """A step that yields logits of its input ids, and remembers what it was called with."""
+
+    def __init__(self, vocab_size):
+        self.vocab_size = vocab_size
+        self.calls = []
+
+    def __call__(self, inputs):
+        self.calls.append(inputs)
+        ids = inputs.input_ids[inputs.logits_indices]
+        return torch.nn.functional.one_hot(ids, self.vocab_size).float()
+
+
+def make_largest(max_reqs, max_tokens, device):
+    return StepInputs(
+        input_ids=torch.zeros(max_tokens, dtype=torch.int64, device=device),
+        positions=torch.zeros(max_tokens, dtype=torch.int64, device=device),
+        metadata=AttentionMetadata(
+            query_start_loc=torch.arange(max_reqs + 1, dtype=torch.int32, device=device),
+            seq_lens=torch.zeros(max_reqs, dtype=torch.int32, device=device),
+            block_table=torch.zeros(max_reqs, 2, dtype=torch.int32, device=device),
+            slot_mapping=torch.full((max_tokens,), -1, device=device),
+            block_size=16,
+            max_query_len=max_tokens,
+            max_seq_len=32,
+        ),
+        logits_indices=torch.zeros(max_reqs, dtype=torch.int64, device=device),
+    )
+
+
+def test_without_sizes_a_step_is_itself(make_ops, device):
+    ops, step = make_ops(), Step(50)
+    assert ops.compile_step(step, make_largest(4, 9, device)) is step
+    assert ops.graphs_bytes == ()
+    assert [inputs.metadata.num_reqs for inputs in step.calls] == [1]  # to compile what it launches
+
+
+def test_the_memory_of_graphs_is_that_of_the_last_compiled_step(make_ops, device, monkeypatch):
+    graphs = StandInGraphs(free_bytes=[1000, 900, 870])
+    for name, replacement in graphs.patches().items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    ops, step = make_ops(), Step(50)
+    ops.compile_step(graphs.recordable(step), make_largest(4, 9, device), (1, 4))
+    assert ops.graphs_bytes == (100, 30)
+    ops.compile_step(step, make_largest(4, 9, device))
+    assert ops.graphs_bytes == ()
+
+
+def test_progress_is_that_of_compiling_and_of_recording(make_ops, device, monkeypatch):
+    graphs = StandInGraphs()
+    for name, replacement in graphs.patches().items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    shown, passed_on, compile_only = [], [], kernels.gpu.ops.compile_only
+
+    def progress(iterable, /, *, desc, total):
+        shown.append((desc, total))
+        return iterable
+
+    @contextmanager
+    def recorded(*, progress):
+        passed_on.append(progress)
+        with compile_only() as compiled:
+            yield compiled
+
+    monkeypatch.setattr(kernels.gpu.ops, "compile_only", recorded)
+    make_ops(progress=progress).compile_step(graphs.recordable(Step(50)), make_largest(4, 9, device), (1, 4))
+    assert passed_on == [progress]  # the interpreter compiles nothing
+    assert shown == [("recording CUDA graphs", 2)]
+
+
+def test_what_the_sampler_is_compiled_with_could_be_sampled(make_ops, device, monkeypatch):
+    """Were anything of it to run, no index would lead out of a tensor."""
+    ops, seen = make_ops(), []
+    sample = ops.sample
+    monkeypatch.setattr(ops, "sample", lambda logits, batch: seen.append((logits, batch)) or sample(logits, batch))
+    ops.compile_step(Step(50), make_largest(4, 9, device))
+    ((logits, batch),) = seen
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        assert not isinstance(value, torch.Tensor) or value.device.type == device.type
+    sampled = sample(logits, batch)
+    assert sampled.token_ids.tolist() == [0]  # the largest logit is that of input id 0
+    assert sampled.status.tolist() == [RowStatus.OK]
