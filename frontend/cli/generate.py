@@ -1,4 +1,4 @@
-"""`chairlift generate`: the generated text alone on standard output, as it comes."""
+"""`chairlift generate`: the generated text alone on standard output, as it comes, and the end of its last line."""
 
 import argparse
 import os
@@ -28,11 +28,13 @@ def main(argv: Sequence[str]) -> int:
                 None if arguments.chat else text, timeout_s=arguments.timeout, **_options(arguments, text)
             ) as stream,
         ):
+            ends_a_line = False
             for chunk in stream:
                 sys.stdout.write(chunk.text)
                 sys.stdout.flush()
-        if sys.stdout.isatty():
-            print()
+                ends_a_line = chunk.text.endswith("\n") if chunk.text else ends_a_line
+        if not ends_a_line:
+            print(flush=True)
         if arguments.max_tokens is None and stream.finished and stream.finished.reason == pb.FINISH_REASON_MAX_TOKENS:
             num_tokens = stream.finished.usage.num_output_tokens
             print(f"chairlift generate: cut off after {num_tokens} tokens; --max-tokens allows more", file=sys.stderr)

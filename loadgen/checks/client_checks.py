@@ -4,6 +4,7 @@ import numpy as np
 
 from loadgen.checks.finding import Bounds, Finding, bounded, not_judged, yes_or_no
 from loadgen.checks.limits import Limits
+from loadgen.checks.shortage import what_helps
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
 from loadgen.record import RunData
@@ -78,7 +79,7 @@ def _dispatch_lag(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
     if why := _why_not_open(run):
         return not_judged(check, title, bounds, "ms", why)
     late = samples.client_wait[~np.isnan(samples.client_wait)]
-    text = "the client could not keep its own schedule: more --workers, free cores, or a lower rate"
+    text = f"the client could not keep its own schedule: {what_helps(run, limits)}"
     return bounded(check, title, float(np.quantile(late, 0.99)) if len(late) else float("nan"), bounds, "ms", text)
 
 
@@ -96,13 +97,13 @@ def _achieved_rate(run: RunData, samples: Samples, limits: Limits) -> Finding:
     if planned_s <= 0 or played_s <= 0:
         return not_judged(check, title, limits.rate_off, "share", "all requests were due at once")
     achieved = sent.sum() / due.sum() * planned_s / played_s
-    text = f"{achieved:.1%} of the requested rate was played: more --workers, free cores, or a lower rate"
+    text = f"{achieved:.1%} of the requested rate was played: {what_helps(run, limits)}"
     return bounded(check, title, abs(float(achieved) - 1.0), limits.rate_off, "share", text)
 
 
 def _loop_lag(run: RunData, limits: Limits) -> Finding:
     lags = [float(np.quantile(worker.loop_lag_ms, 0.99)) for worker in run.workers if len(worker.loop_lag_ms)]
-    text = "messages waited in the client before their time was taken: more --workers, or a quieter machine"
+    text = f"messages waited in the client before their time was taken: {what_helps(run, limits)}"
     return bounded(
         "loop_lag",
         "event loop late, p99 of the worst worker",

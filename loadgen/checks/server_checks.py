@@ -6,6 +6,7 @@ import numpy as np
 
 from loadgen.checks.finding import Finding, bounded, not_judged, yes_or_no
 from loadgen.checks.limits import Limits
+from loadgen.checks.remedies import remedy
 from loadgen.checks.saturation import saturation
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
@@ -41,7 +42,7 @@ def _errors(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
     failed = counts.error + counts.timeout + unfinished
     numbers = {"error": counts.error, "timeout": counts.timeout, "unfinished request": unfinished}
     what = ", ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in numbers.items() if number)
-    text = f"{what}: latencies are of those that came through; lower the rate or mend the server"
+    text = f"{what}: latencies are of those that came through; {remedy(run, unfinished)}" if failed else ""
     asked = counts.offered - counts.unsent
     share = failed / asked if asked else float("nan")
     return bounded("errors", "errors, timeouts and unfinished", share, limits.error_share, "share", text)

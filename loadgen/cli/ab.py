@@ -13,26 +13,27 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from loadgen.atomic_file import writing_to
 from loadgen.cli.exit_status import ExitStatus
+from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     Outcome,
     add_play_arguments,
     add_report_arguments,
     add_target_arguments,
     measure_options,
-    result_folder,
     run_and_report,
     target_spec,
 )
 from loadgen.cli.values import at_least_one
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
 from loadgen.comparison import servers
 from loadgen.comparison.ab import AbRuns, Turn, ab, turns
 from loadgen.comparison.compare import Side, compare
 from loadgen.errors import ComparisonError, OptionError, TargetError
 from loadgen.report.comparison_files import PAGE, write_comparison
 from loadgen.report.comparison_text import comparison_lines
+from loadgen.target.base import TargetSpec
+from loadgen.trace.schema import Trace
 
 
 class _Contender(NamedTuple):
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     requests = workload(options)
     specs = [target_spec(options, contender.url) for contender in contenders]
     one_server = options.servers is None and _same_server(contenders[0].url, contenders[1].url)
-    print(describe(requests))
+    print(describe(requests, asked_rate(options)))
     print(
         f"{options.repeats} pairs of runs: {contenders[0].label} is A, {contenders[1].label} is B, in turn A B B A ..."
     )
@@ -87,15 +88,30 @@ def run(options: argparse.Namespace) -> int:
         print("both are one server: every run gets prompts of its own, so that none is in its cache")
     if options.dry_run:
         return 0
-    folder = result_folder(options, "ab")
+    with result_folder(options.result_dir, "ab") as folder:
+        return _play_all(options, contenders, specs, requests, folder, one_server=one_server)
+
+
+def _play_all(
+    options: argparse.Namespace,
+    contenders: tuple[_Contender, _Contender],
+    specs: list[TargetSpec],
+    requests: Trace,
+    folder: Path,
+    *,
+    one_server: bool,
+) -> int:
+    """Plays all turns into a folder and compares them; returns the exit status."""
 
     def play(turn: Turn) -> Outcome:
         contender, name = contenders[turn.side], f"{'ab'[turn.side]}-{turn.pair + 1}"
         print(f"pair {turn.pair + 1} of {options.repeats}: {contender.label}, {contender.url}", flush=True)
-        own, log = folder / name, folder / f"{name}-server.log"
-        with writing_to(own):  # makes it
-            pass
-        with nullcontext() if contender.server is None else servers.running(contender.server, log):
+        server = (
+            nullcontext()
+            if contender.server is None
+            else servers.running(contender.server, folder / f"{name}-server.log")
+        )
+        with part_of_results(folder / name) as own, server:
             return run_and_report(requests, options, own, spec=specs[turn.side], salt=turn.salt)
 
     with _stopping_on_sigterm():
@@ -108,7 +124,8 @@ def _report(
     options: argparse.Namespace, contenders: tuple[_Contender, _Contender], played: AbRuns[Outcome], folder: Path
 ) -> int:
     if not played.pairs:
-        raise TargetError(f"{played.failure}; nothing to compare, what was played is in {folder}")
+        there = f", what was played is in {folder}" if any(folder.glob("*/*")) else ""
+        raise TargetError(f"{played.failure}; nothing to compare{there}")
     outcomes = list(zip(*played.pairs, strict=True))
     sides = [
         Side(contender.label, tuple(one.run for one in several), tuple(one.verdict for one in several))

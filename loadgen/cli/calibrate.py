@@ -5,7 +5,7 @@ from typing import cast
 
 from loadgen.cli.values import duration_s
 from loadgen.play.calibrate import Protocol, calibrate
-from loadgen.play.ceiling import Ceiling, store_ceiling
+from loadgen.play.ceiling import Ceiling, ceiling_file, store_ceiling
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,15 +20,29 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--hold", type=duration_s, default=3.0, metavar="DURATION", help="of each load (default: %(default)g s)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="do not keep the figure")
+    parser.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the figures, so that later runs know when they come near them (default: yes)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Calibrates; returns the exit status."""
+    kept = f"kept in {ceiling_file()}" if options.keep else "not kept (--no-keep)"
+    print(
+        f"calibrating {options.protocol}: mock servers on this host, more and more streams for {options.hold:g} s "
+        f"each; figures are {kept}",
+        flush=True,
+    )
+    if options.dry_run:
+        return 0
     ceiling = calibrate(cast("Protocol", options.protocol), hold_s=options.hold, say=_say)
     print(describe(ceiling))
-    if not options.dry_run:
+    if options.keep:
         print(f"kept in {store_ceiling(ceiling)}")
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.checks.selfcheck import judge
-from loadgen.cli.run_options import result_folder
+from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, slo
 from loadgen.comparison.bootstrap import RESAMPLES
 from loadgen.comparison.compare import Side, compare
@@ -66,9 +66,9 @@ def run(options: argparse.Namespace) -> int:
         for label, several in runs.items()
     ]
     comparison = compare(sides, chosen, force=options.force, resamples=options.resamples, seed=options.seed)
-    folder = result_folder(options, "compare")
     about = {label: ", ".join(map(str, several)) for label, several in folders.items()}
-    write_comparison(comparison, sides, folder, about=about)
+    with result_folder(options.result_dir, "compare") as folder:
+        write_comparison(comparison, sides, folder, about=about)
     console = Console()
     for line in comparison_lines(comparison):
         console.print(line, soft_wrap=True)

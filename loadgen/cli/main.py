@@ -4,12 +4,13 @@ Exit status: 0 done; 2 a wrong flag, file or server, with one line that says wha
 valid; 130 stopped by Ctrl-C, with a report of what there was.
 """
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
 from loadgen.cli.exit_status import ExitStatus
+from loadgen.cli.parser import Parser
+from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
 
 VERBS = {
@@ -28,19 +29,23 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    name = arguments[0] if arguments else ""
+    with outlasting_readers():
+        return _run(arguments[0] if arguments else "", arguments)
+
+
+def _run(name: str, arguments: list[str]) -> int:
     if name in ("-h", "--help"):
         print(_usage())
         return 0
     if name not in VERBS:
         print(f"chairlift-loadgen: {f'unknown verb {name!r}' if name else 'which verb?'}\n{_usage()}", file=sys.stderr)
         return ExitStatus.FAILED
-    parser = argparse.ArgumentParser(prog="chairlift-loadgen")
-    module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
-    module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
-    options = parser.parse_args(arguments)
-    options.command_line = ["chairlift-loadgen", *arguments]
     try:
+        parser = Parser(prog="chairlift-loadgen")
+        module = importlib.import_module(f"loadgen.cli.{name.replace('-', '_')}")
+        module.add_parser(parser.add_subparsers(required=True, metavar="VERB"))
+        options = parser.parse_args(arguments)
+        options.command_line = ["chairlift-loadgen", *arguments]
         status: int = options.run(options)
     except LoadgenError as error:
         print(f"chairlift-loadgen {name}: error: {error}", file=sys.stderr)

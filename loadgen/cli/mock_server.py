@@ -9,6 +9,7 @@ from loadgen.cli.values import at_least_one, duration_s, share
 from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import MockApi, mock_server
+from loadgen.target.connection_errors import system_reason
 
 _USUAL = MockBehaviour()
 
@@ -80,7 +81,9 @@ async def _serve(api: MockApi, behaviour: MockBehaviour, host: str, port: int) -
     try:
         await server.start()
     except OSError as error:
-        raise TargetError(f"--host {host} --port {port}: {error}; choose another port") from error
+        raise TargetError(
+            f"--host {host} --port {port}: {system_reason(error)}; choose another address, --port 0 takes a free port"
+        ) from error
     print(f"serving on {server.url}", flush=True)
     await over.wait()
     await server.close()

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Measures, judges, prints and writes; returns the exit status.
 
     Raises:
-        ResultError: there is no run, it is damaged, or the reports cannot be written; the summary comes first.
+        ResultError: there is no run, it is damaged, or the reports cannot be written.
         OptionError: a limit or a percentile that means nothing.
     """
     played = load(options.folder)
@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     )
     verdict = judge(played, metrics, samples=samples)
     folder = options.result_dir or options.folder
-    print_summary(Console(), played, metrics, verdict, folder)
     write_report(played, metrics, verdict, folder, samples)
+    print_summary(Console(), played, metrics, verdict, folder)
     return ExitStatus.INVALID if options.strict and verdict.level == "INVALID" else 0
 
 

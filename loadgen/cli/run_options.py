@@ -12,20 +12,21 @@ from rich.console import Console
 
 from loadgen.checks.selfcheck import Verdict, judge
 from loadgen.cli.exit_status import ExitStatus
+from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
-from loadgen.cli.workload_options import describe
+from loadgen.cli.workload_options import asked_rate, describe
+from loadgen.cli.workload_text import overlong_warning
 from loadgen.errors import OptionError, ResultError
 from loadgen.host import describe_host
 from loadgen.measure.metrics import MeasureOptions, Metrics, measure
 from loadgen.measure.samples import samples_of
 from loadgen.play.controller import PlayOptions, play
 from loadgen.record import RunData
-from loadgen.report.files import write_report
 from loadgen.report.live import live_panel
 from loadgen.report.terminal import print_summary
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
-from loadgen.target.base import Api, PromptMode, TargetSpec
+from loadgen.target.base import Api, PromptMode, TargetFacts, TargetSpec
 from loadgen.trace.schema import Trace
 
 DEFAULT_TARGET = "grpc://127.0.0.1:50051"
@@ -206,24 +207,6 @@ def measure_options(options: argparse.Namespace) -> MeasureOptions:
     )
 
 
-def result_folder(options: argparse.Namespace, verb: str) -> Path:
-    """Makes the folder of the results before anything is played.
-
-    Raises: ResultError: it cannot be made or written to, or holds another run.
-    """
-    folder: Path = options.result_dir or Path("loadgen-results") / f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ResultError(f"--result-dir {folder}: is not empty; name another one")
-        probe = folder / ".probe"
-        probe.write_bytes(bytes(1 << 16))
-        probe.unlink()
-    except OSError as error:
-        raise ResultError(f"--result-dir {folder}: {error.strerror or error}") from error
-    return folder
-
-
 def run_and_report(
     workload: Trace,
     options: argparse.Namespace,
@@ -233,6 +216,8 @@ def run_and_report(
     salt: str | None = None,
 ) -> Outcome:
     """Plays a workload, shows it while it is on, judges it, and writes everything into a folder.
+
+    Files come first and words after them: whoever stops reading has the results all the same.
 
     Args:
         workload: arrivals from 0.
@@ -245,20 +230,40 @@ def run_and_report(
         TargetError: the server cannot be reached or measured.
         ResultError: the results cannot be written; the summary has been printed all the same.
     """
+    from loadgen.report.files import write_report  # draws: half a second to import, before anything is played
+
     spec = spec or target_spec(options)
     plan = play_options(options, salt)
     before = read_server_metrics(options.metrics_url) if options.metrics_url else None
     console = Console(stderr=True)
+
+    def on_opened(facts: TargetFacts) -> None:
+        can_scale = getattr(options, "trace", None) is not None
+        if warning := overlong_warning(workload, facts.max_model_len, can_scale=can_scale):
+            console.print(warning, style="yellow", highlight=False, soft_wrap=True)
+
+    def on_interrupt(num_in_flight: int) -> None:
+        requests = f"{num_in_flight:,} request{'s' * (num_in_flight != 1)} under way"
+        console.print(
+            f"interrupted: {requests} broken off, the report is of what was played; Ctrl-C again ends without it",
+            highlight=False,
+            soft_wrap=True,
+        )
+
     with live_panel(console) as on_progress:
-        run = play(workload, spec, plan, on_progress)
+        run = play(workload, spec, plan, on_progress, on_opened=on_opened, on_interrupt=on_interrupt)
     server_metrics = (before, read_server_metrics(options.metrics_url)) if before is not None else None
     run = replace(run, settings={**run.settings, **_settings(options)}, server_metrics=server_metrics)
     samples = samples_of(run)
     metrics = measure(run, measure_options(options), samples)
     verdict = judge(run, metrics, samples=samples)
+    try:
+        save(run, folder)
+        write_report(run, metrics, verdict, folder, samples)
+    except ResultError:
+        print_summary(Console(), run, metrics, verdict)
+        raise
     print_summary(Console(), run, metrics, verdict, folder)
-    save(run, folder)
-    write_report(run, metrics, verdict, folder, samples)
     return Outcome(run, metrics, verdict, folder)
 
 
@@ -267,10 +272,11 @@ def play_or_describe(workload: Trace, options: argparse.Namespace, verb: str) ->
 
     Raises: as `result_folder` and `run_and_report`.
     """
-    print(describe(workload))
+    print(describe(workload, asked_rate(options)))
     if options.dry_run:
         return 0
-    return exit_status(run_and_report(workload, options, result_folder(options, verb)), options)
+    with result_folder(options.result_dir, verb) as folder:
+        return exit_status(run_and_report(workload, options, folder), options)
 
 
 def exit_status(outcome: Outcome, options: argparse.Namespace) -> int:
@@ -287,6 +293,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "tags": _tags(options.tag),
         "measure": measure_options(options).as_json(),
         "max_error_rate": options.max_error_rate,
+        "asked_rate_per_s": asked_rate(options),
         "host": describe_host(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -8,18 +8,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.atomic_file import writing_to
 from loadgen.cli.exit_status import ExitStatus
+from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     add_play_arguments,
     add_report_arguments,
     add_target_arguments,
     measure_options,
-    result_folder,
     run_and_report,
 )
 from loadgen.cli.values import at_least_one, duration_s, positive, slo
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
 from loadgen.errors import OptionError
 from loadgen.report.sweep_files import PAGE, write_sweep
 from loadgen.report.sweep_text import sweep_lines
@@ -93,10 +92,18 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError("--bisect needs limits to look for, as --slo ttft:500 tpot:50")
     at = _workloads(options, axis, loads)
     print(f"{len(loads)} rungs: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first plays")
-    print(describe(at(loads[0])))
+    print(describe(at(loads[0]), asked_rate(_at_load(options, axis, loads[0]))))
     if options.dry_run:
         return 0
-    folder = result_folder(options, "sweep")
+    with result_folder(options.result_dir, "sweep") as folder:
+        return _climb(options, axis, loads, at, folder)
+
+
+def _climb(
+    options: argparse.Namespace, axis: Axis, loads: tuple[float, ...], at: Callable[[float], Trace], folder: Path
+) -> int:
+    """Plays the ladder into a folder; returns the exit status."""
+    limits = measure_options(options).slo
     result = sweep(
         loads,
         lambda load: _play(options, axis, load, at(load), folder),
@@ -122,12 +129,10 @@ def _play(options: argparse.Namespace, axis: Axis, load: float, requests: Trace,
     while (folder / name).exists():
         name, take = f"{axis}-{load:g}-take-{take + 1}", take + 1
     print(f"{load:g} {UNITS[axis]}{', once more' if take > 1 else ''}", flush=True)
-    own = folder / name
-    with writing_to(own):  # makes it
-        pass
-    chosen = argparse.Namespace(**{**vars(options), "concurrency": int(load) if axis == "concurrency" else None})
+    chosen = _at_load(options, axis, load)
     salt = None if options.prompt_salt is None else f"{options.prompt_salt}-{name}"  # never the same in two runs
-    outcome = run_and_report(requests, chosen, own, salt=salt)
+    with part_of_results(folder / name) as own:
+        outcome = run_and_report(requests, chosen, own, salt=salt)
     return rung_of(load, outcome.run, outcome.metrics, outcome.verdict, name)
 
 
@@ -156,7 +161,7 @@ def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]
     if options.trace is None:
         if lasts_s is not None and options.num_prompts is not None:
             raise OptionError("--rung-duration and --num-prompts both say how many requests; give one of them")
-        return lambda load: workload(_at_rate(options, load))
+        return lambda load: workload(_at_load(options, axis, load))
     trace = workload(options)
     needed = math.ceil(loads[-1] * (lasts_s or 0.0))
     if needed > len(trace):
@@ -168,11 +173,13 @@ def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]
     return lambda load: cut(at_rate(trace, load), 0.0, lasts_s)
 
 
-def _at_rate(options: argparse.Namespace, load: float) -> argparse.Namespace:
-    """The options of a made-up workload at one rung."""
-    chosen = {"request_rate": load}
-    if options.rung_duration is not None:
-        chosen["num_prompts"] = max(1, math.ceil(load * options.rung_duration))
+def _at_load(options: argparse.Namespace, axis: Axis, load: float) -> argparse.Namespace:
+    """The options of one rung: what `run` would have been given."""
+    chosen: dict[str, float | None] = {"concurrency": int(load) if axis == "concurrency" else None}
+    if axis == "rate" and options.trace is None:
+        chosen["request_rate"] = load
+        if options.rung_duration is not None:
+            chosen["num_prompts"] = max(1, math.ceil(load * options.rung_duration))
     return argparse.Namespace(**{**vars(options), **chosen})
 
 

@@ -88,6 +88,13 @@ def add_schedule_arguments(group: Any) -> None:
     group.add_argument("--ramp-up-end-rps", type=positive, metavar="R", help="requests/s at the end")
 
 
+def asked_rate(options: argparse.Namespace) -> float | None:
+    """The mean rate that a schedule is drawn for; None where none is drawn or it has no single one."""
+    rate: float | None = getattr(options, "request_rate", None)
+    drawn = rate is not None and rate != inf and options.burstiness != inf
+    return rate if drawn else None
+
+
 def synthetic_workload(options: argparse.Namespace) -> Trace:
     """The workload that the flags say.
 

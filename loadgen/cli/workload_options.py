@@ -3,13 +3,13 @@
 import argparse
 from pathlib import Path
 
-from loadgen.cli.synthetic_options import add_dataset_arguments, add_schedule_arguments, synthetic_workload
+from loadgen.cli.synthetic_options import add_dataset_arguments, add_schedule_arguments, asked_rate, synthetic_workload
 from loadgen.cli.trace_options import add_cutting_arguments, add_reading_arguments, read, transformed
 from loadgen.cli.workload_text import describe
 from loadgen.errors import OptionError
 from loadgen.trace.schema import Trace
 
-__all__ = ["add_synthetic_arguments", "add_trace_arguments", "describe", "workload"]
+__all__ = ["add_synthetic_arguments", "add_trace_arguments", "asked_rate", "describe", "workload"]
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:

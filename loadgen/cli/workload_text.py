@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from loadgen.trace.oracle import ideal_reuse
 from loadgen.trace.schema import Trace
 from loadgen.trace.stats import (
+    BINS_S,
     CONTEXTS_TOKENS,
     PERCENTILES,
     ArrivalStatistics,
@@ -17,13 +18,18 @@ from loadgen.trace.window import tick_s
 _LABEL = 10
 
 
-def describe(trace: Trace) -> str:
-    """What is going to be played: the schedule, the load, what a prefix cache can give, contexts, every row's fate."""
+def describe(trace: Trace, asked_rps: float | None = None) -> str:
+    """What is going to be played: the schedule, the load, what a prefix cache can give, contexts, every row's fate.
+
+    Args:
+        trace: arrivals from 0.
+        asked_rps: the mean rate of requests that its schedule was drawn for, if it was.
+    """
     stats = statistics(trace)
     span_s = stats.arrivals.span_s
     lines = [
         f"{trace.name} ({trace.format}): {len(trace):,} requests",
-        *_labelled("schedule", [*_pace(trace), *_schedule(stats.arrivals), *_warning(trace)]),
+        *_labelled("schedule", [*_pace(trace), *_schedule(stats.arrivals, asked_rps), *_warning(trace)]),
         *_labelled(
             "load",
             [
@@ -36,6 +42,26 @@ def describe(trace: Trace) -> str:
         *_labelled("rows", _rows(trace)),
     ]
     return "\n".join(lines)
+
+
+def overlong_warning(trace: Trace, max_model_len: int | None, *, can_scale: bool) -> str:
+    """What a server with this context will do with the workload; "" if all of it fits, or the context is not known.
+
+    Args:
+        trace: what is going to be played.
+        max_model_len: what the server says, in tokens.
+        can_scale: the command has `--length-scale`.
+    """
+    lengths = trace.input_tokens + trace.output_tokens
+    num_overlong = 0 if max_model_len is None else int((lengths > max_model_len).sum())
+    if not num_overlong:
+        return ""
+    scale = ", or --length-scale to shorten all" if can_scale else ""
+    return (
+        f"warning: {num_overlong:,} of {len(trace):,} requests are longer than the server's context of "
+        f"{max_model_len:,} tokens (the longest has {lengths.max():,}) and will be refused: --max-model-len "
+        f"{max_model_len} leaves them out, --overlong clip with it cuts them{scale}"
+    )
 
 
 def inspect(trace: Trace) -> str:
@@ -73,14 +99,21 @@ def _pace(trace: Trace) -> Iterator[str]:
     yield f"{_time(trace.span_s * trace.speed)} of trace in {_time(trace.span_s)} ({how})"
 
 
-def _schedule(arrivals: ArrivalStatistics) -> Iterator[str]:
+def _schedule(arrivals: ArrivalStatistics, asked_rps: float | None = None) -> Iterator[str]:
     if arrivals.mean_rate_rps is None or arrivals.gap_cv is None:
         yield "all at once"
         return
-    yield f"{arrivals.mean_rate_rps:.4g} requests/s over {_time(arrivals.span_s)}, CV of gaps {arrivals.gap_cv:.2f}"
-    idc = ", ".join(f"{burst.idc:.2f} in {bin_s} s" for bin_s, burst in arrivals.bursts.items())
-    peak = ", ".join(f"{burst.peak_to_mean:.2f}" for burst in arrivals.bursts.values())
-    yield f"index of dispersion {idc}; peak over mean {peak}"
+    asked = "" if asked_rps is None else f" (asked {asked_rps:g}, this was drawn)"
+    over = f"over {_time(arrivals.span_s)}, CV of gaps {arrivals.gap_cv:.2f}"
+    yield f"{arrivals.mean_rate_rps:.4g} requests/s{asked} {over}"
+    missing = ", ".join(str(bin_s) for bin_s in BINS_S if bin_s not in arrivals.bursts)
+    too_short = f" (too short for bins of {missing} s)" if missing else ""
+    if arrivals.bursts:
+        idc = ", ".join(f"{burst.idc:.2f} in {bin_s} s" for bin_s, burst in arrivals.bursts.items())
+        peak = ", ".join(f"{burst.peak_to_mean:.2f}" for burst in arrivals.bursts.values())
+        yield f"index of dispersion {idc}; peak over mean {peak}{too_short}"
+    else:
+        yield f"index of dispersion —{too_short}"
 
 
 def _warning(trace: Trace) -> Iterator[str]:

@@ -4,7 +4,7 @@ Pure. The first side is the one that others are measured against.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -96,10 +96,11 @@ def compare(
     options = options or MeasureOptions()
     problems = check_comparable(sides, force=force)
     first, *others = sides
+    of_servers = not problems and len(first.runs) > 1
     return Comparison(
         baseline=first.label,
         repeats=len(first.runs),
-        versus=tuple(_versus(first, other, options, resamples, seed) for other in others),
+        versus=tuple(_versus(first, other, options, resamples, seed, of_servers) for other in others),
         digest=workload_digest(first.runs[0].workload),
         options=options,
         resamples=resamples,
@@ -107,19 +108,20 @@ def compare(
     )
 
 
-def _versus(first: Side, other: Side, options: MeasureOptions, resamples: int, seed: int) -> Versus:
+def _versus(first: Side, other: Side, options: MeasureOptions, resamples: int, seed: int, of_servers: bool) -> Versus:
     runs = played([*first.runs, *other.runs], options)
     pairs = list(zip(runs[: len(first.runs)], runs[len(first.runs) :], strict=True))
     asked = np.logical_and.reduce([due(one) for one in runs])
     chosen = asked & np.logical_and.reduce([one.samples.completed for one in runs])
+    figures = (
+        *(compare_latency(figure, pairs, chosen, resamples, seed) for figure in LATENCIES),
+        compare_tokens(pairs, resamples, seed),
+        compare_attainment(pairs, options, resamples, seed),
+    )
     return Versus(
         label=other.label,
         requests=int(asked.sum()),
         paired=int(chosen.sum()),
         steady=runs[0].span.steady,
-        figures=(
-            *(compare_latency(figure, pairs, chosen, resamples, seed) for figure in LATENCIES),
-            compare_tokens(pairs, resamples, seed),
-            compare_attainment(pairs, options, resamples, seed),
-        ),
+        figures=tuple(replace(figure, of_servers=of_servers) for figure in figures),
     )

@@ -13,11 +13,11 @@ import numpy as np
 from loadgen.comparison.block_length import block_length
 from loadgen.comparison.bootstrap import Contrast, Effect, effect
 from loadgen.comparison.resampling import Sample, Statistic
-from loadgen.measure.goodput import keeps
+from loadgen.measure.goodput import judged, keeps
 from loadgen.measure.metrics import MeasureOptions
 from loadgen.measure.samples import Samples, samples_of
 from loadgen.measure.steady_state import Span, steady_span, whole_run
-from loadgen.record import RunData, Status
+from loadgen.record import RunData
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,6 +46,8 @@ class Compared:
         effect: the figures and the interval.
         block: length of the blocks that were drawn, in requests, or in moments for tokens/s.
         note: why there is no interval, or what to bear in mind.
+        of_servers: what differs may be said of the servers; otherwise only of the runs that are at hand, as where one
+            run stands for each side or one should not have been compared.
     """
 
     key: str
@@ -56,6 +58,7 @@ class Compared:
     effect: Effect
     block: float
     note: str = ""
+    of_servers: bool = True
 
     @property
     def judged(self) -> bool:
@@ -161,7 +164,7 @@ def compare_attainment(
 ) -> Compared:
     """Share of the offered requests that kept every limit; without limits, that were answered."""
     runs = [one for pair in pairs for one in pair]
-    offered = np.logical_and.reduce([due(one) & (one.run.requests["status"] != Status.CANCELLED) for one in runs])
+    offered = np.logical_and.reduce([due(one) & judged(one.run, one.samples, options.slo) for one in runs])
     good = [tuple(_good(one.samples, options)[offered] for one in pair) for pair in pairs]
     count = int(offered.sum())
     block = block_length([series for pair in good for series in (*pair, pair[1] - pair[0])]) if count else 1.0

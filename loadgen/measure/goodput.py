@@ -2,7 +2,10 @@
 
 Pure. Only delaying tokens or dropping late requests could make these figures better than the service was, so everything
 that was offered counts: what failed, timed out, was dropped or never sent is bad. What we cancelled on purpose is not
-judged at all.
+judged at all, nor what Ctrl-C cut off before it could break a limit.
+
+The share is of the requests that were due in a span. The rate, as every rate, is of those that ended in it: so it never
+exceeds the rate of answered requests.
 """
 
 from collections.abc import Mapping
@@ -12,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadgen.errors import OptionError
+from loadgen.record import RunData, Status
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.measure.samples import Samples
+    from loadgen.measure.steady_state import Span
 
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 
@@ -29,7 +34,7 @@ class Goodput:
         limits_ms: by metric: ttft and e2el count from when a request was due; itl is its longest gap per token.
         offered: requests that count.
         good: of them, those that were answered within all limits.
-        requests_per_s: good ones per second of the span.
+        requests_per_s: good answers whose last token arrived in the span, per second of it.
         kept: by metric, the share of the offered that kept this limit.
     """
 
@@ -68,27 +73,38 @@ def keeps(samples: "Samples", metric: str, limit_ms: float) -> "NDArray[np.bool_
     return samples.completed & ((samples.num_chunks < 2) | (samples.max_itl <= limit_ms))
 
 
-def goodput(
-    samples: "Samples",
-    slo: Mapping[str, float],
-    offered: "NDArray[np.bool_]",
-    duration_s: float,
-) -> Goodput:
+def judged(run: RunData, samples: "Samples", slo: Mapping[str, float]) -> "NDArray[np.bool_]":
+    """[requests] bool: those that can be called good or bad: not what we cancelled; of an interrupted run, not what was
+    cut off or not yet due, unless it had waited past a limit by then.
+    """
+    status = run.requests["status"]
+    chosen = status != Status.CANCELLED
+    if not run.interrupted:
+        return np.asarray(chosen, dtype=np.bool_)
+    waited_ms = 1e3 * (run.ended_s - samples.scheduled_s)
+    to_first_ms = np.where(np.isnan(samples.ttft), waited_ms, samples.ttft)
+    late = (waited_ms > slo.get("e2el", np.inf)) | (to_first_ms > slo.get("ttft", np.inf))
+    cut_off = np.isin(status, (Status.UNSENT, Status.IN_FLIGHT))
+    return np.asarray(chosen & (late | ~cut_off), dtype=np.bool_)
+
+
+def goodput(samples: "Samples", slo: Mapping[str, float], offered: "NDArray[np.bool_]", span: "Span") -> Goodput:
     """Judges the offered requests.
 
     Args:
         samples: of the run.
         slo: limits in ms by metric, see SLO_METRICS; without any, every answer is good.
         offered: [requests] bool: those that count.
-        duration_s: of the span they belong to.
+        span: in which they were due.
     """
-    kept = {metric: keeps(samples, metric, limit_ms) & offered for metric, limit_ms in slo.items()}
-    good = int(np.logical_and.reduce([samples.completed & offered, *kept.values()]).sum())
+    kept = {metric: keeps(samples, metric, limit_ms) for metric, limit_ms in slo.items()}
+    good = np.logical_and.reduce([samples.completed, *kept.values()])
     number = int(offered.sum())
+    ended = int((good & span.holds(samples.last_s)).sum())
     return Goodput(
         limits_ms=dict(slo),
         offered=number,
-        good=good,
-        requests_per_s=good / duration_s if duration_s > 0 else float("nan"),
-        kept={metric: float(flags.sum()) / number if number else float("nan") for metric, flags in kept.items()},
+        good=int((good & offered).sum()),
+        requests_per_s=ended / span.duration_s if span.duration_s > 0 else float("nan"),
+        kept={metric: float((flags & offered).sum() / number) if number else np.nan for metric, flags in kept.items()},
     )

@@ -12,12 +12,12 @@ import numpy as np
 
 from loadgen.errors import OptionError
 from loadgen.measure.accounting import CacheUse, Counts, TokenAccount, account_cache, account_tokens, count_outcomes
-from loadgen.measure.goodput import Goodput, check_slo, goodput
+from loadgen.measure.goodput import Goodput, check_slo, goodput, judged
 from loadgen.measure.quantiles import Distribution, distribution
 from loadgen.measure.samples import Samples, samples_of
 from loadgen.measure.steady_state import Span, steady_span, whole_run
 from loadgen.measure.timeseries import mean_present, peak_present, waiting_until_s
-from loadgen.record import ABSENT, RunData, Status
+from loadgen.record import ABSENT, RunData
 from loadgen.trace.stats import ArrivalStatistics, arrival_statistics
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Latencies:
     client_wait: Distribution
     server_queued: Distribution
     server_prefill: Distribution
+    elsewhere: Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _part(run: RunData, samples: Samples, span: Span, options: MeasureOptions) -
         counts=count_outcomes(run, due),
         latencies=summarise(samples, due & samples.completed, options.percentiles),
         throughput=_throughput(run, samples, span),
-        goodput=goodput(samples, options.slo, due & (run.requests["status"] != Status.CANCELLED), span.duration_s),
+        goodput=goodput(samples, options.slo, due & judged(run, samples, options.slo), span),
     )
 
 

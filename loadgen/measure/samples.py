@@ -82,6 +82,7 @@ class Samples:
         normalized: e2e / n.
         client_wait: t_send - t_sched.
         server_queued, server_prefill: the server's own account.
+        elsewhere: service_ttft less these two: with client_wait the four are ttft.
         gaps, arrivals: pooled over all requests.
     """
 
@@ -106,6 +107,7 @@ class Samples:
     client_wait: "Floats"
     server_queued: "Floats"
     server_prefill: "Floats"
+    elsewhere: "Floats"
     gaps: Gaps
     arrivals: Arrivals
 
@@ -119,6 +121,7 @@ def samples_of(run: RunData) -> Samples:
         scheduled = np.where(np.isnan(scheduled), planned, scheduled)
     sent, first, last = (_time(requests[name]) for name in ("sent_ns", "first_ns", "last_ns"))
     ended = _time(requests["ended_ns"])
+    queued, prefill = (_time(requests[name]) / 1e3 for name in ("server_queued_us", "server_prefill_us"))
     counted = requests["num_tokens"].astype(np.int64)
     num_tokens = np.maximum(counted, requests["server_output_tokens"])
     scale = num_tokens / np.maximum(counted, 1)
@@ -149,8 +152,9 @@ def samples_of(run: RunData) -> Samples:
             e2e_status=(ended - scheduled) / _NS_PER_MS,
             normalized=(last - scheduled) / num_tokens / _NS_PER_MS,
             client_wait=(sent - scheduled) / _NS_PER_MS,
-            server_queued=_time(requests["server_queued_us"]) / 1e3,
-            server_prefill=_time(requests["server_prefill_us"]) / 1e3,
+            server_queued=queued,
+            server_prefill=prefill,
+            elsewhere=(first - sent) / _NS_PER_MS - queued - prefill,
             gaps=gaps,
             arrivals=arrivals,
         )

@@ -1,6 +1,7 @@
 """A mock of our gRPC API, chairlift.v1.GenerationService."""
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import Any
@@ -58,12 +59,19 @@ class MockGrpcServer:
             "CountTokens": grpc.unary_unary_rpc_method_handler(self._count_tokens),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        self._check_free()
         try:
             port = self._server.add_insecure_port(f"{self._host}:{self._port}")
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._host}:{self._port}: {error}") from error
         await self._server.start()
         self.url = f"grpc://{self._host}:{port}"
+
+    def _check_free(self) -> None:
+        """Binds once by ourselves: of a port that is taken gRPC writes to stderr, and does not say why in its error."""
+        found = socket.getaddrinfo(self._host.strip("[]"), self._port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        socket.create_server(address, family=family, reuse_port=self._shares_port).close()
 
     async def close(self) -> None:
         """Breaks off what is under way."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import TargetError
+from loadgen.host import busy_now
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes
 from loadgen.play.ceiling import Ceiling, store_ceiling, stored_ceiling, this_host
@@ -30,6 +31,7 @@ Say = Callable[[str], None]
 _TTFT_S, _ITL_S = 0.05, 0.01
 _RAMP_S = 1.0  # streams are opened one after the other for so long, before anything is measured
 _MIN_DELIVERED, _MAX_GAP_ERROR_MS, _MAX_LAG_MS = 0.97, 5.0, 5.0
+_BUSY_BEFORE = 0.2
 _TRIES = 3  # a neighbour's moment of work must not count as the host's limit
 _FIRST_STREAMS, _GROWTH, _MAX_STREAMS = 16, 1.4, 20_000
 _INPUT_TOKENS = 32
@@ -59,13 +61,23 @@ class Rung:
     @property
     def is_good(self) -> bool:
         """Whether the client kept up."""
-        is_on_time = self.gap_error_ms <= _MAX_GAP_ERROR_MS and self.lag_ms <= _MAX_LAG_MS
-        return is_on_time and self.delivered >= _MIN_DELIVERED
+        return not self.broken
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The limits that were not kept."""
+        limits = {
+            f"fewer than {_MIN_DELIVERED:.0%} seen in time": self.delivered < _MIN_DELIVERED,
+            f"gaps off by more than {_MAX_GAP_ERROR_MS:g} ms": self.gap_error_ms > _MAX_GAP_ERROR_MS,
+            f"event loop late by more than {_MAX_LAG_MS:g} ms": self.lag_ms > _MAX_LAG_MS,
+        }
+        return tuple(limit for limit, is_broken in limits.items() if is_broken)
 
     def __str__(self) -> str:
         return (
             f"{self.messages_per_s:.0f} messages/s: {self.delivered:.1%} seen in time, gaps off by up to "
-            f"{self.gap_error_ms:.1f} ms, event loop late by up to {self.lag_ms:.1f} ms (p90)"
+            f"{self.gap_error_ms:.1f} ms, event loop late by up to {self.lag_ms:.1f} ms (p90): "
+            f"{'too much: ' + ', '.join(self.broken) if self.broken else 'kept up'}"
         )
 
 
@@ -81,6 +93,12 @@ def calibrate(protocol: Protocol = "grpc", *, hold_s: float = 3.0, say: Say | No
     """
     say = say or _nobody_listens
     host, num_cpus, python = this_host()
+    busy = busy_now()
+    if busy is not None and busy > _BUSY_BEFORE:
+        say(
+            f"warning: these {num_cpus} cores are {busy:.0%} busy before anything is started: other work here makes "
+            "the figures too low; stop it and calibrate again"
+        )
     null_rate = _null_rate()
     say(f"one worker alone, no server: {null_rate:.0f} messages/s noted")
     per_worker = _highest(protocol, 1, hold_s, say)

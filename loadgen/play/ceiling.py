@@ -73,21 +73,22 @@ def store_ceiling(ceiling: Ceiling) -> Path:
 
     Raises: ResultError: it cannot be written.
     """
-    path = _path()
+    path = ceiling_file()
     text = json.dumps({**_read(), ceiling.protocol: asdict(ceiling)}, indent=2)
     with writing_to(path.parent), atomic_file(path) as file:
         file.write(text.encode())
     return path
 
 
-def _path() -> Path:
+def ceiling_file() -> Path:
+    """Where figures are kept."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / _FILE
 
 
 def _read() -> dict[str, object]:
     try:
-        kept = json.loads(_path().read_bytes())
+        kept = json.loads(ceiling_file().read_bytes())
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}

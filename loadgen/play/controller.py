@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import OptionError
+from loadgen.host import HostWatch
 from loadgen.play.ceiling import stored_ceiling, this_host
 from loadgen.play.crew import Crew, CtrlC, Member
 from loadgen.play.options import PlayOptions
@@ -32,6 +33,8 @@ _START_LEAD_NS = 300_000_000  # for the word to reach every worker
 _LOOK_S = 0.25
 _MAX_CHUNKS = 32 << 20  # 512 MB
 OnProgress = Callable[[LiveView], None]
+OnOpened = Callable[[TargetFacts], None]
+OnInterrupt = Callable[[int], None]
 
 
 class _Memory(NamedTuple):
@@ -47,6 +50,9 @@ def play(
     spec: TargetSpec,
     options: PlayOptions | None = None,
     on_progress: OnProgress | None = None,
+    *,
+    on_opened: OnOpened | None = None,
+    on_interrupt: OnInterrupt | None = None,
 ) -> RunData:
     """Plays a workload to its end. Blocks. Processes are spawned, so the main module must bear being imported.
 
@@ -58,6 +64,8 @@ def play(
         spec: the server.
         options: None takes the defaults.
         on_progress: called about four times a second.
+        on_opened: called once, before anything is played, with what the server says of itself.
+        on_interrupt: called at Ctrl-C with the number of requests that are broken off.
 
     Raises:
         TargetError: the server cannot be reached or measured; nothing was played.
@@ -89,13 +97,18 @@ def play(
     ]
     with Crew(plans) as crew:
         opened = crew.replies(Opened)[0]
+        if on_opened is not None:
+            on_opened(opened.facts)
         crew.send(Prepare(opened.measure))
         crew.replies(Ready)
         start_ns = time.monotonic_ns() + _START_LEAD_NS
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        host = HostWatch()
         with CtrlC() as ctrl_c:
             crew.send(Start(start_ns))
-            _watch(crew, ctrl_c, start_ns, memory, workload, on_progress)
+            _watch(crew, ctrl_c, start_ns, memory, workload, host, on_progress)
+            if ctrl_c.heard and on_interrupt is not None:
+                on_interrupt(int((memory.requests.rows()["status"] == Status.IN_FLIGHT).sum()))
             crew.stop()
         stopped_ns = time.monotonic_ns() - start_ns
         members = crew.members
@@ -109,6 +122,7 @@ def play(
         "warnings": [warning] if warning else [],
         "started_at": started_at,
         "start_monotonic_ns": start_ns,
+        "host_busy": host.busy(),
     }
     ceiling = stored_ceiling(spec.api)
     settings["ceiling_messages_per_s"] = ceiling.of(num_workers) if ceiling else None
@@ -142,13 +156,20 @@ def _memory(workload: Trace, num_workers: int, *, is_closed_loop: bool) -> _Memo
 
 
 def _watch(
-    crew: Crew, ctrl_c: CtrlC, start_ns: int, memory: _Memory, workload: Trace, on_progress: OnProgress | None
+    crew: Crew,
+    ctrl_c: CtrlC,
+    start_ns: int,
+    memory: _Memory,
+    workload: Trace,
+    host: HostWatch,
+    on_progress: OnProgress | None,
 ) -> None:
     """Until all workers are done, or Ctrl-C."""
     requests = memory.requests.rows()
     duration_s = float(workload.arrival_s[-1])
 
     def look() -> None:
+        host.look()
         if on_progress is not None:
             on_progress(LiveView((time.monotonic_ns() - start_ns) / 1e9, requests, duration_s))
 

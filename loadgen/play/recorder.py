@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from loadgen.causes import without_numbers
 from loadgen.record import ABSENT, Status
 
 MAX_ERRORS = 200
@@ -81,6 +82,8 @@ class Recorder:
     def _error_number(self, text: str) -> int:
         if text not in self._errors:
             if len(self._errors) >= MAX_ERRORS:
+                text = without_numbers(text)  # a server may name another number every time
+            if len(self._errors) >= 2 * MAX_ERRORS:
                 text = _OTHER_ERRORS
             if text not in self._errors:
                 self._errors[text] = len(self._errors)

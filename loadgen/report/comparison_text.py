@@ -19,6 +19,7 @@ _ONE_RUN = (
     "One run of each: the intervals know nothing of what differs from run to run, such as a restart or a neighbour. "
     "`ab --repeats` does."
 )
+_FORCED = "FORCED: what differs may come of that, and says nothing of the servers."
 _MANY_ROWS = (
     f"Each interval holds by itself with {CONFIDENCE:.0%} confidence: of twenty figures that are the same, one is "
     "expected to look different."
@@ -55,11 +56,12 @@ def conclusion(figure: Compared) -> str:
         return "not judged"
     if not figure.significant:
         return SAME
+    where = "" if figure.of_servers else " in these runs"
     if figure.contrast == "difference":
-        return f"{100 * abs(value):.1f} points {'higher' if value > 0 else 'lower'}"
+        return f"{100 * abs(value):.1f} points {'higher' if value > 0 else 'lower'}{where}"
     if value >= 2:
-        return f"{value:.3g} times as high"
-    return f"{100 * abs(value - 1):.2g} % {'higher' if value > 1 else 'lower'}"
+        return f"{value:.3g} times as high{where}"
+    return f"{100 * abs(value - 1):.2g} % {'higher' if value > 1 else 'lower'}{where}"
 
 
 def good_or_bad(figure: Compared) -> str:
@@ -73,6 +75,8 @@ def good_or_bad(figure: Compared) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What to bear in mind with all of it."""
     texts = [f"FORCED: {problem}" for problem in comparison.problems]
+    if comparison.problems:
+        texts.append(_FORCED)
     for versus in comparison.versus:
         left_out = versus.requests - versus.paired
         if left_out:

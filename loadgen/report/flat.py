@@ -28,7 +28,7 @@ def flat_keys(run: RunData, metrics: Metrics) -> dict[str, Any]:
         "max_concurrency": run.settings.get("concurrency") or run.settings.get("max_concurrency"),
         "duration": run.ended_s,
         "completed": counts.ok,
-        "failed": counts.offered - counts.ok,
+        "failed": counts.offered - counts.ok - (counts.unsent + counts.in_flight if run.interrupted else 0),
         "total_input_tokens": int(np.where(told == ABSENT, run.workload.input_tokens, told)[completed].sum()),
         "total_output_tokens": metrics.tokens.achieved_output,
         "request_throughput": throughput.requests_per_s,

@@ -1,9 +1,9 @@
 """The report as one page that needs nothing else: readable on a phone, in the dark, by a screen reader, years later."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -25,6 +25,7 @@ from loadgen.report.rows import (
     throughput_facts,
     window_text,
 )
+from loadgen.report.settings_text import settings_facts
 from loadgen.report.terminal import MEANING
 from loadgen.trace.schema import workload_digest
 
@@ -57,13 +58,14 @@ def page(run: RunData, metrics: Metrics, verdict: Verdict, drawn: Sequence[Pictu
         pictures=[(picture, Markup(svg(picture))) for picture in drawn],
         columns=percentile_columns(metrics),
         latency_rows=latency_rows(metrics.steady),
+        parts_add_up=0 < metrics.steady.latencies.elsewhere.n == metrics.steady.latencies.ttft.n,
         whole_latency_rows=latency_rows(metrics.whole),
         throughput=throughput_facts(metrics),
         outcomes=outcome_facts(run, metrics),
         goodput=goodput_facts(metrics),
-        workload=[*_workload_facts(run), *schedule_facts(metrics)],
+        workload=[*_workload_facts(run), *schedule_facts(run, metrics)],
         errors=errors_by_number(run),
-        settings=list(_flattened(run.settings)),
+        settings=settings_facts(run.settings),
     )
     return f"{text.strip()}\n"
 
@@ -136,11 +138,3 @@ def _workload_facts(run: RunData) -> list[Fact]:
             ),
         )
     return facts
-
-
-def _flattened(settings: Mapping[str, Any], above: str = "") -> Iterator[Fact]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flattened(value, f"{above}{name}.")
-        else:
-            yield Fact(f"{above}{name}", "" if value is None else str(value))

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 _CURVE_POINTS = 300
 _MOST_DOTS = 1000
+# What is faster than all but this share is off the axis: messages that came together are microseconds apart.
+_LEAST_SHARE = 0.01
+_LENGTH_BINS = 16
+# Requests a range of prompt lengths needs before its median is drawn.
+_LEAST_FOR_MEDIAN = 10
+_PERCENT_TICKS = (0.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 99.999, 99.9999)
 
 
 class Curve(NamedTuple):
@@ -43,6 +49,15 @@ class Curve(NamedTuple):
     colour: str
     dashed: bool = False
     weights: "Floats | None" = None
+
+
+class Median(NamedTuple):
+    """Of the TTFT of prompts of `low` to `high` tokens, half of them of at most `middle`."""
+
+    low: float
+    middle: float
+    high: float
+    ttft_ms: float
 
 
 def cumulative(metrics: Metrics, samples: Samples) -> Picture:
@@ -106,22 +121,25 @@ def percentile_curves(metrics: Metrics, samples: Samples) -> Picture:
     with styled():
         figure = new_figure(3.6)
         axes = figure.subplots()
-        furthest, ends = 1.0, []
-        for curve in map(_positive, curves):
-            if len(curve.values) < 2:
+        furthest, ends, lowest = 1.0, [], np.inf
+        for curve in map(_known, curves):
+            if len(curve.values) < 2 or not (curve.values > 0).any():
                 continue
             nines = min(6.0, np.log10(len(curve.values)))
             places = np.linspace(0.0, nines, _CURVE_POINTS)
-            values = quantiles(curve.values, (1 - 10.0**-places).tolist(), curve.weights)
+            values = _above_zero(quantiles(curve.values, (1 - 10.0**-places).tolist(), curve.weights))
             axes.plot(places, values, color=curve.colour, linestyle="--" if curve.dashed else "-")
-            ends.append((values[-1], float(places[-1]), curve))
+            ends.append((float(values[-1]), float(places[-1]), curve))
             furthest = max(furthest, nines)
+            lowest = min(lowest, float(np.nanmin(values[1 - 10.0**-places >= _LEAST_SHARE])))
         if ends:
             axes.set_yscale("log")
+            axes.set_ylim(bottom=lowest * 0.8)
             log_time(axes.yaxis, *axes.get_ylim())
         axes.set_xlim(0, furthest)
-        ticks = np.arange(int(furthest) + 1)
-        axes.set_xticks(ticks, ["0 %", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"][: len(ticks)])
+        ticks = {2.0 - np.log10(100.0 - percent): f"{percent:.7g} %" for percent in _PERCENT_TICKS}
+        ticks = {place: text for place, text in ticks.items() if place <= furthest + 1e-6}
+        axes.set_xticks(list(ticks), list(ticks.values()))
         axes.grid(visible=True, axis="both")
         headline(
             axes,
@@ -139,12 +157,14 @@ def percentile_curves(metrics: Metrics, samples: Samples) -> Picture:
 
 
 def ttft_by_prompt(run: "RunData", metrics: Metrics, samples: Samples) -> Picture:
-    """A dot per request, and the median of tenths of them by length."""
+    """A dot per request, and the median of each range of lengths with enough of them."""
     chosen = np.flatnonzero(_window(metrics, samples) & (samples.ttft > 0))
     lengths, ttft = run.workload.input_tokens[chosen], samples.ttft[chosen]
     cached = run.requests["server_cached_tokens"][chosen] > 0
-    shown = chosen if len(chosen) <= _MOST_DOTS else np.linspace(0, len(chosen) - 1, _MOST_DOTS).astype(np.int64)
-    shown = np.arange(len(chosen)) if len(chosen) <= _MOST_DOTS else shown
+    shown = np.arange(len(chosen))
+    if len(chosen) > _MOST_DOTS:
+        shown = np.linspace(0, len(chosen) - 1, _MOST_DOTS).astype(np.int64)
+    medians = _medians(lengths, ttft)
     with styled():
         figure = new_figure(3.4)
         axes = figure.subplots()
@@ -156,15 +176,14 @@ def ttft_by_prompt(run: "RunData", metrics: Metrics, samples: Samples) -> Pictur
                     lengths[dots], ttft[dots], s=8 if len(chosen) > 200 else 20, color=colour, alpha=0.45, linewidths=0
                 )
                 names.append((name, colour))
-        if len(chosen) >= 20:
-            order = np.argsort(lengths, kind="stable")
-            tenths = np.array_split(order, 10)
+        for median in medians:
+            axes.plot([median.low, median.high], [median.ttft_ms] * 2, color=INK)
             axes.plot(
-                [float(np.median(lengths[part])) for part in tenths],
-                [float(np.median(ttft[part])) for part in tenths],
-                color=INK, marker="o", markersize=3.5, markeredgecolor=SURFACE, markeredgewidth=0.6,
+                median.middle, median.ttft_ms, "o", color=INK, markersize=4.5, markeredgecolor=SURFACE,
+                markeredgewidth=0.6,
             )  # fmt: skip
-            names.append(("median of each tenth", INK))
+        if medians:
+            names.append((f"median of {_LEAST_FOR_MEDIAN} or more of about one length", INK))
         if len(chosen):
             axes.set_yscale("log")
             log_time(axes.yaxis, *axes.get_ylim(), most_ticks=6)
@@ -178,9 +197,33 @@ def ttft_by_prompt(run: "RunData", metrics: Metrics, samples: Samples) -> Pictur
         name="ttft-by-prompt",
         title="TTFT against prompt length",
         caption=f"From when each request was due, so that queueing is in it.{left_out}",
-        alt="Time to first token against prompt tokens, a dot per request, and the median of each tenth by length.",
+        alt=(
+            "Time to first token against prompt tokens, a dot per request"
+            + "".join(
+                f"; median of {median.low:,.0f} to {median.high:,.0f} tokens {duration(median.ttft_ms)}"
+                for median in medians
+            )
+            + "."
+        ),
         figure=figure,
     )
+
+
+def _medians(lengths: "NDArray[np.int64]", ttft: "Floats") -> list[Median]:
+    """Of ranges of lengths, all of the same width; none where requests are few."""
+    if not len(lengths):
+        return []
+    edges = np.linspace(lengths.min(), lengths.max() + 1, _LENGTH_BINS + 1)
+    own = np.digitize(lengths, edges)
+    return [
+        Median(
+            low=float(lengths[own == number].min()),
+            middle=float(np.median(lengths[own == number])),
+            high=float(lengths[own == number].max()),
+            ttft_ms=float(np.median(ttft[own == number])),
+        )
+        for number in np.flatnonzero(np.bincount(own) >= _LEAST_FOR_MEDIAN).tolist()
+    ]
 
 
 def _window(metrics: Metrics, samples: Samples) -> "NDArray[np.bool_]":
@@ -190,24 +233,29 @@ def _window(metrics: Metrics, samples: Samples) -> "NDArray[np.bool_]":
     )
 
 
-def _positive(curve: Curve) -> Curve:
-    """Without NaN, and without zeros, for which a logarithmic axis has no place."""
-    keep = curve.values > 0
+def _known(curve: Curve) -> Curve:
+    """Without NaN."""
+    keep = ~np.isnan(curve.values)
     return curve._replace(values=curve.values[keep], weights=None if curve.weights is None else curve.weights[keep])
+
+
+def _above_zero(values: Sequence[float]) -> "Floats":
+    """Zeros become gaps: a logarithmic axis has no place for them, but they count among the samples."""
+    return np.where(np.asarray(values) > 0, values, np.nan)
 
 
 def _draw_cumulative(axes: "Axes", title: str, curves: Sequence[Curve], limit_ms: float | None) -> None:
     names = [(title, INK)]
     ends: list[float] = []
     marked: Curve | None = None
-    for curve in map(_positive, curves):
-        if not len(curve.values):
+    for curve in map(_known, curves):
+        if not (curve.values > 0).any():
             continue
         shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
-        values = quantiles(curve.values, shares.tolist(), curve.weights)
+        values = _above_zero(quantiles(curve.values, shares.tolist(), curve.weights))
         axes.plot(values, 100 * shares, color=curve.colour, linestyle="--" if curve.dashed else "-")
         names.append((curve.name, curve.colour))
-        ends += [values[0], values[-1]]
+        ends += [float(np.nanmin(values[shares >= _LEAST_SHARE])), float(values[-1])]
         if len(names) == 2:
             marked = curve
     if limit_ms is not None:
@@ -229,6 +277,8 @@ def _mark(axes: "Axes", curve: Curve) -> None:
     for value, percent, rise in zip(
         quantiles(curve.values, [0.5, 0.99], curve.weights), (50, 99), (2, -12), strict=True
     ):
+        if value <= 0:
+            continue
         axes.plot(
             value, percent, "o", color=curve.colour, markersize=4.5, markeredgecolor=SURFACE, clip_on=False, zorder=5
         )

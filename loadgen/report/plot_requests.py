@@ -3,13 +3,26 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
 from loadgen.record import RunData
 from loadgen.report.figures import duration
-from loadgen.report.plot_style import BLUE, GREY, INK, MUTED, ORANGE, RED, TEAL, Picture, headline, new_figure, styled
+from loadgen.report.plot_style import (
+    BLUE,
+    GREY,
+    INK,
+    MUTED,
+    ORANGE,
+    RED,
+    TEAL,
+    VIOLET,
+    Picture,
+    headline,
+    new_figure,
+    styled,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,17 +34,26 @@ _ROW_IN = (0.045, 0.14)
 _STALL_OVER_MEDIAN = 4.0
 _LEAST_STALL_MS = 100.0
 _TOO_SHORT_TO_SEE = 0.002
+# Where the median line is a smaller share of the time between first and last, all begin at zero: about three under way.
+_TOO_SHORT_TO_READ = 0.025
 
 _Line = tuple[int, float, float]
 """Row, from, until; seconds."""
 
 
 def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
-    """Consecutive requests around the moment when most were in the system: waiting, prefill, decode, stalls."""
+    """Consecutive requests around the moment when most were in the system: waiting, prefill, decode, stalls.
+
+    Over the time of the run; where lines would be too short to read, over the time since each request was due.
+    """
     rows = _around_the_peak(samples)
     median_ms = metrics.whole.latencies.chunk_gap.p50
     stall_ms = max(_LEAST_STALL_MS, _STALL_OVER_MEDIAN * (0.0 if np.isnan(median_ms) else median_ms))
     lines = _lines(run, samples, rows, stall_ms)
+    aligned = _too_short_to_read(lines)
+    if aligned:
+        due_s = samples.scheduled_s
+        lines = {kind: [_since(line, due_s[line[0]]) for line in drawn] for kind, drawn in lines.items()}
     until_s = max((end_s for kind in lines.values() for _, _, end_s in kind), default=1.0)
     from_s = min((start_s for kind in lines.values() for _, start_s, _ in kind), default=0.0)
     names = {
@@ -39,6 +61,7 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
         "queued": ("queued", ORANGE),
         "first": ("until the first token", ORANGE),
         "prefill": ("prefill", TEAL),
+        "elsewhere": ("elsewhere", VIOLET),
         "decode": ("decode", BLUE),
         "stall": (f"gap over {duration(stall_ms)}", RED),
         "failed": ("no answer", INK),
@@ -58,13 +81,16 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
                 y = [at for row, _, _ in lines[kind] for at in (row, row, np.nan)]
                 thick = height_in * 72 * (0.45 if kind == "failed" else 0.72)
                 axes.plot(x, y, color=colour, linewidth=thick, solid_capstyle="butt")
-                shown.append((name, MUTED if colour == GREY else colour))
+                if kind != "elsewhere" or seen:
+                    shown.append((name, MUTED if colour == GREY else colour))
         if len(rows):
             axes.set_ylim(rows[-1] + 1.5, rows[0] - 1.5)
         axes.set_xlim(from_s, until_s)
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("seconds from the start")
+        axes.set_xlabel("since each request was due" if aligned else "seconds from the start")
+        if aligned:
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: duration(at_s * 1e3)))
         axes.set_ylabel("request")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         headline(axes, *shown)
@@ -74,6 +100,10 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
             f"Requests {rows[0]:,} to {rows[-1]:,} of {len(run.requests):,}: those around the moment when most were in "
             "the system."
         )
+    if aligned:
+        which += " Each line begins when its request was due."
+    if ("elsewhere", VIOLET) in shown:
+        which += " Elsewhere: the rest of TTFT, before and after the server's own account, drawn after it."
     return Picture(
         name="requests",
         title="Request by request",
@@ -102,7 +132,7 @@ def _around_the_peak(samples: Samples) -> "Rows":
 def _lines(run: RunData, samples: Samples, rows: "Rows", stall_ms: float) -> dict[str, list[_Line]]:
     """What was when, by kind; stalls lie over decode."""
     found: dict[str, list[_Line]] = {
-        kind: [] for kind in ("client", "queued", "first", "prefill", "decode", "stall", "failed")
+        kind: [] for kind in ("client", "queued", "first", "prefill", "elsewhere", "decode", "stall", "failed")
     }
 
     def add(kind: str, row: int, from_s: float, until_s: float) -> None:
@@ -120,7 +150,9 @@ def _lines(run: RunData, samples: Samples, rows: "Rows", stall_ms: float) -> dic
             add("first", row, sent_s, first_s)
         else:
             add("queued", row, sent_s, queued_s)
-            add("prefill", row, queued_s, first_s)
+            started_s = min(queued_s + float(samples.server_prefill[row]) / 1e3, first_s)
+            add("prefill", row, queued_s, started_s)
+            add("elsewhere", row, started_s, first_s)
         add("decode", row, first_s, last_s)
     own = run.chunks[np.isin(run.chunks["request"], rows[samples.completed[rows]])]
     own = own[np.argsort(own["request"], kind="stable")]
@@ -129,3 +161,21 @@ def _lines(run: RunData, samples: Samples, rows: "Rows", stall_ms: float) -> dic
         from_ns, until_ns = own["arrived_ns"][place : place + 2]
         add("stall", int(own["request"][place]), from_ns / 1e9, until_ns / 1e9)
     return found
+
+
+def _too_short_to_read(lines: dict[str, list[_Line]]) -> bool:
+    """Whether the median request takes next to nothing of the time that is drawn."""
+    begin_s: dict[int, float] = {}
+    end_s: dict[int, float] = {}
+    for row, from_s, until_s in (line for drawn in lines.values() for line in drawn):
+        begin_s[row] = min(begin_s.get(row, from_s), from_s)
+        end_s[row] = max(end_s.get(row, until_s), until_s)
+    if not begin_s:
+        return False
+    taken_s = [end_s[row] - begin_s[row] for row in begin_s]
+    return float(np.median(taken_s)) < _TOO_SHORT_TO_READ * (max(end_s.values()) - min(begin_s.values()))
+
+
+def _since(line: _Line, due_s: float) -> _Line:
+    row, from_s, until_s = line
+    return row, from_s - due_s, until_s - due_s

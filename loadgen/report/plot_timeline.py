@@ -1,6 +1,6 @@
 """The run over time: what was asked, what was under way, what came out, how long first tokens took."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
 from loadgen.measure.timeseries import Timeseries, timeseries
 from loadgen.record import RunData
+from loadgen.report.bins import Bin, full_bins
 from loadgen.report.figures import number
 from loadgen.report.plot_style import (
     BLUE,
@@ -26,14 +27,30 @@ from loadgen.report.plot_style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 _BINS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
-_LEAST_BINS, _MOST_BINS = 20, 150
+_LEAST_BINS, _MOST_BINS, _REQUESTS_PER_BIN = 20, 150, 4
+_MOST_DOTS = 800
+# Requests a bin needs before its median is drawn.
+_LEAST_FOR_MEDIAN = 20
+# Percentile of the tail, and the requests a bin needs for it (two lie above); the first with enough bins is drawn.
+_TAILS = ((99, 200), (95, 40), (90, 20))
+_LEAST_BINS_OF_TAIL = 5
+
+
+class Tail(NamedTuple):
+    """The percentile that a run has enough requests for, and the bins to draw it in."""
+
+    percentile: int
+    bins: list[Bin]
 
 
 def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
     """Four rows over one axis of time."""
-    most_bins = min(_MOST_BINS, max(_LEAST_BINS, 2 * len(run.requests)))
+    most_bins = min(_MOST_BINS, max(_LEAST_BINS, len(run.requests) // _REQUESTS_PER_BIN))
     fitting = [width_s for width_s in _BINS_S if run.ended_s / width_s <= most_bins]
     series = timeseries(run, samples, bin_s=fitting[0] if fitting else run.ended_s / most_bins)
     mean = metrics.steady.throughput.output_tokens_per_s
@@ -43,7 +60,7 @@ def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
         _draw_requests(rows[0], series)
         _draw_load(rows[1], series)
         _draw_tokens(rows[2], series, metrics)
-        _draw_ttft(rows[3], series)
+        left_out = _draw_ttft(rows[3], series, samples)
         end_s = float(series.start_s[-1] + series.bin_s)
         for axes in rows:
             span = metrics.steady.span
@@ -55,7 +72,7 @@ def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
     return Picture(
         name="timeline",
         title="The run over time",
-        caption=f"Means per {series.bin_s:g} s.{outside}",
+        caption=f"Means per {series.bin_s:g} s; percentiles of as many requests as they need.{left_out}{outside}",
         alt=(
             f"Curves over {number(run.ended_s)} seconds: requests due and answered per second, requests under way "
             f"(at most {metrics.whole.throughput.peak_in_flight}), output tokens per second (mean {number(mean)}), "
@@ -65,7 +82,7 @@ def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
     )
 
 
-def _middle(series: Timeseries) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _middle(series: Timeseries) -> "Floats":
     return series.start_s + series.bin_s / 2
 
 
@@ -101,11 +118,34 @@ def _draw_tokens(axes: "Axes", series: Timeseries, metrics: Metrics) -> None:
     headline(axes, ("Output tokens per second", INK), (f"mean of the window {number(mean)}", MUTED))
 
 
-def _draw_ttft(axes: "Axes", series: Timeseries) -> None:
-    headline(axes, ("TTFT of requests due then", INK), ("p50", BLUE), ("p99", ORANGE))
-    if np.nanmax(series.ttft_p50_ms, initial=0.0) > 0:
-        for values, colour in ((series.ttft_p50_ms, BLUE), (series.ttft_p99_ms, ORANGE)):
-            shown = np.where(values > 0, values, np.nan)  # broken where nothing was due
-            axes.plot(_middle(series), shown, color=colour, marker=".", markersize=3.5)
+def _draw_ttft(axes: "Axes", series: Timeseries, samples: Samples) -> str:
+    """A dot per request, the median and the tail where there are enough of them; returns what was left out."""
+    chosen = np.flatnonzero(samples.completed & (samples.ttft > 0))
+    due_s, ttft = samples.scheduled_s[chosen], samples.ttft[chosen]
+    edges = np.append(series.start_s, series.start_s[-1] + series.bin_s)
+    names = [("TTFT of requests due then", INK), ("each", MUTED)]
+    shown = np.arange(len(chosen))
+    if len(chosen) > _MOST_DOTS:
+        shown = np.linspace(0, len(chosen) - 1, _MOST_DOTS).astype(np.int64)
+    if len(chosen):
+        axes.scatter(due_s[shown], ttft[shown], s=6, color=GREY, alpha=0.7, linewidths=0)
         axes.set_yscale("log")
+    medians = full_bins(due_s, edges, _LEAST_FOR_MEDIAN)
+    tail = _tail(due_s, edges)
+    for bins, percentile, colour in ((medians, 50, BLUE), (tail.bins, tail.percentile, ORANGE)):
+        if bins:
+            values = [float(np.percentile(ttft[one.members], percentile)) for one in bins]
+            axes.stairs(values, [bins[0].low, *(one.high for one in bins)], baseline=None, color=colour, linewidth=1.6)
+            names.append((f"p{percentile}", colour))
+    if len(chosen):
         log_time(axes.yaxis, *axes.get_ylim(), most_ticks=4)
+    headline(axes, *names)
+    if len(shown) < len(chosen):
+        return f" Dots: {len(shown):,} of {len(chosen):,} requests, evenly chosen."
+    return ""
+
+
+def _tail(due_s: "Floats", edges: "Floats") -> Tail:
+    """The highest percentile with bins enough to see it change."""
+    found = [Tail(percentile, full_bins(due_s, edges, least)) for percentile, least in _TAILS]
+    return next((tail for tail in found if len(tail.bins) >= _LEAST_BINS_OF_TAIL), found[-1])

@@ -3,25 +3,25 @@
 Pure. `templates/result.schema.json`, a JSON Schema (draft 2020-12), says what each key is; it travels with the package.
 """
 
-from collections import Counter
 from dataclasses import fields
 from importlib.resources import files
 from typing import Any
 
+from loadgen.causes import causes_of
 from loadgen.checks.selfcheck import Verdict
 from loadgen.measure.metrics import Latencies, Metrics, Part
 from loadgen.measure.quantiles import Distribution, distribution
 from loadgen.measure.samples import Samples
 from loadgen.measure.timeseries import timeseries
 from loadgen.plain_json import plain
-from loadgen.record import ABSENT, RunData
+from loadgen.record import RunData
 from loadgen.report.flat import flat_keys
 from loadgen.trace.oracle import ideal_cached_tokens
 from loadgen.trace.schema import workload_digest
 from loadgen.trace.stats import ArrivalStatistics
 
 SCHEMA = "loadgen.result/v1"
-_SERVICE = ("service_ttft", "service_e2e", "client_wait", "server_queued", "server_prefill")
+_SERVICE = ("service_ttft", "service_e2e", "client_wait", "server_queued", "server_prefill", "elsewhere")
 
 
 def schema_text() -> str:
@@ -128,6 +128,5 @@ def _cache(metrics: Metrics) -> dict[str, Any] | None:
 
 
 def errors_by_number(run: RunData) -> list[dict[str, Any]]:
-    """Distinct error texts, the most frequent first."""
-    numbers = Counter(run.requests["error"][run.requests["error"] != ABSENT].tolist())
-    return [{"text": run.errors[index], "count": count} for index, count in numbers.most_common()]
+    """Why requests failed, the most frequent cause first; texts that differ only in numbers are one."""
+    return [{"text": cause.text, "count": cause.num_requests} for cause in causes_of(run)]

@@ -39,9 +39,10 @@ def latency_rows(part: Part) -> list[LatencyRow]:
         LatencyRow("E2E", "due to last token", latencies.e2e),
         LatencyRow("E2E, from sending", "sent to last token", latencies.service_e2e),
         LatencyRow("Normalized", "E2E over tokens of the answer", latencies.normalized),
-        LatencyRow("Wait in the client", "due to sent", latencies.client_wait),
-        LatencyRow("Queued in the server", "by its own account", latencies.server_queued),
-        LatencyRow("Prefill", "by its own account", latencies.server_prefill),
+        LatencyRow("Wait in the client", "of TTFT: due to sent", latencies.client_wait),
+        LatencyRow("Queued in the server", "of TTFT: by its own account", latencies.server_queued),
+        LatencyRow("Prefill", "of TTFT: by its own account", latencies.server_prefill),
+        LatencyRow("Elsewhere", "of TTFT, the rest: network, streams, event loops", latencies.elsewhere),
     ]
     return [row for row in rows if row.figures.n]
 
@@ -102,15 +103,18 @@ def goodput_facts(metrics: Metrics) -> list[Fact]:
     return facts
 
 
-def schedule_facts(metrics: Metrics) -> list[Fact]:
-    """The schedule that was asked for, beside the one that was played."""
+def schedule_facts(run: RunData, metrics: Metrics) -> list[Fact]:
+    """The schedule that was drawn or recorded, beside the one that was played; first the rate it was drawn for."""
     facts = [] if metrics.planned is not None else [Fact("Arrivals", "when another request ended (closed loop)")]
+    if asked := run.settings.get("asked_rate_per_s"):
+        facts.append(Fact("Arrivals asked", f"{number(asked)} per s, of which the plan is one draw"))
     for name, shape in (("planned", metrics.planned), ("played", metrics.played)):
         if shape is None:
             continue
         rate = "all at once" if shape.mean_rate_rps is None else f"{number(shape.mean_rate_rps)} per s"
-        gap_cv = "" if shape.gap_cv is None else f", gap CV {shape.gap_cv:.2f}, IDC 1 s {shape.bursts[1].idc:.2f}"
-        facts.append(Fact(f"Arrivals {name}", f"{rate}{gap_cv}"))
+        gap_cv = "" if shape.gap_cv is None else f", gap CV {shape.gap_cv:.2f}"
+        idc = f", IDC 1 s {shape.bursts[1].idc:.2f}" if 1 in shape.bursts else ""
+        facts.append(Fact(f"Arrivals {name}", f"{rate}{gap_cv}{idc}"))
     return facts
 
 

@@ -6,6 +6,7 @@ from textwrap import wrap
 from rich.console import Console
 from rich.text import Text
 
+from loadgen.causes import causes_of
 from loadgen.checks.finding import Level
 from loadgen.checks.selfcheck import Verdict
 from loadgen.measure.metrics import Metrics
@@ -29,6 +30,7 @@ MEANING: dict[Level, str] = {
     "DEGRADED": "quote the figures together with the reasons",
     "INVALID": "the figures are not the server's: do not quote them",
 }
+_MOST_CAUSES = 3
 _WIDTH, _NAME_WIDTH, _FIGURE_WIDTH = 80, 30, 8
 
 
@@ -47,6 +49,7 @@ def summary(run: RunData, metrics: Metrics, verdict: Verdict, folder: Path | Non
     if run.interrupted:
         lines.append(Text("PARTIAL: the run was stopped before its end", style=STYLES["DEGRADED"]))
     lines += [_fact(fact) for fact in outcome_facts(run, metrics)]
+    lines += _cause_lines(run)
     lines.append(_rule(f"Window: {window_text(metrics)}", "-"))
     lines += [_fact(fact) for fact in throughput_facts(metrics)]
     if facts := goodput_facts(metrics):
@@ -55,7 +58,7 @@ def summary(run: RunData, metrics: Metrics, verdict: Verdict, folder: Path | Non
     lines.append(_rule("Latency (ms)", "-"))
     lines += _latency_lines(metrics)
     lines.append(_rule("Schedule", "-"))
-    lines += [_fact(fact) for fact in schedule_facts(metrics)]
+    lines += [_fact(fact) for fact in schedule_facts(run, metrics)]
     lines.append(Text("=" * _WIDTH))
     if folder is not None:
         lines.append(Text(f"Results: {folder}"))
@@ -72,6 +75,21 @@ def verdict_lines(verdict: Verdict) -> list[Text]:
         lines += [Text(f"    {line}") for line in rest]
     for finding in verdict.notes:
         lines += [Text(f"  {line}") for line in wrap(f"Note: {finding.text}", _WIDTH - 4, subsequent_indent="  ")]
+    return lines
+
+
+def _cause_lines(run: RunData) -> list[Text]:
+    """Why requests failed: the most frequent causes."""
+    causes = causes_of(run)
+    lines = [Text("Why requests failed:")] if causes else []
+    for cause in causes[:_MOST_CAUSES]:
+        lines += [
+            Text(f"  {line}")
+            for line in wrap(f"{cause.num_requests:,} x {cause.text}", _WIDTH - 4, subsequent_indent="  ")
+        ]
+    if len(causes) > _MOST_CAUSES:
+        others = len(causes) - _MOST_CAUSES
+        lines.append(Text(f"  and {others:,} other cause{'s' * (others > 1)}, see the report"))
     return lines
 
 

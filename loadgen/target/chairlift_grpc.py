@@ -147,8 +147,13 @@ class ChairliftTarget:
     def _complaint(self, error: grpc.aio.AioRpcError, method: str) -> str:
         url = self._spec.url
         match error.code():
+            case grpc.StatusCode.UNAVAILABLE if "http1.x server" in (error.details() or ""):
+                return (
+                    f"{url} speaks HTTP/1.1 and no gRPC: if it is OpenAI-compatible, --target http://{self._address}/v1"
+                )
             case grpc.StatusCode.UNAVAILABLE:
-                return f"nobody serves at {url} ({error.details()}): start the server, or check the address"
+                reason = (error.details() or "").rpartition(": ")[2].rstrip("]")  # the layers of gRPC come before it
+                return f"nobody serves at {url} ({reason}): start the server, or check the address"
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"{url} does not answer {method} within {self._probe_timeout_s:g} s: look at the server's log"
             case grpc.StatusCode.UNIMPLEMENTED:

@@ -13,6 +13,7 @@ import aiohttp
 
 from loadgen.errors import TargetError
 from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Sink, TargetFacts, TargetSpec
+from loadgen.target.connection_errors import http_complaint, http_reason
 from loadgen.target.openai_answer import Answer, error_text
 from loadgen.target.probe import probe_answer, probe_request, refusal
 from loadgen.target.sse import EventReader
@@ -102,7 +103,7 @@ class OpenAiTarget:
         except TimeoutError as error:
             raise RequestTimedOutError(f"no end within {self._spec.timeout_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise RequestFailedError(f"{type(error).__name__}: {error_text(error)}") from error
+            raise RequestFailedError(http_reason(error)) from error
 
     async def close(self) -> None:
         """See Target."""
@@ -164,10 +165,8 @@ class OpenAiTarget:
             raise TargetError(
                 f"{url} takes connections but gives no answer within {self._probe_timeout_s:g} s: look at its log"
             ) from None
-        except aiohttp.ClientConnectorError as error:
-            raise TargetError(f"nobody listens at {url} ({error}): start the server, or check the address") from error
         except aiohttp.ClientError as error:
-            raise TargetError(f"{url} does not speak HTTP as expected: {type(error).__name__}: {error}") from error
+            raise TargetError(http_complaint(error, url)) from error
 
 
 async def _body(response: aiohttp.ClientResponse) -> Any:

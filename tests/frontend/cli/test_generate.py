@@ -26,7 +26,12 @@ ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # flushing is our own business
 
 async def test_prints_the_text_alone(target, capsys):
     assert await run("hello wörld 🙂", "--target", target) == 0
-    assert capsys.readouterr() == ("hello wörld 🙂", "")
+    assert capsys.readouterr() == ("hello wörld 🙂\n", "")
+
+
+async def test_an_answer_that_ends_its_line_gets_no_second_end(target, capsys):
+    assert await run("a line\nand one more\n", "--target", target) == 0
+    assert capsys.readouterr().out == "a line\nand one more\n"
 
 
 async def test_flags_reach_the_engine(target, engine, capsys):
@@ -44,14 +49,14 @@ async def test_flags_reach_the_engine(target, engine, capsys):
 
 async def test_stop_text(target, capsys):
     assert await run("one two three", "--target", target, "--stop", "tw", "--stop", "thr") == 0
-    assert capsys.readouterr().out == "one "
+    assert capsys.readouterr().out == "one \n"
     assert await run("one two three", "--target", target, "--stop", "tw", "--include-stop-text") == 0
-    assert capsys.readouterr().out == "one tw"
+    assert capsys.readouterr().out == "one tw\n"
 
 
 async def test_chat(target, capsys):
     assert await run("hi", "--chat", "--system", "be brief", "--target", target) == 0
-    assert capsys.readouterr().out == "<system>be brief<user>hi<assistant>"
+    assert capsys.readouterr().out == "<system>be brief<user>hi<assistant>\n"
 
 
 @pytest.mark.parametrize(
@@ -83,13 +88,13 @@ async def test_an_answer_cut_at_the_default_length_says_so_on_stderr(target, cap
 async def test_dash_reads_standard_input(target, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
     assert await run("-", "--target", target) == 0
-    assert capsys.readouterr().out == "from a pipe"
+    assert capsys.readouterr().out == "from a pipe\n"
 
 
 async def test_target_from_the_environment(target, capsys, monkeypatch):
     monkeypatch.setenv("CHAIRLIFT_TARGET", target)
     assert await run("hello") == 0
-    assert capsys.readouterr().out == "hello"
+    assert capsys.readouterr().out == "hello\n"
 
 
 async def test_error_of_the_call_is_one_line_and_status_1(target, capsys):

@@ -32,5 +32,18 @@ def test_the_figure_is_shown_and_kept(found: Ceiling, capsys: pytest.CaptureFixt
 
 
 def test_it_can_be_looked_at_without_being_kept(found: Ceiling, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "--protocol", "http", "--hold", "2s", "--dry-run"]) == 0
+    assert main(["calibrate", "--protocol", "http", "--hold", "2s", "--no-keep"]) == 0
+    said = capsys.readouterr().out
+    assert "figures are not kept" in said
+    assert "12000 messages/s" in said
     assert stored_ceiling("completions") is None
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delattr(loadgen.cli.calibrate, "calibrate")
+    assert main(["calibrate", "--dry-run"]) == 0
+    assert f"kept in {tmp_path / 'chairlift' / 'loadgen-ceiling.json'}" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []

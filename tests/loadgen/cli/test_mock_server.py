@@ -1,6 +1,8 @@
+import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -51,7 +53,7 @@ def test_it_serves_until_ctrl_c_and_says_what_it_saw(api: Any) -> None:
     ("arguments", "complaint"),
     [
         (["--output-share", "0"], "output_share is 0.0"),
-        (["--host", "999.0.0.1"], "--host 999.0.0.1 --port 50051: .*choose another"),
+        (["--host", "999.0.0.1"], r"--host 999.0.0.1 --port 50051: [\w ]+; choose another"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_status_2(
@@ -61,6 +63,18 @@ def test_what_cannot_work_is_one_line_and_status_2(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert re.search(complaint, said)
+
+
+@pytest.mark.parametrize("api", ["grpc", "openai"])
+def test_a_port_that_is_taken_is_one_line(api: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["mock-server", "--api", api, "--port", str(port)]) == 2
+    said = capfd.readouterr().err  # of the process: gRPC does not write through Python
+    assert said == (
+        f"chairlift-loadgen mock-server: error: --host 127.0.0.1 --port {port}: {os.strerror(errno.EADDRINUSE)}; "
+        "choose another address, --port 0 takes a free port\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--port", "70000"], ["--overhead-tokens", "-1"], ["--jitter", "2"]])

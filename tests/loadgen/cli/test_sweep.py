@@ -37,6 +37,7 @@ class Fake:
         load = float(folder.name.split("-")[1])
         run = synthetic_run(len(workload), rate=load, ttft_ms=50 * max(1.0, load / 8), jitter=0.1)
         run = replace(run, workload=workload, interrupted=folder.name == self.stopped_at)
+        (folder / "run.json").write_text("{}")
         metrics = measure(run, measure_options(options))
         return Outcome(run, metrics, Verdict(self.level(folder.name), ()), folder)
 

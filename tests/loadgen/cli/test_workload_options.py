@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, describe, workload
+from loadgen.cli.workload_options import add_synthetic_arguments, add_trace_arguments, asked_rate, describe, workload
 from loadgen.errors import OptionError, TraceError
 from loadgen.trace.oracle import ideal_reuse
 from loadgen.trace.stats import arrival_statistics
@@ -174,6 +174,42 @@ def test_ten_minutes_in_five(tmp_path):
     rows = [{"arrival_s": at, "input_tokens": 1, "output_tokens": 1} for at in (0, 250, 600)]
     path.write_text("\n".join(map(json.dumps, rows)))
     assert "10 min of trace in 5 min (2x as fast as recorded)" in describe(replay("--trace", path, "--speed", 2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [
+        (["--request-rate", "8"], 8.0),
+        (["--request-rate", "8", "--on-off", "1s:2s"], 8.0),
+        (["--request-rate", "8", "--burstiness", "inf"], None),  # nothing is drawn
+        (["--request-rate", "inf"], None),
+        (["--rate-steps", "2:1s,4:1s"], None),
+        ([], None),
+    ],
+)
+def test_a_rate_that_is_drawn_for_is_named_beside_the_draw(flags, asked):
+    parser = Parser()
+    add_synthetic_arguments(parser)
+    options = parser.parse_args(["--num-prompts", "40", *flags])
+    assert asked_rate(options) == asked
+    requests = workload(options)
+    drawn = arrival_statistics(requests.arrival_s).mean_rate_rps
+    text = describe(requests, asked_rate(options))
+    assert (f"{drawn or 0:.4g} requests/s (asked 8, this was drawn)" in text) == (asked is not None)
+    assert ("asked" in text) == (asked is not None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (4, "index of dispersion — (too short for bins of 1, 10, 60 s)"),
+        (59, "index of dispersion 0.00 in 1 s, 0.00 in 10 s; peak over mean 1.00, 1.00 (too short for bins of 60 s)"),
+        (599, "index of dispersion 0.00 in 1 s, 0.00 in 10 s, 0.00 in 60 s; peak over mean 1.00, 1.00, 1.00\n"),
+    ],
+)
+def test_a_short_schedule_shows_no_dispersion_it_cannot_know(seconds, said):
+    requests = run("--request-rate", "1", "--burstiness", "inf", "--num-prompts", seconds + 1)
+    assert said in describe(requests)
 
 
 def test_a_random_data_set_all_at_once_is_the_default():

@@ -54,6 +54,21 @@ def test_equal_servers_seldom_look_different() -> None:
     assert np.mean([one for figures in covered.values() for one in figures]) >= 0.93
 
 
+def test_only_repeats_that_may_be_compared_speak_of_the_servers() -> None:
+    first, second = synthetic_run(100, noise_seed=1), synthetic_run(100, noise_seed=2)
+    failed = synthetic_run(100, noise_seed=2, outcomes={Status.ERROR: 30})
+    sides = {
+        "repeats": (side("a", first, second), side("b", second, first)),
+        "one of each": (side("a", first), side("b", second)),
+        "forced": (side("a", first, second), side("b", second, failed)),
+    }
+    said = {
+        name: {figure.of_servers for figure in compare(both, force=True, resamples=10).versus[0].figures}
+        for name, both in sides.items()
+    }
+    assert said == {"repeats": {True}, "one of each": {False}, "forced": {False}}
+
+
 def test_a_server_that_is_slower_to_begin_looks_so() -> None:
     first, second = synthetic_run(300, noise_seed=1), synthetic_run(300, noise_seed=2, ttft_ms=160)
     (versus,) = compared(side("slow", second), side("fast", first)).versus

@@ -6,13 +6,14 @@ import statistics
 from dataclasses import fields
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from loadgen.errors import OptionError
 from loadgen.measure.metrics import Latencies, MeasureOptions, measure
 from loadgen.measure.quantiles import Distribution
 from loadgen.record import ABSENT, RunData, Status
-from loadgen.testing import Played, run_of, synthetic_run
+from loadgen.testing import Played, run_of, synthetic_run, with_requests
 
 _SLO = {"ttft": 60.0, "tpot": 14.0, "itl": 40.0, "e2el": 400.0}
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -201,6 +202,8 @@ def test_all_figures_equal_the_definitions(seed: int) -> None:
     assert metrics.steady.throughput.output_tokens_per_s * length_s == pytest.approx(tokens)
     done = sum(r.status == Status.OK and bool(r.times) and warmup_s * 1e3 <= r.times[-1] <= last_due for r in requests)
     assert metrics.steady.throughput.requests_per_s * length_s == pytest.approx(done)
+    good = sum(_is_good(r) and warmup_s * 1e3 <= r.times[-1] <= last_due for r in requests)
+    assert metrics.steady.goodput.requests_per_s * length_s == pytest.approx(good)
     under_way = sum(_overlap(r.sent, r.ended, warmup_s * 1e3, last_due) for r in requests) / (length_s * 1e3)
     assert metrics.steady.throughput.mean_in_flight == pytest.approx(under_way, abs=1e-6)
     waiting = sum(
@@ -250,6 +253,17 @@ def test_latency_counts_from_the_schedule_and_service_from_the_send() -> None:
     assert late.client_wait.p50 == pytest.approx(2000.0)
 
 
+def test_the_parts_of_ttft_add_up_to_it() -> None:
+    told = Played(1.0, ((2.0, 1), (2.5, 1)), sent_s=1.25, queued_us=100_000, prefill_us=450_000)
+    untold = Played(1.5, ((1.75, 1),))
+    latencies = measure(run_of([told])).whole.latencies
+    assert latencies.elsewhere.mean == pytest.approx(1000 - 250 - 100 - 450)
+    parts = (latencies.client_wait, latencies.server_queued, latencies.server_prefill, latencies.elsewhere)
+    assert sum(part.mean for part in parts) == pytest.approx(latencies.ttft.mean)
+    assert measure(run_of([told, untold])).whole.latencies.elsewhere.n == 1
+    assert measure(run_of([untold])).whole.latencies.elsewhere.n == 0
+
+
 @pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.DROPPED, Status.UNSENT, Status.IN_FLIGHT])
 def test_what_was_not_answered_counts_against_attainment(status: Status) -> None:
     run = synthetic_run(100, outcomes={status: 25})
@@ -262,6 +276,45 @@ def test_what_was_not_answered_counts_against_attainment(status: Status) -> None
 def test_what_we_cancelled_is_not_judged() -> None:
     goodput = measure(synthetic_run(100, outcomes={Status.CANCELLED: 25})).whole.goodput
     assert (goodput.offered, goodput.good) == (75, 75)
+
+
+def test_good_requests_per_second_never_exceed_those_answered() -> None:
+    """Due in the window of 4 s are five requests, all good; only the first three of them end in it."""
+    run = run_of([Played(float(due), ((due + 1.5, 1),)) for due in range(5)])
+    part = measure(run, MeasureOptions(slo={"ttft": 2000.0})).steady
+    assert (part.goodput.good, part.goodput.offered) == (5, 5)
+    assert part.goodput.requests_per_s == part.throughput.requests_per_s == 3 / 4
+
+
+def test_what_ctrl_c_cut_off_is_judged_only_where_it_had_broken_a_limit() -> None:
+    """Stopped at 10 s, limits 3 s to the first token and 6 s to the last."""
+    waited = {
+        1.0: (Status.IN_FLIGHT, ((2.0, 1), (9.0, 1))),  # first token in time, 9 s and no end: bad
+        2.0: (Status.IN_FLIGHT, ()),  # 8 s without a first token: bad
+        5.0: (Status.IN_FLIGHT, ((9.0, 1),)),  # 4 s to its first token: bad
+        5.5: (Status.IN_FLIGHT, ((6.0, 1),)),
+        6.0: (Status.UNSENT, ()),  # due, held back for 4 s: bad
+        8.0: (Status.UNSENT, ()),
+        60.0: (Status.UNSENT, ()),
+    }
+    played = [Played(0.0, ((1.0, 1),)), Played(0.5, status=Status.ERROR, ended_s=0.6)]
+    played += [Played(due_s, chunks, status=status) for due_s, (status, chunks) in waited.items()]
+    options = MeasureOptions(slo={"ttft": 3000.0, "e2el": 6000.0})
+    stopped = measure(run_of(played, interrupted=True, ended_s=10.0), options).whole.goodput
+    assert (stopped.good, stopped.offered) == (1, 1 + 1 + 4)
+    assert measure(run_of(played, ended_s=10.0), options).whole.goodput.offered == len(played)
+
+
+def test_of_a_closed_loop_that_was_stopped_only_turns_that_came_are_judged() -> None:
+    run = run_of(
+        [Played(0.0, ((1.0, 1),)), Played(0.0, status=Status.UNSENT)],
+        interrupted=True,
+        ended_s=90.0,
+        settings={"closed_loop": True},
+    )
+    never = np.array([run.requests["scheduled_ns"][0], ABSENT])
+    goodput = measure(with_requests(run, scheduled_ns=never), MeasureOptions(slo={"ttft": 3000.0})).whole.goodput
+    assert (goodput.good, goodput.offered) == (1, 1)
 
 
 def test_tokens_after_the_window_are_not_its_throughput() -> None:

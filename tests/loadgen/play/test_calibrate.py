@@ -12,12 +12,22 @@ GOOD = Rung(num_streams=10, delivered=1.0, gap_error_ms=1.0, lag_ms=1.0)
 
 
 @pytest.mark.parametrize(
-    ("change", "is_good"),
-    [({}, True), ({"delivered": 0.9}, False), ({"gap_error_ms": 6.0}, False), ({"lag_ms": 8.0}, False)],
+    ("change", "broken"),
+    [
+        ({}, ()),
+        ({"delivered": 0.97, "gap_error_ms": 5.0, "lag_ms": 5.0}, ()),
+        ({"delivered": 0.9}, ("fewer than 97% seen in time",)),
+        ({"gap_error_ms": 6.0}, ("gaps off by more than 5 ms",)),
+        ({"lag_ms": 8.0, "delivered": 0.9}, ("fewer than 97% seen in time", "event loop late by more than 5 ms")),
+    ],
 )
-def test_a_load_is_good_if_the_client_kept_up(change: dict[str, float], is_good: bool) -> None:
+def test_a_load_is_good_if_the_client_kept_up_and_says_where_it_did_not(
+    change: dict[str, float], broken: tuple[str, ...]
+) -> None:
     rung = replace(GOOD, **change)  # type: ignore[arg-type]
-    assert rung.is_good == is_good
+    assert rung.is_good == (not broken)
+    assert rung.broken == broken
+    assert str(rung).endswith(f"too much: {', '.join(broken)}" if broken else "kept up")
     assert rung.messages_per_s == 1000
 
 
@@ -35,7 +45,9 @@ def test_known_latencies_are_recovered_and_never_too_early() -> None:
     assert abs(tpot_ms) < 5.0
 
 
-def climb(monkeypatch: pytest.MonkeyPatch, limit: int, bad_luck: frozenset[int] = frozenset()) -> list[str]:
+def climb(
+    monkeypatch: pytest.MonkeyPatch, limit: int, bad_luck: frozenset[int] = frozenset(), busy: float | None = 0.0
+) -> list[str]:
     """Calibrates a host that keeps up to `limit` streams, and fails the tries of these numbers."""
     tries: list[int] = []
 
@@ -47,6 +59,7 @@ def climb(monkeypatch: pytest.MonkeyPatch, limit: int, bad_luck: frozenset[int] 
     monkeypatch.setattr(loadgen.play.calibrate, "_null_rate", lambda: 1e6)
     monkeypatch.setattr(loadgen.play.calibrate, "recovered_ms", lambda protocol, hold_s: (0.5, 0.1, 0.1))
     monkeypatch.setattr(loadgen.play.calibrate, "this_host", lambda: ("host", 2, "3.11.0"))
+    monkeypatch.setattr(loadgen.play.calibrate, "busy_now", lambda: busy)
     lines: list[str] = []
     ceiling = calibrate("grpc", say=lines.append)
     assert ceiling.messages_per_s == ceiling.messages_per_s_per_worker
@@ -64,6 +77,14 @@ def test_the_ceiling_is_the_last_load_that_was_kept(monkeypatch: pytest.MonkeyPa
 
 def test_a_neighbours_moment_of_work_does_not_end_the_climb(monkeypatch: pytest.MonkeyPatch) -> None:
     assert climb(monkeypatch, 50, frozenset({1, 3, 4}))[0] == "4400.0"
+
+
+@pytest.mark.parametrize(("busy", "warned"), [(None, False), (0.05, False), (0.6, True)])
+def test_a_host_that_is_busy_before_the_start_is_warned_of(
+    busy: float | None, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = climb(monkeypatch, 50, busy=busy)[1]
+    assert first.startswith("warning: these 2 cores are 60% busy before anything is started") == warned
 
 
 def test_a_host_that_keeps_up_with_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

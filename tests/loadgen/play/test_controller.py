@@ -187,6 +187,7 @@ def test_requests_over_their_time_are_timed_out() -> None:
 
 def test_ctrl_c_returns_what_was_played() -> None:
     looks: list[LiveView] = []
+    broken_off: list[int] = []
 
     def press_ctrl_c(view: LiveView) -> None:
         looks.append(view)
@@ -196,13 +197,16 @@ def test_ctrl_c_returns_what_was_played() -> None:
                 os.kill(process.pid or 0, signal.SIGINT)  # a terminal tells the whole group
 
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.3, itl_s=0.0)) as server:
-        run = play(workload(2000, 20), spec(server.url), PlayOptions(workers=2), press_ctrl_c)
+        run = play(
+            workload(2000, 20), spec(server.url), PlayOptions(workers=2), press_ctrl_c, on_interrupt=broken_off.append
+        )
         assert server.record.num_open == 0
     assert run.interrupted
     counts = statuses(run)
     assert counts[Status.OK] >= 3
     assert counts[Status.UNSENT] > 1000
     assert set(counts) == {Status.OK, Status.UNSENT, Status.IN_FLIGHT}
+    assert broken_off == [pytest.approx(counts[Status.IN_FLIGHT], abs=3)]  # one may come or go until all have heard
     assert run.ended_s < 60
     assert [worker.exit_code for worker in run.workers] == [0, 0]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -233,7 +237,7 @@ def test_progress_is_shown_while_the_run_is_on() -> None:
         seen.append((view.elapsed_s, int((view.requests["status"] == Status.OK).sum())))
 
     with mock_in_thread("grpc", QUICK) as server:
-        play(workload(200, 100), spec(server.url), None, look)
+        run = play(workload(200, 100), spec(server.url), None, look)
     elapsed_s = [elapsed for elapsed, _ in seen]
     assert len(seen) >= 6
     assert elapsed_s[0] >= -0.3
@@ -241,6 +245,20 @@ def test_progress_is_shown_while_the_run_is_on() -> None:
     assert seen[0][1] == 0
     assert seen[-1][1] == 200
     assert any(0 < done < 200 for _, done in seen)
+    busy = run.settings["host_busy"]
+    assert busy is None or 0 < busy["mean"] <= busy["peak"] <= 1
+
+
+def test_what_the_server_says_of_itself_is_told_before_anything_is_played() -> None:
+    told: list[tuple[int | None, int]] = []
+    behaviour = MockBehaviour(ttft_s=0.02, itl_s=0.0, max_model_len=77)
+    with mock_in_thread("grpc", behaviour) as server:
+        play(
+            workload(3, 100),
+            spec(server.url),
+            on_opened=lambda facts: told.append((facts.max_model_len, len(server.record.played()))),
+        )
+    assert told == [(77, 0)]
 
 
 def test_a_throttled_worker_shows_as_loop_lag_and_late_sending() -> None:

@@ -91,5 +91,10 @@ def test_error_texts_are_numbered_once_and_never_without_end() -> None:
     for number in range(2 * MAX_ERRORS):
         bench.recorder.ended(0, Status.ERROR, f"request {number} failed")
     assert len(bench.errors) == MAX_ERRORS + 1
-    assert bench.errors[-1] == "other errors"
+    assert bench.errors[-1] == "request N failed"  # one more number is no other error
     assert bench.requests["error"][0] == MAX_ERRORS
+    for number in range(2 * MAX_ERRORS):
+        bench.recorder.ended(0, Status.ERROR, f"request {'I' * number} failed")
+    assert len(bench.errors) == 2 * MAX_ERRORS + 1
+    assert bench.errors[-1] == "other errors"
+    assert bench.requests["error"][0] == 2 * MAX_ERRORS

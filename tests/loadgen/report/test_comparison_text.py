@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -91,6 +92,20 @@ def test_figures_in_words() -> None:
 def test_what_was_forced_comes_first() -> None:
     said = notes(comparison(ratio(1, 1, 1), problems=("arrival_s differs in 3 of 100 requests",)))
     assert said[0] == "FORCED: arrival_s differs in 3 of 100 requests"
+    assert said[1] == "FORCED: what differs may come of that, and says nothing of the servers."
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [
+        (ratio(1.1, 1.05, 1.2), "10 % higher in these runs"),
+        (ratio(3.0, 2.0, 4.0), "3 times as high in these runs"),
+        (difference(-0.1, -0.2, -0.05), "10.0 points lower in these runs"),
+        (ratio(1.1, 0.9, 1.2), SAME),
+    ],
+)
+def test_what_holds_of_these_runs_alone_is_not_said_of_the_servers(figure: Compared, text: str) -> None:
+    assert conclusion(replace(figure, of_servers=False)) == text
 
 
 def test_one_run_of_each_is_said_to_be_little() -> None:

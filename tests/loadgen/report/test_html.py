@@ -4,12 +4,13 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from loadgen.checks.selfcheck import judge
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
-from loadgen.record import RunData, Status
+from loadgen.record import ABSENT, RunData, Status
 from loadgen.report.html import page
 from loadgen.report.pictures import pictures
 from loadgen.testing import Played, run_of, synthetic_run, with_requests
@@ -156,6 +157,22 @@ def test_figures_are_those_of_the_metrics() -> None:
     assert f"{metrics.steady.latencies.ttft.at(97.5):.1f}" in words
     assert f"{metrics.steady.goodput.good:,} of {metrics.steady.goodput.offered:,} offered" in words
     assert "UNAVAILABLE: the engine is away" in words
+
+
+def test_the_parts_of_ttft_stand_in_the_table_where_the_server_tells_them() -> None:
+    untold = synthetic_run(50)
+    told = with_requests(untold, server_queued_us=1000, server_prefill_us=2000)
+    some = with_requests(untold, server_queued_us=np.where(np.arange(50) < 25, 1000, ABSENT), server_prefill_us=2000)
+    for run, row, sentence in ((told, True, True), (some, True, False), (untold, False, False)):
+        words = _Page(_page(run)).text
+        assert ("of TTFT, the rest: network, streams, event loops" in words) == row
+        assert ("their means add up to its mean" in words) == sentence
+
+
+def test_settings_are_in_words() -> None:
+    words = _Page(_page(_usual())).text
+    assert "Answers as long as planned" in words
+    assert "ignore_eos" not in words
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from loadgen.measure.metrics import measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import RunData, Status
 from loadgen.report.plot_requests import requests_in_time
-from loadgen.report.plot_style import BLUE, GREY, INK, ORANGE, RED, TEAL, Picture
+from loadgen.report.plot_style import BLUE, GREY, INK, ORANGE, RED, TEAL, VIOLET, Picture
 from loadgen.testing import Played, run_of, synthetic_run
 
 
@@ -48,6 +48,38 @@ def test_each_second_of_a_request_has_its_colour() -> None:
     assert lines.keys() == expected.keys()
     for colour, drawn in expected.items():
         assert lines[colour] == [pytest.approx(line) for line in drawn]
+
+
+def test_what_the_servers_account_leaves_of_ttft_is_drawn_behind_it() -> None:
+    told = Played(0.0, ((1.0, 1), (2.0, 1)), sent_s=0.25, queued_us=125_000, prefill_us=250_000)
+    beyond = Played(0.5, ((1.0, 1), (2.0, 1)), queued_us=125_000, prefill_us=625_000)
+    picture = _picture(run_of([told, beyond]))
+    lines = _lines(picture)
+    assert lines[TEAL] == [pytest.approx((0, 0.375, 0.625)), pytest.approx((1, 0.625, 1.0))]
+    assert lines[VIOLET] == [pytest.approx((0, 0.625, 1.0))]
+    assert "Elsewhere: the rest of TTFT" in picture.caption
+
+
+def test_lines_too_short_to_read_begin_when_their_request_was_due() -> None:
+    """Answers of 50 ms, two a second; as long as they are far apart, it does not matter when they were due."""
+    light = run_of([Played(i / 2, ((i / 2 + 0.01, 1), (i / 2 + 0.05, 1)), sent_s=i / 2 + 0.005) for i in range(60)])
+    picture = _picture(light)
+    lines = _lines(picture)
+    assert lines[GREY] == [pytest.approx((i, 0.0, 0.005)) for i in range(60)]
+    assert lines[BLUE] == [pytest.approx((i, 0.01, 0.05)) for i in range(60)]
+    (axes,) = picture.figure.axes
+    assert axes.get_xlim() == pytest.approx((0.0, 0.05))
+    assert axes.get_xlabel() == "since each request was due"
+    assert axes.xaxis.get_major_formatter()(0.02, None) == "20 ms"
+    assert "Each line begins when its request was due" in picture.caption
+
+
+def test_lines_that_can_be_read_lie_in_the_time_of_the_run() -> None:
+    heavy = run_of([Played(i / 2, ((i / 2 + 1.0, 1), (i / 2 + 4.0, 1))) for i in range(60)])
+    picture = _picture(heavy)
+    assert _lines(picture)[BLUE] == [pytest.approx((i, i / 2 + 1.0, i / 2 + 4.0)) for i in range(60)]
+    assert picture.figure.axes[0].get_xlabel() == "seconds from the start"
+    assert "begins when" not in picture.caption
 
 
 def test_all_of_a_small_run_are_drawn_and_a_part_of_a_large_one_is_said() -> None:

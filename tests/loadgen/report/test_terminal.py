@@ -77,6 +77,20 @@ def test_lines_stay_within_eighty_columns() -> None:
     assert max(map(len, _summary(run, options))) <= 80
 
 
+def test_why_requests_failed_is_told_the_most_frequent_first() -> None:
+    texts = [f"INVALID_ARGUMENT: the prompt has {length} tokens" for length in (2000, 3000)]
+    texts += ["HTTP 503: away", "HTTP 500: oops", "the stream broke off", "the stream broke off"]
+    lines = _summary(run_of([Played(0.0, status=Status.ERROR, ended_s=1.0, error=text) for text in texts]))
+    at = lines.index("Why requests failed:")
+    assert lines[at + 1 : at + 5] == [
+        "  2 x INVALID_ARGUMENT: the prompt has 2000 to 3000 tokens",
+        "  2 x the stream broke off",
+        "  1 x HTTP 503: away",
+        "  and 1 other cause, see the report",
+    ]
+    assert not [line for line in _summary(synthetic_run(50)) if line.startswith("Why")]
+
+
 def test_a_run_without_a_request_still_prints() -> None:
     assert _summary(run_of([]))[1].startswith("INVALID")
     assert _summary(run_of([Played(0.0, ((0.1, 1),))]))[1].startswith("VALID")
@@ -87,6 +101,12 @@ def test_what_did_not_happen_takes_no_line() -> None:
     assert not [
         line for line in lines if line.startswith(("Timeouts", "Wait in the client", "Kept by", "Prompt tokens"))
     ]
+
+
+def test_the_rate_that_was_asked_stands_beside_the_draw() -> None:
+    lines = _summary(synthetic_run(50, settings={"asked_rate_per_s": 8.0}))
+    assert _figure(lines, "Arrivals asked") == "8 per s, of which the plan is one draw"
+    assert not [line for line in _summary(synthetic_run(50)) if line.startswith("Arrivals asked")]
 
 
 def test_a_closed_loop_has_no_planned_schedule() -> None:

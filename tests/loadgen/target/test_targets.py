@@ -229,8 +229,9 @@ async def test_a_server_that_cannot_generate_is_found_by_the_probe(open_mock, ap
 @pytest.mark.parametrize("api", SERVED)
 async def test_nobody_listening_is_said_at_once(unused_address: str, api) -> None:
     async with opened(api, unused_address) as target:
-        with pytest.raises(TargetError, match=r"nobody (serves|listens) at .*start the server"):
+        with pytest.raises(TargetError, match=r"nobody (serves|listens) at .*refused.*start the server") as raised:
             await target.probe()
+    assert "ssl" not in str(raised.value)
 
 
 @pytest.mark.parametrize("api", SERVED)
@@ -246,8 +247,17 @@ async def test_a_server_of_another_kind_is_refused(open_mock, api) -> None:
     _, other = await open_mock("completions" if api == "grpc" else "grpc")
     address = other.url.removesuffix("/v1").partition("//")[2]
     async with opened(api, address) as target:
-        with pytest.raises(TargetError, match=address):
+        with pytest.raises(TargetError, match=f"{address}.*--target {other.url}$") as raised:
             await target.probe()
+    assert "\\x" not in str(raised.value)
+
+
+async def test_https_to_a_server_without_tls_says_so(open_mock) -> None:
+    _, other = await open_mock("completions")
+    target = open_target(TargetSpec(other.url.replace("http:", "https:"), "completions"), probe_timeout_s=5.0)
+    with pytest.raises(TargetError, match=r"does not speak TLS with us: write http://"):
+        await target.probe()
+    await target.close()
 
 
 class opened:  # noqa: N801 - reads as the function it stands for

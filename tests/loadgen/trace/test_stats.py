@@ -5,17 +5,23 @@ from loadgen.trace.stats import arrival_statistics, length_statistics
 
 
 def test_schedule_against_a_count_by_hand():
-    arrivals = arrival_statistics(np.array([5.0, 5.0, 5.5, 7.0, 8.5]))
+    arrivals = arrival_statistics(np.array([5.0, 5.0, 5.5, 7.0, 10.5]))
     assert arrivals.count == 5
-    assert arrivals.span_s == 3.5
-    assert arrivals.mean_rate_rps == pytest.approx(5 / 3.5)
-    assert arrivals.gap_cv == pytest.approx(np.std([0, 0.5, 1.5, 1.5]) / (3.5 / 4))
+    assert arrivals.span_s == 5.5
+    assert arrivals.mean_rate_rps == pytest.approx(5 / 5.5)
+    assert arrivals.gap_cv == pytest.approx(np.std([0, 0.5, 1.5, 3.5]) / (5.5 / 4))
     assert arrivals.distinct_times == 4
     assert arrivals.zero_gap_share == 0.25
-    counts = np.array([3, 0, 1, 1])  # seconds from the first arrival, the last bin included
+    counts = np.array([3, 0, 1, 0, 0, 1])  # seconds from the first arrival, the last bin included
     assert arrivals.bursts[1].idc == pytest.approx(counts.var() / counts.mean())
     assert arrivals.bursts[1].peak_to_mean == pytest.approx(3 / counts.mean())
-    assert arrivals.bursts[10] == pytest.approx((0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("span_s", "widths"), [(4.9, []), (5.0, [1]), (49.0, [1]), (50.0, [1, 10]), (300, [1, 10, 60])]
+)
+def test_bins_that_a_schedule_is_too_short_for_have_no_figure(span_s, widths):
+    assert list(arrival_statistics(np.linspace(0.0, span_s, 100)).bursts) == widths
 
 
 def test_dispersion_equals_that_of_all_bins_on_random_schedules():
@@ -39,7 +45,7 @@ def test_what_is_undefined_is_none():
         arrivals = arrival_statistics(times)
         assert arrivals.mean_rate_rps is None
         assert arrivals.gap_cv is None
-        assert arrivals.bursts[10] == (0.0, 1.0)
+        assert arrivals.bursts == {}
     assert arrival_statistics(np.zeros(1)).zero_gap_share is None
 
 

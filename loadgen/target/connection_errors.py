@@ -1,0 +1,37 @@
+"""What libraries say of a connection that failed, in words for people: no internals of theirs, no raw bytes."""
+
+import os
+
+import aiohttp
+
+
+def system_reason(error: OSError) -> str:
+    """What the system says, without what a library wrote around it."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)  # name resolution has numbers of its own, below 0
+
+
+def http_reason(error: aiohttp.ClientError) -> str:
+    """Why a call over HTTP failed, on a line."""
+    name = type(error).__name__
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"{name}: {system_reason(error.os_error)}"
+    if isinstance(error, aiohttp.ClientResponseError):  # its text holds the bytes that came
+        return f"{name}: the answer is not HTTP/1.1"
+    return f"{name}: {' '.join(str(error).split())[:200]}"
+
+
+def http_complaint(error: aiohttp.ClientError, url: str) -> str:
+    """What to do when a server cannot be talked to over HTTP."""
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"{url} does not speak TLS with us: write http:// for a server without it, or mend its certificate"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        reason = system_reason(error.os_error)
+        return f"nobody listens at {url} ({reason}): start the server, or check the address"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return (
+            f"{url} answers, but not in HTTP/1.1: it is a server of another protocol; if it speaks gRPC, write "
+            f"--target grpc://{error.request_info.url.authority}"
+        )
+    return f"{url} does not speak HTTP as expected: {http_reason(error)}"

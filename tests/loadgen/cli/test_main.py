@@ -1,0 +1,74 @@
+"""What every verb has in common: wrong flags, Ctrl-C at any time, readers that go away."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.cli.main import main
+
+_RUN = ["run", "--target", "null:", "--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run", "--num-promts", "4"], "run: error: unknown: --num-promts 4; did you mean --num-prompts?"),
+        (["run", "--request-rat=4", "--tracee=x"], "run: error: unknown: --tracee=x"),
+        (["replay", "--zzz"], "replay: error: unknown: --zzz"),
+        (["run", "--num-prompts", "none"], "run: error: argument --num-prompts: 'none' is not a whole number"),
+        (
+            ["trace", "inspect", "a.csv", "--sort-rows"],
+            "trace inspect: error: unknown: --sort-rows; did you mean --sort?",
+        ),
+    ],
+)
+def test_a_wrong_flag_is_two_lines_with_the_usage_of_its_verb(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    usage, said = capsys.readouterr().err.splitlines()
+    verb = complaint.partition(":")[0]
+    assert usage == f"usage: chairlift-loadgen {verb} ... (chairlift-loadgen {verb} --help for its flags)"
+    assert said.startswith(f"chairlift-loadgen {complaint}")
+    assert ("did you mean" in said) == ("did you mean" in complaint)
+
+
+def test_ctrl_c_while_the_verb_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert main(["run"]) == 130
+    assert capsys.readouterr().err == "chairlift-loadgen run: stopped\n"
+
+
+def test_saying_what_would_be_played_draws_nothing(tmp_path: Path) -> None:
+    code = "import sys; from loadgen.cli.main import main; main(sys.argv[1:]); print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *_RUN, "--dry-run"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_results_are_written_though_nobody_reads_on(buffering: str, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "loadgen", *_RUN, "--result-dir", str(tmp_path / "out")],
+            stdout=closed,
+            stderr=closed,
+            env={**os.environ, "PYTHONUNBUFFERED": buffering},
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"run.json", "result.json", "report.html"}

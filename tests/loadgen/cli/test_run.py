@@ -1,0 +1,42 @@
+"""`chairlift-loadgen run`: what is said before anything is played, and what is left when nothing could be."""
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli.main import main
+from loadgen.mock.behaviour import MockBehaviour
+from loadgen.mock.running import mock_in_thread
+
+_FLAGS = ["--num-prompts", "12", "--random-output-len", "5", "--request-rate", "100", "--result-dir", "out"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_requests_over_the_context_are_counted_before_they_are_played(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0, max_model_len=100)) as server:
+        assert main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "95,96"]) == 0
+        seen = [request.num_asked for request in server.record.played()]
+    said = capsys.readouterr().err
+    warning, *_ = said.splitlines()
+    assert "longer than the server's context of 100 tokens (the longest has 101)" in warning
+    assert "--max-model-len 100" in warning
+    assert "--length-scale" not in warning  # drawn lengths are set by other flags
+    assert said.index("warning") < said.index("starts in")
+    assert len(seen) == 12
+
+
+def test_requests_that_fit_are_not_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0, max_model_len=100)) as server:
+        assert main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "95"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--target", "grpc://127.0.0.1:9", *_FLAGS]) == 2
+    assert "nobody serves at grpc://127.0.0.1:9" in capsys.readouterr().err
+    assert not Path("out").exists()
