@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -146,16 +147,20 @@ async def test_a_killed_rank_0_ends_its_follower(tmp_path: Path, model_dir: Path
             assert await engine.ended() == -signal.SIGKILL
             with contextlib.suppress(grpc.RpcError):
                 await client.ended(1)
-    assert not is_running(follower)
+    assert has_ended(follower)
     assert "Traceback" not in "".join(engine.lines)
 
 
-def is_running(pid: int) -> bool:
-    """A process that nobody has waited for yet is there, and dead."""
+def has_ended(pid: int) -> bool:
+    """Waits for it: a process that ends has closed its files a moment before it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], SOON_S)[0])
+    finally:
+        os.close(process)
 
 
 async def test_a_follower_that_hangs_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path) -> None:
@@ -171,7 +176,7 @@ async def test_a_follower_that_hangs_ends_the_engine_with_one_line(tmp_path: Pat
         assert await engine.ended() == 1
     (line,) = engine.complaints
     assert re.search(rf"rank 0 has waited more than 3 s for step \d+: rank 1 \(process {follower}\) hangs", line)
-    assert not is_running(follower)
+    assert has_ended(follower)
 
 
 async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path) -> None:
@@ -179,7 +184,7 @@ async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path)
         follower = await engine.follower_pid()
         engine.process.terminate()
         assert await engine.ended() == 0
-    assert not is_running(follower)
+    assert has_ended(follower)
     assert engine.complaints == []
 
 
