@@ -19,7 +19,7 @@ TORCH_FALLBACK ?= torch==2.13.0
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-run: setup  ## engine + frontend on 127.0.0.1:50051, with one completion as proof (MODEL=... ARGS="...")
+run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one completion as proof (MODEL=... ARGS="...")
 	@exec $(BIN)/chairlift up --proof $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: setup-dev  ## the whole test suite

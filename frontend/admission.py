@@ -50,8 +50,8 @@ class Admission:
     Invariant: num_requests and num_tokens are the sums over the permits not released.
 
     Args:
-        max_requests: most permits out at once.
-        max_tokens: most prompt tokens of all permits; one request alone may have more, or it could never be served.
+        max_requests: most permits out at once; one group alone may have more, or it could never be served.
+        max_tokens: most prompt tokens of all permits; one request alone may have more, for the same reason.
     """
 
     def __init__(self, *, max_requests: int, max_tokens: int) -> None:
@@ -72,17 +72,30 @@ class Admission:
         Raises:
             QueueFull: says the numbers and when to come back.
         """
-        if self.num_requests >= self._max_requests:
-            excess = self.num_requests - self._max_requests + 1
+        return self.admit_group(1, num_tokens, now_s)[0]
+
+    def admit_group(self, num_requests: int, num_tokens: int, now_s: float) -> list[Permit]:
+        """Takes places for requests with one prompt in common, all or none. The first permit counts its tokens.
+
+        Args:
+            num_requests: at least 1.
+            num_tokens: tokens of the prompt, as far as known.
+            now_s: monotonic seconds.
+
+        Raises:
+            QueueFull: as `admit`.
+        """
+        excess = self.num_requests + num_requests - self._max_requests
+        if self.num_requests and excess > 0:
+            more = f"; {num_requests} more are too many" if num_requests > 1 else ""
             raise QueueFull(
-                f"{self.num_requests} requests wait for their first token, at most {self._max_requests} may",
+                f"{self.num_requests} requests wait for their first token, at most {self._max_requests} may{more}",
                 retry_after_s=self._retry_after_s(excess, 0, now_s),
             )
         self._check_tokens(self.num_tokens, num_tokens, now_s)
-        permit = Permit(self, num_tokens)
-        self.num_requests += 1
+        self.num_requests += num_requests
         self.num_tokens += num_tokens
-        return permit
+        return [Permit(self, num_tokens), *(Permit(self, 0) for _ in range(1, num_requests))]
 
     def correct(self, permit: Permit, num_tokens: int, now_s: float) -> None:
         """See Permit.correct."""

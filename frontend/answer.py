@@ -1,7 +1,7 @@
 """One answer as the messages of the public stream: Started, Chunks, exactly one Finished.
 
 Whatever tokens are there when the sender comes for more go out as one Chunk. Unary calls fold the same messages with
-`whole_answer`.
+`whole_answer`. Several answers to one request are `answer_group.py`'s.
 """
 
 import time
@@ -33,6 +33,7 @@ class Answer:
         stream: its tokens.
         num_prompt_tokens: tokens of the prompt.
         accepted_at_s, submitted_at_s: time.monotonic() when the request got its place and when it went to the engine.
+        index: which of the request's answers this is.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Answer:
         num_prompt_tokens: int,
         accepted_at_s: float,
         submitted_at_s: float,
+        index: int = 0,
     ) -> None:
         self._request = request
         self._model = model
@@ -51,6 +53,7 @@ class Answer:
         self._num_prompt_tokens = num_prompt_tokens
         self._accepted_at_s = accepted_at_s
         self._submitted_at_s = submitted_at_s
+        self._index = index
         self._text = AnswerText(request, model.tokenizer)
 
     async def messages(self) -> AsyncIterator[pb.StreamGenerateResponse]:
@@ -77,6 +80,7 @@ class Answer:
                         text=delta.text,
                         token_ids=token_ids if output.token_ids else (),
                         logprobs=_logprobs(logprobs, token_ids, tokenizer) if logprobs else None,
+                        answer_index=self._index,
                     )
                 )
             if delta.stop_text is not None:
@@ -104,7 +108,9 @@ class Answer:
             num_cached_tokens=self._stream.num_cached_tokens,
             num_output_tokens=num_tokens,
         )
-        finished = pb.Finished(usage=usage, timing=self._timing(end))
+        finished = pb.Finished(
+            usage=usage, timing=self._timing(end), answer_index=self._index, seed=self._request.sampling.seed
+        )
         if stop_text is not None:
             finished.reason = pb.FINISH_REASON_STOP_TEXT
             finished.stop_text = stop_text
@@ -129,7 +135,7 @@ class Answer:
 async def whole_answer(messages: AsyncIterator[pb.StreamGenerateResponse]) -> pb.GenerateResponse:
     """Folds the messages of a stream into the response of a unary call."""
     response = pb.GenerateResponse()
-    texts = []
+    texts: dict[int, list[str]] = {}  # by answer
     async for message in messages:
         match message.WhichOneof("event"):
             case "started":
@@ -137,16 +143,25 @@ async def whole_answer(messages: AsyncIterator[pb.StreamGenerateResponse]) -> pb
                 response.request_id, response.model = started.request_id, started.model
                 response.effective_sampling.CopyFrom(started.effective_sampling)
             case "chunk":
-                texts.append(message.chunk.text)
-                response.token_ids.extend(message.chunk.token_ids)
-                if message.chunk.HasField("logprobs"):
-                    width = message.chunk.logprobs.top_width
-                    response.logprobs.MergeFrom(message.chunk.logprobs)  # appends to the columns
-                    response.logprobs.top_width = width
+                chunk = message.chunk
+                answer = _nth_answer(response, chunk.answer_index)
+                texts.setdefault(chunk.answer_index, []).append(chunk.text)
+                answer.token_ids.extend(chunk.token_ids)
+                if chunk.HasField("logprobs"):
+                    answer.logprobs.MergeFrom(chunk.logprobs)  # appends to the columns
+                    answer.logprobs.top_width = chunk.logprobs.top_width
             case "finished":
-                response.finished.CopyFrom(message.finished)
-    response.text = "".join(texts)
+                _nth_answer(response, message.finished.answer_index).finished.CopyFrom(message.finished)
+    for index, parts in texts.items():
+        _nth_answer(response, index).text = "".join(parts)
     return response
+
+
+def _nth_answer(response: pb.GenerateResponse, index: int) -> pb.GenerateResponse | pb.Answer:
+    """Where answer `index` stands in the response; made if it is not there yet."""
+    while len(response.other_answers) < index:
+        response.other_answers.add()
+    return response.other_answers[index - 1] if index else response
 
 
 def effective_sampling(sampling: SamplingOptions) -> pb.SamplingOptions:

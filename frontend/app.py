@@ -1,4 +1,4 @@
-"""The frontend put together: engine link, services, server, and the order in which they start and stop."""
+"""The frontend put together: engine link, services, servers, and the order in which they start and stop."""
 
 import asyncio
 import logging
@@ -10,12 +10,18 @@ from grpc_reflection.v1alpha import reflection
 
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend.admission import Admission
+from frontend.calls import ActiveCalls
 from frontend.config import FrontendConfig
 from frontend.engine_client import EngineClient
 from frontend.errors import ConfigError, ServerDraining
 from frontend.generation import Generations
 from frontend.health import Health
+from frontend.http_server import HttpServer
 from frontend.interceptor import ErrorInterceptor
+from frontend.metrics.metrics import Metrics
+from frontend.openai.app import make_app
+from frontend.openai.door import Door
+from frontend.openai.facts import Facts
 from frontend.server import SERVICE_NAME, GenerationService
 from frontend.tokenizer_source import TokenizerSource
 
@@ -40,30 +46,39 @@ class FrontendApp:
         self._config = config
         self._tokenizers = TokenizerSource(config.tokenizer)
         self._health = Health(SERVICE_NAME)
+        self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
+        self.metrics = Metrics(config.metrics_prefix, self.admission)
         self.engine = EngineClient(
             config.engine,
             self._tokenizers,
+            self.metrics.engine(),
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             on_change=self._update_health,
         )
-        self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
-        self.service = GenerationService(
-            Generations(self.engine, self.admission, token_window=config.token_window),
-            stall_timeout_s=config.stall_timeout_s,
+        self.calls = ActiveCalls()
+        self._generations = Generations(
+            self.engine, self.admission, self.metrics.requests, token_window=config.token_window
         )
+        self._http = self._http_server() if config.http else None
         self._draining = False
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
+    @property
+    def http_port(self) -> int | None:
+        """Where HTTP is served; None: it is not."""
+        return self._http.port if self._http is not None else None
+
     async def start(self) -> None:
-        """Opens the port and starts looking for the engine.
+        """Opens the ports and starts looking for the engine.
 
         Raises:
-            ConfigError: the port cannot be had.
+            ConfigError: a port cannot be had.
         """
         config = self._config
         server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_server_options(config))
-        add_GenerationServiceServicer_to_server(self.service, server)
+        service = GenerationService(self._generations, self.calls, stall_timeout_s=config.stall_timeout_s)
+        add_GenerationServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if config.reflection:
             names = (SERVICE_NAME, _HEALTH_NAME, reflection.SERVICE_NAME)
@@ -74,6 +89,7 @@ class FrontendApp:
             self.port = server.add_insecure_port(f"{host}:{config.port}")
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"cannot listen on {host}:{config.port}: {error}; choose another --port") from error
+        self._start_http()
         await server.start()
         self._server = server
         self.engine.start()
@@ -96,14 +112,14 @@ class FrontendApp:
         """
         self._draining = True
         self._update_health()
-        self.service.refuse_new_calls()
-        num_running = self.service.num_active
+        self.calls.refuse_new()
+        num_running = self.calls.num_active
         try:
             async with asyncio.timeout(grace_s):
-                await self.service.wait_idle()
+                await self.calls.wait_idle()
         except TimeoutError:
-            logger.warning("%d calls have not finished within %g s", self.service.num_active, grace_s)
-        num_cut = self.service.num_active
+            logger.warning("%d calls have not finished within %g s", self.calls.num_active, grace_s)
+        num_cut = self.calls.num_active
         await self.engine.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
         return num_running - num_cut
 
@@ -111,11 +127,50 @@ class FrontendApp:
         """Closes everything. Calls that still run end with UNAVAILABLE, or are cut after a second."""
         self._draining = True
         self._update_health()
-        self.service.refuse_new_calls()
+        self.calls.refuse_new()
         await self.engine.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
+        if self._http is not None:
+            await self._http.stop()
         if self._server is not None:
-            await self._server.stop(_SETTLE_S if self.service.num_active else None)
+            await self._server.stop(_SETTLE_S if self.calls.num_active else None)
         self._tokenizers.close()
+
+    def _http_server(self) -> HttpServer:
+        config = self._config
+        door = Door(
+            self._generations,
+            self.calls,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+            stall_timeout_s=config.stall_timeout_s,
+        )
+        facts = Facts(
+            self._generations,
+            self.calls,
+            self._health,
+            self.metrics.render,
+            body_timeout_s=config.stall_timeout_s,
+        )
+        return HttpServer(
+            make_app(door, facts),
+            config.http_host or config.host,
+            config.http_port,
+            reuse_port=config.reuse_port,
+            stall_timeout_s=config.stall_timeout_s,
+            settle_s=_SETTLE_S,
+        )
+
+    def _start_http(self) -> None:
+        if self._http is None:
+            return
+        try:
+            self._http.start()
+        except OSError as error:
+            address = f"{self._config.http_host or self._config.host}:{self._config.http_port}"
+            raise ConfigError(
+                f"cannot listen on {address}: {_reason(error)}; choose another --http-port, or --no-http"
+            ) from error
+        logger.info("serving HTTP on port %d", self._http.port)
 
     def _update_health(self) -> None:
         self._health.set_serving(self.engine.serving and not self._draining)
@@ -131,8 +186,12 @@ def _try_port(config: FrontendConfig) -> None:
     try:
         socket.create_server((config.host, config.port), family=family, reuse_port=config.reuse_port).close()
     except OSError as error:
-        reason, _, _ = str(error.strerror).partition(" (")  # without Python's repetition of the address
-        raise OSError(reason) from error
+        raise OSError(_reason(error)) from error
+
+
+def _reason(error: OSError) -> str:
+    """What the system says, without Python's repetition of the address."""
+    return str(error.strerror).partition(" (")[0]
 
 
 def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:

@@ -1,38 +1,34 @@
 """Chat messages to prompt text with the model's own Jinja template, rendered as `transformers` renders it.
 
-Templates come from the model's files, chosen by the operator; a request brings message texts only, neither a template
-nor variables for it. They run in Jinja's immutable sandbox all the same: no access to Python's internals, no changes to
-what they are given, `range` limited to 100,000, output limited to `MAX_RENDERED_CHARS`. What the sandbox does not limit
-is time: a template that loops for ever without output is the operator's own.
+Templates come from the model's files, chosen by the operator; a request brings texts, tools and variables as plain JSON
+values, never a template. They run in Jinja's immutable sandbox all the same: no access to Python's internals, no
+changes to what they are given, `range` limited to 100,000, output limited to `MAX_RENDERED_CHARS`, loops and macros to
+`MAX_RENDER_S`. What is not limited is the time of a single expression: that is the operator's own.
 """
 
 import datetime
 import json
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from frontend.chat.messages import ChatMessage, ChatOptions, template_messages
+
 MAX_RENDERED_CHARS = 1_000_000
 """Longest prompt a template may produce; over 200,000 tokens of ordinary text."""
 
+MAX_RENDER_S = 0.5
+"""Most CPU time of one rendering; 4,000 messages with tool calls take 40 ms."""
 
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation.
-
-    Attributes:
-        role: who speaks: "system", "user", "assistant", or what the model's template knows.
-        content: what is said.
-    """
-
-    role: str
-    content: str
+_cpu_limit_s: ContextVar[float] = ContextVar("cpu_limit_s")  # of the rendering in this thread: its time.thread_time()
 
 
 class ChatTemplateError(Exception):
@@ -71,10 +67,35 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class _TimedCode(jinja2.compiler.CodeGenerator):
+    """Compiles a look at the clock into every loop and macro, which is all that can go on for long."""
+
+    def visit_For(self, node: jinja2.nodes.For, frame: jinja2.compiler.Frame) -> None:  # noqa: N802 - Jinja's name
+        node.body.insert(0, _clock_check(node.lineno))
+        super().visit_For(node, frame)
+
+    def visit_Macro(self, node: jinja2.nodes.Macro, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        node.body.insert(0, _clock_check(node.lineno))
+        super().visit_Macro(node, frame)
+
+
+def _clock_check(lineno: int) -> jinja2.nodes.Node:
+    function = jinja2.nodes.EnvironmentAttribute("check_time")  # out of the template's reach
+    call = jinja2.nodes.Call(function, [], [], None, None)
+    return jinja2.nodes.ExprStmt(call).set_lineno(lineno)
+
+
+def _check_time() -> None:
+    if time.thread_time() > _cpu_limit_s.get():
+        raise ChatTemplateError(f"the template takes more than {MAX_RENDER_S:g} s for these messages")
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
+    environment.code_generator_class = _TimedCode
+    environment.extend(check_time=_check_time)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -91,29 +112,66 @@ class ChatTemplate:
 
     Raises:
         ChatTemplateError: the source cannot be compiled.
+
+    Attributes:
+        source: as given.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        self._variables = dict(variables)
+        self.source = source
+        self._variables = {"documents": None, **variables}
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+        self._loops_over_content = any(_is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
+        tested = (test.node for test in tree.find_all(jinja2.nodes.Test) if test.name == "string")
+        self._takes_parts_only = self._loops_over_content and not any(_is_content(node) for node in tested)
+        self._reserved = {"messages", "tools", "add_generation_prompt", *variables, *environment.globals}
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The conversation as one prompt, the assistant's turn opened at its end.
+    def render(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> str:
+        """The conversation as one prompt.
+
+        A content of several texts is given as a list of parts to a template that loops over contents, else as lines of
+        one text; a single text as a list of one part only to a template that knows no other content.
+
+        Args:
+            messages: the turns, oldest first.
+            options: None: no tools, the assistant's turn opened at the end.
 
         Raises:
             ChatTemplateError: the template refuses these messages (`raise_exception`), fails on them, reaches for what
-                the sandbox forbids, or produces more than `MAX_RENDERED_CHARS` characters.
+                the sandbox forbids, takes too long, or produces more than `MAX_RENDERED_CHARS` characters; a variable
+                has the name of one of its own; there is no final message to continue.
         """
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        options = options or ChatOptions()
+        for name in options.template_kwargs:
+            if name in self._reserved:
+                raise ChatTemplateError(f"the variable {name!r} is the template's own and cannot be set")
+        turns = template_messages(
+            messages, content_as_parts=self._loops_over_content, text_as_parts=self._takes_parts_only
+        )
+        if options.continue_final_message:
+            _mark_end(turns)
+        prompt = self._generate(
+            {
+                **self._variables,
+                **options.template_kwargs,
+                "messages": turns,
+                "tools": list(options.tools) or None,
+                "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
+            }
+        )
+        return _cut_at_mark(prompt) if options.continue_final_message else prompt
+
+    def _generate(self, variables: Mapping[str, Any]) -> str:
         parts: list[str] = []
         num_chars = 0
+        _cpu_limit_s.set(time.thread_time() + MAX_RENDER_S)
         try:
-            for part in self._template.generate(
-                **self._variables, messages=turns, tools=None, documents=None, add_generation_prompt=True
-            ):
+            for part in self._template.generate(variables):
                 num_chars += len(part)
                 if num_chars > MAX_RENDERED_CHARS:
                     raise ChatTemplateError(f"the rendered prompt has more than {MAX_RENDERED_CHARS} characters")
@@ -122,16 +180,61 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template is a program: any error of its own is about these messages
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
-        return "".join(parts)
+        return _checked_text("".join(parts))
+
+
+def _checked_text(prompt: str) -> str:
+    """JSON in a request can escape half a character, which no encoding takes."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ChatTemplateError(f"the prompt has half a character: {prompt[error.start]!r}") from error
+    return prompt
+
+
+def _is_content(node: jinja2.nodes.Node) -> bool:
+    """Whether an expression is a message's content: `message.content`, `message['content']`, or a variable so named."""
+    match node:
+        case jinja2.nodes.Name(name="content") | jinja2.nodes.Getattr(attr="content"):
+            return True
+        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="content")):
+            return True
+        case jinja2.nodes.Filter(node=jinja2.nodes.Node() as filtered):
+            return _is_content(filtered)
+    return False
+
+
+_END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Ends the message to continue and is found again in the prompt; its space shows whether the template trims."""
+
+
+def _mark_end(turns: list[Any]) -> None:
+    content = turns[-1]["content"]
+    if isinstance(content, str):
+        turns[-1]["content"] = content + _END_MARK
+    elif content:
+        content[-1]["text"] += _END_MARK
+    else:
+        raise ChatTemplateError("the final message has no content to continue")
+
+
+def _cut_at_mark(prompt: str) -> str:
+    end = prompt.rfind(_END_MARK.strip())
+    if end < 0:
+        raise ChatTemplateError("the final message cannot be continued: the template leaves it out")
+    if prompt.startswith(_END_MARK, end):
+        return prompt[:end]
+    return prompt[:end].rstrip()  # the template trims: what the message ended with is not in the prompt either
 
 
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def chat_template_source(files: Mapping[str, bytes]) -> str | None:
+def chat_template_source(files: Mapping[str, bytes], *, with_tools: bool = False) -> str | None:
     """The template in a model's files: chat_template.jinja, else chat_template.json, else tokenizer_config.json.
 
-    Of several named templates it is the one called "default", or the only one.
+    Of several named templates it is the one called "default", or the only one; with tools the one called "tool_use", if
+    there is one.
 
     Raises:
         ChatTemplateError: the named templates are not a list of objects with a name and a template.
@@ -145,7 +248,8 @@ def chat_template_source(files: Mapping[str, bytes]) -> str | None:
                 named = {entry["name"]: entry["template"] for entry in found}
             except (TypeError, KeyError) as error:
                 raise ChatTemplateError(f"{name}: an entry of chat_template has no name or no template") from error
-            found = next(iter(named.values())) if len(named) == 1 else named.get("default")
+            default = next(iter(named.values())) if len(named) == 1 else named.get("default")
+            found = named.get("tool_use", default) if with_tools else default
         if isinstance(found, str):
             return found
     return None

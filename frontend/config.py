@@ -12,14 +12,19 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.errors import ConfigError
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_METRICS_PREFIXES = ("chairlift", "vllm")
 
 _HELP = {
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one",
+    "http": "serve OpenAI's API over HTTP too",
+    "http_host": "address to listen on for HTTP; empty: as --host",
+    "http_port": "port to listen on for HTTP; 0 takes a free one",
     "engine": "address of the engine: HOST:PORT or unix:PATH",
     "tokenizer": "folder with the tokenizer's files; without it they come from the engine",
     "max_queued_requests": "most requests that may wait for their first token",
@@ -32,6 +37,9 @@ _HELP = {
     "reflection": "serve gRPC server reflection",
     "nice": "yield the CPU to an engine on the same cores: 0 to 19; tokens then travel in fewer messages",
     "uvloop": "run on uvloop",
+    "tool_call_parser": f"form of the model's tool calls: one of {', '.join(TOOL_FORMATS)}",
+    "reasoning_parser": f"marks of the model's reasoning: one of {', '.join(REASONING_FORMATS)}",
+    "metrics_prefix": f"what the names of metrics begin with: one of {', '.join(_METRICS_PREFIXES)}",
     "log_level": f"one of {', '.join(_LOG_LEVELS)}",
 }
 
@@ -46,6 +54,9 @@ class FrontendConfig:
 
     host: str = "127.0.0.1"
     port: int = 50051
+    http: bool = True
+    http_host: str = ""
+    http_port: int = 8000
     engine: str = "127.0.0.1:50052"
     tokenizer: Path | None = None
     max_queued_requests: int = 1024
@@ -60,11 +71,15 @@ class FrontendConfig:
     # Off: 64 streams at 10k tok/s, one token per message, 2-core VM, own process: 32-42 us of CPU per message without
     # uvloop, 33-41 us with it.
     uvloop: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    metrics_prefix: str = "chairlift"
     log_level: str = "info"
 
     def __post_init__(self) -> None:
         """Checks every range."""
-        _check(0 <= self.port <= 65535, "port", self.port, "between 0 and 65535")
+        for name in ("port", "http_port"):
+            _check(0 <= getattr(self, name) <= 65535, name, getattr(self, name), "between 0 and 65535")
         _check(0 <= self.nice <= 19, "nice", self.nice, "between 0 and 19")
         _check(_is_address(self.engine), "engine", self.engine, "HOST:PORT or unix:PATH")
         for name in ("max_queued_requests", "max_queued_tokens", "token_window"):
@@ -79,6 +94,10 @@ class FrontendConfig:
         low, high = MIN_HEARTBEAT_TIMEOUT_S, 600.0
         timeout_s = self.heartbeat_timeout_s
         _check(low <= timeout_s <= high, "heartbeat_timeout_s", timeout_s, f"between {low:g} and {high:g} seconds")
+        for name, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+            _check(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
+        prefixes = ", ".join(_METRICS_PREFIXES)
+        _check(self.metrics_prefix in _METRICS_PREFIXES, "metrics_prefix", self.metrics_prefix, f"one of {prefixes}")
         _check(self.log_level in _LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
         folder = self.tokenizer
         _check(folder is None or folder.is_dir(), "tokenizer", folder, "a folder that exists")

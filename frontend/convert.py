@@ -8,8 +8,8 @@ import secrets
 import uuid
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.chat_template import ChatMessage
 from frontend.checks import check_at_most, check_range, check_token_ids
+from frontend.convert_chat import chat_prompt
 from frontend.errors import InvalidRequest, ModelNotFound, RequestTooLong
 from frontend.request import (
     ChatPrompt,
@@ -35,10 +35,16 @@ MAX_STOP_TEXT_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_ID_CHARS = 128
+MAX_ANSWERS = 8
 
 
-def generation_request(spec: pb.GenerationSpec, model: ServedModel) -> GenerationRequest:
+def generation_request(
+    spec: pb.GenerationSpec, model: ServedModel, chat: ChatPrompt | None = None
+) -> GenerationRequest:
     """Checks a request and fills in the defaults.
+
+    Args:
+        chat: the prompt, if it says more than the spec can; the spec then has none.
 
     Raises:
         InvalidRequest: names the field and the numbers.
@@ -47,14 +53,19 @@ def generation_request(spec: pb.GenerationSpec, model: ServedModel) -> Generatio
     check_model(spec.model, model)
     check_at_most("spec.request_id", len(spec.request_id), MAX_ID_CHARS, "characters")
     check_at_most("spec.cache_salt", len(spec.cache_salt), MAX_ID_CHARS, "characters")
+    num_answers = spec.num_answers if spec.HasField("num_answers") else 1
+    check_range("spec.num_answers", num_answers, 1, MAX_ANSWERS)
+    if chat is not None:
+        check_chat(chat, model, "spec.chat.messages")
     return GenerationRequest(
         request_id=spec.request_id or uuid.uuid4().hex,
-        prompt=prompt(spec, model, "spec."),
+        prompt=chat or prompt(spec, model, "spec."),
         sampling=_sampling(spec.sampling, model),
         stop=_stop(spec.stop, model),
         output=_output(spec.output, model),
         priority=spec.priority,
         cache_salt=spec.cache_salt,
+        num_answers=num_answers,
     )
 
 
@@ -87,14 +98,9 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
         case "chat":
             field = path + "chat.messages"
             _check_has_tokens(field, model)
-            messages = tuple(ChatMessage(turn.role, turn.content) for turn in message.chat.messages)
-            if not messages:
-                raise InvalidRequest("the conversation has no messages, at least 1 is needed", field=field)
-            check_at_most(field, len(messages), model.max_model_len, "messages")
-            _check_num_chars(field, sum(len(turn.role) + len(turn.content) for turn in messages), model)
-            if not all(turn.role for turn in messages):
-                raise InvalidRequest("a message has no role", field=field)
-            return ChatPrompt(messages)
+            chat = chat_prompt(message.chat, path + "chat.")
+            check_chat(chat, model, field)
+            return chat
         case "token_ids" if isinstance(message, pb.GenerationSpec):
             field = path + "token_ids"
             ids = tuple(message.token_ids.ids)
@@ -106,8 +112,28 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
     raise InvalidRequest(f"there is no prompt: set exactly one of {forms}", field=path + "prompt")
 
 
-def token_budget(request: GenerationRequest, num_prompt_tokens: int, model: ServedModel) -> int:
-    """The effective max_tokens of a request whose prompt has been tokenized.
+def check_chat(chat: ChatPrompt, model: ServedModel, field: str) -> None:
+    """Checks a conversation before it is rendered.
+
+    Args:
+        field: the request's field that an error names.
+
+    Raises:
+        InvalidRequest: no messages, a message without a role, or more of them than can fit.
+    """
+    if not chat.messages:
+        raise InvalidRequest("the conversation has no messages, at least 1 is needed", field=field)
+    check_at_most(field, len(chat.messages), model.max_model_len, "messages")
+    _check_num_chars(field, chat.num_chars, model)
+    if not all(turn.role for turn in chat.messages):
+        raise InvalidRequest("a message has no role", field=field)
+
+
+def token_budget(
+    request: GenerationRequest, num_prompt_tokens: int, model: ServedModel, default: int = DEFAULT_MAX_TOKENS
+) -> int:
+    """The effective max_tokens of a request whose prompt has been tokenized: what it asks for, else the default as
+    far as it fits.
 
     Raises:
         RequestTooLong: prompt and answer do not fit the model's context.
@@ -122,7 +148,7 @@ def token_budget(request: GenerationRequest, num_prompt_tokens: int, model: Serv
             "the prompt or lower max_tokens",
             field="spec.prompt" if room < 1 else "spec.stop.max_tokens",
         )
-    max_tokens = min(DEFAULT_MAX_TOKENS, room) if asked is None else asked
+    max_tokens = min(default, room) if asked is None else asked
     if request.stop.min_tokens > max_tokens:
         raise InvalidRequest(
             f"min_tokens is {request.stop.min_tokens}, more than the {max_tokens} of max_tokens",

@@ -20,6 +20,7 @@ from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from frontend import __version__
 from frontend.engine_session import EngineSession, ProtocolViolation
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
+from frontend.metrics.engine_metrics import EngineMetrics
 from frontend.served_model import ServedModel
 from frontend.tokenizer_source import TokenizerSource
 
@@ -62,8 +63,13 @@ class EngineNotReadyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An engine that is there: what it serves, and the stream to submit to."""
+    """An engine that is there: what it serves, and the stream to submit to.
 
+    Attributes:
+        engine: its name in the metrics.
+    """
+
+    engine: str
     instance_id: str
     model: ServedModel
     session: EngineSession
@@ -75,15 +81,23 @@ class EngineClient:
     Args:
         address: HOST:PORT or unix:PATH.
         tokenizers: gives the tokenizer that the engine's model needs.
+        metrics: told what the engine says of itself.
         heartbeat_timeout_s: without a message for this long the engine counts as gone.
         on_change: called when `serving` may have changed.
     """
 
     def __init__(
-        self, address: str, tokenizers: TokenizerSource, *, heartbeat_timeout_s: float, on_change: Callable[[], None]
+        self,
+        address: str,
+        tokenizers: TokenizerSource,
+        metrics: EngineMetrics,
+        *,
+        heartbeat_timeout_s: float,
+        on_change: Callable[[], None],
     ) -> None:
         self._address = address
         self._tokenizers = tokenizers
+        self._metrics = metrics
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._on_change = on_change
         self._frontend_id = uuid.uuid4().hex
@@ -173,6 +187,7 @@ class EngineClient:
         attachment, self._attachment = self._attachment, None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
         if attachment is not None:
+            self._metrics.detach()
             attachment.session.end(
                 self._parting_error or EngineUnavailable("the engine went away", retry_after_s=_MAX_BACKOFF_S)
             )
@@ -188,7 +203,8 @@ class EngineClient:
                 session = EngineSession(
                     vocab_size=model.vocab_size, step_window=welcome.step_window, wake=self._due.set
                 )
-                self._attachment = Attachment(welcome.engine_instance_id, model, session)
+                self._attachment = Attachment(self._metrics.engine, welcome.engine_instance_id, model, session)
+                self._metrics.attach(welcome)
                 self._noted_causes.clear()
                 logger.info(
                     "engine %s attached: instance %s, model %s, max_model_len %d",
@@ -249,9 +265,11 @@ class EngineClient:
             match response.WhichOneof("event"):
                 case "step":
                     session.deal_step(response.step)
+                    self._metrics.note_step(response.step)
                 case "admission":
                     session.deal_admission(response.admission)
                 case "status":
+                    self._metrics.note_status(response.status)
                     self._note_state(response.status)
                 case "drain":
                     logger.warning("engine %s stops in %d s", self._address, response.drain.grace.seconds)

@@ -15,7 +15,7 @@ from frontend.errors import (
     RequestTooLong,
 )
 from frontend.request import GenerationRequest
-from frontend.request_stream import EndReason, LogprobBatch, RequestEnd
+from frontend.request_stream import EndReason, EngineAccount, LogprobBatch, RequestEnd
 
 _END_REASONS = {
     pb.COMPLETION_REASON_END_TOKEN: EndReason.END_TOKEN,
@@ -83,6 +83,16 @@ def request_end(completion: pb.Completion) -> RequestEnd:
         num_output_tokens=completion.num_output_tokens,
         queued_s=completion.queued_us / 1e6,
         prefill_s=completion.prefill_us / 1e6,
+        num_preemptions=completion.num_preemptions,
+    )
+
+
+def engine_account(completion: pb.Completion) -> EngineAccount:
+    """What a Completion says of any request, however it ended."""
+    return EngineAccount(
+        queued_s=completion.queued_us / 1e6,
+        prefill_s=completion.prefill_us / 1e6,
+        num_output_tokens=completion.num_output_tokens,
         num_preemptions=completion.num_preemptions,
     )
 

@@ -156,6 +156,7 @@ class EngineSession:
         self.cancel(stream.handle, CancelReason.CLIENT)
 
     def _complete(self, stream: RequestStream, completion: pb.Completion) -> None:
+        stream.on_account(engine_convert.engine_account(completion))
         try:
             stream.finish(engine_convert.request_end(completion))
         except RequestError as error:

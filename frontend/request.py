@@ -3,9 +3,11 @@
 Made by `convert.py` from the public proto; read by everything behind it. Knows no proto and no engine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from frontend.chat_template import ChatMessage
+from frontend.chat.messages import ChatMessage, ChatOptions
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: any few multiples lie far apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,12 @@ class ChatPrompt:
     """A conversation, rendered with the model's own template."""
 
     messages: tuple[ChatMessage, ...]
+    options: ChatOptions = field(default_factory=ChatOptions)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of everything the template may show."""
+        return sum(turn.num_chars for turn in self.messages) + self.options.num_chars
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -92,3 +100,14 @@ class GenerationRequest:
     output: OutputOptions
     priority: int
     cache_salt: str
+    num_answers: int
+
+
+def nth_answer(request: GenerationRequest, index: int) -> GenerationRequest:
+    """The request for one answer that draws answer `index` of `request`: the same one with a seed of its own.
+
+    The proto publishes the derivation. Adding a large odd number keeps the seeds of one request apart, and apart from
+    those of requests with neighbouring seeds.
+    """
+    seed = (request.sampling.seed + index * _SEED_STEP) % 2**64
+    return replace(request, sampling=replace(request.sampling, seed=seed), num_answers=1)

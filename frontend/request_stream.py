@@ -47,6 +47,20 @@ class RequestEnd:
     num_preemptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineAccount:
+    """What the engine says of any request that has ended in it, well or not.
+
+    Attributes:
+        prefill_s: 0 if there was no first token.
+    """
+
+    queued_s: float
+    prefill_s: float
+    num_output_tokens: int
+    num_preemptions: int
+
+
 @dataclass(slots=True)
 class LogprobBatch:
     """Log-probabilities of some tokens in columns: `top_ids` and `top_values` hold `top_width` entries per token."""
@@ -120,6 +134,7 @@ class RequestStream:
     Attributes:
         num_cached_tokens: prompt tokens whose KV cache was reused; known from the first token on.
         on_first_token: called once, when the first token arrives.
+        on_account: called once, with the engine's account; also after `close`, but not if the engine goes away.
     """
 
     def __init__(
@@ -130,6 +145,7 @@ class RequestStream:
         self.num_cached_tokens = 0
         self.first_token_at_s: float | None = None  # time.monotonic()
         self.on_first_token: Callable[[], None] = _do_nothing
+        self.on_account: Callable[[EngineAccount], None] = _ignore
         self._next_index = start_index
         self._window = window
         self._num_granted = start_index + window
@@ -242,4 +258,8 @@ class RequestStream:
 
 
 def _do_nothing() -> None:
+    pass
+
+
+def _ignore(account: EngineAccount) -> None:
     pass

@@ -7,8 +7,6 @@ that a client's retry policy may still act on everything that goes wrong before.
 # ruff: noqa: N802, ARG002 - names and arguments of the handlers are gRPC's
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -16,7 +14,8 @@ import grpc
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer
 from frontend.answer import whole_answer
-from frontend.errors import ClientStalled, ServerDraining
+from frontend.calls import ActiveCalls
+from frontend.errors import ClientStalled
 from frontend.generation import Generations
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -29,48 +28,33 @@ class GenerationService(GenerationServiceServicer):
 
     Args:
         generations: does the work.
+        calls: counts it.
         stall_timeout_s: how long one message may wait for the client to read.
     """
 
-    def __init__(self, generations: Generations, *, stall_timeout_s: float) -> None:
+    def __init__(self, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float) -> None:
         self._generations = generations
+        self._calls = calls
         self._stall_timeout_s = stall_timeout_s
-        self._draining = False
-        self._num_active = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def num_active(self) -> int:
-        """Calls being served."""
-        return self._num_active
-
-    def refuse_new_calls(self) -> None:
-        """From now on takes nothing new; calls being served go on."""
-        self._draining = True
-
-    async def wait_idle(self) -> None:
-        """Waits until no call is being served."""
-        await self._idle.wait()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Runs one request to its end and returns the whole answer."""
-        with self._call():
-            async with self._generations.open(request.spec, context.time_remaining) as answer:
+        with self._calls.call():
+            async with self._generations.open(request.spec, context.time_remaining, streamed=False) as answer:
                 return await whole_answer(answer.messages())
 
     async def StreamGenerate(  # type: ignore[override] # gRPC takes coroutines that write to their context too
         self, request: pb.StreamGenerateRequest, context: Context
     ) -> None:
         """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
-        with self._call():
+        with self._calls.call():
             async with self._generations.open(request.spec, context.time_remaining) as answer:
                 async for message in answer.messages():
                     await self._write(context, message)
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         """Counts the tokens a prompt would have."""
-        with self._call():
+        with self._calls.call():
             token_ids = await self._generations.count_tokens(request)
             return pb.CountTokensResponse(
                 num_tokens=len(token_ids), token_ids=token_ids if request.return_token_ids else ()
@@ -78,7 +62,7 @@ class GenerationService(GenerationServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Describes the model that is served and its limits."""
-        with self._call():
+        with self._calls.call():
             model = self._generations.model(request.model)
             return pb.GetModelResponse(
                 model=model.name,
@@ -99,16 +83,3 @@ class GenerationService(GenerationServiceServicer):
                 await context.write(message)
         except TimeoutError as error:
             raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        if self._draining:
-            raise ServerDraining("this server is stopping", retry_after_s=1.0)
-        self._num_active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._num_active -= 1
-            if not self._num_active:
-                self._idle.set()

@@ -76,6 +76,11 @@ def error_status(error: BaseException) -> ErrorStatus:
     return ErrorStatus(row.code, message, (*status.trailing_metadata, *metadata))
 
 
+def error_reason(error: BaseException | None) -> str:
+    """The reason that the ErrorInfo of an error's status gives."""
+    return (_TABLE[type(error)] if isinstance(error, RequestError) else _DEFECT).reason
+
+
 def _packed(detail: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> Any:
     packed = Any()
     packed.Pack(detail)

@@ -54,6 +54,7 @@ class FakeEngine(EngineServiceServicer):
         rejections: taken from the front for each submission; None accepts it.
         rewrite_step: may change a step before it is sent, or send several in its place.
         num_steps: steps done.
+        load: sent with every step and status if set.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class FakeEngine(EngineServiceServicer):
         self.rejections: list[pb.Rejection | None] = []
         self.rewrite_step: Callable[[pb.StepResult], list[pb.StepResult]] = lambda step: [step]
         self.num_steps = 0
+        self.load: pb.LoadStats | None = None
         self.num_tokenizer_fetches = 0
         self._sessions: set[_Session] = set()
         self._running = asyncio.Event()
@@ -257,7 +259,7 @@ class FakeEngine(EngineServiceServicer):
     def _step_of(self, session: _Session) -> pb.StepResult | None:
         if session.step_seq - session.acknowledged >= self.step_window:
             return None
-        step = pb.StepResult(last_command_seq=session.command_seq, engine_step=self.num_steps + 1)
+        step = pb.StepResult(last_command_seq=session.command_seq, engine_step=self.num_steps + 1, load=self.load)
         for request in list(session.requests.values()):
             request.advance(step, self.tokens_per_step, asyncio.get_running_loop().time())
         for completion in step.completions:
@@ -281,7 +283,7 @@ class FakeEngine(EngineServiceServicer):
                 session.outbox.put_nowait(response)
 
     def _status(self) -> pb.EngineStatus:
-        return pb.EngineStatus(state=self.state, engine_step=self.num_steps)
+        return pb.EngineStatus(state=self.state, engine_step=self.num_steps, load=self.load)
 
     def _info(self) -> pb.EngineInfo:
         return pb.EngineInfo(

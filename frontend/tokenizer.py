@@ -13,11 +13,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 
+from frontend.chat.messages import ChatMessage, ChatOptions
 from frontend.chat_template import (
-    ChatMessage,
     ChatTemplate,
     ChatTemplateError,
     chat_template_source,
@@ -56,6 +57,7 @@ class Tokenizer:
     Attributes:
         vocab_size: one more than the largest token id; the model may have more rows.
         sha256: digest of the files, `files_sha256`.
+        special_tokens: texts of the tokens that are left out of answers.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -70,8 +72,11 @@ class Tokenizer:
         self._backend.no_padding()
         self.sha256 = files_sha256(files)
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.special_tokens = frozenset(
+            token.content for token in self._backend.get_added_tokens_decoder().values() if token.special
+        )
         self._text = token_text(self._backend)
-        self._chat_template, self._no_chat_because = _load_chat_template(files)
+        self._chat, self._chat_with_tools = _load_chat_templates(files)
         num_threads = min(4, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
@@ -109,34 +114,57 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether chat prompts can be served."""
-        return self._chat_template is not None
+        return self._chat.template is not None
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds (a leading bos, say)."""
         return await self._run(text, add_special_tokens=True)
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], *, field: str = "spec.chat") -> list[int]:
-        """Token ids of a conversation, the assistant's turn opened. The template writes all special tokens itself.
+    @property
+    def chat_template_source(self) -> str | None:
+        """The chat template as the model's files have it, of two that for tools; None: no chat prompts are served."""
+        template = self._chat_with_tools.template or self._chat.template
+        return None if template is None else template.source
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions | None = None, *, field: str = "spec.chat"
+    ) -> list[int]:
+        """Token ids of a conversation. The template writes all special tokens itself.
 
         As in `transformers`, a special token spelled out in a message is that token.
 
         Args:
             messages: the turns, oldest first.
+            options: see `ChatTemplate.render`.
             field: the request's field that an error names.
+
+        Raises:
+            InvalidRequest: as `render_chat`.
+        """
+        text = await self.render_chat(messages, options, field=field)
+        return await self._run(text, add_special_tokens=False)
+
+    async def render_chat(
+        self, messages: Sequence[ChatMessage], options: ChatOptions | None = None, *, field: str = "spec.chat"
+    ) -> str:
+        """The prompt that `encode_chat` makes tokens of.
+
+        Args:
+            messages, options, field: as there.
 
         Raises:
             InvalidRequest: the model has no usable template, or the template refuses these messages.
         """
-        if self._chat_template is None:
-            raise InvalidRequest(self._no_chat_because, field=field)
+        loaded = self._chat_with_tools if options is not None and options.tools else self._chat
+        if loaded.template is None:
+            raise InvalidRequest(loaded.missing_because, field=field)
         loop = asyncio.get_running_loop()
         try:
-            text = await loop.run_in_executor(self._pool, self._chat_template.render, messages)
+            return await loop.run_in_executor(self._pool, loaded.template.render, messages, options)
         except ChatTemplateError as error:
             raise InvalidRequest(
                 f"the model's chat template does not take these messages: {error}", field=field
             ) from error
-        return await self._run(text, add_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Raw bytes of one token, not always whole characters; empty for an id without a token."""
@@ -160,13 +188,37 @@ class Tokenizer:
         return ids
 
 
-def _load_chat_template(files: Mapping[str, bytes]) -> tuple[ChatTemplate | None, str]:
-    """The template, or None and why there is none. A broken one does not keep the model from serving plain text."""
+class _LoadedTemplate(NamedTuple):
+    """A chat template, or None and why there is none."""
+
+    template: ChatTemplate | None
+    missing_because: str
+
+
+def _load_chat_templates(files: Mapping[str, bytes]) -> tuple[_LoadedTemplate, _LoadedTemplate]:
+    """The template for requests without tools, and that with, most often the same.
+
+    A broken one does not keep the model from serving plain text.
+    """
     try:
-        source = chat_template_source(files)
-        if source is None:
-            return None, "the model has no chat template; send text or token_ids"
-        return ChatTemplate(source, template_variables(files)), ""
+        plain, for_tools = (chat_template_source(files, with_tools=with_tools) for with_tools in (False, True))
     except ChatTemplateError as error:
-        _logger.warning("chat prompts are refused: the model's chat template cannot be compiled: %s", error)
-        return None, f"the model's chat template cannot be compiled ({error}); send text or token_ids"
+        broken = _broken_template(error)
+        return broken, broken
+    variables = template_variables(files)
+    loaded = {source: _load_chat_template(source, variables) for source in {plain, for_tools}}
+    return loaded[plain], loaded[for_tools]
+
+
+def _load_chat_template(source: str | None, variables: Mapping[str, str]) -> _LoadedTemplate:
+    if source is None:
+        return _LoadedTemplate(None, "the model has no chat template; send text or token_ids")
+    try:
+        return _LoadedTemplate(ChatTemplate(source, variables), "")
+    except ChatTemplateError as error:
+        return _broken_template(error)
+
+
+def _broken_template(error: ChatTemplateError) -> _LoadedTemplate:
+    _logger.warning("chat prompts are refused: the model's chat template cannot be compiled: %s", error)
+    return _LoadedTemplate(None, f"the model's chat template cannot be compiled ({error}); send text or token_ids")

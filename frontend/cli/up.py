@@ -138,6 +138,9 @@ class Pair:
             print(f"waiting for the engine ... {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
         logging.getLogger(_LINK_LOGGER).setLevel(logging.NOTSET)
         target = _target(self._config.host, self._app.port)
+        if self._app.http_port is not None:
+            http_target = _target(self._config.http_host or self._config.host, self._app.http_port)
+            print(f"OpenAI's API on http://{http_target}/v1", flush=True)
         print(f"serving on {target}", flush=True)
         if with_proof:
             try:

@@ -9,6 +9,7 @@ with ChairliftClient() as client:
 
 from frontend.client.async_client import AsyncChairliftClient, AsyncGenerationStream
 from frontend.client.errors import FieldViolation, GenerationError
+from frontend.client.prompt_batch import Prompt
 from frontend.client.request import GenerationOptions
 from frontend.client.sync_client import ChairliftClient, GenerationStream
 
@@ -20,4 +21,5 @@ __all__ = [
     "GenerationError",
     "GenerationOptions",
     "GenerationStream",
+    "Prompt",
 ]

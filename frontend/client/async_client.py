@@ -1,15 +1,19 @@
 """The asyncio client: the same calls as `sync_client.py`, to be awaited."""
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc
 from grpc import aio
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from frontend.client.errors import generation_error
+from frontend.client.errors import GenerationError, generation_error
+from frontend.client.progress import Progress
+from frontend.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
 from frontend.client.request import (
     CHANNEL_OPTIONS,
     DEFAULT_TARGET,
@@ -28,7 +32,8 @@ class AsyncGenerationStream:
 
     Attributes:
         started: request id, prompt tokens and the values in force; None until the first chunk is there.
-        finished: why it ended and what it used; None until the iteration is over.
+        finished: why it ended and what it used; None until then. Of several answers, this is the first one's.
+        all_finished: the same for every answer, by its index; `num_answers` asks for more than one.
     """
 
     def __init__(self, call: aio.UnaryStreamCall[pb.StreamGenerateRequest, pb.StreamGenerateResponse]) -> None:
@@ -36,6 +41,7 @@ class AsyncGenerationStream:
         self._responses = aiter(call)
         self.started: pb.Started | None = None
         self.finished: pb.Finished | None = None
+        self.all_finished: dict[int, pb.Finished] = {}
 
     def __aiter__(self) -> AsyncIterator[pb.Chunk]:
         return self
@@ -54,7 +60,8 @@ class AsyncGenerationStream:
                     case "started":
                         self.started = response.started
                     case "finished":
-                        self.finished = response.finished
+                        self.all_finished[response.finished.answer_index] = response.finished
+                        self.finished = self.all_finished.get(0)
         except grpc.RpcError as error:
             raise generation_error(error) from error
         raise StopAsyncIteration
@@ -107,6 +114,82 @@ class AsyncChairliftClient:
         """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
         return AsyncGenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s))
+
+    @overload
+    async def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        timeout_s: float | None = None,
+        return_errors: Literal[False] = False,
+        progress: bool | None = None,
+    ) -> list[pb.GenerateResponse]: ...
+
+    @overload
+    async def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        timeout_s: float | None = None,
+        return_errors: bool,
+        progress: bool | None = None,
+    ) -> list[pb.GenerateResponse | GenerationError]: ...
+
+    async def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        timeout_s: float | None = None,
+        return_errors: bool = False,
+        progress: bool | None = None,
+    ) -> Sequence[pb.GenerateResponse | GenerationError]:
+        """Runs many prompts and returns their answers in the prompts' order.
+
+        As many as `max_in_flight` are under way at any time, so that the engine's batch stays full; what the server has
+        no room for, or no engine, is sent again after the time it says, for five minutes.
+
+        Args:
+            prompts: text, token ids or chat turns each.
+            params: options of `generate` for all prompts, or one set for each.
+            max_in_flight: more than the engine's seats (`--max-num-seqs`) keeps it busy.
+            timeout_s: deadline of each prompt's call, seconds.
+            return_errors: an error takes the place of its answer; otherwise the first one ends everything.
+            progress: draw a progress bar; None: on a terminal, if tqdm is installed.
+
+        Raises:
+            GenerationError: a prompt failed; its note says which.
+            TypeError: an unknown option, a prompt of another kind, or not as many params as prompts.
+            ValueError: a number that its field cannot hold.
+        """
+        batch = PromptBatch(prompts, params, max_in_flight=max_in_flight, return_errors=return_errors)
+        calls: dict[int, Any] = {}
+        done: asyncio.Queue[int] = asyncio.Queue()
+        try:
+            with Progress(len(batch.requests), show=progress) as bar:
+                while not batch.complete:
+                    for index in batch.take_due(time.monotonic()):
+                        calls[index] = self._stub.Generate(batch.requests[index], timeout=timeout_s)
+                        calls[index].add_done_callback(lambda _, index=index: done.put_nowait(index))
+                    try:
+                        async with asyncio.timeout(batch.wait_s(time.monotonic())):
+                            index = await done.get()
+                    except TimeoutError:
+                        continue
+                    try:
+                        batch.answered(index, await calls.pop(index))
+                    except grpc.RpcError as error:
+                        batch.failed(index, generation_error(error), time.monotonic())
+                    bar.update(batch.num_settled, batch.num_output_tokens)
+        finally:
+            for call in calls.values():
+                call.cancel()
+        return batch.outcomes()
 
     async def count_tokens(
         self,

@@ -32,6 +32,7 @@ class GenerationOptions(TypedDict, total=False):
     request_id: str | None
     priority: int | None
     cache_salt: str | None
+    num_answers: int | None
 
     temperature: float | None
     top_p: float | None
@@ -56,8 +57,8 @@ class GenerationOptions(TypedDict, total=False):
     keep_special_tokens: bool | None
 
 
-_PROMPTS = ("text", "token_ids", "chat")
-_SPEC_FIELDS = ("model", "request_id", "priority", "cache_salt")
+PROMPT_FORMS = ("text", "token_ids", "chat")
+_SPEC_FIELDS = ("model", "request_id", "priority", "cache_salt", "num_answers")
 _OUTPUT_FIELDS = {
     "return_text": "text",
     "return_token_ids": "token_ids",
@@ -76,10 +77,10 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if text is not None:
         given["text"] = text
-    prompts = [name for name in _PROMPTS if name in given]
+    prompts = [name for name in PROMPT_FORMS if name in given]
     if len(prompts) != 1:
-        raise TypeError(f"give exactly one of {', '.join(_PROMPTS)}, not {' and '.join(prompts) or 'none'}")
-    spec = pb.GenerationSpec(**{name: given.pop(name) for name in _SPEC_FIELDS if name in given})
+        raise TypeError(f"give exactly one of {', '.join(PROMPT_FORMS)}, not {' and '.join(prompts) or 'none'}")
+    spec = _message(pb.GenerationSpec, {name: given.pop(name) for name in _SPEC_FIELDS if name in given})
     if "text" in given:
         spec.text = given.pop("text")
     elif "token_ids" in given:

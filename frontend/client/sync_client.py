@@ -1,14 +1,18 @@
 """The blocking client: one channel, any number of threads."""
 
-from collections.abc import Callable, Iterator
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Any, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 import grpc
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from frontend.client.errors import generation_error
+from frontend.client.errors import GenerationError, generation_error
+from frontend.client.progress import Progress
+from frontend.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
 from frontend.client.request import (
     CHANNEL_OPTIONS,
     DEFAULT_TARGET,
@@ -35,13 +39,15 @@ class GenerationStream:
 
     Attributes:
         started: request id, prompt tokens and the values in force; None until the first chunk is there.
-        finished: why it ended and what it used; None until the iteration is over.
+        finished: why it ended and what it used; None until then. Of several answers, this is the first one's.
+        all_finished: the same for every answer, by its index; `num_answers` asks for more than one.
     """
 
     def __init__(self, call: _ResponseCall) -> None:
         self._call = call
         self.started: pb.Started | None = None
         self.finished: pb.Finished | None = None
+        self.all_finished: dict[int, pb.Finished] = {}
 
     def __iter__(self) -> Iterator[pb.Chunk]:
         return self
@@ -60,7 +66,8 @@ class GenerationStream:
                     case "started":
                         self.started = response.started
                     case "finished":
-                        self.finished = response.finished
+                        self.all_finished[response.finished.answer_index] = response.finished
+                        self.finished = self.all_finished.get(0)
         except grpc.RpcError as error:
             raise generation_error(error) from error
         raise StopIteration
@@ -113,6 +120,82 @@ class ChairliftClient:
         """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
         return GenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s))
+
+    @overload
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        timeout_s: float | None = None,
+        return_errors: Literal[False] = False,
+        progress: bool | None = None,
+    ) -> list[pb.GenerateResponse]: ...
+
+    @overload
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        timeout_s: float | None = None,
+        return_errors: bool,
+        progress: bool | None = None,
+    ) -> list[pb.GenerateResponse | GenerationError]: ...
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
+        *,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        timeout_s: float | None = None,
+        return_errors: bool = False,
+        progress: bool | None = None,
+    ) -> Sequence[pb.GenerateResponse | GenerationError]:
+        """Runs many prompts and returns their answers in the prompts' order.
+
+        As many as `max_in_flight` are under way at any time, so that the engine's batch stays full; what the server has
+        no room for, or no engine, is sent again after the time it says, for five minutes.
+
+        Args:
+            prompts: text, token ids or chat turns each.
+            params: options of `generate` for all prompts, or one set for each.
+            max_in_flight: more than the engine's seats (`--max-num-seqs`) keeps it busy.
+            timeout_s: deadline of each prompt's call, seconds.
+            return_errors: an error takes the place of its answer; otherwise the first one ends everything.
+            progress: draw a progress bar; None: on a terminal, if tqdm is installed.
+
+        Raises:
+            GenerationError: a prompt failed; its note says which.
+            TypeError: an unknown option, a prompt of another kind, or not as many params as prompts.
+            ValueError: a number that its field cannot hold.
+        """
+        batch = PromptBatch(prompts, params, max_in_flight=max_in_flight, return_errors=return_errors)
+        calls: dict[int, Any] = {}  # grpc's own class for them is private
+        done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        try:
+            with Progress(len(batch.requests), show=progress) as bar:
+                while not batch.complete:
+                    for index in batch.take_due(time.monotonic()):
+                        calls[index] = self._stub.Generate.future(batch.requests[index], timeout=timeout_s)
+                        calls[index].add_done_callback(lambda _, index=index: done.put(index))
+                    try:
+                        index = done.get(timeout=batch.wait_s(time.monotonic()))
+                    except queue.Empty:
+                        continue
+                    call = calls.pop(index)
+                    if call.code() is grpc.StatusCode.OK:
+                        batch.answered(index, call.result())
+                    else:
+                        batch.failed(index, generation_error(call), time.monotonic())
+                    bar.update(batch.num_settled, batch.num_output_tokens)
+        finally:
+            for call in calls.values():
+                call.cancel()
+        return batch.outcomes()
 
     def count_tokens(
         self,

@@ -63,7 +63,7 @@ class Pair:
             )
             self._start(
                 "frontend",
-                *("--engine", f"unix:{path}", "--port", port, "--no-reflection"),
+                *("--engine", f"unix:{path}", "--port", port, "--no-reflection", "--no-http"),
                 *("--max-queued-requests", str(_QUEUED_REQUESTS), "--max-queued-tokens", str(_QUEUED_TOKENS)),
                 *("--token-window", str(_WINDOW_TOKENS)),
             )

@@ -38,7 +38,7 @@ class Pair:
     async def idle(self) -> None:
         """Waits until nothing is left of any request, on either side."""
         async with asyncio.timeout(10):
-            await self.app.service.wait_idle()
+            await self.app.calls.wait_idle()
             await self.engine.wait_for(lambda: self.engine.num_open == 0)
             while self.app.engine.serving and self.session.num_open:
                 await asyncio.sleep(0)
@@ -58,7 +58,8 @@ async def make_pair() -> AsyncIterator[MakePair]:
     async def make(*, engine: FakeEngine | None = None, wait: bool = True, **config: Any) -> Pair:
         engine = engine or FakeEngine()
         address = await engine.start()
-        pair = Pair(engine, FrontendApp(FrontendConfig(port=0, engine=address, **config)))
+        config = {"http": False, **config}
+        pair = Pair(engine, FrontendApp(FrontendConfig(port=0, http_port=0, engine=address, **config)))
         pairs.append(pair)
         await pair.app.start()
         if wait:

@@ -115,3 +115,23 @@ def test_sums_hold_over_random_operations():
                     permits.pop(rng.randrange(len(permits))).release(float(now_s), served=rng.random() < 0.5)
         assert admission.num_requests == len(permits) <= 20
         assert admission.num_tokens == sum(permit.num_tokens for permit in permits) <= 500
+
+
+def test_group_takes_all_its_places_or_none():
+    admission = Admission(max_requests=4, max_tokens=100)
+    admission.admit(1, 0.0)
+    with pytest.raises(QueueFull, match="1 requests wait for their first token, at most 4 may; 4 more are too many"):
+        admission.admit_group(4, 10, 0.0)
+    assert (admission.num_requests, admission.num_tokens) == (1, 1)
+    permits = admission.admit_group(3, 10, 0.0)
+    assert (admission.num_requests, admission.num_tokens) == (4, 11)
+    permits[0].release(0.0)
+    assert (admission.num_requests, admission.num_tokens) == (3, 1)
+    for permit in permits:
+        permit.release(0.0)
+    assert (admission.num_requests, admission.num_tokens) == (1, 1)
+
+
+def test_group_may_exceed_the_bound_alone():
+    admission = Admission(max_requests=2, max_tokens=100)
+    assert len(admission.admit_group(8, 1000, 0.0)) == 8

@@ -88,7 +88,7 @@ async def test_stop_ends_open_calls_unavailable(pair, text_request):
 
 
 async def test_port_in_use_is_a_config_error(pair):
-    app = FrontendApp(FrontendConfig(port=pair.app.port))
+    app = FrontendApp(FrontendConfig(port=pair.app.port, http=False))
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{pair.app.port}"):
         await app.start()
     await app.stop()
@@ -96,7 +96,7 @@ async def test_port_in_use_is_a_config_error(pair):
 
 async def test_two_processes_may_share_a_port_if_told_to(make_pair):
     first = await make_pair(reuse_port=True)
-    second = FrontendApp(FrontendConfig(port=first.app.port, reuse_port=True))
+    second = FrontendApp(FrontendConfig(port=first.app.port, reuse_port=True, http=False))
     await second.start()
     assert second.port == first.app.port
     await second.stop()

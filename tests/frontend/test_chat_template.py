@@ -1,14 +1,16 @@
 """Chat templates render as transformers renders them; messages stay text; the sandbox holds."""
 
 import json
+import time
 
 import pytest
 import tokenizers
 import transformers
 
+from frontend.chat.messages import ChatMessage
 from frontend.chat_template import (
+    MAX_RENDER_S,
     MAX_RENDERED_CHARS,
-    ChatMessage,
     ChatTemplate,
     ChatTemplateError,
     chat_template_source,
@@ -167,6 +169,28 @@ def test_output_is_bounded():
         template.render([ChatMessage("user", "hello")])
 
 
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set s = 'x' * 9999 %}{% for i in s %}{% for j in s %}{% for k in s %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n > 0 }}{% endmacro %}{{ f(60) }}",
+        "{% for m in [1, 1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 1]) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_time_is_bounded(endless):
+    template = ChatTemplate(endless, {})
+    start_s = time.thread_time()
+    with pytest.raises(ChatTemplateError, match=f"takes more than {MAX_RENDER_S} s"):
+        template.render([ChatMessage("user", "hello")])
+    assert time.thread_time() - start_s < 2 * MAX_RENDER_S
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(ChatTemplateError, match="half a character"):
+        ChatTemplate("{{ messages[0].content }}", {}).render([ChatMessage("user", "\ud83d")])
+
+
 def test_refusal_carries_the_templates_words():
     with pytest.raises(ChatTemplateError, match=r"^roles must alternate$"):
         ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render([ChatMessage("user", "x")])
@@ -192,6 +216,10 @@ def test_of_named_templates_the_default_is_taken():
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     assert chat_template_source({"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}) == "D"
     assert chat_template_source({"tokenizer_config.json": json.dumps({"chat_template": named[:1]}).encode()}) == "T"
+    config = {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}
+    assert chat_template_source(config, with_tools=True) == "T"
+    config = {"tokenizer_config.json": json.dumps({"chat_template": named[1:]}).encode()}
+    assert chat_template_source(config, with_tools=True) == "D"
     others = [named[0], {"name": "rag", "template": "R"}]
     assert chat_template_source({"tokenizer_config.json": json.dumps({"chat_template": others}).encode()}) is None
 

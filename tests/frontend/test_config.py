@@ -38,6 +38,9 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
     values = {
         "host": "0.0.0.0",
         "port": 1234,
+        "http": False,
+        "http_host": "::1",
+        "http_port": 4321,
         "engine": "there:1",
         "tokenizer": tmp_path,
         "max_queued_requests": 3,
@@ -49,6 +52,9 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
         "reuse_port": True,
         "reflection": False,
         "uvloop": True,
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "none",
+        "metrics_prefix": "vllm",
         "log_level": "debug",
     }
     environ = {"CHAIRLIFT_" + name.removesuffix("_s").upper(): str(value) for name, value in values.items()}
@@ -68,6 +74,9 @@ def test_empty_variable_counts_as_unset():
 BAD = {
     "--port 65536": "--port is 65536, it must be between 0 and 65535",
     "--port x": "--port",
+    "--http-port -1": "--http-port is -1, it must be between 0 and 65535",
+    "--tool-call-parser xml": "--tool-call-parser is xml, it must be one of auto, none, hermes",
+    "--reasoning-parser deep": "--reasoning-parser is deep, it must be one of auto, none, think",
     "--engine nowhere": "--engine is nowhere, it must be HOST:PORT or unix:PATH",
     "--engine host:0": "--engine is host:0",
     "--engine unix:": "--engine is unix:",
@@ -80,6 +89,7 @@ BAD = {
     "--shutdown-timeout -1": "--shutdown-timeout is -1.0",
     "--heartbeat-timeout 1": "--heartbeat-timeout is 1.0, it must be between 2 and 600 seconds",
     "--log-level loud": "--log-level is loud, it must be one of debug",
+    "--metrics-prefix sglang": "--metrics-prefix is sglang, it must be one of chairlift, vllm",
     "--unknown": "--unknown",
 }
 

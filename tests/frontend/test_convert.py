@@ -74,6 +74,8 @@ BAD = {
     "too many turns": (chat(*[("u", "")] * 101), "spec.chat.messages", "101 messages, at most 100"),
     "id too long": ({"request_id": "x" * 129}, "spec.request_id", "129 characters, at most 128"),
     "salt too long": ({"cache_salt": "x" * 129}, "spec.cache_salt", "129"),
+    "no answers": ({"num_answers": 0}, "spec.num_answers", "0"),
+    "too many answers": ({"num_answers": 9}, "spec.num_answers", "at most 8"),
     "temperature negative": (sampling(temperature=-0.1), "spec.sampling.temperature", "-0.1"),
     "temperature nan": (sampling(temperature=math.nan), "spec.sampling.temperature", "nan"),
     "temperature inf": (sampling(temperature=math.inf), "spec.sampling.temperature", "inf"),

@@ -92,7 +92,7 @@ async def test_engine_that_dies_ends_every_stream_at_once(make_pair, text_reques
     assert loop.time() - died_at < 2
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
     assert {details(error)[0] for error in errors} == {"ENGINE_UNAVAILABLE"}
-    await pair.app.service.wait_idle()
+    await pair.app.calls.wait_idle()
     assert pair.app.admission.num_requests == 0
 
 

@@ -91,7 +91,7 @@ async def test_cancel_storm_leaves_nothing(make_pair, text_request):
     for _ in range(4):
         await asyncio.gather(*(one(number) for number in range(100)))
         await pair.idle()
-    assert pair.app.service.num_active == 0
+    assert pair.app.calls.num_active == 0
     pair.session.check_integrity()
 
 

@@ -87,7 +87,7 @@ async def test_error_for_a_client_that_has_left(pair, monkeypatch, caplog):
         call.cancel()
         await asyncio.wait([asyncio.ensure_future(call.code())])
         go_on.set()
-        await pair.app.service.wait_idle()
+        await pair.app.calls.wait_idle()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -40,7 +40,7 @@ async def read_port(process):
 async def test_signal_drains_and_the_process_ends_with_status_0(number, flag):
     engine = FakeEngine()
     await engine.start()
-    process = await start_process("--port", "0", "--engine", engine.address, flag)
+    process = await start_process("--port", "0", "--http-port", "0", "--engine", engine.address, flag)
     port = await read_port(process)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == max(5, os.getpriority(os.PRIO_PROCESS, 0))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -67,7 +67,7 @@ async def test_signal_drains_and_the_process_ends_with_status_0(number, flag):
 
 
 async def test_port_in_use_is_one_line_and_status_2(pair):
-    process = await start_process("--port", str(pair.app.port))
+    process = await start_process("--port", str(pair.app.port), "--no-http")
     stdout, stderr = await process.communicate()
     assert (process.returncode, stdout) == (2, b"")
     assert stderr.decode().splitlines() == [

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from frontend.chat_template import ChatMessage
+from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
 from frontend.errors import InvalidRequest
 from frontend.tokenizer import Tokenizer, files_sha256
 
@@ -92,6 +92,45 @@ async def test_broken_template_refuses_chat_and_serves_text(files, caplog):
     assert len(await tokenizer.encode("hello")) > 1
     with pytest.raises(InvalidRequest, match="cannot be compiled"):
         await tokenizer.encode_chat([ChatMessage("user", "hello")])
+    tokenizer.close()
+
+
+async def test_rendered_chat_is_the_text_of_its_tokens(tokenizer, backend):
+    options = ChatOptions(tools=({"name": "get"},), add_generation_prompt=False)
+    text = await tokenizer.render_chat([ChatMessage("user", "the dog")], options)
+    ids = await tokenizer.encode_chat([ChatMessage("user", "the dog")], options)
+    assert text == backend.decode(ids, skip_special_tokens=False) == "<s>[user] the dog"
+
+
+async def test_requests_with_tools_have_a_template_of_their_own_if_the_model_has_one(files):
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools | length }}"}]
+    files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
+    tokenizer = Tokenizer.from_files(files)
+    question = [ChatMessage("user", "hi")]
+    assert await tokenizer.render_chat(question) == "plain"
+    assert await tokenizer.render_chat(question, ChatOptions(template_kwargs={"x": 1})) == "plain"
+    assert await tokenizer.render_chat(question, ChatOptions(tools=({}, {}))) == "with 2"
+    assert tokenizer.chat_template_source == named[1]["template"]
+    tokenizer.close()
+
+
+async def test_half_a_character_in_a_call_is_an_invalid_request(files):
+    files["chat_template.jinja"] = b"{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    tokenizer = Tokenizer.from_files(files)
+    call = ToolCall("c", "get", '{"a": "\\ud800"}')
+    with pytest.raises(InvalidRequest, match="half a character"):
+        await tokenizer.encode_chat([ChatMessage("assistant", tool_calls=(call,))])
+    tokenizer.close()
+
+
+def test_special_tokens_are_those_that_answers_do_not_show(files, backend):
+    more = tokenizers.Tokenizer.from_str(backend.to_str())
+    more.add_tokens(["<tool_call>"])  # an added token, not a special one
+    tokenizer = Tokenizer.from_files({**files, "tokenizer.json": more.to_str().encode()})
+    assert tokenizer.special_tokens == {"<s>", "</s>", "</end>"}
+    ids = [more.token_to_id(token) for token in [*tokenizer.special_tokens, "<tool_call>"]]
+    detokenizer = tokenizer.detokenizer(keep_special_tokens=False)
+    assert detokenizer.push(ids) + detokenizer.finish() == "<tool_call>"
     tokenizer.close()
 
 

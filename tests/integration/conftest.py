@@ -103,7 +103,7 @@ def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         path = processes.folder / "engine.sock"
         port = find_free_port()
         engine = processes.start("engine", "--uds", str(path), *engine_flags)
-        frontend = processes.start("frontend", "--engine", f"unix:{path}", "--port", str(port))
+        frontend = processes.start("frontend", "--engine", f"unix:{path}", "--port", str(port), "--no-http")
         target = f"127.0.0.1:{port}"
         wait_until_served(target, processes)
         return PairAddress(target, f"unix:{path}", processes, engine, frontend)

@@ -42,7 +42,7 @@ def start_up(
 ) -> Iterator[tuple[subprocess.Popen[str], str, Callable[[], str]]]:
     processes = make_processes(tmp_path)
     port = free_port()
-    process = processes.start("frontend.cli.main", "up", "--port", str(port))
+    process = processes.start("frontend.cli.main", "up", "--port", str(port), "--http-port", "0")
     wait_for(
         lambda: f"serving on 127.0.0.1:{port}" in processes.log(process) or process.poll() is not None,
         processes.log(process),

@@ -69,7 +69,8 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished.
+        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
+        the Chunks of each in order, and each has its own Finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,9 @@ class GenerationServiceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]
     """Runs one request to its end and returns the whole answer."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]
-    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
+    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
+    the Chunks of each in order, and each has its own Finished.
+    """
     CountTokens: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.CountTokensRequest, _generation_service_pb2.CountTokensResponse]
     """Counts the tokens a prompt would have, template and special tokens included, without running it."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]
@@ -55,7 +57,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]  # type: ignore[assignment]
     """Runs one request to its end and returns the whole answer."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]  # type: ignore[assignment]
-    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
+    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
+    the Chunks of each in order, and each has its own Finished.
+    """
     CountTokens: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.CountTokensRequest, _generation_service_pb2.CountTokensResponse]  # type: ignore[assignment]
     """Counts the tokens a prompt would have, template and special tokens included, without running it."""
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]  # type: ignore[assignment]
@@ -78,7 +82,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.StreamGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.StreamGenerateResponse], _abc.AsyncIterator[_generation_service_pb2.StreamGenerateResponse]]:
-        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
+        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
+        the Chunks of each in order, and each has its own Finished.
+        """
 
     @_abc_1.abstractmethod
     def CountTokens(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ class Up:
         self.stderr_path = folder / "stderr"
         with self.stderr_path.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN_UP, str(SCRIPT), "--port", "0", *flags],
+                [sys.executable, "-c", RUN_UP, str(SCRIPT), "--port", "0", "--http-port", "0", *flags],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
@@ -132,6 +133,25 @@ def test_signal_drains_and_leaves_nothing_behind(start_up, number):
     assert up.end() == (0, "drained 1\n")
     assert len(up.starts) == 1
     up.assert_nothing_left()
+
+
+def test_openais_api_is_served_beside(start_up):
+    up = start_up("serve 0.01")
+    url = up.read_until(r"OpenAI's API on (\S+)")[1]
+    up.wait_serving()
+    request = urllib.request.Request(
+        url + "/completions", data=b'{"prompt": "abc"}', headers={"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert json.load(answer)["choices"][0]["text"] == "abc"
+    up.process.send_signal(signal.SIGTERM)
+    assert up.end() == (0, "drained 0\n")
+    up.assert_nothing_left()
+
+
+def test_http_can_be_left_out(start_up):
+    up = start_up("serve 0.01", "--no-http")
+    assert up.process.stdout.readline().startswith("serving on")
 
 
 def test_second_signal_ends_at_once(start_up):

@@ -24,7 +24,7 @@ def test_zero_and_none_differ():
 
 def test_every_option_reaches_the_field_of_its_name():
     options: GenerationOptions = {
-        "model": "m", "request_id": "r", "priority": -1, "cache_salt": "s",
+        "model": "m", "request_id": "r", "priority": -1, "cache_salt": "s", "num_answers": 3,
         "temperature": 0.5, "top_p": 0.75, "top_k": 4, "min_p": 0.25, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 7, "logit_bias": {3: -1.0},
         "max_tokens": 9, "min_tokens": 2, "stop_texts": ["x"], "stop_token_ids": [5], "include_stop_text": True,
@@ -34,7 +34,7 @@ def test_every_option_reaches_the_field_of_its_name():
     assert set(options) == set(GenerationOptions.__annotations__) - {"token_ids", "chat"}
     spec = generation_spec("hello", options)
     assert spec == pb.GenerationSpec(
-        model="m", text="hello", request_id="r", priority=-1, cache_salt="s",
+        model="m", text="hello", request_id="r", priority=-1, cache_salt="s", num_answers=3,
         sampling=pb.SamplingOptions(
             temperature=0.5, top_p=0.75, top_k=4, min_p=0.25, repetition_penalty=1.5, presence_penalty=0.5,
             frequency_penalty=-0.5, seed=7, logit_bias={3: -1.0},
@@ -85,7 +85,9 @@ def test_count_request():
             count_request(text, chat, None, False)
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_tokens", -1), ("seed", -1), ("seed", 2**64), ("top_logprobs", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_tokens", -1), ("seed", -1), ("seed", 2**64), ("top_logprobs", -1), ("num_answers", -1)]
+)
 def test_number_that_its_field_cannot_hold_is_named(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value}"):
         generation_spec("x", {name: value})

@@ -1,0 +1,3 @@
+module chairlift.example
+
+go 1.19

@@ -1,0 +1,27 @@
+"""What a chat door needs beside the template: the parts of an answer (reasoning, tool calls, content) told apart while
+it arrives.
+
+    chat_format(template_text)        once per model: which marks its template teaches it
+        .parser(tool_names=...)       once per answer: an `AnswerParser`
+            .feed(text) -> deltas     for each piece of the answer's text
+            .finish() -> deltas       at its end
+
+Pure: text in, deltas out. Knows no tokens, no protos, no HTTP.
+"""
+
+from frontend.chat.deltas import ContentText, Delta, ReasoningText, ToolCallArguments, ToolCallStart
+from frontend.chat.formats import REASONING_FORMATS, TOOL_FORMATS, ChatFormat, chat_format
+from frontend.chat.parser import AnswerParser
+
+__all__ = [
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "AnswerParser",
+    "ChatFormat",
+    "ContentText",
+    "Delta",
+    "ReasoningText",
+    "ToolCallArguments",
+    "ToolCallStart",
+    "chat_format",
+]

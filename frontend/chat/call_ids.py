@@ -1,0 +1,16 @@
+"""Ids of tool calls, in the forms that templates take back."""
+
+import secrets
+import string
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+def long_call_id() -> str:
+    """As OpenAI's look."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_call_id() -> str:
+    """Nine letters and digits: Mistral's templates refuse any other."""
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))

@@ -1,0 +1,95 @@
+"""Calls as Llama 3 writes them: `{"name": ..., "parameters": {...}}` as the whole answer, several with `;` between.
+
+Nothing but its form says that such an object is a call. So it must have the name of a tool that was offered, arguments,
+and no other members than a call's; after `<|python_tag|>`, which only calls have, a name will do.
+"""
+
+import enum
+from collections.abc import Collection
+
+from frontend.chat.call_output import CallOutput
+from frontend.chat.call_reader import CallReader, ReaderStatus
+from frontend.chat.deltas import Delta
+
+_TAG = "<|python_tag|>"
+_SEPARATORS = "; \t\r\n"
+
+
+class _Place(enum.Enum):
+    BEFORE = "before"  # a call may begin
+    CALL = "call"
+    CONTENT = "content"  # no call can come any more
+
+
+class Llama3Calls:
+    """One answer's content and calls; an `AnswerParser`.
+
+    Args:
+        tool_names: of the tools that were offered.
+    """
+
+    def __init__(self, output: CallOutput, tool_names: Collection[str]) -> None:
+        self._output = output
+        self._tool_names = frozenset(tool_names)
+        self._reader = CallReader()
+        self._place = _Place.BEFORE
+        self._has_called = False
+        self._text = ""
+
+    def feed(self, text: str) -> list[Delta]:
+        """Takes the next piece; returns what is certain by now."""
+        self._text += text
+        while self._text and self._advance():
+            pass
+        return self._output.take()
+
+    def finish(self) -> list[Delta]:
+        """The answer ends here: returns what was held back."""
+        self._output.give_up()
+        self._output.content(self._text)
+        return self._output.finish()
+
+    def _advance(self) -> bool:
+        """Looks at the text once; False: more is needed."""
+        match self._place:
+            case _Place.BEFORE:
+                return self._find_call()
+            case _Place.CALL:
+                return self._read_call()
+            case _Place.CONTENT:
+                self._output.content(self._text)
+                self._text = ""
+                return False
+
+    def _find_call(self) -> bool:
+        if self._has_called:
+            self._text = self._text.lstrip(_SEPARATORS)
+        text = self._text.lstrip()
+        if len(text) < len(_TAG) and _TAG.startswith(text):
+            return False
+        space = self._text[: len(self._text) - len(text)]
+        if text.startswith(_TAG):
+            self._begin(space + _TAG, CallReader())
+        elif text.startswith("{"):
+            self._begin(space, CallReader(only_names=self._tool_names, strict=True))
+        else:
+            self._place = _Place.CONTENT
+        return True
+
+    def _begin(self, mark: str, reader: CallReader) -> None:
+        self._output.open(mark)
+        self._text = self._text.removeprefix(mark)
+        self._reader = reader
+        self._place = _Place.CALL
+
+    def _read_call(self) -> bool:
+        rest = self._reader.read(self._text)
+        self._output.read(self._reader, self._text[: len(self._text) - len(rest)])
+        self._text = rest
+        if self._reader.status is ReaderStatus.COMPLETE:
+            self._has_called = True
+            self._place = _Place.BEFORE
+        elif self._reader.status is ReaderStatus.FAILED:
+            self._output.give_up()
+            self._place = _Place.CONTENT
+        return bool(rest)

@@ -1,0 +1,58 @@
+"""Finds marks such as `<tool_call>` in a text that arrives in pieces, at the same places however it is cut."""
+
+import functools
+import re
+from typing import NamedTuple
+
+
+class Found(NamedTuple):
+    """What stands before the first mark that is certain.
+
+    Attributes:
+        before: text without marks, safe to pass on.
+        mark: the mark that follows; None: none so far.
+        rest: what follows the mark; without one, the end of the text, which may still become a mark.
+    """
+
+    before: str
+    mark: str | None
+    rest: str
+
+
+class MarkFinder:
+    """The leftmost mark, of several that begin there the longest. Shared by all answers; `mark_finder` makes it.
+
+    Args:
+        marks: none may be empty.
+    """
+
+    def __init__(self, marks: frozenset[str]) -> None:
+        longest_first = sorted(marks, key=lambda mark: (-len(mark), mark))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._beginnings = frozenset(mark[:end] for mark in marks for end in range(1, len(mark)))
+        self._most_held = max(map(len, self._beginnings), default=0)
+
+    def find(self, text: str) -> Found:
+        """Looks at all text that has not been passed on."""
+        certain = len(text) - self._num_held(text)
+        match = self._pattern.search(text)
+        if match is not None and match.start() < certain:
+            return Found(text[: match.start()], match[0], text[match.end() :])
+        return Found(text[:certain], None, text[certain:])
+
+    def find_at_end(self, text: str) -> Found:
+        """The same when no more text comes, so that nothing is held back."""
+        match = self._pattern.search(text)
+        return Found(text, None, "") if match is None else Found(text[: match.start()], match[0], text[match.end() :])
+
+    def _num_held(self, text: str) -> int:
+        for length in range(min(len(text), self._most_held), 0, -1):
+            if text[-length:] in self._beginnings:
+                return length
+        return 0
+
+
+@functools.lru_cache(maxsize=64)  # a few models, each with its special tokens and its marks
+def mark_finder(marks: frozenset[str]) -> MarkFinder:
+    """The finder of these marks."""
+    return MarkFinder(marks)

@@ -1,0 +1,138 @@
+"""Many prompts on their way through one server: which to send when, what came back, in the order of the prompts.
+
+Knows neither channels nor clocks: both clients drive it, and pass the time in. A prompt that the server is too busy for
+(its error says when to come back) keeps its place among those in flight and is sent again; so a full server is not
+asked more often the more prompts wait.
+"""
+
+import heapq
+import random
+from collections.abc import Iterable, Sequence
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.client.errors import GenerationError
+from frontend.client.request import PROMPT_FORMS, ChatTurns, GenerationOptions, generation_spec
+
+Prompt = str | Sequence[int] | ChatTurns
+"""Text, token ids, or the turns of a conversation."""
+
+DEFAULT_IN_FLIGHT = 256
+_RETRY_FOR_S = 300.0
+_RETRY_JITTER = 0.5
+
+
+class PromptBatch:
+    """The prompts of one `generate_many`.
+
+    Invariant: every index is in exactly one of: not sent yet, in flight, waiting to be sent again, settled.
+
+    Args:
+        prompts: at least none.
+        params: options of all prompts, or one set for each.
+        max_in_flight: most prompts sent and not settled.
+        return_errors: an error takes the place of its answer; otherwise the first one is raised.
+
+    Raises:
+        TypeError: a prompt or an option of the wrong kind, or another number of params than of prompts.
+        ValueError: a number that its field cannot hold, or max_in_flight below 1.
+    """
+
+    def __init__(
+        self,
+        prompts: Iterable[Prompt],
+        params: GenerationOptions | Sequence[GenerationOptions] | None,
+        *,
+        max_in_flight: int,
+        return_errors: bool,
+    ) -> None:
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight is {max_in_flight}, it must be at least 1")
+        self.requests = _requests(prompts, params)
+        self.num_settled = 0
+        self.num_output_tokens = 0
+        self._max_in_flight = max_in_flight
+        self._return_errors = return_errors
+        self._outcomes: list[pb.GenerateResponse | GenerationError | None] = [None] * len(self.requests)
+        self._num_sent = 0
+        self._again: list[tuple[float, int]] = []  # (when, index), a heap
+        self._first_refusal_s: dict[int, float] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every prompt has its answer or its error."""
+        return self.num_settled == len(self.requests)
+
+    def take_due(self, now_s: float) -> list[int]:
+        """Indices of the prompts to send now."""
+        due = []
+        while self._again and self._again[0][0] <= now_s:
+            due.append(heapq.heappop(self._again)[1])
+        num_new = min(self._max_in_flight - (self._num_sent - self.num_settled), len(self.requests) - self._num_sent)
+        due += range(self._num_sent, self._num_sent + num_new)
+        self._num_sent += num_new
+        return due
+
+    def wait_s(self, now_s: float) -> float | None:
+        """How long there is nothing to send unless an answer comes; None: for ever."""
+        return max(self._again[0][0] - now_s, 0.0) if self._again else None
+
+    def answered(self, index: int, response: pb.GenerateResponse) -> None:
+        """Takes an answer."""
+        self.num_output_tokens += response.finished.usage.num_output_tokens
+        self.num_output_tokens += sum(other.finished.usage.num_output_tokens for other in response.other_answers)
+        self._settle(index, response)
+
+    def failed(self, index: int, error: GenerationError, now_s: float) -> None:
+        """Takes an error: sends the prompt again later where the server says that this helps.
+
+        Raises:
+            GenerationError: this one, if errors are not to be returned; its note says which prompt it was.
+        """
+        waited_s = now_s - self._first_refusal_s.setdefault(index, now_s)
+        if error.retry_delay_s is not None and waited_s < _RETRY_FOR_S:
+            delay_s = error.retry_delay_s * random.uniform(1.0, 1.0 + _RETRY_JITTER)
+            heapq.heappush(self._again, (now_s + delay_s, index))
+        elif self._return_errors:
+            self._settle(index, error)
+        else:
+            error.add_note(f"prompt {index} of {len(self.requests)}")
+            raise error
+
+    def outcomes(self) -> list[pb.GenerateResponse | GenerationError]:
+        """One per prompt, in their order; call it when the batch is complete."""
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    def _settle(self, index: int, outcome: pb.GenerateResponse | GenerationError) -> None:
+        self._outcomes[index] = outcome
+        self.num_settled += 1
+
+
+def _requests(
+    prompts: Iterable[Prompt], params: GenerationOptions | Sequence[GenerationOptions] | None
+) -> list[pb.GenerateRequest]:
+    if isinstance(prompts, str):
+        raise TypeError("prompts is one string; give a list of prompts, or call generate")
+    prompts = list(prompts)
+    if params is None or isinstance(params, dict):
+        options: Sequence[GenerationOptions] = [params or {}] * len(prompts)
+    else:
+        options = params
+    if len(options) != len(prompts):
+        raise TypeError(
+            f"there are {len(prompts)} prompts and {len(options)} params; give one for each, or one for all"
+        )
+    return [_request(prompt, each) for prompt, each in zip(prompts, options, strict=True)]
+
+
+def _request(prompt: Prompt, options: GenerationOptions) -> pb.GenerateRequest:
+    for name in PROMPT_FORMS:
+        if name in options:
+            raise TypeError(f"params holds a prompt, {name!r}: prompts are the first argument")
+    if isinstance(prompt, str):
+        return pb.GenerateRequest(spec=generation_spec(prompt, options))
+    own: GenerationOptions
+    if all(isinstance(each, int) for each in prompt):
+        own = {"token_ids": prompt}  # type: ignore[typeddict-item] # just looked at
+    else:
+        own = {"chat": prompt}  # type: ignore[typeddict-item] # what else a prompt may be
+    return pb.GenerateRequest(spec=generation_spec(None, {**options, **own}))

@@ -1,0 +1,94 @@
+"""What one engine says of itself: its latest load, and histograms of its steps."""
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.metrics.request_metrics import LABELS, RequestMetrics
+
+_STEP_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+_STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class StepMetrics:
+    """Histograms of the engine's steps.
+
+    Args:
+        prefix: of every name, without the colon.
+        registry: where they are registered.
+    """
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"{prefix}:{name}", text, LABELS, buckets=buckets, registry=registry)
+
+        self.step_s = histogram("engine_step_seconds", "Duration of steps that brought tokens here.", _STEP_BUCKETS)
+        self.execute_s = histogram("engine_step_execute_seconds", "Of this, time in the model's runner.", _STEP_BUCKETS)
+        self.num_tokens = histogram("iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKEN_BUCKETS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    step_s: Histogram
+    execute_s: Histogram
+    num_tokens: Histogram
+
+
+class EngineMetrics:
+    """One engine's news.
+
+    Args:
+        engine: the value of its label.
+        steps: histograms for all engines.
+        requests: gets this engine's series, at zero, as soon as its model is known.
+
+    Attributes:
+        welcome: of the engine that is attached; None: none is.
+        load: its latest; None: none has come from this engine yet.
+    """
+
+    def __init__(self, engine: str, steps: StepMetrics, requests: RequestMetrics) -> None:
+        self.engine = engine
+        self._step_metrics = steps
+        self._requests = requests
+        self.welcome: pb.Welcome | None = None
+        self.load: pb.LoadStats | None = None
+        self._steps: _Steps | None = None
+        self._last_step = 0
+
+    def attach(self, welcome: pb.Welcome) -> None:
+        """An engine is there: a new one, or the same one again."""
+        self.welcome = welcome
+        self.load = None
+        self._last_step = 0
+        labels = (welcome.info.model, self.engine)
+        metrics = self._step_metrics
+        self._steps = _Steps(
+            metrics.step_s.labels(*labels), metrics.execute_s.labels(*labels), metrics.num_tokens.labels(*labels)
+        )
+        self._requests.series(*labels)
+        self.note_status(welcome.status)
+
+    def detach(self) -> None:
+        """The engine has gone."""
+        self.welcome = self.load = self._steps = None
+
+    def note_status(self, status: pb.EngineStatus) -> None:
+        """Takes the load out of a heartbeat."""
+        if status.HasField("load"):
+            self.load = status.load
+
+    def note_step(self, step: pb.StepResult) -> None:
+        """Takes the load out of a step's message; of several messages after one step the first counts the step."""
+        if not step.HasField("load"):
+            return
+        self.load = load = step.load
+        if self._steps is not None and step.engine_step > self._last_step:
+            self._last_step = step.engine_step
+            self._steps.step_s.observe(load.step_us / 1e6)
+            self._steps.execute_s.observe(load.execute_us / 1e6)
+            self._steps.num_tokens.observe(load.num_batched_tokens)

@@ -1,0 +1,129 @@
+"""The one table from error to HTTP status and OpenAI's error object."""
+
+import math
+from typing import Any, NamedTuple
+
+from starlette.responses import JSONResponse
+
+from frontend.errors import (
+    ClientStalled,
+    DeadlineExceeded,
+    EngineFault,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    RequestError,
+    RequestTooLong,
+    ServerDraining,
+)
+
+
+class BodyError(Exception):
+    """A request that does not get as far as being understood.
+
+    Args:
+        status: of HTTP.
+        message: for the client.
+        param: the parameter at fault; None if no single one is.
+        code: a word for programs; None: the message says it all.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class _Row(NamedTuple):
+    status: int
+    kind: str
+    code: str | None
+
+
+_INVALID = "invalid_request_error"
+_TABLE: dict[type[RequestError], _Row] = {
+    InvalidRequest: _Row(400, _INVALID, None),
+    RequestTooLong: _Row(400, _INVALID, "context_length_exceeded"),
+    ModelNotFound: _Row(404, _INVALID, "model_not_found"),
+    QueueFull: _Row(429, "rate_limit_error", "queue_full"),
+    DeadlineExceeded: _Row(504, "server_error", "deadline_exceeded"),
+    EngineUnavailable: _Row(503, "server_error", "engine_unavailable"),
+    ServerDraining: _Row(503, "server_error", "server_draining"),
+    ClientStalled: _Row(408, _INVALID, "client_stalled"),
+    EngineFault: _Row(500, "server_error", "engine_fault"),
+}
+_DEFECT = _Row(500, "server_error", "internal_error")
+
+_PARAMS = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "chat": "messages",
+    "stop_texts": "stop",
+    "top_logprobs": "logprobs",
+    "ignore_end_token": "ignore_eos",
+    "num_answers": "n",
+}
+"""Fields of GenerationSpec whose name here is another one."""
+
+_CHAT_PARAMS = {**_PARAMS, "prompt": "messages", "top_logprobs": "top_logprobs"}
+"""The same for chat."""
+
+
+class ErrorObject(NamedTuple):
+    """What an error looks like over HTTP."""
+
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+
+def error_object(error: Exception, *, chat: bool = False) -> ErrorObject:
+    """Status, body and headers of an error.
+
+    Args:
+        chat: whether the parameters are those of chat.
+
+    Anything but a RequestError or a BodyError is a defect of ours: 500, without its text, which is for the log.
+    """
+    if isinstance(error, BodyError):
+        row = _Row(error.status, _INVALID, error.code)
+        return ErrorObject(error.status, _body(row, error.message, error.param), {})
+    if not isinstance(error, RequestError):
+        return ErrorObject(_DEFECT.status, _body(_DEFECT, "internal error; the server's log has the cause", None), {})
+    row, message, param, headers = _TABLE[type(error)], error.message, None, {}
+    if isinstance(error, ModelNotFound):
+        param = "model"
+    if isinstance(error, InvalidRequest) and error.field:
+        field, param = _last(error.field), _param(error.field, _CHAT_PARAMS if chat else _PARAMS)
+        if message.startswith(field + " "):  # the message names the parameter as this client knows it
+            message = param + message.removeprefix(field)
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after-ms"] = str(
+            max(1, math.ceil(error.retry_after_s * 1000))
+        )  # OpenAI's clients look here first
+    return ErrorObject(row.status, _body(row, message, param), headers)
+
+
+def error_response(error: Exception, *, chat: bool = False) -> JSONResponse:
+    """The response that tells a client of an error; see `error_object`."""
+    status, body, headers = error_object(error, chat=chat)
+    return JSONResponse(body, status, headers)
+
+
+def _body(row: _Row, message: str, param: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": row.kind, "param": param, "code": row.code}}
+
+
+def _param(field: str, names: dict[str, str]) -> str:
+    """The parameter a field of GenerationSpec was made of: "spec.stop.stop_texts" is "stop"."""
+    if field.startswith(("spec.chat", "chat")):
+        return "messages"
+    return names.get(_last(field), _last(field))
+
+
+def _last(field: str) -> str:
+    return field.rpartition(".")[2]

@@ -1,0 +1,102 @@
+"""An answer as server-sent events.
+
+Nothing is sent before the first token, so that whatever goes wrong before it has a status of its own. What goes wrong
+later becomes an event with an error object, which OpenAI's clients raise.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.calls import ActiveCalls
+from frontend.errors import ClientStalled
+from frontend.generation import Generations
+from frontend.openai.disconnect import ClientGone, cancelled_on_disconnect
+from frontend.openai.error_object import error_object
+from frontend.openai.job import Job, JsonObject
+from frontend.openai.play import play_stream
+
+logger = logging.getLogger(__name__)
+
+_DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class EventStream(Response):
+    """Plays a job while it is sent.
+
+    Args:
+        job: what is asked.
+        generations: does the work.
+        calls: counts it.
+        stall_timeout_s: how long one event may wait for the client to read.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: Job, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float) -> None:
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": job.request_id}
+        )
+        del self.headers["content-length"]  # of an empty body
+        self._job = job
+        self._generations = generations
+        self._calls = calls
+        self._stall_timeout_s = stall_timeout_s
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Sends the stream.
+
+        Raises:
+            RequestError: the request failed before its first token.
+        """
+        with self._calls.call(), contextlib.suppress(ClientGone):
+            try:
+                async with cancelled_on_disconnect(receive):
+                    await self._play(send)
+                    await self._write(send, _DONE)
+            except ClientStalled as error:
+                logger.warning("%s: %s", self._job.request_id, error.message)
+                return  # without an end: the server then closes the connection
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _play(self, send: Send) -> None:
+        async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
+            await self._send_events(send, self._job.events(prompt_index, message))
+
+        try:
+            await play_stream(self._generations, self._job, take)
+            await self._send_events(send, self._job.last_events())
+        except ClientStalled:
+            raise
+        except Exception as error:
+            if not self._started:
+                raise
+            failure = error_object(error)
+            if failure.status == 500:
+                logger.exception("%s failed", self._job.request_id)
+            await self._send_events(send, [failure.body])
+
+    async def _send_events(self, send: Send, events: list[JsonObject]) -> None:
+        if events:
+            await self._write(send, b"".join(_event(event) for event in events))
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    self._started = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError as error:
+            raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error
+
+
+def _event(content: JsonObject) -> bytes:
+    return b"data: " + _encode(content).encode() + b"\n\n"

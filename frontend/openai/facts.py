@@ -1,0 +1,110 @@
+"""The endpoints that generate nothing: models, health, version, metrics, text to tokens and back."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend import __version__
+from frontend.calls import ActiveCalls
+from frontend.checks import check_at_most, check_token_ids
+from frontend.generation import Generations
+from frontend.health import Health
+from frontend.metrics.metrics import CONTENT_TYPE
+from frontend.openai.bodies import DetokenizeBody
+from frontend.openai.chat_bodies import TokenizeBody
+from frontend.openai.incoming import read_body
+from frontend.openai.job import JsonObject
+from frontend.served_model import ServedModel
+
+
+class Facts:
+    """What can be asked of a server.
+
+    Args:
+        generations: knows the model.
+        calls: counts what takes work.
+        health: whether requests are taken.
+        render_metrics: gives the metrics in Prometheus' text format.
+        body_timeout_s: how long a body may take to arrive.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        calls: ActiveCalls,
+        health: Health,
+        render_metrics: Callable[[], bytes],
+        *,
+        body_timeout_s: float,
+    ) -> None:
+        self._generations = generations
+        self._calls = calls
+        self._health = health
+        self._render_metrics = render_metrics
+        self._body_timeout_s = body_timeout_s
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's form
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model_object(self._generations.model(""))]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME; a name may contain slashes."""
+        return JSONResponse(self._model_object(self._generations.model(request.path_params["model"])))
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /health: 200 while requests are taken, else 503."""
+        return Response(status_code=200 if self._health.serving else 503)
+
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /version."""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /metrics."""
+        return Response(self._render_metrics(), media_type=CONTENT_TYPE)
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize, in vLLM's form."""
+        body = await read_body(request, TokenizeBody, timeout_s=self._body_timeout_s)
+        count = pb.CountTokensRequest(model=body.model, return_token_ids=True)
+        chat = body.prompt_of(body.messages) if body.messages is not None else None
+        if body.prompt is not None:
+            count.text = body.prompt
+        with self._calls.call():
+            token_ids = await self._generations.count_tokens(count, chat)
+        model = self._generations.model(body.model)
+        answer: JsonObject = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [model.tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids]
+        return JSONResponse(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize, in vLLM's form: special tokens are part of the text."""
+        body = await read_body(request, DetokenizeBody, timeout_s=self._body_timeout_s)
+        model = self._generations.model(body.model)
+        check_at_most("tokens", len(body.tokens), model.max_model_len, "entries")
+        check_token_ids("tokens", body.tokens, model.vocab_size)
+        with self._calls.call():
+            return JSONResponse({"prompt": await asyncio.to_thread(_text, model, body.tokens)})
+
+    def _model_object(self, model: ServedModel) -> JsonObject:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "chairlift",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+            "meta": {"n_vocab": model.vocab_size},  # llama.cpp's word: whoever sends token ids needs it
+        }
+
+
+def _text(model: ServedModel, token_ids: list[int]) -> str:
+    detokenizer = model.tokenizer.detokenizer(keep_special_tokens=True)
+    return detokenizer.push(token_ids) + detokenizer.finish()

@@ -1,0 +1,140 @@
+"""What both kinds of generation have in common: their requests to the engine, and the objects that hold the answers."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.openai.bodies import GenerationBody
+from frontend.request import ChatPrompt
+from frontend.served_model import ServedModel
+
+JsonObject = dict[str, Any]
+
+
+class Job(Protocol):
+    """One call: what is asked of the engine, and how the answers look."""
+
+    @property
+    def specs(self) -> Sequence[pb.GenerationSpec]:
+        """The requests, one per prompt."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """For the answer's header."""
+        ...
+
+    @property
+    def chat(self) -> ChatPrompt | None:
+        """The prompt of a conversation; None: the requests have prompts of their own."""
+        ...
+
+    @property
+    def default_max_tokens(self) -> int:
+        """Length of an answer that the request does not limit, as far as it fits."""
+        ...
+
+    def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
+        """What a message of a stream becomes."""
+        ...
+
+    def last_events(self) -> list[JsonObject]:
+        """What follows the last message."""
+        ...
+
+    def whole(self, responses: Sequence[pb.GenerateResponse]) -> JsonObject:
+        """The answer to a call that does not stream; one response per prompt."""
+        ...
+
+
+class UsageCount:
+    """Tokens of a call, over all its prompts and answers."""
+
+    def __init__(self) -> None:
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+
+    def add_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Counts a prompt, once for all its answers."""
+        self.num_prompt_tokens += num_tokens
+        self.num_cached_tokens += num_cached_tokens
+
+    def as_json(self) -> JsonObject:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+class Envelope:
+    """The object around the choices, the same for every event of a stream.
+
+    Args:
+        body: says whether and where usage goes.
+        model: what answers.
+        kind: value of "object".
+        request_id: value of "id".
+
+    Attributes:
+        usage: so far.
+        usage_all_along: whether every event tells it.
+    """
+
+    def __init__(self, body: GenerationBody, model: ServedModel, *, kind: str, request_id: str) -> None:
+        options = body.stream_options
+        self._with_usage = options is not None and bool(options.include_usage)
+        self.usage_all_along = options is not None and bool(options.continuous_usage_stats)
+        self._head: JsonObject = {
+            "id": request_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": model.weights_revision[:16],
+        }
+        self.usage = UsageCount()
+
+    def event(self, choice: JsonObject) -> JsonObject:
+        """An event with one choice."""
+        event = {**self._head, "choices": [choice]}
+        if self._with_usage:
+            event["usage"] = self.usage.as_json() if self.usage_all_along else None
+        return event
+
+    def last_events(self) -> list[JsonObject]:
+        """The usage, if it was asked for."""
+        return [{**self._head, "choices": [], "usage": self.usage.as_json()}] if self._with_usage else []
+
+    def whole(self, choices: list[JsonObject], responses: Sequence[pb.GenerateResponse]) -> JsonObject:
+        """The object of a call that does not stream."""
+        for response in responses:
+            usage = response.finished.usage
+            self.usage.add_prompt(usage.num_prompt_tokens, usage.num_cached_tokens)
+            for answer in answers(response):
+                self.usage.num_output_tokens += answer.finished.usage.num_output_tokens
+        return {**self._head, "choices": choices, "usage": self.usage.as_json()}
+
+
+def answers(response: pb.GenerateResponse) -> list[pb.GenerateResponse | pb.Answer]:
+    """All answers of a response, in order."""
+    return [response, *response.other_answers]
+
+
+def finish_reason(finished: pb.Finished) -> str:
+    """OpenAI's word for why an answer ended."""
+    lengths = (pb.FINISH_REASON_MAX_TOKENS, pb.FINISH_REASON_CONTEXT_FULL)
+    return "length" if finished.reason in lengths else "stop"
+
+
+def stop_reason(finished: pb.Finished) -> str | int | None:
+    """The stop text or stop token that ended the answer; vLLM's addition."""
+    match finished.WhichOneof("match"):
+        case "stop_text":
+            return finished.stop_text
+        case "stop_token_id":
+            return finished.stop_token_id
+    return None

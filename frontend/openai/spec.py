@@ -1,0 +1,101 @@
+"""Bodies to GenerationSpecs: the same request in the words of the public proto."""
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.openai.bodies import MAX_PROMPTS, CompletionBody, GenerationBody
+from frontend.openai.chat_bodies import ChatBody
+from frontend.openai.error_object import BodyError
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's and vLLM's default for completions."""
+
+
+def completion_specs(body: CompletionBody, request_id: str) -> list[pb.GenerationSpec]:
+    """One request per prompt.
+
+    Raises:
+        BodyError: more prompts than one call may have, or parameters that do not go together.
+    """
+    if body.echo and body.logprobs is not None:
+        raise BodyError(
+            400,
+            "echo with logprobs would take log-probabilities of the prompt, which are not served here",
+            param="logprobs",
+            code="unsupported_parameter",
+        )
+    prompts = _prompts(body)
+    if len(prompts) > MAX_PROMPTS:
+        raise BodyError(400, f"prompt has {len(prompts)} entries, at most {MAX_PROMPTS} are allowed", param="prompt")
+    specs = []
+    for index, prompt in enumerate(prompts):
+        spec = _spec(body, request_id if len(prompts) == 1 else f"{request_id}-{index}")
+        if isinstance(prompt, str):
+            spec.text = prompt
+        else:
+            spec.token_ids.ids.extend(prompt)
+            spec.token_ids.SetInParent()  # an empty list is an empty prompt, not none at all
+        if body.max_tokens is not None:
+            spec.stop.max_tokens = body.max_tokens
+        if body.logprobs is not None:
+            spec.output.top_logprobs = body.logprobs
+        specs.append(spec)
+    return specs
+
+
+def chat_spec(body: ChatBody, request_id: str) -> pb.GenerationSpec:
+    """The request for one conversation, without the conversation itself."""
+    spec = _spec(body, request_id)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if max_tokens is not None:
+        spec.stop.max_tokens = max_tokens
+    if body.logprobs:
+        spec.output.top_logprobs = body.top_logprobs or 0
+    return spec
+
+
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    token_ids = [entry for entry in prompt if isinstance(entry, int)]  # all or none
+    return [token_ids] if token_ids or not prompt else [entry for entry in prompt if not isinstance(entry, int)]
+
+
+def _spec(body: GenerationBody, request_id: str) -> pb.GenerationSpec:
+    spec = pb.GenerationSpec(
+        model=body.model, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+    )
+    if body.n is not None:
+        spec.num_answers = body.n
+    _set_sampling(spec.sampling, body)
+    _set_stop(spec.stop, body)
+    if body.skip_special_tokens is False:
+        spec.output.keep_special_tokens = True
+    spec.output.token_ids = bool(body.return_token_ids)
+    return spec
+
+
+def _set_sampling(sampling: pb.SamplingOptions, body: GenerationBody) -> None:
+    for name, value in (
+        ("temperature", body.temperature),
+        ("top_p", body.top_p),
+        ("min_p", body.min_p),
+        ("repetition_penalty", body.repetition_penalty),
+        ("presence_penalty", body.presence_penalty),
+        ("frequency_penalty", body.frequency_penalty),
+    ):
+        if value is not None:
+            setattr(sampling, name, value)
+    if body.top_k is not None:
+        sampling.top_k = max(body.top_k, 0)  # -1 is vLLM's word for all
+    if body.seed is not None:
+        sampling.seed = body.seed % 2**64
+    sampling.logit_bias.update(body.logit_bias or {})
+
+
+def _set_stop(stop: pb.StopOptions, body: GenerationBody) -> None:
+    stop.stop_texts.extend([body.stop] if isinstance(body.stop, str) else body.stop or [])
+    stop.stop_token_ids.extend(body.stop_token_ids or [])
+    stop.include_stop_text = bool(body.include_stop_str_in_output)
+    stop.ignore_end_token = bool(body.ignore_eos)
+    if body.min_tokens is not None:
+        stop.min_tokens = body.min_tokens

@@ -1,0 +1,61 @@
+"""Metrics as a scraper sees them: parsed from the text that is served."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+Scrape = Callable[..., dict[Any, float]]
+
+
+@pytest.fixture
+def scrape() -> Scrape:
+    """Samples of one name by the values of some labels: a bare value for one label, the one sample's value for none."""
+
+    def read(metrics: Any, name: str, *labels: str) -> Any:
+        samples = [
+            sample
+            for family in text_string_to_metric_families(metrics.render().decode())
+            for sample in family.samples
+            if sample.name == name
+        ]
+        if not labels:
+            return sum(sample.value for sample in samples)
+        values = {}
+        for sample in samples:
+            key = tuple(sample.labels[label] for label in labels)
+            values[key[0] if len(key) == 1 else key] = sample.value
+        return values
+
+    return read
+
+
+@pytest.fixture
+def ended(scrape: Scrape) -> Callable[[Any], dict[str, int]]:
+    """The outcomes counted so far; checks that nothing is lost between received, refused and ended."""
+
+    def read(pair: Any) -> dict[str, int]:
+        ends = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
+        refused = scrape(pair.app.metrics, "chairlift:requests_refused_total", "reason")
+        received = scrape(pair.app.metrics, "chairlift:requests_received_total")
+        assert received == sum(ends.values()) + sum(refused.values()) + pair.app.calls.num_active
+        return {word: int(count) for word, count in (ends | refused).items() if count}
+
+    return read
+
+
+@pytest.fixture
+def billed(scrape: Scrape) -> Callable[[Any], tuple[float, float]]:
+    """Prompt and output tokens billed so far; checks that all the metrics that tell them agree."""
+
+    def read(pair: Any) -> tuple[float, float]:
+        metrics = pair.app.metrics
+        prompt = scrape(metrics, "chairlift:prompt_tokens_total")
+        output = scrape(metrics, "chairlift:generation_tokens_total")
+        if not pair.app.calls.num_active:
+            assert scrape(metrics, "chairlift:request_prompt_tokens_sum") == prompt
+            assert scrape(metrics, "chairlift:request_generation_tokens_sum") == output
+        return prompt, output
+
+    return read

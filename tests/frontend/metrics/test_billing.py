@@ -1,0 +1,85 @@
+"""Tokens billed equal tokens sent, exactly: readers stop in every way at every point, their sends counted apart."""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from frontend.errors import ClientStalled
+from frontend.testing import FakeEngine
+
+HOWS = ("to the end", "walk away", "stall", "cancelled", "dead sender")
+
+
+async def read(generations, spec, how, num_sends, sent):
+    """Reads an answer as a server does; ends it `how` after `num_sends` messages. Adds to `sent` what has gone out."""
+    async with generations.open(spec, lambda: None) as answers:
+        messages = answers.messages()
+        async for message in messages:
+            if how != "to the end" and num_sends == 0:
+                if how == "walk away":
+                    return
+                if how == "stall":
+                    raise ClientStalled("reads nothing")
+                if how == "cancelled":
+                    raise asyncio.CancelledError
+                raise OSError("socket closed")
+            await asyncio.sleep(0)  # the send
+            num_sends -= 1
+            sent["prompt"] += message.started.num_prompt_tokens
+            sent["output"] += message.chunk.num_tokens
+            assert not message.HasField("finished") or message.finished.usage.num_prompt_tokens == 40
+
+
+@pytest.mark.parametrize("num_answers", [1, 3])
+async def test_tokens_billed_equal_tokens_sent(make_pair, text_request, scrape, num_answers):
+    pair = await make_pair(engine=FakeEngine(tokens_per_step=3))
+    rng = random.Random(7)
+    sent = {"prompt": 0, "output": 0}
+    expected = {"stop": 0, "cancelled": 0, "error": 0}
+
+    async def one():
+        how, num_sends = rng.choice(HOWS), rng.randrange(12)
+        spec = text_request("x" * 40, max_tokens=60).spec
+        spec.num_answers = num_answers
+        with contextlib.suppress(ClientStalled, asyncio.CancelledError, OSError):
+            await read(pair.app._generations, spec, how, num_sends, sent)
+        expected["stop" if how == "to the end" else "error" if how == "dead sender" else "cancelled"] += 1
+
+    for _ in range(6):
+        await asyncio.gather(*(one() for _ in range(20)))
+    await pair.idle()
+    ends = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
+    assert {word: ends[word] for word in expected} == expected
+    assert sum(ends.values()) == 120
+    assert scrape(pair.app.metrics, "chairlift:generation_tokens_total") == sent["output"]
+    assert scrape(pair.app.metrics, "chairlift:request_generation_tokens_sum") == sent["output"]
+    assert scrape(pair.app.metrics, "chairlift:prompt_tokens_total") == sent["prompt"]
+
+
+async def test_call_that_is_not_streamed_bills_all_or_nothing(make_pair, text_request, scrape):
+    pair = await make_pair()
+    for num_messages in (5, 1000):
+        async with pair.app._generations.open(text_request("x" * 40).spec, lambda: None, streamed=False) as answers:
+            async for _ in answers.messages():
+                num_messages -= 1
+                if not num_messages:
+                    break
+    await pair.idle()
+    assert scrape(pair.app.metrics, "chairlift:generation_tokens_total") == 41
+    assert scrape(pair.app.metrics, "chairlift:prompt_tokens_total") == 40
+
+
+async def test_answer_whose_reader_has_not_come_for_all_of_them_is_not_complete(make_pair, text_request, scrape):
+    pair = await make_pair()
+    spec = text_request("abc").spec
+    spec.num_answers = 2
+    async with pair.app._generations.open(spec, lambda: None) as answers:
+        async for message in answers.messages():
+            if message.HasField("finished"):
+                break
+    await pair.idle()
+    ends = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
+    assert ends["cancelled"] == 1
+    assert sum(ends.values()) == 1

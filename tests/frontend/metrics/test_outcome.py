@@ -1,0 +1,60 @@
+"""Which word an end is counted under."""
+
+import asyncio
+
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend import errors
+from frontend.metrics.outcome import COMPLETE_OUTCOMES, failed_outcome, is_refusal
+
+
+def test_every_finish_reason_is_stop_or_length():
+    assert {pb.FinishReason.Name(reason): outcome.value for reason, outcome in COMPLETE_OUTCOMES.items()} == {
+        "FINISH_REASON_END_TOKEN": "stop",
+        "FINISH_REASON_STOP_TEXT": "stop",
+        "FINISH_REASON_STOP_TOKEN": "stop",
+        "FINISH_REASON_MAX_TOKENS": "length",
+        "FINISH_REASON_CONTEXT_FULL": "length",
+    }
+    assert len(COMPLETE_OUTCOMES) == len(pb.FinishReason.values()) - 1  # all but UNSPECIFIED
+
+
+@pytest.mark.parametrize(
+    ("error", "word", "word_after_the_deadline"),
+    [
+        (None, "cancelled", "deadline"),
+        (asyncio.CancelledError(), "cancelled", "deadline"),
+        (GeneratorExit(), "cancelled", "deadline"),
+        (errors.ClientStalled("-"), "cancelled", "cancelled"),
+        (errors.DeadlineExceeded("-"), "deadline", "deadline"),
+        (errors.QueueFull("-"), "shed", "shed"),
+        (errors.EngineUnavailable("-"), "error", "error"),
+        (errors.ServerDraining("-"), "error", "error"),
+        (errors.EngineFault("-"), "error", "error"),
+        (ZeroDivisionError(), "error", "error"),
+    ],
+)
+def test_every_error_has_an_outcome(error, word, word_after_the_deadline):
+    assert failed_outcome(error, deadline_passed=False).value == word
+    assert failed_outcome(error, deadline_passed=True).value == word_after_the_deadline
+    assert not is_refusal(error)
+
+
+@pytest.mark.parametrize("kind", [errors.InvalidRequest, errors.RequestTooLong, errors.ModelNotFound])
+def test_request_for_what_cannot_be_is_refused(kind):
+    assert is_refusal(kind("-"))
+
+
+def test_every_request_error_is_sorted():
+    def below(kind):
+        return {kind, *(sub for child in kind.__subclasses__() for sub in below(child))}
+
+    known = {
+        *(errors.InvalidRequest, errors.RequestTooLong, errors.ModelNotFound, errors.QueueFull),
+        *(errors.DeadlineExceeded, errors.ClientStalled),
+        *(errors.EngineUnavailable, errors.ServerDraining, errors.EngineFault),
+    }
+    assert {kind for kind in below(errors.RequestError) if kind.__module__ == "frontend.errors"} - {
+        errors.RequestError
+    } == known

@@ -1,0 +1,106 @@
+"""The endpoints that generate nothing."""
+
+import json
+import urllib.error
+import urllib.request
+from importlib.metadata import version
+
+import anyio.to_thread
+import openai
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+
+
+async def fetch(pair, path, body=None):
+    """Status, content type and body of one request."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{pair.app.http_port}{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"content-type": "application/json"},
+    )
+
+    def call():
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status, answer.headers["content-type"], answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["content-type"], error.read()
+
+    return await anyio.to_thread.run_sync(call)
+
+
+async def fetch_json(pair, path, body=None):
+    status, _, content = await fetch(pair, path, body)
+    return status, json.loads(content)
+
+
+async def test_models_are_listed_and_found(client):
+    (model,) = (await client.models.list()).data
+    assert (model.id, model.object, model.owned_by, model.max_model_len) == ("fake", "model", "chairlift", 4096)
+    assert model.meta == {"n_vocab": 258}
+    assert (await client.models.retrieve("fake")) == model
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.models.retrieve("org/other")
+    assert caught.value.code == "model_not_found"
+
+
+async def test_health_follows_the_engine(http_pair):
+    assert (await fetch(http_pair, "/health"))[0] == 200
+    http_pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
+    while http_pair.app.engine.serving:
+        await anyio.sleep(0)
+    assert (await fetch(http_pair, "/health"))[0] == 503
+
+
+async def test_version_is_the_packages(http_pair):
+    assert await fetch_json(http_pair, "/version") == (200, {"version": version("chairlift")})
+
+
+async def test_metrics_count_what_came_through_this_door(http_pair, client):
+    await client.completions.create(model="fake", prompt="abc")
+    status, content_type, text = await fetch(http_pair, "/metrics")
+    assert (status, content_type.partition(";")[0]) == (200, "text/plain")
+    (line,) = [line for line in text.decode().splitlines() if line.startswith("chairlift:prompt_tokens_total{")]
+    assert float(line.rpartition(" ")[2]) == 3
+
+
+async def test_tokenize_and_detokenize_are_each_others_inverse(http_pair):
+    status, answer = await fetch_json(http_pair, "/tokenize", {"prompt": "héllo", "return_token_strs": True})
+    assert (status, answer["count"], answer["max_model_len"]) == (200, 6, 4096)
+    assert "".join(answer["token_strs"][:1]) == "h"
+    assert await fetch_json(http_pair, "/detokenize", {"tokens": answer["tokens"]}) == (200, {"prompt": "héllo"})
+
+
+async def test_detokenize_shows_special_tokens(http_pair):
+    assert await fetch_json(http_pair, "/detokenize", {"tokens": [256]}) == (200, {"prompt": "<|end|>"})
+
+
+async def test_tokenize_takes_a_conversation(http_pair):
+    messages = [{"role": "user", "content": "hi"}]
+    opened = await fetch_json(http_pair, "/tokenize", {"messages": messages})
+    assert opened[1]["count"] == len("<user>hi<assistant>")
+    answered = await fetch_json(http_pair, "/detokenize", {"tokens": opened[1]["tokens"]})
+    assert answered[1]["prompt"] == "<user>hi<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "x" * 40_000}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/detokenize", {"tokens": [258]}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 4097}, "tokens"),
+    ],
+)
+async def test_bad_parameter_is_named(http_pair, path, body, param):
+    status, answer = await fetch_json(http_pair, path, body)
+    assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
+    await http_pair.idle()
