@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,14 +17,13 @@ from frontend.engine_client import EngineClient
 from frontend.errors import ConfigError, ServerDraining
 from frontend.generation import Generations
 from frontend.health import Health
-from frontend.http_server import HttpServer
 from frontend.interceptor import ErrorInterceptor
 from frontend.metrics.metrics import Metrics
-from frontend.openai.app import make_app
-from frontend.openai.door import Door
-from frontend.openai.facts import Facts
 from frontend.server import SERVICE_NAME, GenerationService
 from frontend.tokenizer_source import TokenizerSource
+
+if TYPE_CHECKING:
+    from frontend.http_server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,13 @@ class FrontendApp:
             await self._server.stop(_SETTLE_S if self.calls.num_active else None)
         self._tokenizers.close()
 
-    def _http_server(self) -> HttpServer:
+    def _http_server(self) -> "HttpServer":
+        # Here, so that a server without HTTP needs none of its packages.
+        from frontend.http_server import HttpServer
+        from frontend.openai.app import make_app
+        from frontend.openai.door import Door
+        from frontend.openai.facts import Facts
+
         config = self._config
         door = Door(
             self._generations,

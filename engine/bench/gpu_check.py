@@ -11,8 +11,9 @@ is printed that was not measured; what did not fit is named. Exit status 1 when 
 It needs no network and installs nothing: plain `python3` with `PYTHONPATH=.:protos` and torch, triton, numpy, numba,
 grpcio, protobuf, tokenizers, huggingface_hub, safetensors, tqdm; pytest and pytest-timeout for the tests; transformers
 for the peers; aiohttp, rich, matplotlib and jinja2 for the load generator. The frontend also needs
-grpcio-health-checking, grpcio-reflection, grpcio-status and googleapis-common-protos: where they are not installed, put
-their wheels into a folder and name it in CHAIRLIFT_WHEELS. A rehearsal on a CPU: `--device cpu --shape tiny --quick`.
+grpcio-health-checking, grpcio-reflection, grpcio-status, googleapis-common-protos and prometheus-client: where they are
+not installed, put their wheels into a folder and name it in CHAIRLIFT_WHEELS. A rehearsal on a CPU:
+`--device cpu --shape tiny --quick`.
 """
 
 import argparse

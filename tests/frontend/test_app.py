@@ -1,4 +1,8 @@
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,6 +14,9 @@ from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.server import SERVICE_NAME
+
+ROOT = Path(__file__).parents[2]
+PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'protos'}"
 
 
 async def reflected_services(channel):
@@ -30,6 +37,15 @@ async def test_reflection_gives_the_file_of_a_symbol(pair):
     await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE_NAME))
     assert (await call.read()).file_descriptor_response.file_descriptor_proto
     await call.done_writing()
+
+
+def test_without_http_its_packages_are_not_needed():
+    code = (
+        "import sys; from frontend.app import FrontendApp; from frontend.config import FrontendConfig; "
+        "FrontendApp(FrontendConfig(http=False)); "
+        "sys.exit(bool({'starlette', 'uvicorn', 'pydantic'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": PYTHONPATH}).returncode == 0
 
 
 async def test_reflection_can_be_left_out(make_pair):

@@ -1,6 +1,7 @@
 """Packages that a machine without a network lacks: wheels carried to it in a folder that CHAIRLIFT_WHEELS names.
 
-The frontend needs three small packages beside grpcio; the engine and the load generator need none of them.
+The frontend, without its HTTP door, needs a few small packages beside grpcio; the engine and the load generator need
+none of them.
 """
 
 import importlib.util
@@ -19,6 +20,7 @@ FRONTEND_NEEDS = {
     "grpc_status": "grpcio-status",
     "google.rpc": "googleapis-common-protos",
     "jinja2": "jinja2",
+    "prometheus_client": "prometheus-client",
     "tokenizers": "tokenizers",
 }
 """Import name to distribution."""
