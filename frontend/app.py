@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend.admission import Admission
+from frontend.api_keys import ApiKeys, load_keys
 from frontend.calls import ActiveCalls
 from frontend.config import FrontendConfig
 from frontend.engine_client import EngineClient
@@ -18,8 +19,10 @@ from frontend.errors import ConfigError, ServerDraining
 from frontend.generation import Generations
 from frontend.health import Health
 from frontend.interceptor import ErrorInterceptor
+from frontend.key_interceptor import KeyInterceptor
 from frontend.metrics.metrics import Metrics
 from frontend.server import SERVICE_NAME, GenerationService
+from frontend.tls import load_tls
 from frontend.tokenizer_source import TokenizerSource
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 16 << 20
+_MAX_METADATA_BYTES = 16 << 10
 _SETTLE_S = 1.0
 _HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -39,11 +43,13 @@ class FrontendApp:
         config: flags.
 
     Raises:
-        ConfigError: the tokenizer's folder is of no use.
+        ConfigError: the tokenizer's folder, a key or a certificate is of no use.
     """
 
     def __init__(self, config: FrontendConfig) -> None:
         self._config = config
+        self._keys = ApiKeys(load_keys(config.api_key, config.api_key_file))
+        self._tls = load_tls(config)
         self._tokenizers = TokenizerSource(config.tokenizer)
         self._health = Health(SERVICE_NAME)
         self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
@@ -76,7 +82,9 @@ class FrontendApp:
             ConfigError: a port cannot be had.
         """
         config = self._config
-        server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_server_options(config))
+        server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(), KeyInterceptor(self._keys)], options=_server_options(config)
+        )
         service = GenerationService(self._generations, self.calls, stall_timeout_s=config.stall_timeout_s)
         add_GenerationServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -86,7 +94,12 @@ class FrontendApp:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
             _try_port(config)
-            self.port = server.add_insecure_port(f"{host}:{config.port}")
+            address = f"{host}:{config.port}"
+            self.port = (
+                server.add_secure_port(address, self._tls.credentials)
+                if self._tls
+                else server.add_insecure_port(address)
+            )
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"cannot listen on {host}:{config.port}: {error}; choose another --port") from error
         self._start_http()
@@ -158,9 +171,10 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
         )
         return HttpServer(
-            make_app(door, facts),
+            make_app(door, facts, self._keys),
             config.http_host or config.host,
             config.http_port,
+            tls=self._tls.context if self._tls else None,
             reuse_port=config.reuse_port,
             stall_timeout_s=config.stall_timeout_s,
             settle_s=_SETTLE_S,
@@ -203,6 +217,9 @@ def _reason(error: OSError) -> str:
 def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        # Both: between the two, calls are refused by chance.
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.so_reuseport", int(config.reuse_port)),
         # With the default of 1000, many streams opened at once fail in ways a client cannot understand.
         ("grpc.server.max_pending_requests", 16384),

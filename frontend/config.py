@@ -5,10 +5,11 @@ variable `CHAIRLIFT_<FLAG>`; a flag wins over its variable. Knows nothing of the
 """
 
 import argparse
+import ipaddress
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +26,13 @@ _HELP = {
     "http": "serve OpenAI's API over HTTP too",
     "http_host": "address to listen on for HTTP; empty: as --host",
     "http_port": "port to listen on for HTTP; 0 takes a free one",
+    "api_key": "a key that calls must carry; may be repeated; everybody on this machine can read a flag, so better the "
+    "variable or the file",
+    "api_key_file": "file with such keys, one in a line",
+    "tls_cert": "certificate chain, PEM; both doors then speak TLS alone",
+    "tls_key": "its key, PEM, not encrypted",
+    "tls_client_ca": "certificates, PEM; clients must show one that these have signed",
+    "insecure_bind": "take a --host beyond this machine without TLS and a key",
     "engine": "address of the engine: HOST:PORT or unix:PATH",
     "tokenizer": "folder with the tokenizer's files; without it they come from the engine",
     "max_queued_requests": "most requests that may wait for their first token",
@@ -57,6 +65,12 @@ class FrontendConfig:
     http: bool = True
     http_host: str = ""
     http_port: int = 8000
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    insecure_bind: bool = False
     engine: str = "127.0.0.1:50052"
     tokenizer: Path | None = None
     max_queued_requests: int = 1024
@@ -101,6 +115,24 @@ class FrontendConfig:
         _check(self.log_level in _LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
         folder = self.tokenizer
         _check(folder is None or folder.is_dir(), "tokenizer", folder, "a folder that exists")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key belong together: one is missing")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+        self._check_exposure()
+
+    def _check_exposure(self) -> None:
+        """Nobody opens a port to a network by mistake."""
+        has_key = bool(self.api_key) or self.api_key_file is not None or self.tls_client_ca is not None
+        if self.insecure_bind or (self.tls_cert is not None and has_key):
+            return
+        for name in ("host", "http_host") if self.http and self.http_host else ("host",):
+            host = getattr(self, name)
+            if not _is_loopback(host):
+                raise ConfigError(
+                    f"--{_flag_name(name)} {host or repr(host)} is open to other machines: add --tls-cert, --tls-key "
+                    "and an API key (or --tls-client-ca), or --insecure-bind if something else protects it"
+                )
 
 
 def add_arguments(
@@ -116,7 +148,16 @@ def add_arguments(
         default = environ.get(variable) or option.default  # an empty variable counts as unset
         text = f"{_HELP[option.name]} [{variable}]"
         listed = option.name not in unlisted
-        if isinstance(option.default, bool):
+        if isinstance(option.default, tuple):
+            parser.add_argument(
+                f"--{name}",
+                dest=option.name,
+                default=(default,) if isinstance(default, str) else default,
+                metavar="KEY",
+                action=_Repeated,
+                help=text,
+            )
+        elif isinstance(option.default, bool):
             if isinstance(default, str):
                 default = _to_bool(parser, variable, default)
             parser.add_argument(
@@ -169,6 +210,21 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
+class _Repeated(argparse.Action):
+    """Collects the values of a flag; the first takes the default's place."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse's form
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Adds one."""
+        collected = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, (values,) if collected is self.default else (*collected, values))
+
+
 def _flag_name(field_name: str) -> str:
     return field_name.removesuffix("_s").replace("_", "-")
 
@@ -182,6 +238,13 @@ def _to_bool(parser: argparse.ArgumentParser, variable: str, value: str) -> bool
     if value.lower() not in words:
         parser.error(f"{variable} is {value!r}, it must be one of {', '.join(words)}")
     return words[value.lower()]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _is_address(address: str) -> bool:

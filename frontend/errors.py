@@ -6,6 +6,7 @@
     `-- RequestError           ends one call; `status.py` has the one table from class to gRPC status
         |-- InvalidRequest     a field has a value that cannot be served; names the field
         |   `-- RequestTooLong prompt and answer do not fit the model's context
+        |-- Unauthenticated    no valid API key
         |-- ModelNotFound      no such model here
         |-- QueueFull          as much is waiting as may wait; try again later
         |-- DeadlineExceeded   the call's deadline passed in a queue
@@ -59,6 +60,10 @@ class InvalidRequest(RequestError):  # noqa: N818
 
 class RequestTooLong(InvalidRequest):
     """Prompt and answer do not fit the model's context, or the engine's whole cache."""
+
+
+class Unauthenticated(RequestError):  # noqa: N818
+    """The call carries none of the server's API keys."""
 
 
 class ModelNotFound(RequestError):  # noqa: N818

@@ -6,6 +6,7 @@ Of uvicorn's own habits it keeps none that concern the process: no signal handle
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -23,33 +24,43 @@ class HttpServer:
     Args:
         app: the application.
         host, port: where to listen; port 0 takes a free one.
+        tls: to speak TLS with; None: plain HTTP.
         reuse_port: share the port with other processes.
         stall_timeout_s: how long a connection may take nothing of what is written to it.
         settle_s: how long calls may take to end once the server stops.
     """
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, *, reuse_port: bool, stall_timeout_s: float, settle_s: float
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None,
+        reuse_port: bool,
+        stall_timeout_s: float,
+        settle_s: float,
     ) -> None:
         self._address = (host, port)
         self._reuse_port = reuse_port
         self._stall_timeout_s = stall_timeout_s
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                http=HttpConnection,
-                h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="error",  # every malformed request is a warning
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, round(settle_s)),
-            )
+        config = uvicorn.Config(
+            app,
+            http=HttpConnection,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # every malformed request is a warning
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, round(settle_s)),
         )
+        config.load()  # here, because it would put its own idea of TLS over ours later
+        config.ssl = tls
+        self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 

@@ -19,6 +19,7 @@ from frontend.errors import (
     RequestError,
     RequestTooLong,
     ServerDraining,
+    Unauthenticated,
 )
 
 ERROR_DOMAIN = "chairlift"
@@ -32,6 +33,7 @@ class _Row(NamedTuple):
 _TABLE: dict[type[RequestError], _Row] = {
     InvalidRequest: _Row(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     RequestTooLong: _Row(grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_LONG"),
+    Unauthenticated: _Row(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     ModelNotFound: _Row(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFull: _Row(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     DeadlineExceeded: _Row(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),

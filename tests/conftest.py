@@ -5,8 +5,12 @@ test of anything may do: so this is decided here, first of all.
 """
 
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,3 +25,44 @@ def interruptible() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
+
+
+class Certificate(NamedTuple):
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates; `ca` is what one trusts who trusts it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self.ca = folder / f"{name}.pem"
+        self._key = folder / f"{name}.key"
+        _openssl("req", "-x509", "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.ca, *_NEW_KEY)
+
+    def sign(self, name: str) -> Certificate:
+        """A certificate for this machine."""
+        made = Certificate(self._folder / f"{self._name}-{name}.pem", self._folder / f"{self._name}-{name}.key")
+        request, names = made.cert.with_suffix(".csr"), made.cert.with_suffix(".names")
+        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        _openssl("req", "-new", "-subj", f"/CN={name}", "-keyout", made.key, "-out", request, *_NEW_KEY)
+        signer = ("-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-days", "2", "-extfile", names)
+        _openssl("x509", "-req", "-in", request, "-out", made.cert, *signer)
+        return made
+
+
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def _openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def make_authority(tmp_path: Path) -> Callable[[str], Authority]:
+    """make_authority(name): whom certificates are signed by."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    return lambda name: Authority(tmp_path, name)

@@ -3,6 +3,7 @@
 import grpc
 
 from frontend.client import GenerationError
+from frontend.client.connection import KEY_VARIABLE
 
 
 def complaint(error: GenerationError, target: str) -> str:
@@ -10,6 +11,8 @@ def complaint(error: GenerationError, target: str) -> str:
     line = " ".join(str(error).split())
     if error.retry_delay_s is not None:
         return f"{line} (try again in {error.retry_delay_s:.1f} s)"
+    if error.status is grpc.StatusCode.UNAUTHENTICATED:
+        return f"{line} (put one of the server's keys into {KEY_VARIABLE})"
     if error.status is grpc.StatusCode.UNAVAILABLE and not error.reason:  # grpc's own words: nobody answered
         return f"{line} (no server at {target}? `chairlift up` starts one)"
     return line

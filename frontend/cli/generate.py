@@ -1,14 +1,13 @@
 """`chairlift generate`: the generated text alone on standard output, as it comes, and the end of its last line."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
+from frontend.cli.server_options import add_server_arguments, tls_from_arguments
 from frontend.client import ChairliftClient, GenerationError, GenerationOptions
-from frontend.client.request import DEFAULT_TARGET
 from frontend.config import OneLineParser
 
 
@@ -20,10 +19,11 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--system is part of a chat: add --chat")
     if arguments.timeout is not None and not arguments.timeout > 0:
         parser.error(f"--timeout is {arguments.timeout:g} seconds, it must be above 0")
+    tls = tls_from_arguments(parser, arguments)
     try:
         text = sys.stdin.read() if arguments.text == "-" else arguments.text
         with (
-            ChairliftClient(arguments.target) as client,
+            ChairliftClient(arguments.target, tls=tls) as client,
             client.stream(
                 None if arguments.chat else text, timeout_s=arguments.timeout, **_options(arguments, text)
             ) as stream,
@@ -83,8 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--chat", action="store_true", help="the prompt is a chat message, for models with a chat template"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
-    target = os.environ.get("CHAIRLIFT_TARGET") or DEFAULT_TARGET
-    parser.add_argument("--target", default=target, help="the server [CHAIRLIFT_TARGET] (default: %(default)s)")
+    add_server_arguments(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="deadline, seconds (default: none)")
     parser.add_argument("--model", help="model to use (default: the only one)")
 

@@ -1,6 +1,5 @@
 """`chairlift health`: whether a server takes requests, its model and limits. Exit status 0 if it does, else 1."""
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +9,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
-from frontend.client import ChairliftClient, GenerationError
+from frontend.cli.server_options import add_server_arguments, tls_from_arguments
+from frontend.client import ChairliftClient, GenerationError, Tls
+from frontend.client.connection import KEY_VARIABLE
 from frontend.client.errors import generation_error
-from frontend.client.request import DEFAULT_TARGET
 from frontend.config import OneLineParser
 
 _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -21,19 +21,24 @@ _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0 if the server takes requests, else 1."""
     parser = OneLineParser(prog="chairlift health", description="Says whether a server takes requests, and its model.")
-    target = os.environ.get("CHAIRLIFT_TARGET") or DEFAULT_TARGET
-    parser.add_argument("--target", default=target, help="the server [CHAIRLIFT_TARGET] (default: %(default)s)")
+    add_server_arguments(parser)
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait (default: %(default)s)"
     )
     arguments = parser.parse_args(argv)
+    tls = tls_from_arguments(parser, arguments)
     try:
-        if not _takes_requests(arguments.target, arguments.timeout):
+        if not _takes_requests(arguments.target, tls, arguments.timeout):
             print("NOT_SERVING")
             return 1
-        with ChairliftClient(arguments.target) as client:
+        with ChairliftClient(arguments.target, tls=tls) as client:
             model = client.get_model(timeout_s=arguments.timeout)
+    except ValueError as error:
+        parser.error(str(error))
     except GenerationError as error:
+        if error.status is grpc.StatusCode.UNAUTHENTICATED:  # health is open to all, the model is not
+            print(f"SERVING\nmodel: hidden without an API key, see {KEY_VARIABLE}")
+            return 0
         print("NOT_SERVING")
         print(f"chairlift health: {complaint(error, arguments.target)}", file=sys.stderr)
         return 1
@@ -41,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _takes_requests(target: str, timeout_s: float) -> bool:
-    with grpc.insecure_channel(target) as channel:
+def _takes_requests(target: str, tls: Tls | None, timeout_s: float) -> bool:
+    with grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, tls.credentials()) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack the methods
         try:
             response = stub.Check(health_pb2.HealthCheckRequest(service=_SERVICE_NAME), timeout=timeout_s)

@@ -6,19 +6,20 @@ import sys
 import time
 
 from frontend.client import AsyncChairliftClient
+from frontend.client.connection import KEY_VARIABLE
 from frontend.client.request import DEFAULT_TARGET
 
 _PROMPT = "Once upon a time"
 _MAX_TOKENS = 96
 
 
-async def show_proof(target: str) -> None:
+async def show_proof(target: str, api_key: str | None) -> None:
     """Streams one completion to standard output, then prints the commands to go on with.
 
     Raises:
         GenerationError: the completion failed.
     """
-    async with AsyncChairliftClient(target) as client:
+    async with AsyncChairliftClient(target, api_key=api_key) as client:
         model = await client.get_model()
         print(f"\nOne completion, as proof. The prompt: {_PROMPT}\n")
         num_tokens = 0
@@ -29,14 +30,16 @@ async def show_proof(target: str) -> None:
                 num_tokens += chunk.num_tokens
         seconds = time.monotonic() - started_s
         print(f"\n\n({num_tokens} tokens in {seconds:.2f} s)\n")
-        print(next_steps(target, model.has_chat_template), flush=True)
+        print(next_steps(target, model.has_chat_template, with_key=api_key is not None), flush=True)
 
 
-def next_steps(target: str, has_chat_template: bool) -> str:
+def next_steps(target: str, has_chat_template: bool, *, with_key: bool) -> str:
     """How to call the server: from the shell, from Python, with grpcurl."""
     program = "chairlift" if shutil.which("chairlift") else shlex.quote(sys.argv[0])
     where = "" if target == DEFAULT_TARGET else f" --target {target}"
-    lines = ["Call it from another terminal:", f'  {program} generate "{_PROMPT}" --max-tokens 64{where}']
+    header = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if with_key else ""
+    note = f" (with the key in {KEY_VARIABLE})" if with_key else ""
+    lines = [f"Call it from another terminal{note}:", f'  {program} generate "{_PROMPT}" --max-tokens 64{where}']
     if has_chat_template:
         lines.append(f'  {program} generate --chat "Tell me a story."{where}')
     request = '{"spec": {"text": "%s", "stop": {"maxTokens": 64}}}' % _PROMPT  # noqa: UP031 - braces are JSON's
@@ -48,6 +51,6 @@ def next_steps(target: str, has_chat_template: bool) -> str:
             f'  for chunk in ChairliftClient("{target}").stream("{_PROMPT}", max_tokens=64):',
             '      print(chunk.text, end="", flush=True)',
             "from anywhere else:",
-            f"  grpcurl -plaintext -d '{request}' {target} chairlift.v1.GenerationService/StreamGenerate",
+            f"  grpcurl -plaintext{header} -d '{request}' {target} chairlift.v1.GenerationService/StreamGenerate",
         ]
     )

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from frontend.api_keys import load_keys
 from frontend.app import FrontendApp
 from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
@@ -47,6 +48,8 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
         parser.error("--engine: `up` starts an engine of its own; chairlift-frontend takes another one's address")
     try:
         config = config_from_arguments(arguments)
+        if arguments.proof and config.tls_cert is not None:
+            raise ConfigError("--proof speaks no TLS: leave it out, or --tls-cert")
     except ConfigError as error:
         parser.error(str(error))
     log_to_stderr(config.log_level)
@@ -140,11 +143,13 @@ class Pair:
         target = _target(self._config.host, self._app.port)
         if self._app.http_port is not None:
             http_target = _target(self._config.http_host or self._config.host, self._app.http_port)
-            print(f"OpenAI's API on http://{http_target}/v1", flush=True)
+            scheme = "http" if self._config.tls_cert is None else "https"
+            print(f"OpenAI's API on {scheme}://{http_target}/v1", flush=True)
         print(f"serving on {target}", flush=True)
         if with_proof:
             try:
-                await show_proof(target)
+                keys = load_keys(self._config.api_key, self._config.api_key_file)
+                await show_proof(target, keys[0] if keys else None)
             except GenerationError as error:
                 print(f"chairlift up: the proof failed: {complaint(error, target)}", file=sys.stderr, flush=True)
             print("\nServing; Ctrl-C drains and stops.", flush=True)

@@ -8,6 +8,7 @@ with ChairliftClient() as client:
 """
 
 from frontend.client.async_client import AsyncChairliftClient, AsyncGenerationStream
+from frontend.client.connection import Tls
 from frontend.client.errors import FieldViolation, GenerationError
 from frontend.client.prompt_batch import Prompt
 from frontend.client.request import GenerationOptions
@@ -22,4 +23,5 @@ __all__ = [
     "GenerationOptions",
     "GenerationStream",
     "Prompt",
+    "Tls",
 ]

@@ -11,6 +11,7 @@ from grpc import aio
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.client.connection import Tls, key_metadata
 from frontend.client.errors import GenerationError, generation_error
 from frontend.client.progress import Progress
 from frontend.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
@@ -84,10 +85,21 @@ class AsyncChairliftClient:
 
     Args:
         target: address of the frontend, as gRPC spells it: HOST:PORT or unix:PATH.
+        api_key: for servers that want one; None: the environment variable CHAIRLIFT_API_KEY, if it has a value.
+        tls: for servers that speak TLS.
+
+    Raises:
+        OSError: a file of `tls` cannot be read.
+        ValueError: no header can carry the key.
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
-        self._channel = aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None, tls: Tls | None = None) -> None:
+        self._metadata = key_metadata(api_key)
+        self._channel = (
+            aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            if tls is None
+            else aio.secure_channel(target, tls.credentials(), options=CHANNEL_OPTIONS)
+        )
         self._stub = GenerationServiceStub(self._channel)
 
     async def generate(
@@ -106,14 +118,14 @@ class AsyncChairliftClient:
             ValueError: a number that its field cannot hold.
         """
         request = pb.GenerateRequest(spec=generation_spec(text, options))
-        return await _call(self._stub.Generate(request, timeout=timeout_s))
+        return await _call(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def stream(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
     ) -> AsyncGenerationStream:
         """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
-        return AsyncGenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s))
+        return AsyncGenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
 
     @overload
     async def generate_many(
@@ -174,7 +186,9 @@ class AsyncChairliftClient:
             with Progress(len(batch.requests), show=progress) as bar:
                 while not batch.complete:
                     for index in batch.take_due(time.monotonic()):
-                        calls[index] = self._stub.Generate(batch.requests[index], timeout=timeout_s)
+                        calls[index] = self._stub.Generate(
+                            batch.requests[index], timeout=timeout_s, metadata=self._metadata
+                        )
                         calls[index].add_done_callback(lambda _, index=index: done.put_nowait(index))
                     try:
                         async with asyncio.timeout(batch.wait_s(time.monotonic())):
@@ -207,7 +221,7 @@ class AsyncChairliftClient:
             TypeError: not exactly one prompt.
         """
         request = count_request(text, chat, model, return_token_ids)
-        return await _call(self._stub.CountTokens(request, timeout=timeout_s))
+        return await _call(self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
 
     async def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
         """The model that is served and its limits.
@@ -215,7 +229,8 @@ class AsyncChairliftClient:
         Raises:
             GenerationError: the call failed.
         """
-        return await _call(self._stub.GetModel(pb.GetModelRequest(model=model), timeout=timeout_s))
+        request = pb.GetModelRequest(model=model)
+        return await _call(self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
 
     async def close(self) -> None:
         """Closes the channel; calls that run are cancelled."""

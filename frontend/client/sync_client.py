@@ -10,6 +10,7 @@ import grpc
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.client.connection import Tls, key_metadata
 from frontend.client.errors import GenerationError, generation_error
 from frontend.client.progress import Progress
 from frontend.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
@@ -90,10 +91,21 @@ class ChairliftClient:
 
     Args:
         target: address of the frontend, as gRPC spells it: HOST:PORT or unix:PATH.
+        api_key: for servers that want one; None: the environment variable CHAIRLIFT_API_KEY, if it has a value.
+        tls: for servers that speak TLS.
+
+    Raises:
+        OSError: a file of `tls` cannot be read.
+        ValueError: no header can carry the key.
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None, tls: Tls | None = None) -> None:
+        self._metadata = key_metadata(api_key)
+        self._channel = (
+            grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+            if tls is None
+            else grpc.secure_channel(target, tls.credentials(), options=CHANNEL_OPTIONS)
+        )
         self._stub = GenerationServiceStub(self._channel)
 
     def generate(
@@ -112,14 +124,14 @@ class ChairliftClient:
             ValueError: a number that its field cannot hold.
         """
         request = pb.GenerateRequest(spec=generation_spec(text, options))
-        return _call(lambda: self._stub.Generate(request, timeout=timeout_s))
+        return _call(lambda: self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def stream(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
     ) -> GenerationStream:
         """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
-        return GenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s))
+        return GenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
 
     @overload
     def generate_many(
@@ -180,7 +192,9 @@ class ChairliftClient:
             with Progress(len(batch.requests), show=progress) as bar:
                 while not batch.complete:
                     for index in batch.take_due(time.monotonic()):
-                        calls[index] = self._stub.Generate.future(batch.requests[index], timeout=timeout_s)
+                        calls[index] = self._stub.Generate.future(
+                            batch.requests[index], timeout=timeout_s, metadata=self._metadata
+                        )
                         calls[index].add_done_callback(lambda _, index=index: done.put(index))
                     try:
                         index = done.get(timeout=batch.wait_s(time.monotonic()))
@@ -213,7 +227,7 @@ class ChairliftClient:
             TypeError: not exactly one prompt.
         """
         request = count_request(text, chat, model, return_token_ids)
-        return _call(lambda: self._stub.CountTokens(request, timeout=timeout_s))
+        return _call(lambda: self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
 
     def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
         """The model that is served and its limits.
@@ -221,7 +235,8 @@ class ChairliftClient:
         Raises:
             GenerationError: the call failed.
         """
-        return _call(lambda: self._stub.GetModel(pb.GetModelRequest(model=model), timeout=timeout_s))
+        request = pb.GetModelRequest(model=model)
+        return _call(lambda: self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
 
     def close(self) -> None:
         """Closes the channel; calls that run are cancelled."""

@@ -2,21 +2,24 @@
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from frontend.api_keys import ApiKeys
 from frontend.errors import RequestError
 from frontend.openai.disconnect import ClientGone
 from frontend.openai.door import Door
 from frontend.openai.error_object import BodyError, error_response
 from frontend.openai.facts import Facts
+from frontend.openai.key_gate import KeyGate
 
 _CHAT_PATH = "/v1/chat/completions"
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def make_app(door: Door, facts: Facts) -> Starlette:
+def make_app(door: Door, facts: Facts, keys: ApiKeys) -> Starlette:
     """The ASGI application."""
     get, post = ["GET"], ["POST"]
     return Starlette(
@@ -31,6 +34,7 @@ def make_app(door: Door, facts: Facts) -> Starlette:
             Route("/version", facts.version, methods=get),
             Route("/metrics", facts.metrics, methods=get),
         ],
+        middleware=[Middleware(KeyGate, keys)],
         exception_handlers={
             RequestError: _tell,
             BodyError: _tell,

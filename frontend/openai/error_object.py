@@ -16,6 +16,7 @@ from frontend.errors import (
     RequestError,
     RequestTooLong,
     ServerDraining,
+    Unauthenticated,
 )
 
 
@@ -47,6 +48,7 @@ _INVALID = "invalid_request_error"
 _TABLE: dict[type[RequestError], _Row] = {
     InvalidRequest: _Row(400, _INVALID, None),
     RequestTooLong: _Row(400, _INVALID, "context_length_exceeded"),
+    Unauthenticated: _Row(401, _INVALID, "invalid_api_key"),
     ModelNotFound: _Row(404, _INVALID, "model_not_found"),
     QueueFull: _Row(429, "rate_limit_error", "queue_full"),
     DeadlineExceeded: _Row(504, "server_error", "deadline_exceeded"),
@@ -94,6 +96,8 @@ def error_object(error: Exception, *, chat: bool = False) -> ErrorObject:
     if not isinstance(error, RequestError):
         return ErrorObject(_DEFECT.status, _body(_DEFECT, "internal error; the server's log has the cause", None), {})
     row, message, param, headers = _TABLE[type(error)], error.message, None, {}
+    if isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
     if isinstance(error, ModelNotFound):
         param = "model"
     if isinstance(error, InvalidRequest) and error.field:

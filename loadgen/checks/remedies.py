@@ -15,7 +15,8 @@ _REMEDIES = {
     ): "its queue is full: lower the rate, set --max-concurrency, or let it queue more",
     ("UNAVAILABLE", "HTTP 502", "HTTP 503", "HTTP 504", CONNECTION): "the server or a part of it was away; see its log",
     (TIMEOUT, "DEADLINE_EXCEEDED", "HTTP 408"): "answers took too long: lower the rate, or raise --timeout",
-    ("UNAUTHENTICATED", "PERMISSION_DENIED", "HTTP 401", "HTTP 403"): "it refuses us; put its key into OPENAI_API_KEY",
+    ("UNAUTHENTICATED", "PERMISSION_DENIED"): "it refuses us; put its key into CHAIRLIFT_API_KEY",
+    ("HTTP 401", "HTTP 403"): "it refuses us; put its key into OPENAI_API_KEY",
     ("NOT_FOUND", "UNIMPLEMENTED", "HTTP 404", "HTTP 405"): "it lacks what was asked for: check --target and --model",
     ("INTERNAL", "UNKNOWN", "ABORTED", "CANCELLED", "DATA_LOSS", "HTTP 500"): "the server failed; see its log",
 }

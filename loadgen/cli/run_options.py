@@ -49,7 +49,8 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, with_target: bool =
             "--target",
             default=DEFAULT_TARGET,
             metavar="URL",
-            help="grpc://HOST:PORT, grpc+unix:PATH, http://HOST:PORT/v1 (OpenAI-compatible), or null: "
+            help="grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1 (OpenAI-compatible), or null:; its "
+            "key is that of CHAIRLIFT_API_KEY, over HTTP of OPENAI_API_KEY "
             "(default: %(default)s)",
         )
     group.add_argument(
@@ -76,6 +77,11 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, with_target: bool =
     group.add_argument(
         "--timeout", type=duration_s, metavar="DURATION", help="of one request, from when it is sent (default: none)"
     )
+    group.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="certificates to trust (grpcs, https; default: the usual ones)"
+    )
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to show to a server that wants one")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="key of --tls-cert")
     group.add_argument("--metrics-url", metavar="URL", help="Prometheus metrics to keep, before and after the run")
 
 
@@ -163,6 +169,7 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
     scheme = url.partition(":")[0]
     apis: dict[str, tuple[str, ...]] = {
         "grpc": ("grpc",),
+        "grpcs": ("grpc",),
         "grpc+unix": ("grpc",),
         "http": ("completions", "chat"),
         "https": ("completions", "chat"),
@@ -181,7 +188,10 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
         temperature=options.temperature,
         ignore_eos=options.ignore_eos,
         timeout_s=options.timeout,
-        api_key=os.environ.get("OPENAI_API_KEY", ""),
+        api_key=os.environ.get("CHAIRLIFT_API_KEY" if api == "grpc" else "OPENAI_API_KEY", ""),
+        tls_ca=options.tls_ca,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
     )
 
 

@@ -1,6 +1,7 @@
 """The seam between playing a schedule and talking to a server."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -16,14 +17,16 @@ class TargetSpec:
     """Where and how to ask; workers open their own connections from it.
 
     Attributes:
-        url: grpc://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1, null:.
+        url: grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1, null:.
         api: how to talk to it.
         model: name to ask for; "" takes the only one.
         prompt_mode: token ids, or text where a server takes no ids.
         temperature: 0 is greedy.
         ignore_eos: answers have exactly the length that was asked for.
         timeout_s: of each request, from when it is sent; None waits for ever.
-        api_key: for HTTP, sent as a bearer token.
+        api_key: sent as a bearer token.
+        tls_ca: certificates to trust instead of the usual ones, for grpcs and https.
+        tls_cert, tls_key: to show to servers that want one.
     """
 
     url: str
@@ -34,6 +37,9 @@ class TargetSpec:
     ignore_eos: bool = True
     timeout_s: float | None = None
     api_key: str = ""
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

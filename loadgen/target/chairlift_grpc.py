@@ -18,6 +18,7 @@ from loadgen.target.base import (
     TargetSpec,
 )
 from loadgen.target.probe import probe_answer, probe_request, refusal
+from loadgen.target.tls import grpc_credentials
 
 STREAMS_PER_CHANNEL = 64
 """Servers commonly take 100 streams on a connection; what is above waits unseen."""
@@ -37,8 +38,13 @@ _OPTIONS = (
 class _Connection:
     """One channel: one TCP connection of its own."""
 
-    def __init__(self, address: str, number: int) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, ("chairlift.connection", number)))
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, number: int) -> None:
+        options = (*_OPTIONS, ("chairlift.connection", number))
+        self.channel = (
+            grpc.aio.insecure_channel(address, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=options)
+        )
         self.stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(
             _SERVICE + "StreamGenerate"
         )
@@ -49,8 +55,10 @@ class ChairliftTarget:
     """Connections to a Chairlift frontend, more of them as more streams are open.
 
     Args:
-        spec: its url is grpc://HOST:PORT or grpc+unix:PATH.
+        spec: its url is grpc://HOST:PORT, grpcs://HOST:PORT or grpc+unix:PATH.
         probe_timeout_s: for GetModel, seconds.
+
+    Raises: TargetError: a file for TLS cannot be read.
     """
 
     def __init__(self, spec: TargetSpec, probe_timeout_s: float) -> None:
@@ -58,7 +66,9 @@ class ChairliftTarget:
         self._probe_timeout_s = probe_timeout_s
         scheme, _, rest = spec.url.partition(":")
         self._address = f"unix:{rest}" if scheme == "grpc+unix" else rest.removeprefix("//").rstrip("/")
-        self._connections = [_Connection(self._address, 0)]
+        self._credentials = grpc_credentials(spec)
+        self._metadata = (("authorization", f"Bearer {spec.api_key}"),) if spec.api_key else None
+        self._connections = [_Connection(self._address, self._credentials, 0)]
         self._model = spec.model
 
     async def probe(self) -> TargetFacts:
@@ -108,7 +118,7 @@ class ChairliftTarget:
         connection = self._connection()
         connection.num_streams += 1
         sink.sent()
-        call = connection.stream(prepared, timeout=self._spec.timeout_s)
+        call = connection.stream(prepared, timeout=self._spec.timeout_s, metadata=self._metadata)
         try:
             await _read(call, sink)
         except grpc.aio.AioRpcError as error:
@@ -130,7 +140,7 @@ class ChairliftTarget:
         """The first with room. The last one being used, another is opened ahead of its need."""
         chosen = next((each for each in self._connections if each.num_streams < STREAMS_PER_CHANNEL), None)
         if chosen is None or (chosen is self._connections[-1] and chosen.num_streams >= _SPARE_BELOW):
-            spare = _Connection(self._address, len(self._connections))
+            spare = _Connection(self._address, self._credentials, len(self._connections))
             spare.channel.get_state(try_to_connect=True)
             self._connections.append(spare)
         return chosen or self._connections[-1]
@@ -140,7 +150,8 @@ class ChairliftTarget:
             _SERVICE + method
         )
         try:
-            return response_type(await call(request.SerializeToString(), timeout=self._probe_timeout_s))
+            data = request.SerializeToString()
+            return response_type(await call(data, timeout=self._probe_timeout_s, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise TargetError(self._complaint(error, method)) from error
 
@@ -156,6 +167,8 @@ class ChairliftTarget:
                 return f"nobody serves at {url} ({reason}): start the server, or check the address"
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"{url} does not answer {method} within {self._probe_timeout_s:g} s: look at the server's log"
+            case grpc.StatusCode.UNAUTHENTICATED:
+                return f"{url} refuses us ({_text(error)}): put its key into CHAIRLIFT_API_KEY"
             case grpc.StatusCode.UNIMPLEMENTED:
                 return f"{url} speaks gRPC but has no {_SERVICE}{method}: it is another server, or an older one"
             case _:

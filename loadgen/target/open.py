@@ -10,7 +10,7 @@ from loadgen.target.null import NullTarget
 from loadgen.target.probe import PROBE_TIMEOUT_S
 
 _SCHEMES = {
-    "grpc": ("grpc", "grpc+unix"),
+    "grpc": ("grpc", "grpcs", "grpc+unix"),
     "completions": ("http", "https"),
     "chat": ("http", "https"),
     "null": ("null",),
@@ -21,10 +21,14 @@ def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -
     """Opens no connection yet. Must be called inside the running event loop that will use the target.
 
     Args:
-        spec: where and how to ask; without an api_key, HTTP takes that of the environment variable OPENAI_API_KEY.
+        spec: where and how to ask; without an api_key, HTTP takes that of the environment variable OPENAI_API_KEY, gRPC
+            that of CHAIRLIFT_API_KEY.
         probe_timeout_s: for a server to say what it serves, seconds.
-    Raises: TargetError: URL and API do not belong together, or the API takes no prompts of that kind.
+    Raises: TargetError: URL and API do not belong together, the API takes no prompts of that kind, or a file for TLS is
+        of no use.
     """
+    variable = "CHAIRLIFT_API_KEY" if spec.api == "grpc" else "OPENAI_API_KEY"
+    spec = replace(spec, api_key=spec.api_key or os.environ.get(variable, ""))
     check_spec(spec)
     if spec.api == "null":
         return NullTarget(spec)
@@ -34,8 +38,7 @@ def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -
         return ChairliftTarget(spec, probe_timeout_s)
     from loadgen.target.openai import OpenAiTarget
 
-    api_key = spec.api_key or os.environ.get("OPENAI_API_KEY", "")
-    return OpenAiTarget(replace(spec, api_key=api_key, url=spec.url.rstrip("/")), probe_timeout_s)
+    return OpenAiTarget(replace(spec, url=spec.url.rstrip("/")), probe_timeout_s)
 
 
 def check_spec(spec: TargetSpec) -> None:
@@ -50,5 +53,9 @@ def check_spec(spec: TargetSpec) -> None:
         raise TargetError(f"target {spec.url!r} is no address for api {spec.api}, which wants {wanted}")
     if spec.api != "null" and not (parts.path if parts.scheme == "grpc+unix" else parts.netloc):
         raise TargetError(f"target {spec.url!r} names no host")
+    if (spec.tls_cert is None) != (spec.tls_key is None):
+        raise TargetError("--tls-cert and --tls-key belong together: one is missing")
+    if not (spec.api_key.isascii() and spec.api_key.isprintable()):  # gRPC would say the key
+        raise TargetError("the API key has other characters than printable ASCII")
     if spec.api == "chat" and spec.prompt_mode == "ids":
         raise TargetError("the chat API takes no token ids: use --prompt-mode text, or --api completions")

@@ -17,6 +17,7 @@ from loadgen.target.connection_errors import http_complaint, http_reason
 from loadgen.target.openai_answer import Answer, error_text
 from loadgen.target.probe import probe_answer, probe_request, refusal
 from loadgen.target.sse import EventReader
+from loadgen.target.tls import ssl_context
 
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 _KEEPALIVE_S = 4.0  # servers on uvicorn hang up after 5: a request must not meet that
@@ -43,7 +44,11 @@ class OpenAiTarget:
         if spec.api_key:
             headers["Authorization"] = f"Bearer {spec.api_key}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=_KEEPALIVE_S,
+                ssl=ssl_context(spec) if spec.url.startswith("https:") else True,
+            ),
             timeout=aiohttp.ClientTimeout(total=None),
             headers=headers,
         )

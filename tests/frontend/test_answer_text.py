@@ -25,8 +25,9 @@ def make_request(*, stop_texts=(), include=False, text=True, keep=False):
         SamplingOptions(1, 1, 0, 0, 1, 0, 0, 0, ()),
         StopOptions(None, 0, tuple(stop_texts), (), include, ignore_end_token=False),
         OutputOptions(text, token_ids=False, top_logprobs=None, keep_special_tokens=keep),
-        0,
-        "",
+        priority=0,
+        cache_salt="",
+        num_answers=1,
     )
 
 

@@ -37,6 +37,11 @@ def test_flags_are_parsed():
 def test_every_flag_is_an_environment_variable_too(tmp_path):
     values = {
         "host": "0.0.0.0",
+        "api_key_file": tmp_path / "keys",
+        "tls_cert": tmp_path / "cert",
+        "tls_key": tmp_path / "key",
+        "tls_client_ca": tmp_path / "ca",
+        "insecure_bind": True,
         "port": 1234,
         "http": False,
         "http_host": "::1",
@@ -58,12 +63,64 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
         "log_level": "debug",
     }
     environ = {"CHAIRLIFT_" + name.removesuffix("_s").upper(): str(value) for name, value in values.items()}
-    assert parse_arguments([], environ) == FrontendConfig(**values)
+    environ["CHAIRLIFT_API_KEY"] = "one,key"
+    assert parse_arguments([], environ) == FrontendConfig(**values, api_key=("one,key",))
 
 
 def test_flag_wins_over_its_variable():
     assert parse_arguments(["--port", "1"], {"CHAIRLIFT_PORT": "2"}).port == 1
     assert parse_arguments(["--no-uvloop"], {"CHAIRLIFT_UVLOOP": "1"}).uvloop is False
+
+
+def test_keys_are_collected_and_win_over_the_variable():
+    environ = {"CHAIRLIFT_API_KEY": "from-variable"}
+    assert parse_arguments([], environ).api_key == ("from-variable",)
+    assert parse_arguments(["--api-key", "a", "--api-key", "b"], environ).api_key == ("a", "b")
+
+
+def test_keys_are_in_no_text_about_the_config(capsys):
+    environ = {"CHAIRLIFT_API_KEY": "from-variable"}
+    assert "from-variable" not in repr(parse_arguments([], environ))
+    for argv in (["--help"], ["--port", "x"], ["--host", "0.0.0.0"]):
+        with pytest.raises(SystemExit):
+            parse_arguments(argv, environ)
+    out, err = capsys.readouterr()
+    assert "from-variable" not in out + err
+    assert "the variable or the file" in " ".join(out.split())
+
+
+LOCAL = [["--host", host] for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost")]
+PROTECTED = [
+    ["--tls-cert", "c", "--tls-key", "k", "--api-key", "a"],
+    ["--tls-cert", "c", "--tls-key", "k", "--api-key-file", "f"],
+    ["--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "ca"],
+    ["--insecure-bind"],
+]
+HALF_PROTECTED = [[], ["--api-key", "a"], ["--tls-cert", "c", "--tls-key", "k"]]
+WIDE = [["--host", "0.0.0.0"], ["--host", "::"], ["--host", "192.0.2.7"], ["--host="], ["--http-host", "example.org"]]
+
+
+@pytest.mark.parametrize("where", LOCAL)
+def test_this_machine_alone_needs_no_protection(where):
+    parse_arguments(where, {})
+
+
+@pytest.mark.parametrize("where", WIDE)
+def test_address_beyond_this_machine_needs_tls_and_a_key_or_a_word(where, capsys):
+    for flags in PROTECTED:
+        parse_arguments([*where, *flags], {})
+    for flags in HALF_PROTECTED:
+        with pytest.raises(SystemExit) as caught:
+            parse_arguments([*where, *flags], {})
+        assert caught.value.code == 2
+        printed = capsys.readouterr().err
+        assert "is open to other machines: add --tls-cert, --tls-key and an API key" in printed
+        assert "--insecure-bind" in printed
+        assert printed.count("\n") == 1
+
+
+def test_address_of_http_does_not_matter_without_http():
+    parse_arguments(["--http-host", "0.0.0.0", "--no-http"], {})
 
 
 def test_empty_variable_counts_as_unset():
@@ -90,6 +147,9 @@ BAD = {
     "--heartbeat-timeout 1": "--heartbeat-timeout is 1.0, it must be between 2 and 600 seconds",
     "--log-level loud": "--log-level is loud, it must be one of debug",
     "--metrics-prefix sglang": "--metrics-prefix is sglang, it must be one of chairlift, vllm",
+    "--tls-cert c": "--tls-cert and --tls-key belong together",
+    "--tls-key k": "--tls-cert and --tls-key belong together",
+    "--tls-client-ca ca": "--tls-client-ca needs --tls-cert",
     "--unknown": "--unknown",
 }
 

@@ -29,6 +29,51 @@ async def test_prints_the_text_alone(target, capsys):
     assert capsys.readouterr() == ("hello wörld 🙂\n", "")
 
 
+async def test_key_of_the_environment_and_tls(make_pair, make_authority, monkeypatch, capsys):
+    authority = make_authority("ours")
+    served, mine = authority.sign("server"), authority.sign("client")
+    pair = await make_pair(
+        tls_cert=served.cert, tls_key=served.key, tls_client_ca=authority.ca, api_key=("other", "the-key")
+    )
+    flags = ["--target", f"127.0.0.1:{pair.app.port}", "--tls-ca", str(authority.ca)]
+    flags += ["--tls-cert", str(mine.cert), "--tls-key", str(mine.key)]
+    monkeypatch.setenv("CHAIRLIFT_API_KEY", "the-key")
+    assert await run("abc", *flags) == 0
+    assert capsys.readouterr().out == "abc\n"
+    monkeypatch.setenv("CHAIRLIFT_API_KEY", "wrong-key")
+    assert await run("abc", *flags) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "UNAUTHENTICATED" in err
+    assert "CHAIRLIFT_API_KEY" in err
+    assert "wrong-key" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--tls-ca", "no-such-file"], "no-such-file cannot be read: No such file"),
+        (["--tls-cert", "no-such-file"], "--tls-cert and --tls-key belong together"),
+    ],
+)
+async def test_files_of_no_use_are_named(flags, says, capsys):
+    with pytest.raises(SystemExit) as caught:
+        await run("abc", *flags)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+
+
+async def test_key_that_no_header_can_carry_is_not_repeated(target, monkeypatch, capsys):
+    monkeypatch.setenv("CHAIRLIFT_API_KEY", "hidden\nkey")
+    with pytest.raises(SystemExit):
+        await run("abc", "--target", target)
+    err = capsys.readouterr().err
+    assert "the API key has other characters than printable ASCII" in err
+    assert "hidden" not in err
+
+
 async def test_an_answer_that_ends_its_line_gets_no_second_end(target, capsys):
     assert await run("a line\nand one more\n", "--target", target) == 0
     assert capsys.readouterr().out == "a line\nand one more\n"

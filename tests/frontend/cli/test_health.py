@@ -34,6 +34,25 @@ async def test_nobody_there(capsys):
     assert err.count("\n") == 1
 
 
+async def test_without_a_key_it_says_serving_and_where_the_key_goes(make_pair, capsys, monkeypatch):
+    pair = await make_pair(api_key=("the-key",))
+    target = f"127.0.0.1:{pair.app.port}"
+    assert await run(target) == 0
+    assert capsys.readouterr().out == "SERVING\nmodel: hidden without an API key, see CHAIRLIFT_API_KEY\n"
+    monkeypatch.setenv("CHAIRLIFT_API_KEY", "the-key")
+    assert await run(target) == 0
+    assert "model: fake" in capsys.readouterr().out
+
+
+async def test_over_tls(make_pair, make_authority, capsys):
+    authority = make_authority("ours")
+    served = authority.sign("server")
+    pair = await make_pair(tls_cert=served.cert, tls_key=served.key)
+    flags = ["health", "--target", f"127.0.0.1:{pair.app.port}", "--tls-ca", str(authority.ca)]
+    assert await asyncio.to_thread(main, flags) == 0
+    assert "model: fake" in capsys.readouterr().out
+
+
 async def test_reader_that_leaves_ends_it_quietly(target):
     reader, writer = os.pipe()
     os.close(reader)

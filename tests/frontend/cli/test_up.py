@@ -224,11 +224,28 @@ def test_proof_is_streamed_and_says_how_to_go_on(start_up):
     assert up.end() == (0, "drained 0\n")
 
 
+def test_proof_has_the_key_and_does_not_print_it(start_up, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("the-key\n")
+    up = start_up("serve", "--proof", "--api-key-file", str(keys))
+    target = up.wait_serving()
+    up.read_until("^Once upon a time$")
+    up.read_until("with the key in CHAIRLIFT_API_KEY")
+    up.read_until(rf'grpcurl -plaintext -H "authorization: Bearer \$CHAIRLIFT_API_KEY" .* {target}')
+    up.process.terminate()
+    assert up.end() == (0, "\nServing; Ctrl-C drains and stops.\ndrained 0\n")
+    assert "the-key" not in up.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--max-queued-requests", "0"], "chairlift up: error: --max-queued-requests is 0, it must be at least 1"),
         (["--port", "many"], "chairlift up: error: argument --port"),
+        (["--host", "0.0.0.0"], "chairlift up: error: --host 0.0.0.0 is open to other machines"),
+        (["--proof", "--tls-cert", "c", "--tls-key", "k"], "chairlift up: error: --proof speaks no TLS"),
+        (["--tls-cert", "c", "--tls-key", "k"], "chairlift up: error: --tls-cert c cannot be read"),
+        (["--api-key", "two words"], "chairlift up: error: --api-key: a key has 1 to 1024 printable"),
         (["--engine", "127.0.0.1:1"], "chairlift up: error: --engine: `up` starts an engine of its own"),
     ],
 )

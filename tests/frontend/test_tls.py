@@ -1,0 +1,139 @@
+"""TLS at both doors, with certificates made on the spot and clients that check them."""
+
+import asyncio
+import ssl
+import subprocess
+
+import aiohttp
+import grpc
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.app import FrontendApp
+from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError, Tls
+from frontend.config import FrontendConfig
+from frontend.errors import ConfigError
+
+
+@pytest.fixture
+def authority(make_authority):
+    return make_authority("ours")
+
+
+@pytest.fixture
+def served(authority):
+    return authority.sign("server")
+
+
+@pytest.fixture
+async def tls_pair(make_pair, served):
+    return await make_pair(http=True, tls_cert=served.cert, tls_key=served.key)
+
+
+@pytest.fixture
+async def mtls_pair(make_pair, served, authority):
+    return await make_pair(http=True, tls_cert=served.cert, tls_key=served.key, tls_client_ca=authority.ca)
+
+
+async def over_grpc(pair, tls):
+    async with AsyncChairliftClient(f"127.0.0.1:{pair.app.port}", tls=tls) as client:
+        return (await client.generate("abc", timeout_s=10)).text
+
+
+async def over_http(pair, tls):
+    context = ssl.create_default_context(cafile=tls.ca)
+    if tls.cert:
+        context.load_cert_chain(tls.cert, tls.key)
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+        session.post(f"https://127.0.0.1:{pair.app.http_port}/v1/completions", json={"prompt": "abc"}) as response,
+    ):
+        return (await response.json())["choices"][0]["text"]
+
+
+async def assert_refused(pair, tls):
+    with pytest.raises(GenerationError) as caught:
+        await over_grpc(pair, tls)
+    assert caught.value.status is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(aiohttp.ClientError):
+        await over_http(pair, tls)
+
+
+async def test_both_doors_speak_tls(tls_pair, authority):
+    tls = Tls(ca=authority.ca)
+    assert await over_grpc(tls_pair, tls) == "abc"
+    assert await over_http(tls_pair, tls) == "abc"
+
+
+async def test_blocking_client_speaks_tls(tls_pair, authority):
+    def call():
+        with ChairliftClient(f"127.0.0.1:{tls_pair.app.port}", tls=Tls(ca=authority.ca)) as client:
+            return client.generate("abc", timeout_s=10).text
+
+    assert await asyncio.to_thread(call) == "abc"
+
+
+async def test_client_that_trusts_others_does_not_talk(tls_pair, make_authority):
+    await assert_refused(tls_pair, Tls(ca=make_authority("theirs").ca))
+
+
+async def test_nothing_is_served_in_plain_text(tls_pair):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await tls_pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="abc")), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"http://127.0.0.1:{tls_pair.app.http_port}/health")
+
+
+async def test_client_certificate_is_wanted_and_checked(mtls_pair, authority, make_authority):
+    known, stranger = authority.sign("client"), make_authority("theirs").sign("client")
+    tls = Tls(ca=authority.ca, cert=known.cert, key=known.key)
+    assert await over_grpc(mtls_pair, tls) == "abc"
+    assert await over_http(mtls_pair, tls) == "abc"
+    await assert_refused(mtls_pair, Tls(ca=authority.ca))
+    await assert_refused(mtls_pair, Tls(ca=authority.ca, cert=stranger.cert, key=stranger.key))
+
+
+async def test_key_and_tls_together(make_pair, served, authority, monkeypatch):
+    pair = await make_pair(tls_cert=served.cert, tls_key=served.key, api_key=("the-key",))
+    target, tls = f"127.0.0.1:{pair.app.port}", Tls(ca=authority.ca)
+    async with AsyncChairliftClient(target, tls=tls, api_key="the-key") as client:
+        assert (await client.generate("abc", timeout_s=10)).text == "abc"
+    with pytest.raises(GenerationError) as caught:
+        await over_grpc(pair, tls)
+    assert caught.value.status is grpc.StatusCode.UNAUTHENTICATED
+    monkeypatch.setenv("CHAIRLIFT_API_KEY", "the-key")
+    assert await over_grpc(pair, tls) == "abc"
+
+
+async def test_grpc_checks_the_servers_name(tls_pair, authority):
+    credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes())
+    options = [("grpc.ssl_target_name_override", "other.example.org"), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.secure_channel(f"127.0.0.1:{tls_pair.app.port}", credentials, options=options) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
+
+
+def test_files_of_no_use_are_named(authority, served, tmp_path):
+    other = authority.sign("other")
+    locked = tmp_path / "locked.key"
+    command = ["openssl", "ec", "-in", served.key, "-aes256", "-passout", "pass:x", "-out", locked]
+    subprocess.run(command, check=True, capture_output=True)
+    junk = tmp_path / "junk"
+    junk.write_text("junk")
+    missing = tmp_path / "missing"
+
+    def complaint(cert, key, client_ca=None):
+        with pytest.raises(ConfigError) as caught:
+            FrontendApp(FrontendConfig(tls_cert=cert, tls_key=key, tls_client_ca=client_ca))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert complaint(missing, served.key) == f"--tls-cert {missing} cannot be read: No such file or directory"
+    assert complaint(served.cert, missing) == f"--tls-key {missing} cannot be read: No such file or directory"
+    for cert, key in ((junk, served.key), (served.cert, junk), (served.cert, other.key), (served.cert, locked)):
+        assert "are no pair of a certificate and its unencrypted key" in complaint(cert, key)
+    assert complaint(served.cert, served.key, junk) == f"--tls-client-ca {junk} holds no certificates in PEM"
+    assert "cannot be read" in complaint(served.cert, served.key, missing)
