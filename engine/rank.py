@@ -169,7 +169,8 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Call
         quantize_inputs=has_fp8_weights,
         progress=partial(_progress_bar, is_shown=_is_watched(group)),
     )
-    if config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None:
+    is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
+    if is_measured:
         gpu.memory.check()
     gpu.memory.check_weights(
         weights_bytes(task.model_config, task.dtype, group=group, keeps_fp8=task.model_config.fp8 is not None)
@@ -180,25 +181,21 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Call
     try:
         model = _load(task, group, ops, gpu.device, progress)
         make_runner = partial(_make_runner, task, group, model, ops, stream=stream)
-        if config.kv_cache_memory_bytes is not None:
-            cache_bytes = config.kv_cache_memory_bytes
-        elif config.num_gpu_blocks_override is not None:
-            cache_bytes = 0
-        else:
+        cache_bytes = config.kv_cache_memory_bytes or 0  # counts for nothing where the number of blocks is given
+        if is_measured:
             progress("compiling kernels and measuring the largest step")
-            cache = smallest_cache(
-                task.limits,
-                config.block_size,
-                kv_bytes_per_token(shard, task.kv_dtype),
-                config.max_model_len or shard.max_position_embeddings,
-            )
             use = measure_memory(
                 gpu,
                 ops,
                 lambda plan, sizes: make_runner(plan, decode_sizes=sizes),
                 limits=task.limits,
                 ladder=ladder,
-                cache=cache,
+                cache=smallest_cache(
+                    task.limits,
+                    config.block_size,
+                    kv_bytes_per_token(shard, task.kv_dtype),
+                    config.max_model_len or shard.max_position_embeddings,
+                ),
                 vocab_size=shard.vocab_size,
             )
             cache_bytes = group.least(kv_cache_bytes(gpu.memory, use))
