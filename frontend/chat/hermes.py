@@ -6,8 +6,8 @@
 import enum
 
 from frontend.chat.call_output import CallOutput
+from frontend.chat.call_parser import CallParser
 from frontend.chat.call_reader import CallReader, ReaderStatus
-from frontend.chat.deltas import Delta
 from frontend.chat.marks import mark_finder
 
 _OPENING = "<tool_call>"
@@ -20,32 +20,19 @@ class _Place(enum.Enum):
     CLOSING = "closing"  # between a call and its closing mark, which a model may forget
 
 
-class HermesCalls:
+class HermesCalls(CallParser):
     """One answer's content and calls; an `AnswerParser`."""
 
     def __init__(self, output: CallOutput) -> None:
-        self._output = output
+        super().__init__(output)
         self._finder = mark_finder(frozenset({_OPENING}))
         self._reader = CallReader()
         self._place = _Place.CONTENT
-        self._text = ""
 
-    def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns what is certain by now."""
-        self._text += text
-        while self._text and self._advance():
-            pass
-        return self._output.take()
-
-    def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
-        self._output.give_up()
-        if self._place is _Place.CONTENT:
-            self._output.content(self._text)
-        return self._output.finish()
+    def _holds_content(self) -> bool:
+        return self._place is _Place.CONTENT
 
     def _advance(self) -> bool:
-        """Looks at the text once; False: more is needed."""
         match self._place:
             case _Place.CONTENT:
                 return self._find_call()

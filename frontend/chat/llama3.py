@@ -8,8 +8,8 @@ import enum
 from collections.abc import Collection
 
 from frontend.chat.call_output import CallOutput
+from frontend.chat.call_parser import CallParser
 from frontend.chat.call_reader import CallReader, ReaderStatus
-from frontend.chat.deltas import Delta
 
 _TAG = "<|python_tag|>"
 _SEPARATORS = "; \t\r\n"
@@ -21,7 +21,7 @@ class _Place(enum.Enum):
     CONTENT = "content"  # no call can come any more
 
 
-class Llama3Calls:
+class Llama3Calls(CallParser):
     """One answer's content and calls; an `AnswerParser`.
 
     Args:
@@ -29,28 +29,13 @@ class Llama3Calls:
     """
 
     def __init__(self, output: CallOutput, tool_names: Collection[str]) -> None:
-        self._output = output
+        super().__init__(output)
         self._tool_names = frozenset(tool_names)
         self._reader = CallReader()
         self._place = _Place.BEFORE
         self._has_called = False
-        self._text = ""
-
-    def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns what is certain by now."""
-        self._text += text
-        while self._text and self._advance():
-            pass
-        return self._output.take()
-
-    def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
-        self._output.give_up()
-        self._output.content(self._text)
-        return self._output.finish()
 
     def _advance(self) -> bool:
-        """Looks at the text once; False: more is needed."""
         match self._place:
             case _Place.BEFORE:
                 return self._find_call()

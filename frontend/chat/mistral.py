@@ -8,8 +8,8 @@ import enum
 import re
 
 from frontend.chat.call_output import CallOutput
+from frontend.chat.call_parser import CallParser
 from frontend.chat.call_reader import ArgumentsReader, CallReader, ReaderStatus
-from frontend.chat.deltas import Delta
 from frontend.chat.marks import mark_finder
 
 _OPENING = "[TOOL_CALLS]"
@@ -28,33 +28,20 @@ class _Place(enum.Enum):
     AFTER_CALL = "after call"  # of a list: a comma, or its end
 
 
-class MistralCalls:
+class MistralCalls(CallParser):
     """One answer's content and calls; an `AnswerParser`."""
 
     def __init__(self, output: CallOutput) -> None:
-        self._output = output
+        super().__init__(output)
         self._finder = mark_finder(frozenset({_OPENING}))
         self._reader: CallReader | ArgumentsReader = CallReader()
         self._in_list = False
         self._place = _Place.CONTENT
-        self._text = ""
 
-    def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns what is certain by now."""
-        self._text += text
-        while self._text and self._advance():
-            pass
-        return self._output.take()
-
-    def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
-        self._output.give_up()
-        if self._place is not _Place.AFTER_CALL:
-            self._output.content(self._text)
-        return self._output.finish()
+    def _holds_content(self) -> bool:
+        return self._place is not _Place.AFTER_CALL
 
     def _advance(self) -> bool:
-        """Looks at the text once; False: more is needed."""
         match self._place:
             case _Place.CONTENT:
                 return self._find_call()
