@@ -92,7 +92,7 @@ class FakeEngine(EngineServiceServicer):
         self._running.set()
         self._stalled = False
         self._work = asyncio.Event()
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -136,9 +136,9 @@ class FakeEngine(EngineServiceServicer):
         self._broadcast(pb.AttachResponse(status=self._status()))
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition on this engine holds; looked at after every command and step."""
-        async with self._changed:
-            await self._changed.wait_for(condition)
+        """Waits until a condition on this engine holds; looked at after every command, every step and every session."""
+        while not condition():
+            await self._changed.wait()
 
     @property
     def num_open(self) -> int:
@@ -170,7 +170,7 @@ class FakeEngine(EngineServiceServicer):
         first = await anext(request_iterator)
         hello = first.hello
         self.hellos.append(hello)
-        await self._notify()
+        self._notify()
         if hello.tokenizer_sha256 and hello.tokenizer_sha256 != self.sha256:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the frontend has another tokenizer")
         session = _Session(command_seq=first.command_seq)
@@ -186,12 +186,13 @@ class FakeEngine(EngineServiceServicer):
                 )
             )
             self._sessions.add(session)
-            await self._notify()
+            self._notify()
             while True:
                 yield await session.outbox.get()
         finally:
             reader.cancel()
             self._sessions.discard(session)
+            self._notify()
 
     async def _read(self, session: _Session, requests: Any) -> None:
         async for request in requests:
@@ -212,7 +213,7 @@ class FakeEngine(EngineServiceServicer):
                 case "ack":
                     session.acknowledged = request.ack.step_seq
             self._work.set()
-            await self._notify()
+            self._notify()
 
     def _submit(self, session: _Session, batch: pb.SubmitBatch) -> None:
         result = pb.AdmissionResult()
@@ -253,7 +254,7 @@ class FakeEngine(EngineServiceServicer):
                         session.outbox.put_nowait(pb.AttachResponse(step=message))
         if did_something:
             self.num_steps += 1
-            await self._notify()
+            self._notify()
         return did_something
 
     def _step_of(self, session: _Session) -> pb.StepResult | None:
@@ -301,9 +302,9 @@ class FakeEngine(EngineServiceServicer):
             engine_version="fake",
         )
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def rejection(reason: pb.RejectionReason, detail: str, *, retry_after_s: int | None = None) -> pb.Rejection:

@@ -381,7 +381,7 @@ class LoadingEngine(FakeEngine):
     async def Attach(self, request_iterator, context):
         if self.loading:
             self.hellos.append((await anext(request_iterator)).hello)
-            await self._notify()
+            self._notify()
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"loading weights {len(self.hellos)} %")
         async for response in super().Attach(request_iterator, context):
             yield response
