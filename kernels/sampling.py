@@ -5,7 +5,7 @@ A row of logits becomes a token in these steps, the same bits whatever other row
 1. Penalties. Of the tokens seen in prompt or output the logit is divided by `repetition_penalty` if positive, else
    multiplied by it (CTRL, arXiv:1909.05858). Of the tokens in the output alone, `frequency_penalty` times the count and
    `presence_penalty` once are subtracted. Then biases are added, of which -inf forbids a token. Sums are taken in fp64
-   and rounded to fp32 once.
+   and rounded to fp32 once. Last, a mask forbids every token whose bit is clear.
 2. temperature 0 takes the largest logit. Otherwise d = (logit - largest logit) / temperature, in fp64.
 3. Filters, each on what the one before it left. All keep a head of the same order: largest logit first, equal logits by
    lowest id. min_p keeps d >= log(min_p); top_k keeps the first k; top_p keeps a token if the probability of those
@@ -14,6 +14,8 @@ A row of logits becomes a token in these steps, the same bits whatever other row
    (id mod 4) of Philox4x32-10(key = seed, counter = (id div 4, position, 0, 0)). Noise that belongs to the token and
    not to its rank or to the batch makes the draw insensitive to rounding: logits that move by 1e-6 change about one
    token in a million, and a token that enters or leaves the kept set changes the draw only if it wins.
+
+A row with a forced token becomes that token instead, if it has proper logits.
 
 Log-probabilities are raw: of the logits before step 1 at temperature 1.
 """
@@ -32,6 +34,19 @@ class RowStatus(IntEnum):
     """NaN or +inf among the logits, or overflow in step 1."""
     NO_CANDIDATE = 2
     """Every token is forbidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens rows may draw.
+
+    Attributes:
+        rows: [S] int32, this row's mask; -1 may draw any token.
+        words: [num_masks, ceil(vocab_size / 32)] int32; bit i % 32 of word i // 32 is set if token i may be drawn.
+    """
+
+    rows: torch.Tensor
+    words: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,8 @@ class SamplingBatch:
             presence_penalty 0 and frequency_penalty 0 (then `history` is not read); any_random only if every
             temperature is 0; any_filtered only if no row with a temperature above 0 has top_k in 1..vocab_size - 1 or
             top_p below 1. That no row has a bias is said by empty `bias_ids`.
+        masks: None: every row may draw any token.
+        forced_ids: [S] int32, the token that a row becomes, -1 where it is drawn; None: all are drawn.
     """
 
     temperature: torch.Tensor
@@ -78,6 +95,8 @@ class SamplingBatch:
     any_penalised: bool = True
     any_random: bool = True
     any_filtered: bool = True
+    masks: TokenMasks | None = None
+    forced_ids: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

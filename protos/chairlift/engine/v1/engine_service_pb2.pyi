@@ -28,6 +28,7 @@ class CompletionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMPLETION_REASON_CANCELLED: _ClassVar[CompletionReason]
     COMPLETION_REASON_DEADLINE: _ClassVar[CompletionReason]
     COMPLETION_REASON_ENGINE_ERROR: _ClassVar[CompletionReason]
+    COMPLETION_REASON_TIME_BUDGET: _ClassVar[CompletionReason]
 
 class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -57,6 +58,7 @@ COMPLETION_REASON_CONTEXT_FULL: CompletionReason
 COMPLETION_REASON_CANCELLED: CompletionReason
 COMPLETION_REASON_DEADLINE: CompletionReason
 COMPLETION_REASON_ENGINE_ERROR: CompletionReason
+COMPLETION_REASON_TIME_BUDGET: CompletionReason
 REJECTION_REASON_UNSPECIFIED: RejectionReason
 REJECTION_REASON_QUEUE_FULL: RejectionReason
 REJECTION_REASON_TOO_LONG: RejectionReason
@@ -163,7 +165,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id")
+    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +179,8 @@ class Submission(_message.Message):
     TOKEN_CREDIT_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_ids: bytes
     output_ids: bytes
@@ -190,10 +194,18 @@ class Submission(_message.Message):
     token_credit: int
     top_logprobs: int
     request_id: str
-    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    prompt_logprobs: int
+    grammar: str
+    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "bias_ids", "bias_values")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "bias_ids", "bias_values", "allowed_token_ids", "bad_sequences")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +216,8 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
     BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -214,19 +228,23 @@ class Sampling(_message.Message):
     seed: int
     bias_ids: _containers.RepeatedScalarFieldContainer[int]
     bias_values: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ...) -> None: ...
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_sequences: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., bias_ids: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ...) -> None: ...
 
 class TokenStops(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_end_token")
+    __slots__ = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_end_token", "time_budget_ms")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_END_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TIME_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_end_token: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_token: bool = ...) -> None: ...
+    time_budget_ms: int
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_end_token: bool = ..., time_budget_ms: _Optional[int] = ...) -> None: ...
 
 class CancelBatch(_message.Message):
     __slots__ = ("handles", "reason")
@@ -251,7 +269,7 @@ class StepAck(_message.Message):
     def __init__(self, step_seq: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_seq", "last_command_seq", "handles", "token_counts", "token_ids", "start_indices", "epochs", "completions", "logprobs", "engine_step", "load", "sampled_at_ns", "first_tokens")
+    __slots__ = ("step_seq", "last_command_seq", "handles", "token_counts", "token_ids", "start_indices", "epochs", "completions", "logprobs", "engine_step", "load", "sampled_at_ns", "first_tokens", "prompt_logprobs")
     STEP_SEQ_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMAND_SEQ_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +283,7 @@ class StepResult(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_AT_NS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     step_seq: int
     last_command_seq: int
     handles: _containers.RepeatedScalarFieldContainer[int]
@@ -278,7 +297,26 @@ class StepResult(_message.Message):
     load: LoadStats
     sampled_at_ns: int
     first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
-    def __init__(self, step_seq: _Optional[int] = ..., last_command_seq: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., engine_step: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., sampled_at_ns: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
+    def __init__(self, step_seq: _Optional[int] = ..., last_command_seq: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., engine_step: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., sampled_at_ns: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("handle", "epoch", "start_index", "chosen", "top_width", "top_ids", "top_values")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_VALUES_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    epoch: int
+    start_index: int
+    chosen: _containers.RepeatedScalarFieldContainer[float]
+    top_width: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, handle: _Optional[int] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., chosen: _Optional[_Iterable[float]] = ..., top_width: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("handle", "epoch", "num_cached_tokens")
@@ -305,7 +343,7 @@ class LogprobColumns(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[int]] = ..., chosen: _Optional[_Iterable[float]] = ..., top_widths: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("handle", "epoch", "reason", "stop_token_id", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "queued_us", "prefill_us", "num_preemptions", "detail")
+    __slots__ = ("handle", "epoch", "reason", "stop_token_id", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "queued_us", "prefill_us", "num_preemptions", "detail", "decode_us", "parked_us", "preempted_us")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +355,9 @@ class Completion(_message.Message):
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_US_FIELD_NUMBER: _ClassVar[int]
+    PARKED_US_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_US_FIELD_NUMBER: _ClassVar[int]
     handle: int
     epoch: int
     reason: CompletionReason
@@ -328,7 +369,10 @@ class Completion(_message.Message):
     prefill_us: int
     num_preemptions: int
     detail: str
-    def __init__(self, handle: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[CompletionReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., queued_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    decode_us: int
+    parked_us: int
+    preempted_us: int
+    def __init__(self, handle: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[CompletionReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., queued_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., detail: _Optional[str] = ..., decode_us: _Optional[int] = ..., parked_us: _Optional[int] = ..., preempted_us: _Optional[int] = ...) -> None: ...
 
 class AdmissionResult(_message.Message):
     __slots__ = ("accepted_handles", "rejections")
@@ -367,7 +411,7 @@ class EngineStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class LoadStats(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total")
+    __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +425,8 @@ class LoadStats(_message.Message):
     NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     JIT_COMPILES_AFTER_READY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INTEGRITY_CHECKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    INTEGRITY_FAILURES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_waiting_prefill_tokens: int
@@ -394,7 +440,9 @@ class LoadStats(_message.Message):
     num_batched_tokens: int
     num_generated_tokens_total: int
     jit_compiles_after_ready_total: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ..., jit_compiles_after_ready_total: _Optional[int] = ...) -> None: ...
+    integrity_checks_total: int
+    integrity_failures_total: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_prefill_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_preemptions_total: _Optional[int] = ..., num_recomputed_tokens_total: _Optional[int] = ..., prefix_cache_queries_total: _Optional[int] = ..., prefix_cache_hits_total: _Optional[int] = ..., step_us: _Optional[int] = ..., execute_us: _Optional[int] = ..., num_batched_tokens: _Optional[int] = ..., num_generated_tokens_total: _Optional[int] = ..., jit_compiles_after_ready_total: _Optional[int] = ..., integrity_checks_total: _Optional[int] = ..., integrity_failures_total: _Optional[int] = ...) -> None: ...
 
 class DrainNotice(_message.Message):
     __slots__ = ("grace",)
