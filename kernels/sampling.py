@@ -5,7 +5,8 @@ A row of logits becomes a token in these steps, the same bits whatever other row
 1. Penalties. Of the tokens seen in prompt or output the logit is divided by `repetition_penalty` if positive, else
    multiplied by it (CTRL, arXiv:1909.05858). Of the tokens in the output alone, `frequency_penalty` times the count and
    `presence_penalty` once are subtracted. Then biases are added, of which -inf forbids a token. Sums are taken in fp64
-   and rounded to fp32 once. Last, a mask forbids every token whose bit is clear.
+   and rounded to fp32 once. Last, a mask forbids every token whose bit is clear; it hides nothing that makes the row
+   BAD_LOGITS.
 2. temperature 0 takes the largest logit. Otherwise d = (logit - largest logit) / temperature, in fp64.
 3. Filters, each on what the one before it left. All keep a head of the same order: largest logit first, equal logits by
    lowest id. min_p keeps d >= log(min_p); top_k keeps the first k; top_p keeps a token if the probability of those
@@ -15,7 +16,7 @@ A row of logits becomes a token in these steps, the same bits whatever other row
    not to its rank or to the batch makes the draw insensitive to rounding: logits that move by 1e-6 change about one
    token in a million, and a token that enters or leaves the kept set changes the draw only if it wins.
 
-A row with a forced token becomes that token instead, if it has proper logits.
+A row with a forced token becomes that token instead of steps 2 to 4; it fails where others do, and nowhere else.
 
 Log-probabilities are raw: of the logits before step 1 at temperature 1.
 """
@@ -33,7 +34,7 @@ class RowStatus(IntEnum):
     BAD_LOGITS = 1
     """NaN or +inf among the logits, or overflow in step 1."""
     NO_CANDIDATE = 2
-    """Every token is forbidden."""
+    """Every token is forbidden, or has a logit of -inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ class TokenMasks:
     """Which tokens rows may draw.
 
     Attributes:
-        rows: [S] int32, this row's mask; -1 may draw any token.
-        words: [num_masks, ceil(vocab_size / 32)] int32; bit i % 32 of word i // 32 is set if token i may be drawn.
+        rows: [S] int32, this row's mask, which others may share; -1 may draw any token.
+        words: [num_masks, >= ceil(vocab_size / 32)] int32, its rows contiguous; bit i % 32 of word i // 32 is set if
+            token i may be drawn. Bits of no token mean nothing.
     """
 
     rows: torch.Tensor

@@ -11,7 +11,7 @@ import torch
 
 from kernels.metadata import AttentionMetadata
 from kernels.ops import KernelOps, KVCache
-from kernels.sampling import SamplingBatch
+from kernels.sampling import SamplingBatch, TokenMasks
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (2e-6, 2e-5),
@@ -211,4 +211,6 @@ def batch_on(batch: SamplingBatch, device: torch.device) -> SamplingBatch:
     """The batch with its tensors on a device."""
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)}
+    if batch.masks is not None:
+        moved["masks"] = TokenMasks(batch.masks.rows.to(device), batch.masks.words.to(device))
     return replace(batch, **moved)

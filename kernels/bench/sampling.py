@@ -11,7 +11,7 @@ from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
 from kernels.gpu.sample import sample
 from kernels.reference.sample import sample as reference_sample
-from kernels.sampling import SamplingBatch
+from kernels.sampling import SamplingBatch, TokenMasks
 
 _NUM_ROWS = 256
 _CHECKED_ROWS = 16
@@ -30,6 +30,7 @@ class Kind:
     min_p: float = 0.0
     penalties: float = 0.0
     top_logprobs: int = -1
+    masked: bool = False
 
 
 KINDS = (
@@ -39,6 +40,7 @@ KINDS = (
     Kind("top-p 0.9", top_p=0.9),
     Kind("min-p 0.05", min_p=0.05),
     Kind("penalties", penalties=0.2),
+    Kind("masks of half the tokens", masked=True),
     Kind("greedy, 5 logprobs", temperature=0.0, top_logprobs=5),
 )
 
@@ -88,6 +90,8 @@ def sampling_batch(kind: Kind, num_rows: int, vocab_size: int, device: torch.dev
         return torch.full((num_rows,), value, dtype=dtype, device=device)
 
     generator = torch.Generator().manual_seed(0)
+    words = torch.randint(-(2**31), 2**31, (num_rows, -(-vocab_size // 32)), generator=generator).to(torch.int32)
+    mask_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
     history = torch.randint(vocab_size, (num_rows, _HISTORY), dtype=torch.int32, generator=generator)
     return SamplingBatch(
         temperature=full(kind.temperature),
@@ -111,4 +115,5 @@ def sampling_batch(kind: Kind, num_rows: int, vocab_size: int, device: torch.dev
         any_penalised=kind.penalties != 0,
         any_random=kind.temperature != 0,
         any_filtered=kind.temperature != 0 and (kind.top_k > 0 or kind.top_p < 1),
+        masks=TokenMasks(mask_rows, words.to(device)) if kind.masked else None,
     )

@@ -1,4 +1,4 @@
-"""One row of logits before sampling: its largest value, penalties and biases, log-probabilities."""
+"""One row of logits before sampling: its largest value, penalties, biases and mask, log-probabilities."""
 
 import math
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ def adjusted(
     bias_ids: "Ints",
     bias_values: "Floats",
 ) -> "Floats":
-    """Step 1 of `kernels.sampling` on a copy.
+    """The sums of step 1 of `kernels.sampling`, on a copy.
 
     Args:
         raw: [vocab_size].
@@ -78,6 +78,26 @@ def adjusted(
     for i in range(len(bias_ids)):
         sums[bias_ids[i]] += np.float64(bias_values[i])
     return sums.astype(np.float32)
+
+
+@strict_kernel
+def masked(values: "Floats", words: "Ints") -> "Floats":
+    """The end of step 1: a copy in which every token whose bit is clear is -inf.
+
+    Args:
+        values: [vocab_size].
+        words: [>= ceil(vocab_size / 32)].
+    """
+    forbidden = np.float32(-np.inf)
+    result = np.empty(len(values), dtype=np.float32)
+    num_whole = len(values) // 32
+    for index in range(num_whole):
+        word, start = words[index], 32 * index
+        for i in range(32):  # without a branch: vectorised
+            result[start + i] = values[start + i] if (word >> np.int32(i)) & np.int32(1) else forbidden
+    for i in range(32 * num_whole, len(values)):
+        result[i] = values[i] if (words[num_whole] >> np.int32(i & 31)) & np.int32(1) else forbidden
+    return result
 
 
 @strict_kernel

@@ -15,7 +15,7 @@ from numba import prange
 import kernels.cpu.threads  # noqa: F401 - chooses numba's threading layer
 from kernels.cpu.gumbel import draw_from, draw_from_all
 from kernels.cpu.jit import strict_kernel, strict_parallel_kernel
-from kernels.cpu.logits import adjusted, largest, log_sum_exp, write_top
+from kernels.cpu.logits import adjusted, largest, log_sum_exp, masked, write_top
 from kernels.cpu.select import fill_keys, select_key
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
 
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 _SMALL = 1 << 19
 """Logits that one thread has looked through before others are awake."""
 
+_NO_INTS = np.zeros(0, dtype=np.int32)
+_NO_MASKS = np.zeros((0, 0), dtype=np.int32)
+
 _BAD_LOGITS, _NO_CANDIDATE = int(RowStatus.BAD_LOGITS), int(RowStatus.NO_CANDIDATE)
 
 
 class _Columns(NamedTuple):
-    """The arrays of a `SamplingBatch`, in a form numba takes."""
+    """The arrays of a `SamplingBatch`, in a form numba takes; the last three are empty where the batch has none."""
 
     temperature: "Doubles"
     top_p: "Doubles"
@@ -53,6 +56,9 @@ class _Columns(NamedTuple):
     bias_start: "Ints"
     bias_ids: "Ints"
     bias_values: "Floats"
+    mask_rows: "Ints"
+    mask_words: "Ints"
+    forced_ids: "Ints"
 
 
 class _Results(NamedTuple):
@@ -100,9 +106,20 @@ def _sample(logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., No
         top_ids=np.full((num_rows, width), -1, dtype=np.int64),
         top_values=np.full((num_rows, width), np.nan),
     )
-    columns = _Columns(*(getattr(batch, name).numpy() for name in _Columns._fields))
-    kernel(logits.numpy(), columns, results)
+    kernel(logits.numpy(), _columns(batch), results)
     return SampledTokens(*map(torch.from_numpy, results))
+
+
+def _columns(batch: SamplingBatch) -> _Columns:
+    """With masks and without them, the same types: there is one form of each kernel to compile."""
+    arrays = [getattr(batch, name).numpy() for name in _Columns._fields[:-3]]
+    masks, forced_ids = batch.masks, batch.forced_ids
+    arrays += (
+        _NO_INTS if masks is None else masks.rows.numpy(),
+        _NO_MASKS if masks is None else np.ascontiguousarray(masks.words.numpy()),
+        _NO_INTS if forced_ids is None else forced_ids.numpy(),
+    )
+    return _Columns._make(arrays)
 
 
 @strict_parallel_kernel
@@ -150,12 +167,18 @@ def _sample_row(
             columns.bias_values[start:stop],
         )
         top, is_proper = largest(values)
+    if is_proper and len(columns.mask_rows) > 0 and columns.mask_rows[i] >= 0:
+        values = masked(values, columns.mask_words[columns.mask_rows[i]])
+        top = largest(values)[0]
     if not is_proper:
         results.status[i] = _BAD_LOGITS
     elif top == -np.inf:
         results.status[i] = _NO_CANDIDATE
     else:
-        token_id = _token(values, top, columns, i)
+        if len(columns.forced_ids) > 0 and columns.forced_ids[i] >= 0:
+            token_id = np.int64(columns.forced_ids[i])
+        else:
+            token_id = np.int64(_token(values, top, columns, i))
         results.token_ids[i] = token_id
         num_top = columns.top_logprobs[i]
         if num_top >= 0:

@@ -1,4 +1,6 @@
-"""Penalties and biases, applied to a copy of the rows that have any, with work in proportion to their history.
+"""Penalties, biases and masks, applied to a copy of the rows that have any.
+
+Of penalties and biases the work is in proportion to their number: masks come last, and are read whole.
 
 The copy itself remembers what was seen: every token of the history is first marked there by a NaN that no arithmetic
 makes, one below the quiet ones, whose payload then counts the output tokens. As the raw logit is still where it was, a
@@ -12,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import launch
+from kernels.gpu.mask import mask_rows
 from kernels.gpu.sampling_tiles import SamplingTile, num_sampling_splits
 from kernels.gpu.scan import Adjusted
 from kernels.sampling import SamplingBatch
@@ -32,7 +35,7 @@ def unadjusted(logits: torch.Tensor) -> Adjusted:
 
 
 def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, num_processors: int) -> Adjusted:
-    """Step 1 of `kernels.sampling` for the rows that have penalties or biases; the logits stay as they are.
+    """Step 1 of `kernels.sampling` for the rows it changes; the logits stay as they are.
 
     Needs vocab_size * 4 bytes for each of S rows.
 
@@ -43,7 +46,7 @@ def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, 
         num_processors: of the device.
     """
     any_biased = batch.bias_ids.numel() > 0
-    if not batch.any_penalised and not any_biased:
+    if not batch.any_penalised and not any_biased and batch.masks is None:
         return unadjusted(logits)
     num_rows, vocab_size = logits.shape
     copy = torch.empty_like(logits)
@@ -60,8 +63,10 @@ def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, 
         is_adjusted,
         *penalties,
         batch.bias_start,
+        batch.bias_start if batch.masks is None else batch.masks.rows,
         vocab_size,
         num_chunks,
+        HAS_MASKS=batch.masks is not None,
         CHUNK=tile.chunk,
         num_warps=tile.scan_warps,
     )
@@ -113,6 +118,8 @@ def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, 
             BLOCK=_HISTORY_BLOCK,
             num_warps=tile.scan_warps,
         )
+    if batch.masks is not None:
+        mask_rows(copy, batch.masks, tile=tile, num_processors=num_processors)
     return Adjusted(copy, is_adjusted, exists=True)
 
 
@@ -123,7 +130,9 @@ def _is_penalised(row, repetition_ptr, presence_ptr, frequency_ptr):  # type: ig
 
 
 @triton.jit(
-    do_not_specialize=["repetition_ptr", "presence_ptr", "frequency_ptr", "bias_start_ptr", "num_chunks"]
+    do_not_specialize=[
+        "repetition_ptr", "presence_ptr", "frequency_ptr", "bias_start_ptr", "mask_rows_ptr", "num_chunks"
+    ]
 )  # fmt: skip
 def _copy_rows_kernel(  # type: ignore[no-untyped-def]
     raw_ptr,
@@ -133,13 +142,17 @@ def _copy_rows_kernel(  # type: ignore[no-untyped-def]
     presence_ptr,
     frequency_ptr,
     bias_start_ptr,
+    mask_rows_ptr,
     vocab_size,
     num_chunks,
+    HAS_MASKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0)
     has_bias = tl.load(bias_start_ptr + row) < tl.load(bias_start_ptr + row + 1)
     is_adjusted = has_bias | _is_penalised(row, repetition_ptr, presence_ptr, frequency_ptr)
+    if HAS_MASKS:
+        is_adjusted |= tl.load(mask_rows_ptr + row) >= 0
     if tl.program_id(1) == 0:
         tl.store(is_adjusted_ptr + row, is_adjusted.to(tl.int8))
     if is_adjusted:

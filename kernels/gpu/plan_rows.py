@@ -1,4 +1,4 @@
-"""What is to be done with each row, from its scan alone: failures and greedy rows end here.
+"""What is to be done with each row, from its scan alone: failures, greedy and forced rows end here.
 
 A row that draws goes one of three ways. Without top_k and top_p every token that min_p leaves is scored (ALL). With
 them, the k-th largest of the tiles' largest logits is a bound that at least k tokens reach, and seldom many more; those
@@ -79,7 +79,7 @@ def plan_rows(
     *,
     tile: SamplingTile,
 ) -> RowPlans:
-    """Writes the status of every row and the tokens of greedy ones, and says how the others go on.
+    """Writes the status of every row and the tokens of greedy and forced ones, and says how the others go on.
 
     Args:
         logits: [S, vocab_size] float32.
@@ -103,6 +103,7 @@ def plan_rows(
         batch.top_k,
         batch.top_p,
         batch.min_p,
+        batch.top_k if batch.forced_ids is None else batch.forced_ids,
         result.token_ids,
         result.status,
         *plans,
@@ -111,6 +112,7 @@ def plan_rows(
         num_chunks,
         ANY_RANDOM=batch.any_random,
         HAS_ADJUSTED=adjusted.exists,
+        HAS_FORCED=batch.forced_ids is not None,
         TILE=tile.tile,
         TILES=triton.next_power_of_2(num_tiles),
         CHUNKS=triton.next_power_of_2(num_chunks),
@@ -169,7 +171,9 @@ def _min_p_key(top, temperature, min_p):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(
-    do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "num_tiles", "num_chunks"]
+    do_not_specialize=[
+        "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "forced_ids_ptr", "num_tiles", "num_chunks"
+    ]
 )  # fmt: skip
 def _plan_rows_kernel(  # type: ignore[no-untyped-def]
     raw_ptr,
@@ -182,6 +186,7 @@ def _plan_rows_kernel(  # type: ignore[no-untyped-def]
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
+    forced_ids_ptr,
     token_ids_ptr,
     status_ptr,
     way_ptr,
@@ -197,6 +202,7 @@ def _plan_rows_kernel(  # type: ignore[no-untyped-def]
     num_chunks,
     ANY_RANDOM: tl.constexpr,
     HAS_ADJUSTED: tl.constexpr,
+    HAS_FORCED: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -215,12 +221,17 @@ def _plan_rows_kernel(  # type: ignore[no-untyped-def]
     row_ptr = row_pointer(raw_ptr, adjusted_ptr, is_adjusted_ptr, row, vocab_size, HAS_ADJUSTED)
     logits = tl.load(row_ptr + ids, mask=ids < vocab_size, other=-INF)
     token = tl.min(tl.where(logits == top, ids, vocab_size), axis=0)
+    is_drawn = is_ok
+    if HAS_FORCED:
+        forced = tl.load(forced_ids_ptr + row)
+        token = tl.where(forced >= 0, forced, token)
+        is_drawn = is_ok & (forced < 0)
     tl.store(token_ids_ptr + row, tl.where(is_ok, token, -1).to(tl.int64))
 
     if ANY_RANDOM:
         way = tl.full([], DONE, tl.int32)
         temperature = tl.load(temperature_ptr + row)
-        if is_ok & (temperature > 0.0):
+        if is_drawn & (temperature > 0.0):
             tl.store(token_ids_ptr + row, tl.full([], -1, tl.int64))
             top_k = tl.load(top_k_ptr + row)
             top_p = tl.load(top_p_ptr + row)

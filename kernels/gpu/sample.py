@@ -1,8 +1,8 @@
 """Sampling on a GPU by the rules of `kernels.sampling`, without a sort of the vocabulary and without the host.
 
-    adjust       penalties and biases, into a copy of the rows that have any
+    adjust       penalties, biases and masks, into a copy of the rows that have any
     scan         reads all logits once: the largest of every 16 to 128, the probability mass of larger pieces
-    plan_rows    from these: failures, greedy tokens, and which of three ways each other row goes
+    plan_rows    from these: failures, greedy and forced tokens, and which of three ways each other row goes
     candidates, draw_candidates    rows with top_k or top_p: the few tokens that can matter, one program a row
     draw_all     rows without, and those that few candidates do not decide
     logprobs     of raw logits
@@ -32,13 +32,14 @@ from kernels.gpu.plan_rows import plan_rows
 from kernels.gpu.sampling_tiles import MAX_VOCAB_SIZE, sampling_tile
 from kernels.gpu.scan import scan_rows
 from kernels.gpu.targets import Target
-from kernels.sampling import SampledTokens, SamplingBatch
+from kernels.sampling import SampledTokens, SamplingBatch, TokenMasks
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch, *, target: Target, num_processors: int) -> SampledTokens:
     """Draws one token per row by the rules of `kernels.sampling`, all on the device.
 
-    Memory while it runs: vocab_size * 4 bytes per row if the batch has penalties or biases, and about 60 KB per row.
+    Memory while it runs: vocab_size * 4 bytes per row if the batch has penalties, biases or masks, and about 60 KB per
+    row.
 
     Args:
         logits: [S, vocab_size], float32, contiguous, not changed.
@@ -62,14 +63,17 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, *, target: Target, num_pr
 
 def _every_form(batch: SamplingBatch) -> Iterator[SamplingBatch]:
     """Batches that between them launch every kernel in every form."""
-    bias_ids, bias_values = batch.bias_ids.new_empty(1), batch.bias_values.new_empty(1)
+    ids, bias_values = batch.bias_ids.new_empty(1), batch.bias_values.new_empty(1)
+    masks = TokenMasks(batch.top_k, batch.top_k.new_empty(1, 1))
     everything = replace(
-        batch, any_penalised=True, any_random=True, any_filtered=True, max_top_logprobs=1,
-        bias_ids=bias_ids, bias_values=bias_values,
+        batch, any_penalised=True, any_random=True, any_filtered=True, max_top_logprobs=1, bias_ids=ids,
+        bias_values=bias_values, masks=masks, forced_ids=batch.top_k,
     )  # fmt: skip
-    for form in (everything, replace(everything, any_penalised=False, bias_ids=bias_ids[:0])):
-        yield form
-        yield replace(form, any_random=False)
+    adjusts_less = replace(everything, masks=None)
+    for form in (everything, adjusts_less, replace(adjusts_less, any_penalised=False, bias_ids=ids[:0])):
+        for unforced in (form, replace(form, forced_ids=None)):
+            yield unforced
+            yield replace(unforced, any_random=False)
 
 
 def _sample(logits: torch.Tensor, batch: SamplingBatch, target: Target, num_processors: int) -> SampledTokens:

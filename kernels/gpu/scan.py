@@ -19,7 +19,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Adjusted(NamedTuple):
-    """Logits after penalties and biases.
+    """Logits after penalties, biases and masks.
 
     Attributes:
         logits: [S, vocab_size] float32; only rows that are marked hold anything.

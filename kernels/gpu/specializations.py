@@ -18,7 +18,7 @@ from kernels.gpu.row_specializations import live_row_calls, row_calls
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
 from kernels.metadata import AttentionMetadata
-from kernels.sampling import SamplingBatch
+from kernels.sampling import SamplingBatch, TokenMasks
 
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
@@ -176,12 +176,15 @@ def _sampling_call(
     max_len: int = 4096,
     num_biases: int = 0,
     max_top_logprobs: int = -1,
+    num_masks: int | None = None,
+    is_forced: bool = False,
     hints: tuple[bool, bool, bool] = (True, True, True),
 ) -> Call:
     def column(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(shape or (num_rows,), dtype=dtype, device=_META)
 
     def make() -> object:
+        masks = column(torch.int32, 1024, -(-vocab_size // 32))
         batch = SamplingBatch(
             temperature=column(torch.float64),
             top_p=column(torch.float64),
@@ -204,6 +207,8 @@ def _sampling_call(
             any_penalised=hints[0],
             any_random=hints[1],
             any_filtered=hints[2],
+            masks=None if num_masks is None else TokenMasks(column(torch.int32), masks[:num_masks]),
+            forced_ids=column(torch.int32) if is_forced else None,
         )
         logits = column(torch.float32, num_rows, vocab_size)
         return sample(logits, batch, target=target, num_processors=_NUM_PROCESSORS)
@@ -227,6 +232,8 @@ def _live_sampling(target: Target, generator: random.Random) -> Iterator[Call]:
             max_len=generator.choice(sizes),
             num_biases=generator.choice((0, *sizes)),
             max_top_logprobs=generator.choice((-1, 0, 1, 5, 16, 20, 1024)),
+            num_masks=generator.choice((None, *sizes)),
+            is_forced=generator.random() < 0.5,
             hints=(generator.random() < 0.5, generator.random() < 0.5, generator.random() < 0.5),
         )
 

@@ -62,7 +62,7 @@ def place_key(place, ID_BITS: tl.constexpr):  # type: ignore[no-untyped-def]
 def row_pointer(  # type: ignore[no-untyped-def]
     raw_ptr, adjusted_ptr, is_adjusted_ptr, row, vocab_size, HAS_ADJUSTED: tl.constexpr
 ):
-    """Where a row's logits are: among the adjusted ones if it has any penalty or bias."""
+    """Where a row's logits are: among the adjusted ones if it has any penalty, bias or mask."""
     offset = row.to(tl.int64) * vocab_size
     pointer = raw_ptr + offset
     if HAS_ADJUSTED:

@@ -46,8 +46,11 @@ def _sample_row(raw: torch.Tensor, batch: SamplingBatch, i: int) -> tuple[RowSta
     logits = adjusted_logits(raw, batch, i)
     if logits.isposinf().any():
         return RowStatus.BAD_LOGITS, -1
+    logits = masked_logits(logits, batch, i)
     if logits.isneginf().all():
         return RowStatus.NO_CANDIDATE, -1
+    if batch.forced_ids is not None and (forced_id := int(batch.forced_ids[i])) >= 0:
+        return RowStatus.OK, forced_id
     temperature = float(batch.temperature[i])
     if temperature == 0:
         return RowStatus.OK, int(np.argmax(logits.numpy()))  # numpy promises the first of equal ones
@@ -61,7 +64,7 @@ def _sample_row(raw: torch.Tensor, batch: SamplingBatch, i: int) -> tuple[RowSta
 
 
 def adjusted_logits(raw: torch.Tensor, batch: SamplingBatch, i: int) -> torch.Tensor:
-    """Step 1: penalties, then biases; [vocab_size] float32."""
+    """The sums of step 1: penalties, then biases; [vocab_size] float32."""
     history = batch.history[int(batch.history_row[i]), : int(batch.num_tokens[i])].long()
     counts = torch.bincount(history[int(batch.num_prompt_tokens[i]) :], minlength=len(raw))
     seen = torch.bincount(history, minlength=len(raw)) > 0
@@ -73,6 +76,14 @@ def adjusted_logits(raw: torch.Tensor, batch: SamplingBatch, i: int) -> torch.Te
     entries = slice(int(batch.bias_start[i]), int(batch.bias_start[i + 1]))
     logits = logits.index_add(0, batch.bias_ids[entries].long(), batch.bias_values[entries].double())
     return logits.float()
+
+
+def masked_logits(logits: torch.Tensor, batch: SamplingBatch, i: int) -> torch.Tensor:
+    """The end of step 1: logits [vocab_size] of row i, without what its mask forbids."""
+    if batch.masks is None or (mask := int(batch.masks.rows[i])) < 0:
+        return logits
+    bits = np.unpackbits(batch.masks.words[mask].numpy().view(np.uint8), bitorder="little")[: len(logits)]
+    return torch.where(torch.from_numpy(bits) == 1, logits, -math.inf)
 
 
 def kept_tokens(

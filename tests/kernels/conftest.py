@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import SamplingBatch
+from kernels.sampling import SamplingBatch, TokenMasks
 
 _DEFAULTS = {
     "temperature": 1.0,
@@ -24,6 +24,8 @@ _DEFAULTS = {
     "prompt": (),
     "output": (),
     "bias": {},
+    "allowed": None,
+    "forced": -1,
 }
 
 
@@ -40,6 +42,8 @@ def _make(rows: list[dict[str, Any]]) -> SamplingBatch:
     for i, row in enumerate(full):
         tokens = [*row["prompt"], *row["output"]]
         history[len(full) - 1 - i, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+    allowed = [row["allowed"] for row in full]
+    forced_ids = column("forced", torch.int32)
     num_biases = torch.tensor([0, *(len(row["bias"]) for row in full)])
     return SamplingBatch(
         **{
@@ -65,12 +69,28 @@ def _make(rows: list[dict[str, Any]]) -> SamplingBatch:
         bias_start=num_biases.cumsum(0).to(torch.int32),
         bias_ids=torch.tensor([i for row in full for i in row["bias"]], dtype=torch.int32),
         bias_values=torch.tensor([value for row in full for value in row["bias"].values()], dtype=torch.float32),
+        masks=None if allowed == [None] * len(full) else _masks(allowed),
+        forced_ids=None if bool((forced_ids < 0).all()) else forced_ids,
     )
+
+
+def _masks(allowed: list[Any]) -> TokenMasks:
+    """Masks lie in another order than the rows, with words beside them that belong to nobody and bits of no token."""
+    num_words = max((token_id // 32 for ids in allowed for token_id in ids or ()), default=0) + 1
+    words = torch.full((len(allowed) + 1, num_words + 300), -1, dtype=torch.int32)
+    rows = torch.full((len(allowed),), -1, dtype=torch.int32)
+    for i, ids in enumerate(allowed):
+        if ids is not None:
+            bits = np.zeros(words.shape[1] * 32, dtype=np.uint8)
+            bits[list(ids)] = 1
+            rows[i] = len(allowed) - i
+            words[rows[i]] = torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+    return TokenMasks(rows, words)
 
 
 @pytest.fixture(scope="session")
 def sampling_batch() -> Callable[[list[dict[str, Any]]], SamplingBatch]:
-    """sampling_batch([{temperature, top_k, ..., prompt, output, bias: {id: value}}, ...]) -> SamplingBatch."""
+    """sampling_batch([{temperature, top_k, ..., prompt, output, bias: {id: value}, allowed: ids, forced}, ...])."""
     return _make
 
 
@@ -91,6 +111,10 @@ def _random_row(rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
         },
     }
     row = {name: draw() for name, draw in choices.items() if rng.random() < 0.5}
+    if rng.random() < 0.3:
+        row["allowed"] = np.flatnonzero(rng.random(vocab_size) < rng.choice([0.01, 0.5, 0.99])).tolist()
+    if rng.random() < 0.1:
+        row["forced"] = int(rng.integers(vocab_size))
     return row | {"seed": int(rng.integers(2**64, dtype=np.uint64)), "position": int(rng.integers(5000))}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.sample import sample
+from kernels.cpu.sample import _sample_rows, _sample_rows_on_all_threads, compile_sampler, sample
 from kernels.reference.sample import kept_tokens
 from kernels.reference.sample import sample as reference_sample
 from kernels.sampling import RowStatus
@@ -67,6 +67,18 @@ def test_rows_are_the_same_bits_alone_and_in_a_batch_on_any_number_of_threads(
     assert together.token_ids.tolist() == [int(one.token_ids[0]) for one in alone]
     assert torch.equal(together.logprobs, torch.cat([one.logprobs for one in alone]))
     assert torch.equal(together.top_values, torch.cat([one.top_values for one in alone]))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3000])
+def test_after_the_start_no_kind_of_row_compiles_anything(sampling_batch, num_rows):
+    compile_sampler()
+    before = [list(kernel.signatures) for kernel in (_sample_rows, _sample_rows_on_all_threads)]
+    logits = torch.randn(num_rows, 200, generator=torch.Generator().manual_seed(0))
+    row = {"bias": {3: 5.0}, "prompt": [1, 2], "repetition_penalty": 2.0, "top_logprobs": 3}
+    for more in ({}, {"allowed": [7, 9]}, {"forced": 4}, {"allowed": [7, 9], "forced": 4}):
+        batch = sampling_batch([row | more] * num_rows)
+        assert sample(logits, batch).status.eq(RowStatus.OK).all()
+    assert [list(kernel.signatures) for kernel in (_sample_rows, _sample_rows_on_all_threads)] == before
 
 
 def test_logits_are_not_changed(sampling_batch):

@@ -1,4 +1,4 @@
-"""Penalties and biases against the reference, bit for bit."""
+"""Penalties, biases and masks against the reference, bit for bit."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 
 from kernels.gpu.adjust import adjusted, unadjusted
 from kernels.gpu.sampling_tiles import sampling_tile
-from kernels.reference.sample import adjusted_logits
+from kernels.reference.sample import adjusted_logits, masked_logits
 from kernels.testing import assert_same_bits, batch_on
 
 INF = math.inf
@@ -23,7 +23,7 @@ def run(logits, batch, device, target, num_processors=132):
 def assert_adjusted(logits, batch, device, target, num_processors=132):
     result = run(logits, batch, device, target, num_processors)
     for row in range(len(logits)):
-        want = adjusted_logits(logits[row], batch, row)
+        want = masked_logits(adjusted_logits(logits[row], batch, row), batch, row)
         if result.is_adjusted[row]:
             assert_same_bits(result.logits[row].cpu() + 0.0, want + 0.0)
         else:
@@ -46,7 +46,8 @@ def test_rows_are_adjusted_as_by_the_reference(device, target, sampling_batch, s
         }
         for _ in range(4)
     ]
-    rows += [{}, {"bias": {7: -INF, 8: 0.1}}, {"prompt": [3], "repetition_penalty": 1.5}]
+    rows += [row | {"allowed": rng.integers(0, vocab_size, 150).tolist()} for row in rows[:2]]
+    rows += [{}, {"bias": {7: -INF, 8: 0.1}}, {"prompt": [3], "repetition_penalty": 1.5}, {"allowed": [5, 299]}]
     logits = torch.from_numpy(rng.standard_normal((len(rows), vocab_size)).astype(np.float32) * 5)
     logits[:, 11] = -INF
     assert_adjusted(logits, sampling_batch(rows), device, target, num_processors)
@@ -80,6 +81,27 @@ def test_nan_stays_nan(device, target, sampling_batch):
     with np.errstate(invalid="ignore"):
         got = run(logits, batch, device, target).logits[0].cpu()
     assert got.isnan().tolist() == [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize("num_processors", [1, 132])
+def test_rows_with_masks_alone_are_masked_and_others_not_copied(device, target, sampling_batch, seed, num_processors):
+    """A vocabulary of two chunks that ends within a word."""
+    vocab_size = 4096 + 77
+    logits = torch.from_numpy(np.random.default_rng(seed).standard_normal((4, vocab_size)).astype(np.float32))
+    logits[1, 40] = math.nan
+    batch = sampling_batch([{}, {"allowed": [0, 31, 32, 4095, 4096, vocab_size - 1]}, {"allowed": []}, {}])
+    result = run(logits, replace(batch, any_penalised=False), device, target, num_processors)
+    assert result.is_adjusted.tolist() == [0, 1, 1, 0]
+    assert_same_bits(
+        result.logits[1:3].cpu(),
+        torch.stack(
+            (
+                torch.where(torch.isin(torch.arange(vocab_size), torch.tensor([0, 31, 32, 40, 4095, 4096, 4172])),
+                            logits[1], -INF),
+                torch.full((vocab_size,), -INF),
+            )
+        ),
+    )  # fmt: skip
 
 
 def test_nothing_is_copied_where_nothing_is_adjusted(device, target, sampling_batch):

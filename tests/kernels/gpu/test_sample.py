@@ -10,7 +10,7 @@ import torch
 from kernels.gpu.sample import sample
 from kernels.gpu.sampling_tiles import MAX_VOCAB_SIZE
 from kernels.reference.philox import token_words
-from kernels.reference.sample import adjusted_logits, kept_tokens
+from kernels.reference.sample import adjusted_logits, kept_tokens, masked_logits
 from kernels.reference.sample import sample as reference_sample
 from kernels.sampling import RowStatus, SampledTokens
 from kernels.testing import batch_on
@@ -42,7 +42,7 @@ def run(device, target):
 def score_gap(logits, batch, row, tokens):
     """How much two tokens' scores differ, both of them kept or at the end of what is."""
     arguments = {name: getattr(batch, name)[row].item() for name in ("temperature", "top_k", "top_p", "min_p")}
-    ids, d = kept_tokens(adjusted_logits(logits[row], batch, row), **arguments)
+    ids, d = kept_tokens(masked_logits(adjusted_logits(logits[row], batch, row), batch, row), **arguments)
     words = token_words(int(batch.seed[row]) % 2**64, int(batch.position[row]), ids.numpy())
     scores = dict(zip(ids.tolist(), d.numpy() - np.log(-np.log((words + 0.5) / 2**32)), strict=True))
     assert all(token in scores for token in tokens), f"row {row}: {tokens} are not both kept"
@@ -156,6 +156,11 @@ def test_a_row_that_is_not_proper_fails_alone(run, sampling_batch, random_sampli
         ([3e38, 0.0], {"prompt": [0], "repetition_penalty": 0.1}, RowStatus.BAD_LOGITS),
         ([-INF, -INF], {"top_k": 1}, RowStatus.NO_CANDIDATE),
         ([1.0, 2.0], {"bias": {0: -INF, 1: -INF}, "temperature": 0.0}, RowStatus.NO_CANDIDATE),
+        ([1.0, -INF], {"allowed": [1], "top_p": 0.5}, RowStatus.NO_CANDIDATE),
+        ([0.0, math.nan], {"allowed": [0]}, RowStatus.BAD_LOGITS),
+        ([3e38, 0.0], {"prompt": [0], "repetition_penalty": 0.1, "allowed": [1]}, RowStatus.BAD_LOGITS),
+        ([0.0, math.nan], {"forced": 0}, RowStatus.BAD_LOGITS),
+        ([0.0, 1.0], {"forced": 0, "allowed": []}, RowStatus.NO_CANDIDATE),
     ],
 )
 def test_rows_that_end_without_a_token_say_why(run, sampling_batch, logits, row, status):

@@ -30,6 +30,44 @@ def test_bias_is_added_after_the_penalties(sampling_batch):
     assert _adjusted(sampling_batch, [4.0, 1.0, 9.0], **row) == [5.0, 1.0, -INF]
 
 
+def _sampled(sampling_batch, logits, **row):
+    return sample(torch.tensor([logits]), sampling_batch([row]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_forbids_what_neither_its_logit_nor_a_bias_can_bring_back(sampling_batch, temperature):
+    row = {"prompt": [0], "repetition_penalty": 0.5, "bias": {0: 90.0, 3: 90.0, 33: 1.0}, "temperature": temperature}
+    got = _sampled(sampling_batch, [50.0, 1.0, 0.0] + [0.0] * 37, allowed=[2, 33], **row)
+    assert got.token_ids.tolist() == [33]
+
+
+def test_a_mask_that_leaves_nothing_fails_its_row(sampling_batch):
+    got = sample(torch.zeros(3, 40), sampling_batch([{"allowed": []}, {}, {"allowed": [39]}]))
+    assert got.status.tolist() == [RowStatus.NO_CANDIDATE, RowStatus.OK, RowStatus.OK]
+    assert got.token_ids[2] == 39
+
+
+def test_a_mask_hides_no_bad_logits(sampling_batch):
+    assert _sampled(sampling_batch, [0.0, NAN], allowed=[0]).status[0] == RowStatus.BAD_LOGITS
+    row = {"prompt": [1], "repetition_penalty": 0.1}
+    assert _sampled(sampling_batch, [0.0, 3e38], allowed=[0], **row).status[0] == RowStatus.BAD_LOGITS
+
+
+def test_a_forced_row_becomes_its_token_with_its_raw_logprob(sampling_batch):
+    logits = [0.0, math.log(3), 0.0, -INF]
+    row = {"temperature": 1.0, "top_k": 1, "bias": {1: 9.0}, "allowed": [0], "top_logprobs": 2}
+    got = _sampled(sampling_batch, logits, forced=2, **row)
+    assert got.token_ids.tolist() == [2]
+    assert got.logprobs[0] == pytest.approx(math.log(1 / 5))
+    assert got.top_ids[0].tolist() == [1, 0]
+    assert _sampled(sampling_batch, logits, forced=3, top_logprobs=0).logprobs.tolist() == [-INF]
+
+
+def test_a_forced_row_fails_where_others_do(sampling_batch):
+    assert _sampled(sampling_batch, [0.0, NAN], forced=0).status[0] == RowStatus.BAD_LOGITS
+    assert _sampled(sampling_batch, [-INF, -INF], forced=0).status[0] == RowStatus.NO_CANDIDATE
+
+
 PROBABILITIES = [0.5, 0.2, 0.15, 0.1, 0.05]
 
 
