@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, StepError
+from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.flags import parse_config
 from engine.io_thread import IoThread
 from engine.server import EngineService
@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeviceError as error:
         _complain(error)
         os._exit(1)  # torch would free what it has on the device, and fail at that, in many lines
+    except IntegrityError as error:
+        _complain(error)
+        return 1
     except StepError:
         return 1
     return 0
@@ -73,7 +76,7 @@ def _run(config: EngineConfig) -> None:
         parts = build_engine(config, lambda detail: io.call(service.set_loading, detail), _ending(service, io))
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not walk it
-        engine = Engine(service, io, parts, step_log)
+        engine = Engine(service, io, parts, step_log, integrity_check_interval_s=config.integrity_check_interval_s)
         signals.control(engine)
         _log.info("serving on %s, model %s", io.address, parts.info.model)
         engine.run()

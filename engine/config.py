@@ -53,6 +53,8 @@ class EngineConfig:
         batch_invariant: a request's logits are the same bits whatever else is in its batches, or the engine refuses.
         shutdown_timeout_s: how long a drain may take.
         step_log: file for one JSON line per step.
+        integrity_check_interval_s: pause between two looks through the scheduler's books; 0: none. One takes 8 ms of a
+            core (AMD EPYC) with 256 running requests and 27,000 blocks, 17 ms with 100,000: 0.03 % and 0.06 % of 30 s.
         exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
         tensor_parallel_size: processes that the model is divided among.
         rank_timeout_s: how long these processes may keep one another waiting.
@@ -89,6 +91,7 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDtypeName = "auto"
     batch_invariant: bool = False
     step_log: Path | None = None
+    integrity_check_interval_s: float = 30.0
     log_level: str = "info"
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.convert_constraint import check_constraint, constraint_from_submission
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import InvalidRequest
 
@@ -28,14 +29,16 @@ class RequestLimits:
     Attributes:
         vocab_size: ids must be smaller.
         max_logprobs: most alternatives per token.
+        end_token_ids: of the model.
     """
 
     vocab_size: int
     max_logprobs: int
+    end_token_ids: frozenset[int] = frozenset()
 
 
 def request_from_submission(
-    submission: pb.Submission, request_id: RequestId, limits: RequestLimits, now_s: float
+    submission: pb.Submission, request_id: RequestId, limits: RequestLimits, now_s: float, session: int = 0
 ) -> Request:
     """Checks a submission and turns it into a request.
 
@@ -44,7 +47,9 @@ def request_from_submission(
         request_id: the engine's name for it.
         limits: of the model and the configuration.
         now_s: monotonic seconds, the arrival.
-    Returns: a request ready for `Scheduler.add_request`.
+        session: whose it is.
+    Returns: a request ready for `Scheduler.add_request`, except that one with a grammar lacks its constraint: compiling
+        takes time.
     Raises: InvalidRequest: a field has a value that cannot be served; the message names both.
     """
     prompt_ids = _ids_from_bytes("prompt_ids", submission.prompt_ids, limits.vocab_size)
@@ -57,6 +62,8 @@ def request_from_submission(
         raise InvalidRequest("sampling is missing: the frontend sets every value")
     if not submission.HasField("stops"):
         raise InvalidRequest("stops is missing: the frontend sets every value")
+    stops = submission.stops
+    check_constraint(submission, limits.vocab_size)
     _check_length("cache_salt", len(submission.cache_salt), MAX_CACHE_SALT_BYTES, "bytes")
     _check_length("request_id", len(submission.request_id), MAX_REQUEST_ID_CHARS, "characters")
     return Request(
@@ -68,8 +75,11 @@ def request_from_submission(
         priority=submission.priority,
         cache_salt=submission.cache_salt,
         deadline_s=now_s + submission.remaining_ms / 1000 if submission.HasField("remaining_ms") else None,
+        budget_end_s=now_s + stops.time_budget_ms / 1000 if stops.HasField("time_budget_ms") else None,
         token_credit=submission.token_credit or None,
         label=submission.request_id,
+        session=session,
+        constraint=constraint_from_submission(submission, limits.vocab_size, limits.end_token_ids),
     )
 
 
@@ -89,8 +99,10 @@ def _sampling_params(submission: pb.Submission, limits: RequestLimits) -> Sampli
     stop_token_ids = tuple(stops.stop_token_ids)
     _check_vocabulary("stops.stop_token_ids", max(stop_token_ids, default=0), limits.vocab_size)
     top_logprobs = submission.top_logprobs if submission.HasField("top_logprobs") else None
-    if top_logprobs is not None and top_logprobs > limits.max_logprobs:
-        raise InvalidRequest(f"top_logprobs is {top_logprobs}, the engine's max_logprobs is {limits.max_logprobs}")
+    prompt_logprobs = submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None
+    for field, value in (("top_logprobs", top_logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if value is not None and value > limits.max_logprobs:
+            raise InvalidRequest(f"{field} is {value}, the engine's max_logprobs is {limits.max_logprobs}")
     return SamplingParams(
         seed=sampling.seed,
         max_tokens=stops.max_tokens,
@@ -102,10 +114,12 @@ def _sampling_params(submission: pb.Submission, limits: RequestLimits) -> Sampli
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=_logit_bias(sampling, limits.vocab_size),
-        min_tokens=stops.min_tokens,
+        # Under a grammar these give way where nothing else can be drawn, see `HeldBackEnds`.
+        min_tokens=0 if submission.grammar else stops.min_tokens,
         stop_token_ids=stop_token_ids,
-        ignore_eos=stops.ignore_end_token,
+        ignore_eos=stops.ignore_end_token and not submission.grammar,
         top_logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

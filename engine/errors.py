@@ -5,7 +5,7 @@ EngineError
 |-- CheckpointError      the model's files: names the file; exit status 2
 |-- StepError            a step failed as a whole: the process reports it and exits with status 1
 |   `-- DeviceError      the device did: one line, and the process ends at once, for nothing on it can be used again
-|-- IntegrityError       our own books contradict each other: a defect, found by a check_integrity()
+|-- IntegrityError       our own books contradict each other, a defect: one line, and the process ends with status 1
 `-- RequestError         one request: becomes a Rejection on the wire
 |-- InvalidRequest   a field has a value that cannot be served
 |-- RequestTooLong   cannot fit the context or the empty cache

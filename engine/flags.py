@@ -233,6 +233,12 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
     )  # fmt: skip
     flags.add("--threads", _integer(1, 1024), None, "CPU threads of each process (default: one per core, divided)")
     flags.add("--step-log", Path, None, "append one JSON line per step to this file", metavar="FILE")
+    flags.add(
+        "--integrity-check-interval", _number(0, 86400), 30.0,
+        "seconds between two looks through the books of blocks and requests, some ms each; a contradiction ends the "
+        "engine; 0: none (default: 30)",
+        dest="integrity_check_interval_s", metavar="S",
+    )  # fmt: skip
     flags.choice("--log-level", LOG_LEVELS, "info", "what to log on stderr")
     return parser
 

@@ -15,7 +15,8 @@ from engine.reports import LoopSnapshot
 
 # StepResults a frontend may leave unacknowledged before the rows of further steps are merged.
 STEP_WINDOW = 64
-# A frontend this far behind will not catch up: its stream is ended before it fills the engine's memory.
+# A frontend this far behind will not catch up: its stream is ended before it fills the engine's memory. Each
+# log-probability of a prompt counts as a token.
 MAX_UNSENT_TOKENS = 1 << 20
 MAX_UNSENT_ADMISSIONS = 4096
 # How long a stream that is done stays open for the last acknowledgement. In grpc.aio a write that meets the end of a
@@ -74,8 +75,9 @@ class Outgoing:
         """A step has news of one request."""
         self._columns.add(handle, epoch, output)
         self._newest = (snapshot, sampled_at_ns)
-        if self._columns.num_tokens > MAX_UNSENT_TOKENS:
-            detail = f"{self._columns.num_tokens} tokens wait to be read, at most {MAX_UNSENT_TOKENS} are kept"
+        num_unsent = self._columns.num_tokens + self._columns.num_prompt_values
+        if num_unsent > MAX_UNSENT_TOKENS:
+            detail = f"{num_unsent} tokens wait to be read, at most {MAX_UNSENT_TOKENS} are kept"
             self.refuse(StreamRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, detail))
         self._wake.set()
 

@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 from google.protobuf.duration_pb2 import Duration
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.core.outputs import RequestCompletion, RequestOutput, TokenLogprobs
+from engine.core.outputs import PromptLogprobs, RequestCompletion, RequestOutput, TimeAccount, TokenLogprobs
 from engine.core.request import FinishReason
 from engine.errors import EngineDraining, QueueFull, RequestError, RequestTooLong
 from engine.reports import EngineState, LoopSnapshot
 
 QUEUE_FULL_RETRY_S = 1.0
 
-_COMPLETION_REASONS = {
+COMPLETION_REASONS = {
     FinishReason.END_TOKEN: pb.COMPLETION_REASON_END_TOKEN,
     FinishReason.STOP_TOKEN: pb.COMPLETION_REASON_STOP_TOKEN,
     FinishReason.MAX_TOKENS: pb.COMPLETION_REASON_MAX_TOKENS,
     FinishReason.CONTEXT_FULL: pb.COMPLETION_REASON_CONTEXT_FULL,
     FinishReason.CANCELLED: pb.COMPLETION_REASON_CANCELLED,
     FinishReason.DEADLINE: pb.COMPLETION_REASON_DEADLINE,
+    FinishReason.TIME_BUDGET: pb.COMPLETION_REASON_TIME_BUDGET,
     FinishReason.ERROR: pb.COMPLETION_REASON_ENGINE_ERROR,
 }
 _STATES = {
@@ -50,19 +51,26 @@ class StepColumns:
         self._completions: list[pb.Completion] = []
         self._ended_handles: set[int] = set()
         self._first_tokens: list[pb.FirstToken] = []
+        self._prompt_logprobs: list[pb.PromptLogprobs] = []
+        self._times: dict[int, pb.TimeAccount] = {}
         self.num_tokens = 0
+        self.num_prompt_values = 0  # log-probabilities of prompts
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self._completions or self._first_tokens)
+        return bool(self._rows or self._completions or self._first_tokens or self._prompt_logprobs)
 
     def add(self, handle: int, epoch: int, output: RequestOutput) -> None:
         """Adds what a step yielded for one request."""
+        if output.prompt_logprobs is not None:
+            self._add_prompt_logprobs(handle, epoch, output.prompt_logprobs)
         if output.token_ids:
             self._add_tokens(handle, epoch, output)
         if output.num_cached_tokens is not None:
             self._first_tokens.append(
                 pb.FirstToken(handle=handle, epoch=epoch, num_cached_tokens=output.num_cached_tokens)
             )
+        if output.time is not None:
+            self._times[handle] = _time_message(handle, epoch, output.time)
         if output.completion is not None:
             self.add_completion(completion_message(handle, epoch, output.completion))
 
@@ -84,6 +92,8 @@ class StepColumns:
             start_indices=[row.start_index for row in rows],
             completions=self._completions,
             first_tokens=self._first_tokens,
+            prompt_logprobs=self._prompt_logprobs,
+            time_accounts=self._times.values(),
         )
         if self.num_tokens != len(rows):
             message.token_counts.extend(len(row.token_ids) for row in rows)
@@ -92,6 +102,16 @@ class StepColumns:
         if any(row.logprobs for row in rows):
             message.logprobs.CopyFrom(_logprob_columns(list(rows)))
         return message
+
+    def _add_prompt_logprobs(self, handle: int, epoch: int, logprobs: PromptLogprobs) -> None:
+        message = pb.PromptLogprobs(handle=handle, epoch=epoch, start_index=logprobs.start_index)
+        message.top_width = len(logprobs.tokens[0].top_ids)
+        for token in logprobs.tokens:
+            message.chosen.append(token.chosen)
+            message.top_ids.extend(token.top_ids)
+            message.top_values.extend(token.top_values)
+        self._prompt_logprobs.append(message)
+        self.num_prompt_values += len(message.chosen) + len(message.top_ids)
 
     def _add_tokens(self, handle: int, epoch: int, output: RequestOutput) -> None:
         self.num_tokens += len(output.token_ids)
@@ -120,19 +140,39 @@ def _logprob_columns(rows: list[_Row]) -> pb.LogprobColumns:
 
 def completion_message(handle: int, epoch: int, completion: RequestCompletion) -> pb.Completion:
     """The end of a request, for the wire."""
+    time = completion.time
     return pb.Completion(
         handle=handle,
         epoch=epoch,
-        reason=_COMPLETION_REASONS[completion.reason],
+        reason=COMPLETION_REASONS[completion.reason],
         stop_token_id=completion.stop_token_id or 0,
         num_prompt_tokens=completion.num_prompt_tokens,
         num_cached_tokens=completion.num_cached_tokens,
         num_output_tokens=completion.num_output_tokens,
-        queued_us=round(completion.queued_s * 1e6),
-        prefill_us=round(completion.prefill_s * 1e6),
-        num_preemptions=completion.num_preemptions,
+        queued_us=_microseconds(time.queued_s),
+        prefill_us=_microseconds(time.prefill_s),
+        decode_us=_microseconds(time.decode_s),
+        parked_us=_microseconds(time.parked_s),
+        preempted_us=_microseconds(time.preempted_s),
+        num_preemptions=time.num_preemptions,
         detail=completion.detail,
     )
+
+
+def _time_message(handle: int, epoch: int, time: TimeAccount) -> pb.TimeAccount:
+    return pb.TimeAccount(
+        handle=handle,
+        epoch=epoch,
+        queued_us=_microseconds(time.queued_s),
+        prefill_us=_microseconds(time.prefill_s),
+        parked_us=_microseconds(time.parked_s),
+        preempted_us=_microseconds(time.preempted_s),
+        num_preemptions=time.num_preemptions,
+    )
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Rejection:
@@ -175,6 +215,8 @@ def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
         num_batched_tokens=snapshot.num_batched_tokens,
         num_generated_tokens_total=stats.num_generated_tokens_total,
         jit_compiles_after_ready_total=snapshot.num_late_compiles,
+        integrity_checks_total=snapshot.num_integrity_checks,
+        integrity_failures_total=snapshot.num_integrity_failures,
     )
 
 

@@ -29,6 +29,7 @@ class LoopSnapshot:
         num_batched_tokens: tokens in the last step.
         num_prompt_tokens_total: prompt tokens computed since start (rows of one token are counted as decodes).
         num_late_compiles: kernels compiled since the engine was ready.
+        num_integrity_checks, num_integrity_failures: looks through the scheduler's books, and contradictions found.
     """
 
     engine_step: int
@@ -39,6 +40,8 @@ class LoopSnapshot:
     num_batched_tokens: int = 0
     num_prompt_tokens_total: int = 0
     num_late_compiles: int = 0
+    num_integrity_checks: int = 0
+    num_integrity_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer
 from engine.commands import Inbox
 from engine.convert import RequestLimits
 from engine.core.request import RequestId
+from engine.grammar_compiler import GrammarCompiler
 from engine.outgoing import STEP_WINDOW, StreamRefused
 from engine.packing import duration_message, status_message
 from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
@@ -50,12 +51,14 @@ class ServingParts:
     Attributes:
         max_open_requests: requests held for all frontends together.
         snapshot: the newest pulse of the step loop; called on the IO thread.
+        grammars: compiles those that come with requests.
     """
 
     info: pb.EngineInfo
     inbox: Inbox
     max_open_requests: int
     snapshot: Callable[[], LoopSnapshot]
+    grammars: GrammarCompiler
 
 
 class EngineService(EngineServiceServicer):
@@ -86,9 +89,18 @@ class EngineService(EngineServiceServicer):
 
     def set_serving(self, parts: ServingParts) -> None:
         """Opens Attach."""
-        limits = RequestLimits(vocab_size=parts.info.vocab_size, max_logprobs=parts.info.max_logprobs)
+        info = parts.info
+        limits = RequestLimits(info.vocab_size, info.max_logprobs, frozenset(info.end_token_ids))
         self._parts = parts
-        self._context = SessionContext(parts.inbox, limits, parts.max_open_requests, itertools.count(1), self._owners)
+        self._context = SessionContext(
+            parts.inbox,
+            limits,
+            parts.max_open_requests,
+            itertools.count(1),
+            self._owners,
+            parts.grammars,
+            self._sessions,
+        )
         self._set_state(EngineState.SERVING, "")
 
     def fail(self, detail: str) -> None:
@@ -188,8 +200,9 @@ class EngineService(EngineServiceServicer):
             raise StreamRefused(grpc.StatusCode.UNAVAILABLE, self._detail or self._state.name.lower())
         hello = first.hello
         self._check_hello(hello, self._parts.info)
-        session_id = f"{self.instance_id[:8]}-{next(self._session_numbers)}"
-        session = Session(session_id, self._context, first.command_seq)
+        number = next(self._session_numbers)
+        session_id = f"{self.instance_id[:8]}-{number}"
+        session = Session(session_id, self._context, first.command_seq, number)
         welcome = pb.Welcome(
             protocol_minor=min(PROTOCOL_MINOR, hello.protocol_minor),
             engine_instance_id=self.instance_id,

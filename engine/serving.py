@@ -9,7 +9,8 @@ from typing import ParamSpec, Protocol
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.commands import Inbox
 from engine.core.scheduler import Scheduler
-from engine.errors import DeviceError, StepError
+from engine.errors import DeviceError, IntegrityError, StepError
+from engine.grammar_compiler import GrammarCompiler
 from engine.interfaces import ModelRunner
 from engine.server import EngineService, ServingParts
 from engine.step_log import StepLog
@@ -59,7 +60,15 @@ class Engine:
     `drain` and `stop` may be called from any thread and from signal handlers.
     """
 
-    def __init__(self, service: EngineService, io: Io, parts: EngineParts, step_log: StepLog | None = None) -> None:
+    def __init__(
+        self,
+        service: EngineService,
+        io: Io,
+        parts: EngineParts,
+        step_log: StepLog | None = None,
+        *,
+        integrity_check_interval_s: float = 0.0,
+    ) -> None:
         """Opens the service for frontends; the step loop waits for `run`."""
         self._service = service
         self._io = io
@@ -71,16 +80,20 @@ class Engine:
             lambda report: io.call(service.deliver, report),
             step_log=step_log,
             num_late_compiles=parts.num_late_compiles,
+            integrity_check_interval_s=integrity_check_interval_s,
         )
         io.call(service.set_tokenizer, parts.tokenizer)
+        info = parts.info
+        self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size, frozenset(info.end_token_ids))
         snapshot = lambda: self._loop.snapshot  # noqa: E731 - the loop replaces it every turn
-        io.call(service.set_serving, ServingParts(parts.info, inbox, parts.max_open_requests, snapshot))
+        io.call(service.set_serving, ServingParts(info, inbox, parts.max_open_requests, snapshot, self._grammars))
 
     def run(self) -> None:
         """Serves until drained or stopped; the calling thread becomes the step loop.
 
         Raises:
             DeviceError: the device failed.
+            IntegrityError: the scheduler's books contradict each other.
             StepError: a step failed otherwise, which has been logged, or the event loop did.
 
         Every frontend has been told, as far as it could be.
@@ -89,15 +102,18 @@ class Engine:
         try:
             loop.run()
         except Exception as error:
-            if not isinstance(error, DeviceError):
+            is_told = isinstance(error, DeviceError | IntegrityError)  # in one line, by whoever ends the process
+            if not is_told:
                 _log.exception("step %d failed", loop.snapshot.engine_step + 1)
             with contextlib.suppress(RuntimeError):  # the event loop is gone, perhaps that is what failed
-                self._io.call(self._service.fail, f"step failed: {error}")
-            if isinstance(error, DeviceError):
+                detail = str(error) if isinstance(error, IntegrityError) else f"step failed: {error}"
+                self._io.call(self._service.fail, detail)
+            if is_told:
                 raise
             raise StepError(str(error)) from error
         finally:
             self._io.stop(FAREWELL_S)
+            self._grammars.close()
         if self._io.has_failed:
             raise StepError("the IO thread failed")
         _log.info("drained %d requests, %d cut off", loop.num_drained, loop.num_cut)

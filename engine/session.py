@@ -5,26 +5,32 @@ scheduling.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.commands import Cancel, GrantCredit, Inbox, Submit
+from engine.constraints.constraint import Constraint, Matcher
 from engine.convert import RequestLimits, request_from_submission
+from engine.convert_constraint import constraint_from_submission
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason, Request, RequestId
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
+from engine.grammar_compiler import GrammarCompiler
 from engine.outgoing import Outgoing, StreamRefused
-from engine.packing import rejection_message
+from engine.packing import COMPLETION_REASONS, rejection_message
 from engine.reports import LoopSnapshot
 
 # How often a held reader looks again. What it waits for lasts for steps and has no event.
 ROOM_POLL_S = 0.01
 
 _CANCEL_REASONS = {pb.CANCEL_REASON_DEADLINE: FinishReason.DEADLINE}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,9 @@ class SessionContext:
             this one bounds what waits in the inbox while a step runs.
         request_ids: engine-wide, never used twice.
         owners: the open requests of all sessions, and whose they are.
+        grammars: compiles them.
+        sessions: all that are attached; each has an equal share of `max_open_requests`, rounded up, for those that have
+            requests open, which is its even when others hold the whole.
     """
 
     inbox: Inbox
@@ -43,11 +52,18 @@ class SessionContext:
     max_open_requests: int
     request_ids: Iterator[int]
     owners: "dict[RequestId, Session]"
+    grammars: GrammarCompiler
+    sessions: "Mapping[str, Session]"
 
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A submission between its arrival and its terminal message."""
+    """A submission between its arrival and its terminal message.
+
+    Attributes:
+        compiling: its grammar is: the step loop does not know the request yet.
+        grants: credit that came meanwhile.
+    """
 
     request_id: RequestId
     handle: int
@@ -55,6 +71,8 @@ class OpenRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     is_accepted: bool = False
+    compiling: "asyncio.Future[Constraint] | None" = None
+    grants: list[int] = field(default_factory=list)
 
 
 class Session:
@@ -64,14 +82,20 @@ class Session:
     been given to `outgoing`; `_by_handle`, `_by_request` and this session's share of `owners` hold the same requests.
     """
 
-    def __init__(self, session_id: str, context: SessionContext, last_command_seq: int) -> None:
+    def __init__(self, session_id: str, context: SessionContext, last_command_seq: int, number: int) -> None:
         self.session_id = session_id
+        self._number = number  # names it to the scheduler
         self.outgoing = Outgoing()
         self._context = context
         self._received_seq = last_command_seq
         self._is_closing = False
         self._by_handle: dict[int, OpenRequest] = {}
         self._by_request: dict[RequestId, OpenRequest] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Requests without a terminal message."""
+        return len(self._by_request)
 
     def handle(self, message: pb.AttachRequest) -> None:
         """Takes one command of the frontend.
@@ -124,16 +148,7 @@ class Session:
         for entry in list(self._by_handle.values()):
             self._close(entry.request_id)
             if entry.is_accepted:
-                self.outgoing.complete(
-                    pb.Completion(
-                        handle=entry.handle,
-                        epoch=entry.epoch,
-                        reason=reason,
-                        num_prompt_tokens=entry.num_prompt_tokens,
-                        num_output_tokens=entry.num_output_tokens,
-                        detail=detail,
-                    )
-                )
+                self._complete(entry, reason, detail)
             else:
                 self.outgoing.reject(rejection_message(entry.handle, entry.epoch, EngineDraining(detail)))
 
@@ -159,9 +174,14 @@ class Session:
         requests: list[Request] = []
         for submission in batch.submissions:
             try:
-                requests.append(self._open(submission, now_s))
+                request = self._open(submission, now_s)
             except RequestError as error:
                 self.outgoing.reject(rejection_message(submission.handle, submission.epoch, error))
+                continue
+            if submission.grammar:
+                self._compile(request, submission)
+            else:
+                requests.append(request)
         if requests:
             self._context.inbox.put(Submit(self.session_id, self._received_seq, tuple(requests)))
 
@@ -173,35 +193,105 @@ class Session:
             raise InvalidRequest(f"handle {handle} is in use until its request has ended")
         if self._is_closing:
             raise EngineDraining("the engine has stopped")
-        num_open, most = len(self._context.owners), self._context.max_open_requests
-        if num_open >= most:
-            raise QueueFull(f"the engine holds {num_open} requests, at most {most}")
+        self._check_room()
         request_id = RequestId(next(self._context.request_ids))
-        request = request_from_submission(submission, request_id, self._context.limits, now_s)
+        request = request_from_submission(submission, request_id, self._context.limits, now_s, self._number)
         entry = OpenRequest(request_id, handle, submission.epoch, len(request.prompt_ids), len(request.output_ids))
         self._by_handle[handle] = self._by_request[request_id] = entry
         self._context.owners[request_id] = self
         return request
 
+    def _check_room(self) -> None:
+        """Everybody has room while there is some, and each session always has its share."""
+        num_open, most = len(self._context.owners), self._context.max_open_requests
+        if num_open < most:
+            return
+        num_own = self.num_open
+        num_sessions = sum(session.num_open > 0 for session in self._context.sessions.values()) + (not num_own)
+        share = -(-most // num_sessions)
+        if num_own >= share:
+            raise QueueFull(
+                f"the engine holds {num_open} requests, at most {most}; {num_own} are this frontend's, its share is "
+                f"{share}"
+            )
+
+    def _compile(self, request: Request, submission: pb.Submission) -> None:
+        """Starts what a request with a grammar needs before the step loop can have it; nobody else waits."""
+        limits = self._context.limits
+
+        def build(matcher: Matcher) -> Constraint:  # on a thread of the compiler
+            constraint = constraint_from_submission(submission, limits.vocab_size, limits.end_token_ids, matcher)
+            assert constraint is not None, "a grammar is a constraint"
+            constraint.accept(request.output_ids)
+            if constraint.error:
+                raise InvalidRequest(f"{constraint.error}, after {len(request.output_ids)} output_ids")
+            return constraint
+
+        entry = self._by_request[request.request_id]
+        entry.compiling = asyncio.wrap_future(self._context.grammars.compile(submission.grammar, build))
+        entry.compiling.add_done_callback(lambda compiled: self._hand_over(entry, request, compiled))
+
+    def _hand_over(self, entry: OpenRequest, request: Request, compiled: "asyncio.Future[Constraint]") -> None:
+        """The grammar of a request is compiled, or cannot be."""
+        error = None if compiled.cancelled() else compiled.exception()
+        if self._by_request.get(entry.request_id) is not entry:
+            return  # it has ended meanwhile
+        entry.compiling = None
+        if error is not None:
+            if not isinstance(error, RequestError):
+                _log.error("defect while compiling a grammar", exc_info=error)
+                error = InvalidRequest("grammar: defect in the engine, see its log")
+            self.reject(entry.request_id, error)
+            return
+        request.constraint = compiled.result()
+        inbox = self._context.inbox
+        inbox.put(Submit(self.session_id, self._received_seq, (request,)))
+        if entry.grants:
+            grants = tuple((entry.request_id, tokens) for tokens in entry.grants)
+            inbox.put(GrantCredit(self.session_id, self._received_seq, grants))
+
     def _cancel(self, batch: pb.CancelBatch) -> None:
-        request_ids = tuple(self._by_handle[handle].request_id for handle in batch.handles if handle in self._by_handle)
+        entries = [self._by_handle[handle] for handle in dict.fromkeys(batch.handles) if handle in self._by_handle]
         reason = _CANCEL_REASONS.get(batch.reason, FinishReason.CANCELLED)
+        for entry in entries:
+            if entry.compiling is not None:
+                self._close(entry.request_id)
+                self.outgoing.accept(entry.handle)
+                self._complete(entry, COMPLETION_REASONS[reason], "")
+        request_ids = tuple(entry.request_id for entry in entries)
         self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, reason))
+
+    def _complete(self, entry: OpenRequest, reason: pb.CompletionReason, detail: str) -> None:
+        """Ends a request without the step loop."""
+        self.outgoing.complete(
+            pb.Completion(
+                handle=entry.handle,
+                epoch=entry.epoch,
+                reason=reason,
+                num_prompt_tokens=entry.num_prompt_tokens,
+                num_output_tokens=entry.num_output_tokens,
+                detail=detail,
+            )
+        )
 
     def _grant(self, grant: pb.CreditGrant) -> None:
         if len(grant.handles) != len(grant.tokens):
             raise _protocol_error(f"credit has {len(grant.handles)} handles and {len(grant.tokens)} tokens")
-        grants = tuple(
-            (self._by_handle[handle].request_id, tokens)
-            for handle, tokens in zip(grant.handles, grant.tokens, strict=True)
-            if handle in self._by_handle
-        )
-        self._context.inbox.put(GrantCredit(self.session_id, self._received_seq, grants))
+        grants: list[tuple[RequestId, int]] = []
+        for handle, tokens in zip(grant.handles, grant.tokens, strict=True):
+            entry = self._by_handle.get(handle)
+            if entry is not None and entry.compiling is not None:
+                entry.grants.append(tokens)
+            elif entry is not None:
+                grants.append((entry.request_id, tokens))
+        self._context.inbox.put(GrantCredit(self.session_id, self._received_seq, tuple(grants)))
 
     def _close(self, request_id: RequestId) -> OpenRequest:
         entry = self._by_request.pop(request_id)
         del self._by_handle[entry.handle]
         del self._context.owners[request_id]
+        if entry.compiling is not None:
+            entry.compiling.cancel()
         return entry
 
 

@@ -17,7 +17,7 @@ from engine.commands import Cancel, Command, GrantCredit, Inbox, Submit
 from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import FinishReason, Request, RequestId
 from engine.core.scheduler import Scheduler
-from engine.errors import EngineDraining, RequestError
+from engine.errors import EngineDraining, IntegrityError, RequestError
 from engine.interfaces import ModelRunner
 from engine.reports import AdmissionReport, DrainReport, LoopSnapshot, Report, StepReport
 from engine.step_log import StepLog, StepTimes
@@ -55,6 +55,7 @@ class StepLoop:
         *,
         step_log: StepLog | None = None,
         num_late_compiles: Callable[[], int] = lambda: 0,
+        integrity_check_interval_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._num_late_compiles = num_late_compiles
@@ -73,6 +74,10 @@ class StepLoop:
         self._stop_requested = False
         self._drain_grace_s: float | None = None
         self._drain_until_s: float | None = None
+        self._integrity_check_interval_s = integrity_check_interval_s  # 0: never
+        self._next_check_s = clock() + integrity_check_interval_s
+        self._num_integrity_checks = 0
+        self._num_integrity_failures = 0
         self._num_prompt_tokens_total = 0
         self.num_drained = 0
         self.num_cut = 0
@@ -81,7 +86,9 @@ class StepLoop:
     def run(self) -> None:
         """Runs until drained or stopped; steps in flight are finished.
 
-        Raises: Exception: a step failed; the engine's state can no longer be trusted.
+        Raises:
+            IntegrityError: the books contradict each other.
+            Exception: a step failed otherwise; in either case the engine's state can no longer be trusted.
         """
         while not self._stop_requested and (self._drain_until_s is None or self._open):
             self.turn()
@@ -106,7 +113,8 @@ class StepLoop:
         self._num_turns += 1
         now_s = self._clock()
         self._follow_drain(now_s)
-        self._apply(commands)
+        self._apply(commands, now_s)
+        self._check_integrity(now_s)
         # Only a step with rows is worth waiting behind: after any other there is nothing to be launched before the
         # steps in flight have ended.
         is_busy = self._is_due(now_s) and self._launch(now_s)
@@ -159,7 +167,7 @@ class StepLoop:
         if self._step_log is not None:
             self._step_log.write(plan, outputs, self.snapshot, times)
 
-    def _apply(self, commands: list[Command]) -> None:
+    def _apply(self, commands: list[Command], now_s: float) -> None:
         """Applies cancels first, so that new requests find the room that they leave; a cancel of a request from the
         same batch of commands has to wait until that request is there.
         """
@@ -169,15 +177,15 @@ class StepLoop:
         cancels = [command for command in commands if isinstance(command, Cancel)]
         new_ids = {request.request_id for command in submits for request in command.requests}
         for cancel in cancels:
-            self._cancel((i for i in cancel.request_ids if i not in new_ids), cancel.reason)
+            self._cancel((i for i in cancel.request_ids if i not in new_ids), now_s, cancel.reason)
         if submits:
             self._admit([request for command in submits for request in command.requests])
             for cancel in cancels:
-                self._cancel((i for i in cancel.request_ids if i in new_ids), cancel.reason)
+                self._cancel((i for i in cancel.request_ids if i in new_ids), now_s, cancel.reason)
         for command in commands:
             if isinstance(command, GrantCredit):
                 for request_id, tokens in command.grants:
-                    self._scheduler.grant_credit(request_id, tokens)
+                    self._scheduler.grant_credit(request_id, tokens, now_s)
             self._seen_commands[command.session_id] = command.command_seq
 
     def _admit(self, requests: list[Request]) -> None:
@@ -198,10 +206,10 @@ class StepLoop:
         self._open.update(accepted)
         self._outbox(AdmissionReport(tuple(accepted), tuple(rejected)))
 
-    def _cancel(self, request_ids: Iterable[RequestId], reason: FinishReason) -> None:
+    def _cancel(self, request_ids: Iterable[RequestId], now_s: float, reason: FinishReason) -> None:
         for request_id in request_ids:
             if request_id in self._open:
-                self._scheduler.cancel(request_id, reason)
+                self._scheduler.cancel(request_id, now_s, reason)
 
     def _follow_drain(self, now_s: float) -> None:
         if self._drain_grace_s is None:
@@ -211,7 +219,24 @@ class StepLoop:
             self._outbox(DrainReport(self._drain_grace_s))
         if now_s >= self._drain_until_s and self._open and not self.num_cut:
             self.num_cut = len(self._open)
-            self._cancel(list(self._open), FinishReason.CANCELLED)
+            self._cancel(list(self._open), now_s, FinishReason.CANCELLED)
+
+    def _check_integrity(self, now_s: float) -> None:
+        """Looks through the books from time to time. With wrong ones a request may be given the KV cache of another: to
+        end is better than to answer.
+        """
+        if not self._integrity_check_interval_s or now_s < self._next_check_s:
+            return
+        self._next_check_s = now_s + self._integrity_check_interval_s
+        self._num_integrity_checks += 1
+        try:
+            self._scheduler.check_integrity()
+        except IntegrityError as error:
+            self._num_integrity_failures += 1
+            self._publish(self.snapshot.engine_step)
+            raise IntegrityError(
+                f"the books contradict each other, no answer can be trusted any more: {error}"
+            ) from error
 
     def _note_completions(self, outputs: list[RequestOutput]) -> None:
         finished = [output.request_id for output in outputs if output.completion is not None]
@@ -230,6 +255,8 @@ class StepLoop:
             num_batched_tokens=last.num_batched_tokens if times is None else num_tokens,
             num_prompt_tokens_total=self._num_prompt_tokens_total,
             num_late_compiles=self._num_late_compiles(),
+            num_integrity_checks=self._num_integrity_checks,
+            num_integrity_failures=self._num_integrity_failures,
         )
 
 

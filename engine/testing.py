@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from engine.core.outputs import (
     ModelRunnerOutput,
@@ -86,6 +87,16 @@ class FakeModel:
         top_ids = [(token_id + rank) % self.vocab_size for rank in range(num_top)]
         return TokenLogprobs(values[0], tuple(top_ids), tuple(values[:num_top]))
 
+    def solo_prompt_logprobs(
+        self, prompt_ids: Sequence[int], num_top: int, *, cache_salt: bytes = b""
+    ) -> list[TokenLogprobs]:
+        """Log-probabilities of a prompt's tokens from the second on, computed without scheduler, blocks or batch."""
+        chain, result = self.root(cache_salt), []
+        for position, (token_id, next_id) in enumerate(pairwise(prompt_ids)):
+            chain = self.extend(chain, token_id, position)
+            result.append(self.logprobs(chain, next_id, num_top))
+        return result
+
     def solo_output(
         self,
         prompt_ids: Sequence[int],
@@ -150,6 +161,7 @@ class _Launched:
     num_open_rows: int
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 
 class FakeModelRunner:
@@ -236,7 +248,13 @@ class FakeModelRunner:
                 self._busy.pop()
             self._execute_row(sequence, *job)
         self.num_executed_steps += 1
-        return ModelRunnerOutput(launched.plan.step, tuple(launched.token_ids), launched.logprobs, launched.failures)
+        return ModelRunnerOutput(
+            launched.plan.step,
+            tuple(launched.token_ids),
+            launched.logprobs,
+            launched.failures,
+            launched.prompt_logprobs,
+        )
 
     def _execute_row(self, sequence: _Sequence, launched: _Launched, index: int) -> None:
         row = launched.plan.rows[index]
@@ -253,8 +271,20 @@ class FakeModelRunner:
         self._attend(sequence, start)
         self._write(sequence, start, sequence.chain[start:stop])
         sequence.next_position = stop
+        if row.num_prompt_logits:
+            launched.prompt_logprobs[index] = self._score_prompt(sequence, row)
         if row.samples:
             launched.token_ids[index] = self._sample(sequence, launched, index)
+
+    def _score_prompt(self, sequence: _Sequence, row: ScheduledRow) -> tuple[TokenLogprobs, ...]:
+        num_top = sequence.request.params.prompt_logprobs
+        positions = row.prompt_logits(sequence.request.num_prompt_tokens)
+        if num_top is None or positions.start < row.num_computed_tokens:
+            raise OracleViolation(
+                f"request {row.request_id}: logits of positions {positions.start} to {positions.stop - 1} of a row "
+                f"from {row.num_computed_tokens} on, prompt_logprobs is {num_top}"
+            )
+        return tuple(self.model.logprobs(sequence.chain[p], sequence.token_ids[p + 1], num_top) for p in positions)
 
     def _sample(self, sequence: _Sequence, launched: _Launched, index: int) -> int:
         params, position, chain = sequence.request.params, len(sequence.token_ids), sequence.chain[-1]
@@ -305,6 +335,8 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_owed_logprobs: int = 0  # of the prompt
     num_cached_tokens: int | None = None
     completion: RequestCompletion | None = None
 
@@ -317,7 +349,9 @@ class AnswerLedger:
 
     def expect(self, request: Request) -> None:
         """Opens the account of an accepted request."""
-        self.answers[request.request_id] = Answer(token_ids=list(request.output_ids))
+        self.answers[request.request_id] = Answer(
+            token_ids=list(request.output_ids), num_owed_logprobs=request.num_owed_logits
+        )
 
     def record(self, outputs: Sequence[RequestOutput]) -> None:
         """Books the outputs of one update.
@@ -333,8 +367,16 @@ class AnswerLedger:
                 raise OracleViolation(f"{what} has more to say after its completion: {output}")
             if output.start_index != len(answer.token_ids):
                 raise OracleViolation(f"{what} goes on at {output.start_index}, {len(answer.token_ids)} are here")
-            if not output.token_ids and output.completion is None:
+            if not output.token_ids and output.completion is None and output.prompt_logprobs is None:
                 raise OracleViolation(f"{what} has an output without news")
+            if output.prompt_logprobs is not None:
+                start_index, tokens = output.prompt_logprobs
+                if start_index != 1 + len(answer.prompt_logprobs) or not 0 < len(tokens) <= answer.num_owed_logprobs:
+                    raise OracleViolation(f"{what} has logprobs of {len(tokens)} prompt tokens from {start_index} on")
+                answer.prompt_logprobs += tokens
+                answer.num_owed_logprobs -= len(tokens)
+            if output.token_ids and answer.num_owed_logprobs:
+                raise OracleViolation(f"{what} has a token before {answer.num_owed_logprobs} logprobs of its prompt")
             answer.token_ids += output.token_ids
             answer.logprobs += output.logprobs
             if output.num_cached_tokens is not None:

@@ -48,6 +48,8 @@ class Received:
     token_ids: list[int] = field(default_factory=list)
     chosen_logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     is_accepted: bool = False
     first_token: pb.FirstToken | None = None
     completion: pb.Completion | None = None
@@ -209,6 +211,7 @@ class AttachClient:
         assert len(counts) == len(epochs) == len(step.start_indices) == num_rows, "columns differ in length"
         assert sum(counts) == len(step.token_ids), "token_counts and token_ids differ"
         assert len(set(step.handles)) == num_rows, "two rows for one handle"
+        self._take_prompt_logprobs(step)
         token_ids = iter(step.token_ids)
         for handle, count, epoch, start in zip(step.handles, counts, epochs, step.start_indices, strict=True):
             received = self.received[handle]
@@ -227,6 +230,17 @@ class AttachClient:
                 f"handle {completion.handle}: tokens are missing"
             )
             received.completion = completion
+
+    def _take_prompt_logprobs(self, step: pb.StepResult) -> None:
+        for message in step.prompt_logprobs:
+            received = self.received[message.handle]
+            assert received.is_running, f"prompt logprobs for handle {message.handle} out of turn"
+            assert received.first_token is None, f"prompt logprobs for handle {message.handle} after its first token"
+            assert message.epoch == received.epoch, f"handle {message.handle}: epoch {message.epoch}"
+            assert message.start_index == 1 + len(received.prompt_logprobs), f"from {message.start_index} on"
+            received.prompt_logprobs += message.chosen
+            pairs = iter(zip(message.top_ids, message.top_values, strict=True))
+            received.prompt_top_logprobs += [list(itertools.islice(pairs, message.top_width)) for _ in message.chosen]
 
     def _take_logprobs(self, step: pb.StepResult, counts: list[int]) -> None:
         columns = step.logprobs

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 
-from engine.core.outputs import SchedulerOutput
+from engine.constraints.constraint import Constraint
+from engine.constraints.token_bits import Words, num_words
+from engine.core.outputs import SchedulerOutput, TokenLogprobs
 from engine.core.request import Request, SamplingParams
-from engine.runner.batch import Batch
 from engine.runner.model_runner import StepInFlight, TorchModelRunner
-from engine.runner.sampler import SampledBuffer
 from engine.testing import FakeModel, OracleViolation
 from engine.testing_stream import POISON
 from kernels.gpu.decode_graphs import decode_inputs
@@ -118,6 +119,33 @@ class ChainDecoder:
         return ends
 
 
+class ChainMatcher:
+    """`engine.constraints.constraint.Matcher` whose set of tokens is the chain that the model's last token ends."""
+
+    error = ""
+
+    def __init__(self, model: FakeModel, prompt_ids: Sequence[int]) -> None:
+        self._model = model
+        self._chain = model.root(b"")
+        self._num_tokens = 0
+        self.accept(prompt_ids)
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Extends the chain."""
+        for token_id in token_ids:
+            self._chain = self._model.extend(self._chain, token_id, self._num_tokens)
+            self._num_tokens += 1
+
+    def fill(self, words: Words) -> None:
+        """Writes its lowest bits."""
+        words[:] = chain_word(self._chain)
+
+
+def chain_word(chain: int) -> int:
+    """The lowest bits of a chain as a word of a mask."""
+    return (chain & 0x7FFFFFFF) | 1
+
+
 class ChainOps(ReferenceOps):
     """Operations for `ChainDecoder`: its cache, decode steps "recorded" for some sizes, and a suspicious sampler.
 
@@ -179,24 +207,29 @@ class ChainOps(ReferenceOps):
             top_ids=torch.full((num_rows, width), -1, dtype=torch.int64),
             top_values=torch.full((num_rows, width), float("nan"), dtype=torch.float64),
         )
-        requests = [self._request_of(i, seed) for i, seed in enumerate(batch.seed.tolist())]
+        forced_ids = [-1] * num_rows if batch.forced_ids is None else batch.forced_ids.tolist()
+        num_drawn = forced_ids.count(-1)
+        requests = [self._request_of(i, seed) for i, seed in enumerate(batch.seed[:num_drawn].tolist())]
         self._check_hints(batch, [request.params for request in requests])
         if (ends := (int(batch.bias_start[0]), int(batch.bias_start[-1]))) != (0, len(batch.bias_ids)):
             raise OracleViolation(f"biases {ends} of {len(batch.bias_ids)}")
-        for i, ((chain, num_tokens), request) in enumerate(zip(logits.tolist(), requests, strict=True)):
+        for i, (chain, _) in enumerate(logits[num_drawn:].tolist(), num_drawn):
+            self._check_forced(batch, i)
+            logprobs = self._model.logprobs(chain, forced_ids[i], int(batch.top_logprobs[i]))
+            _write_logprobs(sampled, i, forced_ids[i], logprobs)
+        for i, ((chain, num_tokens), request) in enumerate(zip(logits[:num_drawn].tolist(), requests, strict=True)):
             params, position = request.params, num_tokens - request.num_prompt_tokens
             self._check_row(batch, i, request, num_tokens, chain)
-            if position >= self._fails_at.get(params.seed, 1 << 62):
+            fails_at = self._fails_at.get(params.seed, 1 << 62)
+            if position <= fails_at:  # behind a token that failed there is nothing to keep to
+                self._check_mask(batch, i, request.constraint, chain)
+            if position >= fails_at:
                 sampled.status[i] = RowStatus.BAD_LOGITS
                 continue
             token_id = self._model.sample(chain, num_tokens, position, params)
             sampled.token_ids[i] = token_id
             if params.top_logprobs is not None:
-                logprobs = self._model.logprobs(chain, token_id, params.top_logprobs)
-                sampled.logprobs[i] = logprobs.chosen
-                num_top = len(logprobs.top_ids)
-                sampled.top_ids[i, :num_top] = torch.tensor(logprobs.top_ids, dtype=torch.int64)
-                sampled.top_values[i, :num_top] = torch.tensor(logprobs.top_values, dtype=torch.float64)
+                _write_logprobs(sampled, i, token_id, self._model.logprobs(chain, token_id, params.top_logprobs))
         return sampled
 
     def _request_of(self, row: int, seed: int) -> Request:
@@ -243,11 +276,40 @@ class ChainOps(ReferenceOps):
             if seen != chain:
                 raise OracleViolation(f"row {i} has history {history}, which is not its own")
 
+    def _check_forced(self, batch: SamplingBatch, i: int) -> None:
+        """A prompt token becomes what it is without any work: no penalties, no bias, no mask, nothing drawn."""
+        penalties = (batch.repetition_penalty[i], batch.presence_penalty[i], batch.frequency_penalty[i])
+        entries = batch.bias_start[i : i + 2].tolist()
+        mask = -1 if batch.masks is None else int(batch.masks.rows[i])
+        got = (float(batch.temperature[i]), tuple(map(float, penalties)), entries[1] - entries[0], mask)
+        if got != (0.0, (1.0, 0.0, 0.0), 0, -1) or int(batch.forced_ids[i]) < 0:  # type: ignore[index]
+            raise OracleViolation(f"row {i} is of a prompt, and has {got}")
+
+    def _check_mask(self, batch: SamplingBatch, i: int, constraint: Constraint | None, chain: int) -> None:
+        mask = -1 if batch.masks is None else int(batch.masks.rows[i])
+        if (mask >= 0) != (constraint is not None):
+            raise OracleViolation(f"row {i} has mask {mask}, its request has {constraint}")
+        if batch.masks is None or constraint is None:
+            return
+        wanted = np.full(num_words(self._model.vocab_size), chain_word(chain), dtype=np.int32)
+        if not constraint.is_dynamic:
+            constraint.fill(wanted)
+        if (got := batch.masks.words[mask].tolist()) != wanted.tolist():
+            raise OracleViolation(f"row {i} has mask {got}, its tokens ask for {wanted}")
+
     def _biases(self, params: SamplingParams, position: int) -> list[tuple[int, float]]:
         forbidden: set[int] = set()
         if position < params.min_tokens:
             forbidden = set(params.stop_token_ids) | (set() if params.ignore_eos else self._model.end_token_ids)
         return [*params.logit_bias, *((token_id, float("-inf")) for token_id in sorted(forbidden))]
+
+
+def _write_logprobs(sampled: SampledTokens, row: int, token_id: int, logprobs: TokenLogprobs) -> None:
+    num_top = len(logprobs.top_ids)
+    sampled.token_ids[row] = token_id
+    sampled.logprobs[row] = logprobs.chosen
+    sampled.top_ids[row, :num_top] = torch.tensor(logprobs.top_ids, dtype=torch.int64)
+    sampled.top_values[row, :num_top] = torch.tensor(logprobs.top_values, dtype=torch.float64)
 
 
 def is_penalised(params: SamplingParams) -> bool:
@@ -264,8 +326,9 @@ class PoisoningRunner(TorchModelRunner):
             tensor.fill_(POISON)
         return super()._launch(plan)
 
-    def _run(self, batch: Batch, results: SampledBuffer) -> None:
+    def _compute(self, step: StepInFlight) -> None:
+        batch = step.batch
         for section in fields(batch.sections):
             getattr(batch.sections, section.name).fill_(POISON)
         batch.inputs.metadata.block_table.fill_(POISON)
-        super()._run(batch, results)
+        super()._compute(step)

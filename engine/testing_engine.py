@@ -104,7 +104,11 @@ class RunningEngine:
 
 @contextlib.asynccontextmanager
 async def run_engine(
-    parts: EngineParts, address: str = "127.0.0.1:0", step_log: StepLog | None = None
+    parts: EngineParts,
+    address: str = "127.0.0.1:0",
+    step_log: StepLog | None = None,
+    *,
+    integrity_check_interval_s: float = 0.0,
 ) -> AsyncIterator[RunningEngine]:
     """Serves for the length of a with block: gRPC on the running event loop, the step loop on a thread.
 
@@ -112,12 +116,19 @@ async def run_engine(
         parts: the engine.
         address: "host:port" or "unix:/path".
         step_log: where steps are written.
+        integrity_check_interval_s: see `EngineConfig`.
     Raises: StepError: at the end of the block, if the engine has failed.
     """
     service = EngineService()
     listener = Listener(service, address)
     await listener.start()
-    engine = Engine(service, _TestLoopIo(listener), parts, step_log)
+    engine = Engine(
+        service,
+        _TestLoopIo(listener),
+        parts,
+        step_log,
+        integrity_check_interval_s=integrity_check_interval_s,
+    )
     running = asyncio.create_task(asyncio.to_thread(engine.run))
     try:
         yield RunningEngine(listener.address, engine)

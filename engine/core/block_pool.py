@@ -10,8 +10,10 @@ A block is in exactly one of four states:
 The pool knows hashes as opaque bytes and never sees a token or a request.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from itertools import chain, compress
+from typing import cast
 
 from engine.core.request import BlockId
 from engine.errors import IntegrityError
@@ -145,36 +147,43 @@ class BlockPool:
             owners: every block table in use.
         Raises: IntegrityError: a contradiction, with the block and the numbers.
         """
-        counts = [0] * self.num_blocks
-        for table in owners:
-            for block_id in table:
-                counts[block_id] += 1
-        free, fenced = set(self._free), {b for b in range(self.num_blocks) if self._fences[b]}
-        num_owned = sum(1 for count in self._ref_counts if count > 0)
-        parts = (num_owned, len(self._cached), len(self._free), self._num_deferred)
+        # Whole sets at a time: this runs in live traffic, over every block.
+        counts = Counter(chain.from_iterable(owners))
+        blocks = cast("Sequence[BlockId]", range(self.num_blocks))
+        owned, fenced = set(compress(blocks, self._ref_counts)), set(compress(blocks, self._fences))
+        free, cached = set(self._free), set(self._cached)
+        hashed = set(compress(blocks, self._hashes))
+        parts = (len(owned), len(self._cached), len(self._free), self._num_deferred)
         if sum(parts) != self.num_blocks:
             raise IntegrityError("owned {} + cached {} + free {} + deferred {} != {}".format(*parts, self.num_blocks))
         if len(fenced) != self._num_deferred or len(free) != len(self._free):
             raise IntegrityError(f"{len(fenced)} fences for {self._num_deferred} deferred; {len(free)} distinct free")
+        for block_id in owned | counts.keys():
+            if self._ref_counts[block_id] != counts[block_id]:
+                raise IntegrityError(
+                    f"block {block_id}: reference count {self._ref_counts[block_id]}, in {counts[block_id]} tables"
+                )
+        if len(owned | cached | free | fenced) != self.num_blocks:
+            states = Counter(chain(owned, cached, free, fenced))
+            block_id = next(block_id for block_id in blocks if states[block_id] != 1)
+            raise IntegrityError(f"block {block_id} is in {states[block_id]} states at once")
         waiting_for = {(fence, block_id) for fence, block_id in self._deferred}
-        for block_id in map(BlockId, range(self.num_blocks)):
-            count, block_hash = self._ref_counts[block_id], self._hashes[block_id]
-            if count != counts[block_id]:
-                raise IntegrityError(f"block {block_id}: reference count {count}, in {counts[block_id]} tables")
-            states = (count > 0) + (block_id in self._cached) + (block_id in free) + (block_id in fenced)
-            if states != 1:
-                raise IntegrityError(f"block {block_id} is in {states} states at once")
-            if block_id in fenced and (self._fences[block_id], block_id) not in waiting_for:
+        for block_id in fenced:
+            if (self._fences[block_id], block_id) not in waiting_for:
                 raise IntegrityError(f"block {block_id} waits for step {self._fences[block_id]} in no queue")
-            if block_id in fenced and self._fences[block_id] <= self._last_ended_step:
+            if self._fences[block_id] <= self._last_ended_step:
                 raise IntegrityError(f"block {block_id} waits for step {self._fences[block_id]}, which has ended")
+        for block_id, block_hash in zip(blocks, self._hashes, strict=True):
             if block_hash is not None and self._block_by_hash.get(block_hash) != block_id:
                 raise IntegrityError(f"block {block_id} has a hash that names another block")
-            if (block_id in self._cached and block_hash is None) or (block_id in free and block_hash is not None):
-                raise IntegrityError(f"block {block_id} is idle in the wrong list")
-            if count > 1 and block_hash is None:
-                raise IntegrityError(f"block {block_id} has {count} owners but was never published")
-        if len(self._block_by_hash) != sum(1 for block_hash in self._hashes if block_hash is not None):
+        for block_id in (cached - hashed) | (free & hashed):
+            raise IntegrityError(f"block {block_id} is idle in the wrong list")
+        for block_id in owned - hashed:
+            if self._ref_counts[block_id] > 1:
+                raise IntegrityError(
+                    f"block {block_id} has {self._ref_counts[block_id]} owners but was never published"
+                )
+        if len(self._block_by_hash) != len(hashed):
             raise IntegrityError(f"{len(self._block_by_hash)} hashes name fewer blocks")
 
     def _make_idle(self, block_id: BlockId) -> None:

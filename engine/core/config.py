@@ -21,8 +21,9 @@ class SchedulerConfig:
         max_model_len: most tokens of prompt and output.
         end_token_ids: the model's end tokens.
         enable_prefix_caching: share full blocks of equal prefixes.
-        policy: order of admission; `static` fills a batch and runs it until its longest is done.
-        max_waiting: most requests in the queue; more are rejected.
+        policy: order of admission; `fcfs` shares the engine out between sessions, and serves each in order; `static`
+            fills a batch and runs it until its longest is done.
+        max_waiting: most requests in the queue; more are rejected, unless their session has less than its share.
         max_preemptions: bound per request: one that reached it is never chosen again while it can run, and is admitted
             only with room for all it may need. 0 reserves everything up front.
         max_steps_in_flight: plans that may be issued before the first is answered.

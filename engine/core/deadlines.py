@@ -1,43 +1,53 @@
-"""Which requests run out of time next."""
+"""Which requests run out of time next, and whether that is an error."""
 
 import heapq
 
-from engine.core.request import RequestId
+from engine.core.request import FinishReason, Request, RequestId
 
 
 class Deadlines:
-    """A heap of deadlines; those of finished requests stay until they come up or outnumber the living.
+    """A heap of the moments at which requests end; those of finished requests stay until they come up or outnumber the
+    living.
+
+    A deadline ends a request with an error, a time budget ends it well. Of both the earlier one counts, of equals the
+    budget.
 
     Invariant: at most twice as many entries as living requests, plus a constant.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, RequestId]] = []
-        self._alive: dict[RequestId, float] = {}
+        self._alive: dict[RequestId, tuple[float, FinishReason]] = {}
 
     @property
     def next_s(self) -> float | None:
-        """The earliest deadline, or None."""
-        while self._heap and self._alive.get(self._heap[0][1]) != self._heap[0][0]:
+        """The earliest end, or None."""
+        while self._heap and not self._is_alive(*self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def add(self, request_id: RequestId, deadline_s: float) -> None:
-        """Watches a request."""
-        self._alive[request_id] = deadline_s
-        heapq.heappush(self._heap, (deadline_s, request_id))
+    def add(self, request: Request) -> None:
+        """Watches a request, if it has a deadline or a time budget."""
+        end_s, reason = request.deadline_s, FinishReason.DEADLINE
+        if request.budget_end_s is not None and (end_s is None or request.budget_end_s <= end_s):
+            end_s, reason = request.budget_end_s, FinishReason.TIME_BUDGET
+        if end_s is not None:
+            self._alive[request.request_id] = (end_s, reason)
+            heapq.heappush(self._heap, (end_s, request.request_id))
 
     def discard(self, request_id: RequestId) -> None:
         """Stops watching a request; one that is not watched is fine."""
         if self._alive.pop(request_id, None) is not None and len(self._heap) > 2 * len(self._alive) + 64:
-            self._heap = [(deadline_s, request_id) for request_id, deadline_s in self._alive.items()]
+            self._heap = [(end_s, request_id) for request_id, (end_s, _) in self._alive.items()]
             heapq.heapify(self._heap)
 
-    def pop_due(self, now_s: float) -> list[RequestId]:
-        """The requests whose deadline has come, earliest first; they are watched no longer."""
+    def pop_due(self, now_s: float) -> list[tuple[RequestId, FinishReason]]:
+        """The requests whose time is up and why they end, earliest first; they are watched no longer."""
         due = []
         while (next_s := self.next_s) is not None and next_s <= now_s:
             _, request_id = heapq.heappop(self._heap)
-            del self._alive[request_id]
-            due.append(request_id)
+            due.append((request_id, self._alive.pop(request_id)[1]))
         return due
+
+    def _is_alive(self, end_s: float, request_id: RequestId) -> bool:
+        return request_id in self._alive and self._alive[request_id][0] == end_s

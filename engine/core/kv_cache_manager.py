@@ -60,14 +60,16 @@ class KVCacheManager:
         return self.num_blocks_for(num_tokens) - num_held - self.pool.num_free_blocks
 
     def get_computed_blocks(self, request: Request) -> list[BlockId]:
-        """The longest known prefix of a request, in whole blocks; at least one of its tokens is always left to compute.
+        """The longest known prefix of a request, in whole blocks; at least one of its tokens is always left to compute,
+        and every position whose logits have still to be asked for.
 
         Takes no references: the result holds until the pool changes.
         """
         if not self._enable_prefix_caching:
             return []
         block_ids = []
-        max_hits = (request.num_tokens - 1) // self.block_size
+        num_known = request.num_prompt_logits if request.num_owed_logits > 0 else request.num_tokens - 1
+        max_hits = num_known // self.block_size
         hashes = self._hashes.setdefault(request.request_id, [])
         for index in range(max_hits):
             if index == len(hashes):

@@ -6,16 +6,32 @@ A policy decides an order and a number of seats; budget, blocks and the mechanic
 from typing import Protocol
 
 from engine.core.config import SchedulerConfig
+from engine.core.fair_queue import FairQueue
 from engine.core.request import Request
+
+EXPECTED_OUTPUT_TOKENS = 256
+"""What an answer that may become that long is thought to cost until it has ended: most stop long before max_tokens."""
 
 
 class SchedulingPolicy(Protocol):
-    """What the scheduler asks of a policy."""
+    """What the scheduler asks of a policy, and tells it."""
+
+    def arrive(self, request: Request) -> None:
+        """A request has been accepted: gives it its place, by writing its `start_tag` and `num_charged_tokens`."""
+        ...
 
     def order_key(self, request: Request) -> float:
         """Place in the queue: the lowest comes first, ties go by arrival. Constant for the life of a request, so that a
-        preempted one finds its place again, ahead of everyone who came after it.
+        preempted one finds its place again, ahead of everyone who has not been admitted yet.
         """
+        ...
+
+    def admit(self, request: Request) -> None:
+        """A request leaves the queue and runs, for the first time or again."""
+        ...
+
+    def finish(self, request: Request) -> None:
+        """A request has ended, wherever it was."""
         ...
 
     def preemption_class(self, request: Request) -> int:
@@ -37,14 +53,36 @@ class SchedulingPolicy(Protocol):
 
 
 class FcfsPolicy:
-    """First come, first served; one class for all."""
+    """First come, first served within each session; sessions share the engine by tokens, see `fair_queue.py`. One class
+    for all.
+
+    A request costs its prompt and its answer. The answer's length is a guess until it has ended; what the guess was
+    wrong by is charged to the session's next requests.
+    """
 
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
+        self._queue = FairQueue()
+
+    def arrive(self, request: Request) -> None:
+        """Behind what its session has waiting, and never before anyone who has been admitted."""
+        num_tokens = request.num_tokens
+        cost = num_tokens + max(0, min(request.max_num_tokens - num_tokens, EXPECTED_OUTPUT_TOKENS))
+        request.num_charged_tokens = cost
+        request.start_tag = self._queue.arrive(request.session, request.request_id, cost)
 
     def order_key(self, request: Request) -> float:
-        """By the order in which requests were accepted."""
-        return request.arrival_index
+        """By start tag."""
+        return request.start_tag
+
+    def admit(self, request: Request) -> None:
+        """Virtual time goes on."""
+        self._queue.admit(request.start_tag)
+
+    def finish(self, request: Request) -> None:
+        """What it has cost is known now: nothing, if it never ran."""
+        num_used_tokens = request.num_tokens if request.num_cached_tokens >= 0 else 0
+        self._queue.finish(request.session, request.request_id, num_used_tokens - request.num_charged_tokens)
 
     def preemption_class(self, request: Request) -> int:  # noqa: ARG002 - all are equal
         """All equal."""
@@ -62,7 +100,8 @@ class PriorityPolicy(FcfsPolicy):
     """Lowest `priority` first, with ageing: a request that has waited `ageing_s` seconds ranks one level better.
 
     The effective priority, `priority - waited_s / ageing_s`, falls for all requests at the same rate, so that their
-    order never changes and `arrival_s + priority * ageing_s` orders them the same way without a clock.
+    order never changes and `arrival_s + priority * ageing_s` orders them the same way without a clock. Sessions play no
+    part: whoever sends priorities has said what comes first, and ageing bounds how long a flood can hold up the others.
     """
 
     def __init__(self, max_num_seqs: int, ageing_s: float) -> None:

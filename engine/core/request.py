@@ -5,7 +5,10 @@ It knows neither text nor sockets. Only the scheduler writes to a `Request`; eve
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from engine.constraints.constraint import Constraint
 
 RequestId = NewType("RequestId", int)
 BlockId = NewType("BlockId", int)
@@ -25,6 +28,7 @@ class SamplingParams:
         stop_token_ids: tokens that end the answer besides the model's end tokens.
         ignore_eos: do not stop at the model's end tokens.
         top_logprobs: alternatives to report per token; None reports no logprobs at all.
+        prompt_logprobs: the same for the tokens of the prompt, all but the first.
     """
 
     seed: int
@@ -41,6 +45,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class RequestStatus(Enum):
@@ -62,6 +67,7 @@ class FinishReason(Enum):
     CONTEXT_FULL = auto()
     CANCELLED = auto()
     DEADLINE = auto()
+    TIME_BUDGET = auto()
     ERROR = auto()
 
 
@@ -81,16 +87,24 @@ class Request:
         prompt_ids: the prompt; never changes.
         output_ids: tokens generated so far; those it arrived with come first.
         num_prior_output_tokens: how many output tokens it arrived with.
-        arrival_s, deadline_s: monotonic seconds, read at the edge.
+        arrival_s, deadline_s: monotonic seconds, read at the edge; past the deadline it ends with an error.
+        budget_end_s: monotonic seconds; from then on it ends well, with what there is.
         token_credit: output tokens it may still generate before it is parked; None is unlimited. Below 0 when tokens
             that were in flight came after an unlimited request had been limited.
+        constraint: what its answer may go on with, None for anything. The runner's: the scheduler hands it on unread.
+        session: whose it is; the engine is shared out between sessions.
+        start_tag, num_charged_tokens: its place in the queue and the cost it was given for, see `policy.py`.
         arrival_index: counts accepted requests; breaks ties of arrival.
         max_num_tokens: prompt and output at most: the least of what max_tokens and the context allow; set when
             accepted.
         num_rows_in_flight: rows of it in steps that have not been answered.
         num_cached_tokens: prompt tokens found in the prefix cache at its first admission, -1 before.
+        num_prompt_logits: positions of the prompt, from the first on, whose logits were asked for because it wants
+            log-probabilities of the prompt; they are reported once the steps in flight have been answered.
         num_discarded_tokens: computed tokens that its last preemption threw away, cached or not.
-        first_scheduled_s, first_token_s: monotonic seconds, None before.
+        first_token_s: monotonic seconds, None before.
+        spent_s, charged_until_s: where its time went until then; see `time_account.py`.
+        has_time_news: whether it was parked or preempted since its account was last told.
     """
 
     request_id: RequestId
@@ -101,29 +115,45 @@ class Request:
     priority: int = 0
     cache_salt: bytes = b""
     deadline_s: float | None = None
+    budget_end_s: float | None = None
     token_credit: int | None = None
     label: str = ""
+    session: int = 0
+    constraint: "Constraint | None" = None
 
     status: RequestStatus = RequestStatus.WAITING
     arrival_index: int = 0
+    start_tag: int = 0
+    num_charged_tokens: int = 0
     max_num_tokens: int = 0
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_rows_in_flight: int = 0
     num_cached_tokens: int = -1
+    num_prompt_logits: int = 0
     num_preemptions: int = 0
     num_discarded_tokens: int = 0
-    first_scheduled_s: float | None = None
     first_token_s: float | None = None
+    spent_s: list[float] = field(default_factory=lambda: [0.0] * 5)
+    has_time_news: bool = False
+    charged_until_s: float = field(init=False)
     num_prior_output_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.charged_until_s = self.arrival_s
         self.num_prior_output_tokens = len(self.output_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids)
+
+    @property
+    def num_owed_logits(self) -> int:
+        """Positions of the prompt whose logits have still to be asked for. The last one shows no prompt token."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        return len(self.prompt_ids) - 1 - self.num_prompt_logits
 
     @property
     def num_tokens(self) -> int:

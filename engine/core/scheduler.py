@@ -27,8 +27,10 @@ from engine.core.integrity import check_requests
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.outputs import (
     ModelRunnerOutput,
+    PromptLogprobs,
     RequestCompletion,
     RequestOutput,
+    ScheduledRow,
     SchedulerOutput,
     SchedulerStats,
     TokenLogprobs,
@@ -36,6 +38,7 @@ from engine.core.outputs import (
 from engine.core.policy import make_policy
 from engine.core.request import FinishReason, Request, RequestId, RequestStatus
 from engine.core.stop import finish_reason
+from engine.core.time_account import charge_time, time_account
 from engine.core.victim import choose_victim
 from engine.core.waiting_queue import WaitingQueue
 from engine.errors import IntegrityError, InvalidRequest, QueueFull, RequestTooLong
@@ -83,13 +86,13 @@ class Scheduler:
         return self._config
 
     def add_request(self, request: Request) -> None:
-        """Queues a request. One that continues an answer which is already over completes with the next update, without
-        running.
+        """Queues a request. One that continues an answer which is already over, or has no time left to spend, completes
+        with the next update, without running.
 
         Raises:
             InvalidRequest: the prompt is empty or the id is in use.
             RequestTooLong: it leaves no room for a single new token.
-            QueueFull: `max_waiting` requests wait.
+            QueueFull: `max_waiting` requests wait, and its session has its share of them.
         """
         config = self._config
         if request.request_id in self._requests:
@@ -103,30 +106,36 @@ class Scheduler:
             )
         request.max_num_tokens = min(request.num_prompt_tokens + request.params.max_tokens, config.max_model_len)
         reason = finish_reason(request, config.end_token_ids)
-        if reason is None and len(self._waiting) >= config.max_waiting:
+        if reason is None and request.budget_end_s is not None and request.budget_end_s <= request.arrival_s:
+            reason = FinishReason.TIME_BUDGET
+        if reason is None and not self._waiting.has_room(request.session, config.max_waiting):
             raise QueueFull(f"{len(self._waiting)} requests wait, max_waiting is {config.max_waiting}")
         request.arrival_index = self._num_accepted
         self._num_accepted += 1
         self._requests[request.request_id] = request
+        self._policy.arrive(request)
         self._waiting.push(request)
         if reason is not None:
             self._finish_now(request, reason)
-        elif request.deadline_s is not None:
-            self._deadlines.add(request.request_id, request.deadline_s)
+        else:
+            self._deadlines.add(request)
 
-    def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def cancel(self, request_id: RequestId, now_s: float, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request now; its completion leaves with the next update. An unknown or finished id is ignored."""
         request = self._requests.get(request_id)
         if request is not None:
+            self._now_s = now_s
             self._finish_now(request, reason)
 
-    def grant_credit(self, request_id: RequestId, num_tokens: int) -> None:
+    def grant_credit(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
         """Lets a request generate `num_tokens` more tokens. The first grant turns an unlimited request into a limited
         one.
         """
         request = self._requests.get(request_id)
         if request is None:
             return
+        charge_time(request, now_s)
+        request.has_time_news |= request.token_credit is not None and request.token_credit <= 0
         is_waiting = request_id not in self._running
         if is_waiting:
             self._waiting.remove(request)
@@ -140,14 +149,14 @@ class Scheduler:
         """Plans the next step.
 
         Args:
-            now_s: monotonic seconds; requests whose deadline has come end here.
+            now_s: monotonic seconds; requests whose deadline has come, or whose time budget is used up, end here.
         Returns: the plan; it may have no rows and must be answered all the same.
         """
         assert len(self._in_flight) < self._config.max_steps_in_flight, f"{len(self._in_flight)} steps are in flight"
         self._now_s = now_s
-        for request_id in self._deadlines.pop_due(now_s):
-            self._finish_now(self._requests[request_id], FinishReason.DEADLINE)
-        batch = BatchBuilder(self._config.max_num_batched_tokens)
+        for request_id, reason in self._deadlines.pop_due(now_s):
+            self._finish_now(self._requests[request_id], reason)
+        batch = BatchBuilder(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         if self._schedule_running(batch):
             self._admit(batch)
         while batch.num_tokens == 0 and self._waiting.head is not None and self._only_parked_run():
@@ -190,6 +199,8 @@ class Scheduler:
                 num_landed = row.num_computed_tokens + row.num_scheduled_tokens
                 if row.num_scheduled_tokens > 1 or num_landed % block_size == 0:
                     self._cache.publish(request, num_landed)
+            if row.num_prompt_logits:
+                outputs.append(_prompt_output(request, row, result.prompt_logprobs[index]))
             if row.samples:
                 assert token_id >= 0, f"row {index} of step {step} sampled no token and did not fail"
                 logprobs = (result.logprobs[index],) if index in result.logprobs else ()
@@ -245,8 +256,7 @@ class Scheduler:
         check_requests(self._requests.values(), running, waiting, rows_in_flight)
         if len(running) > self._config.max_num_seqs:
             raise IntegrityError(f"{len(running)} requests run, max_num_seqs is {self._config.max_num_seqs}")
-        if sum(request.num_tokens for request in waiting) != self._waiting.num_tokens:
-            raise IntegrityError(f"the queue counts {self._waiting.num_tokens} tokens")
+        self._waiting.check_integrity()
 
     def _schedule_running(self, batch: BatchBuilder) -> bool:
         """Gives rows to running requests: first to those who miss one token, then to the others, each in order of
@@ -309,12 +319,15 @@ class Scheduler:
 
     def _start(self, request: Request, num_hit_tokens: int) -> None:
         """Makes an admitted request a running one and counts what the prefix cache saved."""
+        charge_time(request, self._now_s)
+        self._policy.admit(request)
         if request.status is RequestStatus.PREEMPTED:
+            request.has_time_news = True
             self._num_recomputed_tokens += max(0, request.num_discarded_tokens - num_hit_tokens)
         else:
-            request.first_scheduled_s = self._now_s
             request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
-            self._num_queried_tokens += request.num_prompt_tokens
+            if request.num_owed_logits <= 0:  # else nothing was looked for
+                self._num_queried_tokens += request.num_prompt_tokens
             self._num_hit_tokens += request.num_cached_tokens
         request.status = _RUNNING
         request.num_computed_tokens = num_hit_tokens
@@ -340,6 +353,8 @@ class Scheduler:
         """Takes all blocks of a running request and queues it again, in its place; samples in flight are still
         accepted.
         """
+        charge_time(request, self._now_s)
+        request.has_time_news = True
         batch.remove_row(request)
         request.num_discarded_tokens = request.num_computed_tokens
         self._leave_running(request)
@@ -371,7 +386,11 @@ class Scheduler:
         request.output_ids.append(token_id)
         request.num_pending_tokens -= 1
         self._num_generated_tokens += 1
-        num_cached_tokens = None
+        num_cached_tokens = time = None
+        if request.first_token_s is None or request.has_time_news or request.token_credit == 1:
+            charge_time(request, self._now_s)
+            time = time_account(request)
+            request.has_time_news = False
         if request.first_token_s is None:
             request.first_token_s = self._now_s
             num_cached_tokens = request.num_cached_tokens
@@ -383,7 +402,9 @@ class Scheduler:
             self._waiting.push(request)
         reason = finish_reason(request, self._config.end_token_ids)
         completion = None if reason is None else self._finish(request, reason)
-        return RequestOutput(request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion)
+        return RequestOutput(
+            request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion, time
+        )
 
     def _finish_now(self, request: Request, reason: FinishReason) -> None:
         """Ends a request between two steps; its completion leaves with the next update."""
@@ -391,6 +412,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason, detail: str = "") -> RequestCompletion:
         """Frees what a request holds and forgets it."""
+        charge_time(request, self._now_s)
         if request.request_id in self._running:
             self._leave_running(request)
         else:
@@ -399,8 +421,14 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
         self._deadlines.discard(request.request_id)
-        return completion_of(request, reason, self._now_s, detail)
+        self._policy.finish(request)
+        return completion_of(request, reason, detail)
 
 
 def _completion_output(request: Request, completion: RequestCompletion) -> RequestOutput:
     return RequestOutput(request.request_id, len(request.output_ids), (), completion=completion)
+
+
+def _prompt_output(request: Request, row: ScheduledRow, tokens: tuple[TokenLogprobs, ...]) -> RequestOutput:
+    logprobs = PromptLogprobs(row.prompt_logits(request.num_prompt_tokens).start + 1, tokens)
+    return RequestOutput(request.request_id, len(request.output_ids), (), prompt_logprobs=logprobs)

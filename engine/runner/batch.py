@@ -8,8 +8,9 @@ import torch
 
 from engine.core.outputs import SchedulerOutput
 from engine.runner.buckets import bucket_of
+from engine.runner.prompt_rows import NO_PROMPT_ROWS, PromptRows, fill_prompt_rows
 from engine.runner.request_state import RequestState
-from engine.runner.sampling_state import Biases, Columns, Int64Array, sampling_batch
+from engine.runner.sampling_state import Biases, Columns, Int32Array, Int64Array, sampling_batch
 from engine.runner.step_buffers import BIAS_CAPACITY, Array, StepLayout, StepSections
 from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream, Stream
@@ -23,8 +24,10 @@ class Batch:
     that of the next one.
 
     Attributes:
-        inputs: what the model reads; logits are wanted of the S last tokens of the rows that sample.
+        inputs: what the model reads; logits are wanted of the S last tokens of the rows that sample, then of the tokens
+            before F prompt tokens.
         sampling_rows: [S], rows of the plan that sample.
+        prompts: the F.
         columns: what the host knows of how they sample, their rows in `RequestState` among it.
         biases: of these rows.
         num_unresolved: so many of the first input ids may be references to tokens that the host does not know yet.
@@ -35,12 +38,37 @@ class Batch:
 
     inputs: StepInputs
     sampling_rows: Int64Array
+    prompts: PromptRows
     columns: Columns
     biases: Biases
     num_unresolved: int
     sections: StepSections[torch.Tensor]
     views: StepViews
     upload: Callable[[], None]
+
+    @property
+    def num_logits(self) -> int:
+        """S + F."""
+        return len(self.sampling_rows) + len(self.prompts.plan_rows)
+
+    @property
+    def result_rows(self) -> Int64Array:
+        """[S + F], the rows of the plan that the sampler's rows belong to."""
+        if self.prompts is NO_PROMPT_ROWS:
+            return self.sampling_rows
+        return np.concatenate((self.sampling_rows, self.prompts.plan_rows))
+
+    @property
+    def top_logprobs(self) -> Int32Array:
+        """[S + F], alternatives that each asks for; -1 wants no log-probabilities."""
+        if self.prompts is NO_PROMPT_ROWS:
+            return self.columns.top_logprobs
+        return np.concatenate((self.columns.top_logprobs, self.prompts.top_logprobs))
+
+    @property
+    def max_top_logprobs(self) -> int:
+        """The largest of them."""
+        return max(self.columns.max_top_logprobs, self.prompts.max_top_logprobs)
 
     @property
     def device_state_rows(self) -> torch.Tensor:
@@ -51,14 +79,22 @@ class Batch:
         """How the rows sample, with their history, see `sampling_batch`. Device work: biases too many for the buffer
         are copied here.
         """
-        num_biases = len(self.biases.ids)
-        if not num_biases:
+        num_biases, num_forced = len(self.biases.ids), len(self.prompts.plan_rows)
+        if not num_biases and not num_forced:
             return self.views.unbiased(self.columns, history)
         if num_biases <= BIAS_CAPACITY:
             ids, values = self.sections.bias_ids[:num_biases], self.sections.bias_values[:num_biases]
         else:
             ids, values = (torch.from_numpy(array).to(history.device, non_blocking=True) for array in self.biases)
-        return sampling_batch(self.columns, self.sections, history, ids, values)
+        return sampling_batch(
+            self.columns,
+            self.sections,
+            history,
+            ids,
+            values,
+            num_forced=num_forced,
+            max_top_logprobs=self.prompts.max_top_logprobs,
+        )
 
 
 class BatchBuilder:
@@ -142,7 +178,7 @@ class BatchBuilder:
         self._turn = (turn + 1) % len(self._host)
         host = self._arrays[turn]
 
-        request_ids, scheduled, computed, _, samples = zip(*plan.rows, strict=True)
+        request_ids, scheduled, computed, _, samples, prompt_logits = zip(*plan.rows, strict=True)
         rows = state.rows_of(request_ids)
         query_lens = np.array(scheduled, dtype=np.int64)
         starts = np.array(computed, dtype=np.int64)
@@ -182,13 +218,15 @@ class BatchBuilder:
             columns = state.sampling.fill(state_rows, state.num_prompt_tokens[state_rows], host)
             self._columns[turn] = columns
         biases = state.sampling.advance(columns, state.num_tokens[state_rows], host)
-        if size > num_samples:
-            _pad(host, num_rows, size, num_samples)
+        prompts = fill_prompt_rows(plan, rows, num_samples, state, host) if any(prompt_logits) else NO_PROMPT_ROWS
+        num_logits = num_samples + len(prompts.plan_rows)
+        if size > num_logits:
+            _pad(host, num_rows, size, num_logits)
         upload = self._pack_table(turn, state.block_table, rows, -(-max_seq_len // self._block_size))
         # Only the last token of a row can be one that a step in flight still samples, and such a row has no other.
         has_unknown = state.has_tokens_in_flight and bool((host.input_ids[:num_narrow] < 0).any())
 
-        views = self._views.step(max(size, num_tokens), size, num_samples)
+        views = self._views.step(max(size, num_tokens), size, num_logits)
         return Batch(
             inputs=StepInputs(
                 input_ids=views.input_ids,
@@ -206,6 +244,7 @@ class BatchBuilder:
                 logits_indices=views.logits_indices,
             ),
             sampling_rows=sampling_rows,
+            prompts=prompts,
             columns=columns,
             biases=biases,
             num_unresolved=num_narrow if has_unknown else 0,
@@ -243,7 +282,7 @@ class BatchBuilder:
         return upload
 
 
-def _pad(host: StepSections[Array], num_rows: int, size: int, num_samples: int) -> None:
+def _pad(host: StepSections[Array], num_rows: int, size: int, num_logits: int) -> None:
     """Fills rows num_rows to size - 1 of a batch of one-token rows. A recorded step computes logits of `size` tokens:
     those that nobody wants are of row 0.
     """
@@ -253,7 +292,7 @@ def _pad(host: StepSections[Array], num_rows: int, size: int, num_samples: int) 
     host.input_ids[padding] = 0
     host.positions[padding] = 0
     host.slot_mapping[padding] = -1
-    host.logits_indices[num_samples:size] = 0
+    host.logits_indices[num_logits:size] = 0
 
 
 def _nothing() -> None:

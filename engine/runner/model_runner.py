@@ -1,8 +1,8 @@
 """The model runner: plans go in, one token per sampling row comes out, up to a few steps later."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -15,11 +15,13 @@ from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.device_tokens import DeviceTokens
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
 from engine.runner.request_state import Landing, RequestState
+from engine.runner.row_masks import MaskedRow, RowMasks, accept, are_known
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
 from engine.runner.stream import Event, InlineStream, Stream
 from kernels.metadata import StepInputs
 from kernels.ops import KernelOps, KVCache
+from kernels.sampling import TokenMasks
 
 
 class StepModel(Protocol):
@@ -32,14 +34,26 @@ class StepModel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepInFlight:
-    """A step with rows that has been queued, and what the host needs to take in its tokens."""
+    """A step with rows that has been launched, and what the host needs to take in its tokens.
+
+    Attributes:
+        masked: rows under constraints.
+        histories: what the device has to know first of rows that have penalties and are new: state row and tokens.
+        is_computed: whether its forward pass has been queued.
+        logits: what that yields, once the device has done it; the sampler's input.
+        done: behind its last work; None until its draws have been queued.
+    """
 
     batch: Batch
     landing: Landing
     results: SampledBuffer
-    done: Event
+    masked: list[MaskedRow]
+    histories: list[tuple[int, torch.Tensor]]
+    is_computed: bool = False
+    logits: torch.Tensor | None = None
+    done: Event | None = None
 
 
 class TorchModelRunner:
@@ -48,6 +62,9 @@ class TorchModelRunner:
     `launch` only queues work on a stream, and a step finds the tokens of the step before on the device, so that the
     next step can be launched while one runs. It trusts the plan: blocks, budgets and who runs are the scheduler's
     decisions. All methods belong on one thread.
+
+    A step in which a row is masked by what was drawn before cannot be sampled before the host knows that: its draws are
+    queued when the step before has been collected. Its forward pass has been queued by then, so the device goes on.
 
     Memory that work in flight reads or writes: each step has a host buffer for its batch and one for its results, both
     used again when it has been collected. Everything on the device is written and read in the order of the stream.
@@ -104,7 +121,9 @@ class TorchModelRunner:
         )
         self._tokens = DeviceTokens(self._state.token_ids, self._stream, max_steps_in_flight=max_steps_in_flight)
         self._results = deque(SampledBuffer(self._stream, max_num_seqs) for _ in range(max_steps_in_flight))
+        self._masks = RowMasks(max_num_seqs=max_num_seqs, vocab_size=model_config.vocab_size, stream=self._stream)
         self._in_flight: deque[tuple[SchedulerOutput, StepInFlight | None]] = deque()
+        self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
         kv_caches = allocate_kv_caches(kv_plan, model_config, kv_dtype or model.dtype, ops)
         self._step = ops.compile_step(
             lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets
@@ -120,7 +139,7 @@ class TorchModelRunner:
         assert len(self._in_flight) < self._max_steps_in_flight, f"{len(self._in_flight)} steps are in flight"
         try:
             self._state.apply(plan)
-            self._upload_histories(plan)
+            self._masks.apply(plan)
             self._in_flight.append((plan, self._launch(plan) if plan.rows else None))
         except (RuntimeError, MemoryError) as error:
             raise _step_error(plan, error) from error
@@ -134,62 +153,103 @@ class TorchModelRunner:
         plan, step = self._in_flight.popleft()
         if step is None:
             return ModelRunnerOutput(plan.step, (), {}, {})
+        assert step.done is not None, f"step {plan.step} waits for tokens of a step that has been collected"
+        batch, num_samples = step.batch, len(step.batch.sampling_rows)
         try:
             step.done.wait()
-        except RuntimeError as error:
+            sampled = step.results.read(batch.top_logprobs, batch.max_top_logprobs)
+            self._state.land_tokens(step.landing, sampled.token_ids[:num_samples])
+            for row in step.masked:
+                if row.sample in sampled.failures and row.constraint.error:
+                    sampled.failures[row.sample] = row.constraint.error
+            accept(step.masked, sampled.token_ids)
+            self._queue_steps()
+        except (RuntimeError, MemoryError) as error:
             raise _step_error(plan, error) from error
-        columns = step.batch.columns
-        sampled = step.results.read(columns.top_logprobs, columns.max_top_logprobs)
-        self._state.land_tokens(step.landing, sampled.token_ids)
-        rows, token_ids = step.batch.sampling_rows, sampled.token_ids.tolist()
-        if len(rows) < len(plan.rows):
+        rows, token_ids = batch.result_rows.tolist(), sampled.token_ids[:num_samples].tolist()
+        if num_samples < len(plan.rows):
             drawn, token_ids = token_ids, [-1] * len(plan.rows)
-            for row, token_id in zip(rows.tolist(), drawn, strict=True):
+            for row, token_id in zip(rows, drawn, strict=False):
                 token_ids[row] = token_id
         self._results.append(step.results)
         return ModelRunnerOutput(
             step=plan.step,
             token_ids=tuple(token_ids),
-            logprobs={int(rows[i]): logprobs for i, logprobs in sampled.logprobs.items()},
-            failures={int(rows[i]): failure for i, failure in sampled.failures.items()},
+            logprobs={rows[i]: logprobs for i, logprobs in sampled.logprobs.items() if i < num_samples},
+            failures={rows[i]: failure for i, failure in sampled.failures.items()},
+            prompt_logprobs=batch.prompts.logprobs(sampled.logprobs, num_samples),
         )
 
     def _launch(self, plan: SchedulerOutput) -> StepInFlight:
         batch = self._builder.build(plan, self._state)
         results = self._results.popleft()
-        results.reserve(batch.columns.max_top_logprobs)
-        self._stream.run(partial(self._run, batch, results))
+        results.reserve(batch.max_top_logprobs)
         landing = self._state.await_tokens(batch.columns.rows)
-        return StepInFlight(batch, landing, results, self._stream.mark())
+        masked = self._masks.masked_rows(
+            (plan.rows[row].request_id for row in batch.sampling_rows),
+            landing.rows,
+            landing.positions - batch.columns.num_prompt_tokens,
+        )
+        step = StepInFlight(batch, landing, results, masked, self._stage_histories(plan))
+        self._unsampled.append(step)
+        self._queue_steps()
+        return step
 
-    def _run(self, batch: Batch, results: SampledBuffer) -> None:
-        """Device work: the whole step."""
+    def _queue_steps(self) -> None:
+        """Queues what can be of the steps launched, in their order."""
+        while self._unsampled:
+            step = self._unsampled[0]
+            if not step.is_computed:
+                step.is_computed = True
+                self._stream.run(partial(self._compute, step))
+            if not are_known(step.masked):
+                return
+            masks = self._masks.prepare(step.masked, step.batch.num_logits)
+            self._stream.run(partial(self._sample, step, masks))
+            step.done = self._stream.mark()
+            self._unsampled.popleft()
+
+    def _compute(self, step: StepInFlight) -> None:
+        """Device work: the forward pass."""
+        for row, token_ids in step.histories:
+            self._tokens.upload(row, token_ids)
+        batch = step.batch
         batch.upload()
         if batch.num_unresolved:
             self._tokens.resolve(batch.inputs.input_ids[: batch.num_unresolved])
-        logits = self._step(batch.inputs)
-        if not len(batch.sampling_rows):
+        step.logits = self._step(batch.inputs)
+
+    def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks | None]) -> None:
+        """Device work: the draws."""
+        batch = step.batch
+        if not batch.num_logits:
             return
+        assert step.logits is not None, "a step is sampled before its forward pass"
         sampling = batch.sampling(self._tokens.history)
-        sampled = self._ops.sample(logits, sampling)
+        if step.masked:
+            sampling = replace(sampling, masks=masks())
+        sampled = self._ops.sample(step.logits, sampling)
+        step.logits = None
         if not self._tokens.is_host_record:
+            state_rows = batch.device_state_rows
             self._tokens.append(
-                batch.device_state_rows,
-                sampling.num_tokens,
-                sampled.token_ids,
+                state_rows,
+                sampling.num_tokens[: len(state_rows)],
+                sampled.token_ids[: len(state_rows)],
                 with_history=batch.columns.any_penalised,
             )
-        results.receive(sampled, sampling.max_top_logprobs)
+        step.results.receive(sampled, sampling.max_top_logprobs)
 
-    def _upload_histories(self, plan: SchedulerOutput) -> None:
-        """Brings the tokens of new requests with penalties to the device."""
+    def _stage_histories(self, plan: SchedulerOutput) -> list[tuple[int, torch.Tensor]]:
+        """The tokens of new requests with penalties, if the device has no other way to know them."""
         if self._tokens.is_host_record:
-            return
+            return []
         rows = self._state.rows_of(request.request_id for request in plan.new_requests).tolist()
-        for row, request in zip(rows, plan.new_requests, strict=True):
-            if self._state.sampling.is_penalised(row):
-                staged = self._tokens.stage(self._state.token_ids[row, : len(request.token_ids)])
-                self._stream.run(partial(self._tokens.upload, row, staged))
+        return [
+            (row, self._tokens.stage(self._state.token_ids[row, : len(request.token_ids)]))
+            for row, request in zip(rows, plan.new_requests, strict=True)
+            if self._state.sampling.is_penalised(row)
+        ]
 
 
 def _step_error(plan: SchedulerOutput, error: Exception) -> StepError:

@@ -12,7 +12,7 @@ from kernels.sampling import RowStatus, SampledTokens
 
 _FAILURES = {
     RowStatus.BAD_LOGITS: "the model's logits hold NaN or infinity",
-    RowStatus.NO_CANDIDATE: "logit_bias and min_tokens leave no token to choose from",
+    RowStatus.NO_CANDIDATE: "logit_bias, min_tokens, allowed tokens, bad words and grammar leave no token to draw",
 }
 
 

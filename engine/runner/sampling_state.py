@@ -54,6 +54,8 @@ _NO_BIASES = Biases(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
 
 _BIASED, _PENALISED, _RANDOM, _FILTERED = 1, 2, 4, 8  # what a row is, as bits
 
+_PLAIN = np.array([[0.0], [1.0], [0.0], [1.0], [0.0], [0.0]])  # the doubles of a greedy row
+
 
 class SamplingState:
     """One row of sampling parameters per row of `engine.runner.request_state.RequestState`.
@@ -70,6 +72,7 @@ class SamplingState:
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
         self._ints = np.zeros((2, max_num_seqs), dtype=np.int32)
         self._top_k, self._top_logprobs = self._ints  # views
+        self._prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int32)
         self._flags = np.zeros(max_num_seqs, dtype=np.uint8)
         self._min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._bias = [_NO_BIASES] * max_num_seqs
@@ -83,6 +86,7 @@ class SamplingState:
         self._doubles[:, row] = (params.temperature, params.top_p, params.min_p, *penalties)
         self._top_k[row] = min(params.top_k, self._vocab_size)
         self._top_logprobs[row] = -1 if params.top_logprobs is None else params.top_logprobs
+        self._prompt_logprobs[row] = params.prompt_logprobs or 0
         flags = _BIASED if params.logit_bias else 0
         if penalties != (1, 0, 0):
             flags |= _PENALISED
@@ -138,6 +142,22 @@ class SamplingState:
             any_filtered=bool(flags & _FILTERED),
         )
 
+    def fill_forced(self, rows: Int64Array, own: slice, out: StepSections[Array]) -> Int32Array:
+        """Writes the parameters of rows that become prompt tokens: no penalties, no biases and nothing to draw.
+
+        Args:
+            rows: [F], state rows.
+            own: where they stand among the sampler's rows; those before have been written.
+            out: gets the parameters.
+        Returns: [F], alternatives that each asks for.
+        """
+        out.doubles[:, own] = _PLAIN
+        out.longs[:, own] = 0
+        out.ints[:, own] = 0
+        top_logprobs = out.ints[1, own] = self._prompt_logprobs[rows]
+        out.bias_start[own.start + 1 : own.stop + 1] = out.bias_start[own.start]
+        return top_logprobs
+
     def advance(self, columns: Columns, num_tokens: Int32Array, out: StepSections[Array]) -> Biases:
         """Writes what is different in every step.
 
@@ -181,6 +201,9 @@ def sampling_batch(
     history: torch.Tensor,
     bias_ids: torch.Tensor,
     bias_values: torch.Tensor,
+    *,
+    num_forced: int = 0,
+    max_top_logprobs: int = -1,
 ) -> SamplingBatch:
     """The sampler's view of what was written.
 
@@ -189,8 +212,10 @@ def sampling_batch(
         sections: the buffer that holds them, as tensors.
         history: [max_num_seqs, max_model_len] int32, token ids by state row; only of penalised rows must it be right.
         bias_ids, bias_values: [num_biases], of all rows.
+        num_forced: rows behind these that `SamplingState.fill_forced` has written.
+        max_top_logprobs: the most alternatives that these ask for.
     """
-    num_rows = len(columns.rows)
+    num_rows = len(columns.rows) + num_forced
     temperature, top_p, min_p, repetition, presence, frequency = sections.doubles[:, :num_rows].unbind()
     seed, position, _ = sections.longs[:, :num_rows].unbind()
     top_k, top_logprobs, history_row, num_prompt_tokens, num_tokens = sections.ints[:, :num_rows].unbind()
@@ -205,7 +230,7 @@ def sampling_batch(
         seed=seed,
         position=position,
         top_logprobs=top_logprobs,
-        max_top_logprobs=columns.max_top_logprobs,
+        max_top_logprobs=max(columns.max_top_logprobs, max_top_logprobs),
         history=history,
         history_row=history_row,
         num_prompt_tokens=num_prompt_tokens,
@@ -216,4 +241,5 @@ def sampling_batch(
         any_penalised=columns.any_penalised,
         any_random=columns.any_random,
         any_filtered=columns.any_filtered,
+        forced_ids=sections.forced_ids[:num_rows] if num_forced else None,
     )

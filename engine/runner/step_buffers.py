@@ -36,6 +36,7 @@ class StepSections(Generic[T]):
         doubles: [6, N] float64: temperature, top_p, min_p, repetition, presence and frequency penalty.
         longs: [3, N] int64: seed, position in the output, state row.
         ints: [5, N] int32: top_k, top_logprobs, history row, number of prompt tokens, of tokens.
+        forced_ids: [N] int32; only of steps with prompt rows is it right.
         bias_start: [N + 1] int32.
         bias_ids, bias_values: [BIAS_CAPACITY] int32 and float32.
         input_ids, positions, slot_mapping: [B] int64.
@@ -48,6 +49,7 @@ class StepSections(Generic[T]):
     doubles: T
     longs: T
     ints: T
+    forced_ids: T
     bias_start: T
     bias_ids: T
     bias_values: T
@@ -82,6 +84,7 @@ class StepLayout:
             doubles=(torch.float64, (6, rows)),
             longs=(int64, (3, rows)),
             ints=(int32, (5, rows)),
+            forced_ids=(int32, (rows,)),
             bias_start=(int32, (rows + 1,)),
             bias_ids=(int32, (BIAS_CAPACITY,)),
             bias_values=(torch.float32, (BIAS_CAPACITY,)),

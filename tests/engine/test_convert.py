@@ -36,12 +36,15 @@ def test_every_field_arrives() -> None:
             bias_ids=[999, 4],
             bias_values=[-100.0, 1.5],
         ),
-        stops=pb.TokenStops(max_tokens=9, min_tokens=2, stop_token_ids=[8, 999], ignore_end_token=True),
+        stops=pb.TokenStops(
+            max_tokens=9, min_tokens=2, stop_token_ids=[8, 999], ignore_end_token=True, time_budget_ms=250
+        ),
         remaining_ms=1500,
         priority=-3,
         cache_salt=b"salt",
         token_credit=64,
         top_logprobs=5,
+        prompt_logprobs=3,
         request_id="abc",
     )
     request = convert(message)
@@ -49,7 +52,7 @@ def test_every_field_arrives() -> None:
     assert request.prompt_ids == (1, 999)
     assert request.output_ids == [5]
     assert request.num_prior_output_tokens == 1
-    assert (request.arrival_s, request.deadline_s) == (100.0, 101.5)
+    assert (request.arrival_s, request.deadline_s, request.budget_end_s) == (100.0, 101.5, 100.25)
     assert (request.priority, request.cache_salt, request.token_credit, request.label) == (-3, b"salt", 64, "abc")
     params = request.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.25, 40, 0.125)
@@ -57,14 +60,14 @@ def test_every_field_arrives() -> None:
     assert params.seed == 2**64 - 1
     assert params.logit_bias == ((999, -100.0), (4, 1.5))
     assert (params.max_tokens, params.min_tokens, params.stop_token_ids, params.ignore_eos) == (9, 2, (8, 999), True)
-    assert params.top_logprobs == 5
+    assert (params.top_logprobs, params.prompt_logprobs) == (5, 3)
 
 
 def test_absent_values_mean_none() -> None:
     request = convert(submission(1, [1]))
-    assert request.deadline_s is None
+    assert request.deadline_s is request.budget_end_s is None
     assert request.token_credit is None
-    assert request.params.top_logprobs is None
+    assert request.params.top_logprobs is request.params.prompt_logprobs is None
 
 
 def test_top_k_of_the_whole_vocabulary_is_off() -> None:
@@ -116,6 +119,7 @@ def _set(path: str, value: object) -> Callable[[pb.Submission], None]:
         (_set("stops.stop_token_ids", [5, 1000]), ["stops.stop_token_ids", "1000"]),
         (_set("stops.stop_token_ids", [1] * 1025), ["stops.stop_token_ids", "1025", "1024"]),
         (_set("top_logprobs", 6), ["top_logprobs is 6", "5"]),
+        (_set("prompt_logprobs", 6), ["prompt_logprobs is 6", "5"]),
         (_set("cache_salt", b"x" * 1025), ["cache_salt", "1025"]),
         (_set("request_id", "x" * 257), ["request_id", "257"]),
         (lambda message: message.ClearField("sampling"), ["sampling is missing"]),

@@ -1,24 +1,19 @@
 """`python -m engine` as a process: it serves, drains, and says in one line what keeps it from serving."""
 
-import asyncio
-import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.testing_client import AttachClient, engine_status, submission
-
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "HF_HUB_OFFLINE": "1"}
+from engine.testing_process import ENVIRONMENT, engine_process
 
 
 @pytest.fixture(scope="module")
@@ -27,53 +22,6 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
     shutil.copytree(make_checkpoint("llama"), path)
     (path / "tokenizer.json").write_text("{}")
     return path
-
-
-class Process:
-    """An engine process, and what it has said on stderr."""
-
-    def __init__(self, process: asyncio.subprocess.Process, socket_path: Path) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.stdin = process.stdin
-        self.address = f"unix:{socket_path}"
-        self.lines: list[str] = []
-
-    async def said(self, words: str) -> str:
-        """Waits for a line that contains these words."""
-        assert self._process.stderr is not None
-        while line := (await self._process.stderr.readline()).decode():
-            self.lines.append(line)
-            if words in line:
-                return line
-        raise AssertionError(f"{words!r} was not said: {''.join(self.lines)}")
-
-    async def exit_status(self) -> int:
-        assert self._process.stderr is not None
-        self.lines.append((await self._process.stderr.read()).decode())
-        return await self._process.wait()
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-
-@contextlib.asynccontextmanager
-async def engine_process(tmp_path: Path, *flags: object) -> AsyncIterator[Process]:
-    socket_path = tmp_path / "engine.sock"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "engine", "--uds", socket_path, "--threads", "1", *map(str, flags)),
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-    )
-    try:
-        yield Process(process, socket_path)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
 
 
 def run(*flags: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -113,7 +61,7 @@ async def test_it_serves_a_model_drains_and_exits_with_zero(tmp_path: Path, mode
             (last,) = await client.ended(1)
             assert len(last.token_ids) == 500
             assert [notice.grace.seconds for notice in client.drains] == [30]
-        assert await process.exit_status() == 0
+        assert await process.ended() == 0
     assert "drained 1 requests, 0 cut off" in process.lines[-1]
     assert not (tmp_path / "engine.sock").exists()
     steps = [json.loads(line) for line in step_log.read_text().splitlines()]
@@ -135,23 +83,21 @@ async def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path, model
             (answer,) = await client.ended(1)
             assert answer.completion is not None
             assert answer.completion.reason == pb.COMPLETION_REASON_CANCELLED
-        assert await process.exit_status() == 0
+        assert await process.ended() == 0
 
 
 async def test_it_ends_with_its_parent(tmp_path: Path, model_dir: Path) -> None:
     async with engine_process(tmp_path, "--model", model_dir, "--exit-on-stdin-close") as process:
         await process.said("serving on unix:")
-        assert process.stdin is not None
-        process.stdin.close()
-        assert await process.exit_status() == 0
+        process.close_stdin()
+        assert await process.ended() == 0
 
 
 async def test_a_parent_that_dies_during_the_load_ends_the_load(tmp_path: Path, model_dir: Path) -> None:
     async with engine_process(tmp_path, "--model", model_dir, "--exit-on-stdin-close") as process:
         await process.said("loading")
-        assert process.stdin is not None
-        process.stdin.close()
-        assert await process.exit_status() == 0
+        process.close_stdin()
+        assert await process.ended() == 0
     assert "serving on" not in "".join(process.lines)
 
 

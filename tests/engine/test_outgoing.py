@@ -4,12 +4,20 @@ import grpc
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.core.outputs import RequestCompletion, RequestOutput, SchedulerStats, TokenLogprobs
+from engine.core.outputs import (
+    PromptLogprobs,
+    RequestCompletion,
+    RequestOutput,
+    SchedulerStats,
+    TimeAccount,
+    TokenLogprobs,
+)
 from engine.core.request import FinishReason, RequestId
 from engine.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, Outgoing, StreamRefused
 from engine.reports import LoopSnapshot
 
 SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)
+NO_TIME = TimeAccount(0.0, 0.0, 0.0, 0.0, 0.0, num_preemptions=0)
 
 
 def output(start_index: int, *token_ids: int, **fields: object) -> RequestOutput:
@@ -72,7 +80,9 @@ async def test_steps_are_merged_into_one_row_per_request() -> None:
     first, second = TokenLogprobs(-0.5, (5, 6), (-0.5, -1.0)), TokenLogprobs(-0.25, (7, 8), (-0.25, -2.0))
     outgoing.add_output(1, 3, output(2, 5, logprobs=(first,)), SNAPSHOT, 1)
     outgoing.add_output(2, 0, output(0, 9), SNAPSHOT, 1)
-    completion = RequestCompletion(FinishReason.STOP_TOKEN, 10, 0, 4, 1, 0.25, 0.5, stop_token_id=7)
+    completion = RequestCompletion(
+        FinishReason.STOP_TOKEN, 10, 0, 4, TimeAccount(0.25, 0.5, 1.5, 2.0, 3.0, num_preemptions=1), stop_token_id=7
+    )
     outgoing.add_output(1, 3, output(3, 7, logprobs=(second,), completion=completion), SNAPSHOT, 2)
     step = await next_step(outgoing)
     assert (list(step.handles), list(step.token_counts), list(step.token_ids)) == ([1, 2], [2, 1], [5, 7, 9])
@@ -83,12 +93,58 @@ async def test_steps_are_merged_into_one_row_per_request() -> None:
     (done,) = step.completions
     assert (done.handle, done.epoch, done.reason, done.stop_token_id) == (1, 3, pb.COMPLETION_REASON_STOP_TOKEN, 7)
     assert (done.num_output_tokens, done.num_preemptions, done.queued_us, done.prefill_us) == (4, 1, 250_000, 500_000)
+    assert (done.decode_us, done.parked_us, done.preempted_us) == (1_500_000, 2_000_000, 3_000_000)
+
+
+async def test_pieces_of_a_prompt_stay_apart_when_steps_are_merged() -> None:
+    outgoing = Outgoing()
+    tokens = [TokenLogprobs(-0.5 * i, (i, i + 1), (-0.25, -1.0 * i)) for i in range(1, 4)]
+    outgoing.add_output(1, 3, output(0, prompt_logprobs=PromptLogprobs(1, (tokens[0],))), SNAPSHOT, 1)
+    outgoing.add_output(1, 3, output(0, prompt_logprobs=PromptLogprobs(2, (tokens[1], tokens[2]))), SNAPSHOT, 2)
+    outgoing.add_output(2, 0, output(0, prompt_logprobs=PromptLogprobs(1, (TokenLogprobs(-4.0, (), ()),))), SNAPSHOT, 2)
+    outgoing.add_output(1, 3, output(0, 5, num_cached_tokens=0), SNAPSHOT, 2)
+    step = await next_step(outgoing)
+    assert (list(step.handles), list(step.token_ids)) == ([1], [5])
+    first, second, plain = step.prompt_logprobs
+    assert (first.handle, first.epoch, first.start_index, first.top_width) == (1, 3, 1, 2)
+    assert (second.handle, second.epoch, second.start_index, list(second.chosen)) == (1, 3, 2, [-1.0, -1.5])
+    assert (list(second.top_ids), list(second.top_values)) == ([2, 3, 3, 4], [-0.25, -2.0, -0.25, -3.0])
+    assert (plain.handle, plain.top_width, list(plain.chosen), list(plain.top_ids)) == (2, 0, [-4.0], [])
+
+
+async def test_logprobs_of_prompts_count_against_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.outgoing.MAX_UNSENT_TOKENS", 9)
+    outgoing = Outgoing()
+    piece = PromptLogprobs(1, (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0)),) * 3)
+    outgoing.add_output(1, 0, output(0, prompt_logprobs=piece), SNAPSHOT, 1)
+    await next_step(outgoing)
+    outgoing.add_output(1, 0, output(0, 5, prompt_logprobs=piece), SNAPSHOT, 1)
+    with pytest.raises(StreamRefused, match="10 tokens wait to be read"):
+        await outgoing.next_message()
+
+
+async def test_newest_time_account_of_a_request_replaces_an_older_one() -> None:
+    outgoing = Outgoing()
+    outgoing.add_output(1, 3, output(0, 5, time=NO_TIME._replace(queued_s=1.0)), SNAPSHOT, 1)
+    outgoing.add_output(2, 0, output(0, 5), SNAPSHOT, 1)
+    newest = TimeAccount(1.0, 0.5, 7.0, 2.0, 3.0, num_preemptions=1)
+    outgoing.add_output(1, 3, output(1, 6, time=newest), SNAPSHOT, 2)
+    (told,) = (await next_step(outgoing)).time_accounts
+    assert told == pb.TimeAccount(
+        handle=1,
+        epoch=3,
+        queued_us=1_000_000,
+        prefill_us=500_000,
+        parked_us=2_000_000,
+        preempted_us=3_000_000,
+        num_preemptions=1,
+    )
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))
 async def test_every_finish_reason_has_its_own_name_on_the_wire(reason: FinishReason) -> None:
     outgoing = Outgoing()
-    outgoing.add_output(1, 0, output(0, completion=RequestCompletion(reason, 1, 0, 0, 0, 0.0, 0.0)), SNAPSHOT, 1)
+    outgoing.add_output(1, 0, output(0, completion=RequestCompletion(reason, 1, 0, 0, NO_TIME)), SNAPSHOT, 1)
     (done,) = (await next_step(outgoing)).completions
     name = pb.CompletionReason.Name(done.reason).removeprefix("COMPLETION_REASON_")
     assert name.removeprefix("ENGINE_") == reason.name

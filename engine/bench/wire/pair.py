@@ -52,7 +52,7 @@ class Pair:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "engine.sock"
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         # Both at once: the frontend waits for its engine, and the imports of both overlap.
         self.engine = Process(
             self._engine_module,
@@ -112,7 +112,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
     return flags
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port of 127.0.0.1 that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

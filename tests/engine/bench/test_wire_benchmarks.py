@@ -17,3 +17,16 @@ def test_quick_run_keeps_its_raw_samples(
     assert {result["benchmark_id"] for result in report["results"]} == {name}
     assert all(result["figure"] > 0 for result in report["results"])
     assert name in capsys.readouterr().out
+
+
+def test_doors_are_compared_with_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doors", "--quick", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    raw = json.loads(path.read_text())["raw"]
+    assert set(raw) == {"paced", "flat out"}
+    for contestants in raw.values():
+        assert len(contestants) == 10
+        for name, (run,) in contestants.items():
+            assert min(run.values()) > 0
+            assert run["tokens_per_message"] == 1 or "no coalescing" not in name
+    assert "HTTP, 2 workers, uvloop: flat out" in capsys.readouterr().out

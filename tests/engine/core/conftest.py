@@ -116,6 +116,9 @@ def make_engine() -> type[Engine]:
     return Engine
 
 
+TIME_KINDS = ("queued_s", "prefill_s", "decode_s", "parked_s", "preempted_s")
+
+
 @dataclass
 class Expectation:
     """What the harness knows about one accepted request."""
@@ -124,7 +127,33 @@ class Expectation:
     solo: SoloAnswer
     num_granted: int | None  # output tokens allowed so far, None where it has ever been unlimited
     was_limited: bool
+    credit: int | None  # tokens it may still generate
+    has_run: bool = False
+    is_resident: bool = False
+    spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_KINDS, 0.0))
     allowed_reasons: set[FinishReason] = field(default_factory=set)
+
+    @property
+    def end(self) -> tuple[float, FinishReason] | None:
+        """When its time is up, and what that is called: the budget if both are up at once."""
+        deadline_s, budget_end_s = self.request.deadline_s, self.request.budget_end_s
+        if budget_end_s is None:
+            return None if deadline_s is None else (deadline_s, FinishReason.DEADLINE)
+        if deadline_s is None or deadline_s >= budget_end_s:
+            return budget_end_s, FinishReason.TIME_BUDGET
+        return deadline_s, FinishReason.DEADLINE
+
+    @property
+    def time_kind(self) -> str:
+        """What a moment counts as now, as far as one can tell from plans, outputs and grants."""
+        if self.credit is not None and self.credit <= 0:
+            return "parked_s"
+        if not self.has_run:
+            return "queued_s"
+        if not self.is_resident:
+            return "preempted_s"
+        has_token = len(self.request.output_ids) > self.request.num_prior_output_tokens
+        return "decode_s" if has_token else "prefill_s"
 
 
 class Simulation:
@@ -132,6 +161,8 @@ class Simulation:
 
     def __init__(self, seed: int, **config: Any) -> None:
         rng = self.rng = random.Random(seed)
+        self.budget_rng = random.Random(f"budgets of {seed}")
+        self.prompt_rng = random.Random(f"prompt logprobs of {seed}")
         self.model = FakeModel(vocab_size=3, end_token_ids=frozenset({0}), end_probability=0.08)
         block_size = rng.choice((1, 2, 3, 4))
         max_model_len = rng.randrange(4, 26)
@@ -187,6 +218,7 @@ class Simulation:
             stop_token_ids=rng.choice(((), (), (2,))),
             ignore_eos=rng.random() < 0.3,
             top_logprobs=rng.choice((None, None, 0, 2)),
+            prompt_logprobs=self.prompt_rng.choice((None, None, None, 0, 2)),
         )
         salt = rng.choice((b"", b"", b"tenant"))
         request = Request(
@@ -195,8 +227,10 @@ class Simulation:
             params,
             arrival_s=self.now_s,
             priority=rng.randrange(3),
+            session=self.num_requests % 3,
             cache_salt=salt,
             deadline_s=self.now_s + rng.randrange(1, 40) if rng.random() < 0.1 else None,
+            budget_end_s=self.now_s + self.budget_rng.randrange(40) if self.budget_rng.random() < 0.1 else None,
             token_credit=rng.randrange(4) if rng.random() < 0.3 else None,
         )
         self.num_requests += 1
@@ -215,15 +249,17 @@ class Simulation:
         except QueueFull:
             assert num_waiting >= self.config.max_waiting
             assert not is_over
+            assert request.budget_end_s != self.now_s
             return
         assert len(prompt) < limit
         limited = request.token_credit is not None
-        expectation = Expectation(request, solo, request.token_credit if limited else None, limited, {solo.reason})
+        credit = request.token_credit
+        expectation = Expectation(request, solo, credit, limited, credit, allowed_reasons={solo.reason})
         if rng.random() < 0.04 and not is_over:
             self.fails_from[request.request_id] = rng.randrange(request.num_tokens + 5)
             expectation.allowed_reasons.add(FinishReason.ERROR)
-        if request.deadline_s is not None:
-            expectation.allowed_reasons.add(FinishReason.DEADLINE)
+        if (end := expectation.end) is not None:
+            expectation.allowed_reasons.add(end[1])
         self.expectations[request.request_id] = expectation
         self.ledger.expect(request)
 
@@ -235,6 +271,8 @@ class Simulation:
         assert plan.num_tokens <= self.config.max_num_batched_tokens, f"budget exceeded: {plan.num_tokens} tokens"
         assert len(plan.rows) <= self.config.max_num_seqs, f"seats exceeded: {len(plan.rows)} rows"
         assert len({row.request_id for row in plan.rows}) == len(plan.rows), "two rows of one request"
+        num_logits = sum(row.samples + row.num_prompt_logits for row in plan.rows)
+        assert num_logits <= self.config.max_num_seqs, f"{num_logits} rows of logits"
         for row in plan.rows:
             expectation = self.expectations[row.request_id]
             assert not expectation.request.is_finished, f"work on request {row.request_id}, which has ended"
@@ -243,9 +281,11 @@ class Simulation:
             if allowed is not None and row.samples:
                 assert produced < allowed, f"request {row.request_id} has {produced} tokens of {allowed} granted"
         for expectation in self.expectations.values():
-            deadline_s = expectation.request.deadline_s
-            if deadline_s is not None and deadline_s <= self.now_s:
+            if (end := expectation.end) is not None and end[0] <= self.now_s:
                 assert expectation.request.is_finished, "alive after its deadline"
+            expectation.is_resident &= expectation.request.request_id not in plan.removed_request_ids
+        for new in plan.new_requests:
+            self.expectations[new.request_id].has_run = self.expectations[new.request_id].is_resident = True
         self.runner.launch(plan)
 
     def update(self) -> None:
@@ -254,6 +294,9 @@ class Simulation:
             outputs = self.scheduler.update(plan, self.runner.collect(), self.now_s)
             self.ledger.record(outputs)
             for output in outputs:
+                expectation = self.expectations[output.request_id]
+                if expectation.credit is not None:
+                    expectation.credit -= len(output.token_ids)
                 if output.completion is not None:
                     self.check_answer(output.request_id)
 
@@ -262,7 +305,7 @@ class Simulation:
             request_id = RequestId(self.rng.randrange(self.num_requests))
             if request_id in self.expectations and not self.expectations[request_id].request.is_finished:
                 self.expectations[request_id].allowed_reasons = {FinishReason.CANCELLED}
-            self.scheduler.cancel(request_id)
+            self.scheduler.cancel(request_id, self.now_s)
 
     def grant_credit(self) -> None:
         recent = [e for e in self.expectations.values() if not e.request.is_finished]
@@ -272,10 +315,15 @@ class Simulation:
             expectation.was_limited = True
             if expectation.num_granted is not None:
                 expectation.num_granted += num_tokens
-            self.scheduler.grant_credit(expectation.request.request_id, num_tokens)
+            expectation.credit = (expectation.credit or 0) + num_tokens
+            self.scheduler.grant_credit(expectation.request.request_id, num_tokens, self.now_s)
 
     def pass_time(self) -> None:
-        self.now_s += self.rng.choice((0.1, 1.0, 5.0))
+        passed_s = self.rng.choice((0.1, 1.0, 5.0))
+        self.now_s += passed_s
+        for expectation in self.expectations.values():
+            if not expectation.request.is_finished:
+                expectation.spent_s[expectation.time_kind] += passed_s
 
     def finish(self) -> None:
         """Liveness: whoever may run ends within a bound, however many are parked; with credit, everyone does."""
@@ -285,7 +333,8 @@ class Simulation:
             assert request.token_credit is not None, f"request {request.request_id} never ended"
             assert request.token_credit <= 0, f"request {request.request_id} has credit and never ended"
             self.expectations[request.request_id].num_granted = None
-            self.scheduler.grant_credit(request.request_id, 1000)
+            self.expectations[request.request_id].credit = 1000
+            self.scheduler.grant_credit(request.request_id, 1000, self.now_s)
         self.run_dry()
         stats = self.scheduler.stats()
         assert (stats.num_running, stats.num_waiting, stats.num_waiting_prefill_tokens) == (0, 0, 0)
@@ -321,8 +370,14 @@ class Simulation:
             assert produced == solo.token_ids, f"request {request_id}: {produced}, alone {solo.token_ids}"
         if expectation.request.params.top_logprobs is not None:
             assert len(answer.logprobs) == len(produced) - expectation.request.num_prior_output_tokens
+        request = expectation.request
+        if (num_top := request.params.prompt_logprobs) is not None:
+            wanted = self.model.solo_prompt_logprobs(request.prompt_ids, num_top, cache_salt=request.cache_salt)
+            assert answer.prompt_logprobs == wanted[: len(answer.prompt_logprobs)], f"request {request_id}: prompt"
+        spent_s = {kind: getattr(completion.time, kind) for kind in TIME_KINDS}
+        assert spent_s == pytest.approx(expectation.spent_s, abs=1e-6), f"request {request_id}: time account"
         if not expectation.was_limited:
-            assert completion.num_preemptions <= self.config.max_preemptions, "preempted too often"
+            assert completion.time.num_preemptions <= self.config.max_preemptions, "preempted too often"
 
 
 @pytest.fixture

@@ -165,3 +165,46 @@ def test_check_integrity_notices_sharing_of_an_unpublished_block() -> None:
     pool._ref_counts[table[0]] += 1
     with pytest.raises(IntegrityError, match="2 owners but was never published"):
         pool.check_integrity([table, table])
+
+
+def test_check_integrity_notices_a_block_in_two_states_while_another_is_in_none() -> None:
+    pool = BlockPool(3)
+    table = allocate(pool, 1)
+    pool._free[-1] = table[0]
+    with pytest.raises(IntegrityError, match=r"is in [02] states at once"):
+        pool.check_integrity([table])
+
+
+def test_check_integrity_notices_a_block_in_more_tables_than_it_counts() -> None:
+    pool = BlockPool(2)
+    table = allocate(pool, 1)
+    with pytest.raises(IntegrityError, match="in 2 tables"):
+        pool.check_integrity([table, table])
+
+
+@pytest.mark.parametrize("wrong", ["no queue", "which has ended"])
+def test_check_integrity_notices_a_block_that_waits_in_vain(wrong: str) -> None:
+    pool = BlockPool(2)
+    table = allocate(pool, 1)
+    pool.begin_step(1)
+    pool.free(table)
+    if wrong == "no queue":
+        pool._deferred.clear()
+    else:
+        pool._last_ended_step = 1
+    with pytest.raises(IntegrityError, match=f"block {table[0]} waits for step 1.*{wrong}"):
+        pool.check_integrity([])
+
+
+def test_check_integrity_notices_a_hash_that_names_another_block_and_a_worthless_block_among_the_cached() -> None:
+    pool = BlockPool(3)
+    table = allocate(pool, 1)
+    pool.publish(table[0], b"hash")
+    pool.free(table)
+    pool._block_by_hash[b"hash"] = pool._free[0]
+    with pytest.raises(IntegrityError, match=f"block {table[0]} has a hash that names another block"):
+        pool.check_integrity([])
+    pool._block_by_hash.clear()
+    pool._hashes[table[0]] = None
+    with pytest.raises(IntegrityError, match=f"block {table[0]} is idle in the wrong list"):
+        pool.check_integrity([])

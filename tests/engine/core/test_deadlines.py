@@ -1,32 +1,58 @@
+from collections.abc import Callable
+
+import pytest
+
 from engine.core.deadlines import Deadlines
-from engine.core.request import RequestId
+from engine.core.request import FinishReason, Request, RequestId
+
+MakeRequest = Callable[..., Request]
 
 
-def test_due_requests_come_earliest_first_and_once() -> None:
+def test_due_requests_come_earliest_first_and_once(make_request: MakeRequest) -> None:
     deadlines = Deadlines()
     for request_id, deadline_s in ((1, 3.0), (2, 1.0), (3, 2.0)):
-        deadlines.add(RequestId(request_id), deadline_s)
+        deadlines.add(make_request(request_id, 1, deadline_s=deadline_s))
+    deadlines.add(make_request(4, 1))
     assert deadlines.next_s == 1.0
     assert deadlines.pop_due(0.5) == []
-    assert deadlines.pop_due(2.0) == [2, 3]
+    assert deadlines.pop_due(2.0) == [(2, FinishReason.DEADLINE), (3, FinishReason.DEADLINE)]
     assert deadlines.pop_due(2.0) == []
     assert deadlines.next_s == 3.0
 
 
-def test_discarded_requests_are_never_due() -> None:
+@pytest.mark.parametrize(
+    ("deadline_s", "budget_end_s", "due"),
+    [
+        (None, 1.0, (1.0, FinishReason.TIME_BUDGET)),
+        (2.0, 1.0, (1.0, FinishReason.TIME_BUDGET)),
+        (1.0, 1.0, (1.0, FinishReason.TIME_BUDGET)),
+        (1.0, 2.0, (1.0, FinishReason.DEADLINE)),
+    ],
+)
+def test_the_earlier_of_deadline_and_budget_counts_and_of_equals_the_budget(
+    make_request: MakeRequest, deadline_s: float | None, budget_end_s: float, due: tuple[float, FinishReason]
+) -> None:
     deadlines = Deadlines()
-    deadlines.add(RequestId(1), 1.0)
-    deadlines.add(RequestId(2), 2.0)
-    deadlines.discard(RequestId(1))
-    deadlines.discard(RequestId(1))
-    assert deadlines.next_s == 2.0
-    assert deadlines.pop_due(9.0) == [2]
+    deadlines.add(make_request(1, 1, deadline_s=deadline_s, budget_end_s=budget_end_s))
+    assert deadlines.next_s == due[0]
+    assert deadlines.pop_due(9.0) == [(1, due[1])]
     assert deadlines.next_s is None
 
 
-def test_far_deadlines_of_finished_requests_are_forgotten() -> None:
+def test_discarded_requests_are_never_due(make_request: MakeRequest) -> None:
+    deadlines = Deadlines()
+    deadlines.add(make_request(1, 1, deadline_s=1.0))
+    deadlines.add(make_request(2, 1, deadline_s=2.0))
+    deadlines.discard(RequestId(1))
+    deadlines.discard(RequestId(1))
+    assert deadlines.next_s == 2.0
+    assert deadlines.pop_due(9.0) == [(2, FinishReason.DEADLINE)]
+    assert deadlines.next_s is None
+
+
+def test_far_deadlines_of_finished_requests_are_forgotten(make_request: MakeRequest) -> None:
     deadlines = Deadlines()
     for index in range(10_000):
-        deadlines.add(RequestId(index), 1e9)
+        deadlines.add(make_request(index, 1, deadline_s=1e9))
         deadlines.discard(RequestId(index))
     assert len(deadlines._heap) < 100

@@ -175,7 +175,50 @@ def preempted_row_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def budget_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step may have one token more than its budget."""
     init = BatchBuilder.__init__
-    monkeypatch.setattr(BatchBuilder, "__init__", lambda self, budget: init(self, budget + 1))
+    monkeypatch.setattr(BatchBuilder, "__init__", lambda self, budget, logits: init(self, budget + 1, logits))
+
+
+def logits_budget_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may want one row of logits more than there is memory for."""
+    init = BatchBuilder.__init__
+    monkeypatch.setattr(BatchBuilder, "__init__", lambda self, budget, logits: init(self, budget, logits + 1))
+
+
+def hit_in_an_owed_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix is taken from the cache although logits of it are wanted."""
+    get_computed_blocks = KVCacheManager.get_computed_blocks
+
+    def mutant(self: KVCacheManager, request: Request) -> list[BlockId]:
+        num_prompt_logits, request.num_prompt_logits = request.num_prompt_logits, request.num_prompt_tokens - 1
+        try:
+            return get_computed_blocks(self, request)
+        finally:
+            request.num_prompt_logits = num_prompt_logits
+
+    monkeypatch.setattr(KVCacheManager, "get_computed_blocks", mutant)
+
+
+def prompt_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preempted request begins its prompt's log-probabilities anew."""
+    preempt = Scheduler._preempt
+
+    def mutant(self: Scheduler, request: Request, batch: BatchBuilder) -> None:
+        preempt(self, request, batch)
+        request.num_prompt_logits = 0
+
+    monkeypatch.setattr(Scheduler, "_preempt", mutant)
+
+
+def prompt_position_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last positions of a chunk are left out, and count as reported."""
+    add_row = BatchBuilder.add_row
+
+    def mutant(self: BatchBuilder, request: Request, num_tokens: int, *args: Any) -> None:
+        add_row(self, request, num_tokens, *args)
+        if num_tokens > 2 and request.num_owed_logits > 0:
+            request.num_prompt_logits += 1
+
+    monkeypatch.setattr(BatchBuilder, "add_row", mutant)
 
 
 def credit_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +299,7 @@ def parked_hold_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_only_parked_run", lambda self: False)
 
 
-MUTANTS: list[tuple[Mutate, type[Exception], str | None]] = [
+MUTANTS: list[tuple[Mutate, type[Exception] | tuple[type[Exception], ...], str | None]] = [
     (free_before_fence, OracleViolation, "attends to position"),
     (hit_leaves_fence, IntegrityError, "deferred"),
     (hit_without_reference, IntegrityError, "reference count"),
@@ -265,13 +308,17 @@ MUTANTS: list[tuple[Mutate, type[Exception], str | None]] = [
     (hash_without_salt, OracleViolation, "attends to position"),
     (hash_not_chained, OracleViolation, "attends to position"),
     (hit_on_partial_block, OracleViolation, "attends to position"),
-    (hit_of_every_token, OracleViolation, "a row of 0 tokens"),
+    (hit_of_every_token, AssertionError, "nothing to compute"),
     (short_block_table, IntegrityError, "slots"),
     (publish_before_landing, OracleViolation, "attends to position"),
     (publish_of_failed_row, OracleViolation, "attends to position"),
     (forgotten_recompute, OracleViolation, "attends to position"),
     (preempted_row_stays, OracleViolation, "not known"),
     (budget_ignored, AssertionError, "budget exceeded"),
+    (logits_budget_ignored, AssertionError, "rows of logits"),
+    (hit_in_an_owed_prompt, IntegrityError, "prompt logits"),
+    (prompt_reported_again, OracleViolation, "prompt tokens from"),
+    (prompt_position_left_out, (OracleViolation, IntegrityError), "prompt tokens from|prompt logits"),
     (credit_ignored, AssertionError, "granted"),
     (deadline_ignored, AssertionError, "alive after its deadline"),
     (completion_lost_on_cancel, AssertionError, "never ended"),
@@ -288,7 +335,7 @@ def test_mutant_is_found(
     monkeypatch: pytest.MonkeyPatch,
     simulate: Callable[..., Any],
     mutate: Mutate,
-    error: type[Exception],
+    error: type[Exception] | tuple[type[Exception], ...],
     message: str | None,
 ) -> None:
     mutate(monkeypatch)

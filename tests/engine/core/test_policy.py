@@ -19,8 +19,10 @@ def test_every_policy_name_makes_its_policy() -> None:
 
 def test_fcfs_orders_by_acceptance_and_knows_one_class(make_request: MakeRequest) -> None:
     policy = FcfsPolicy(4)
-    late = make_request(1, 1, arrival_index=5, priority=-3)
-    early = make_request(2, 1, arrival_index=4, priority=3, arrival_s=9.0)
+    early = make_request(2, 1, priority=3, arrival_s=9.0)
+    late = make_request(1, 1, priority=-3)
+    policy.arrive(early)
+    policy.arrive(late)
     assert policy.order_key(early) < policy.order_key(late)
     assert policy.preemption_class(early) == policy.preemption_class(late)
 

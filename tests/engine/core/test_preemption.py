@@ -29,7 +29,7 @@ def test_preempted_request_keeps_its_output_and_is_recomputed(
     assert len(victim.output_ids) > 0
     engine.run()
     assert all(engine.is_solo_answer(request) for request in requests)
-    assert engine.answer(victim).completion.num_preemptions == 1
+    assert engine.answer(victim).completion.time.num_preemptions == 1
     assert engine.scheduler.stats().num_recomputed_tokens_total == victim.num_discarded_tokens > 11
 
 
@@ -141,7 +141,7 @@ def test_nobody_is_preempted_for_blocks_that_steps_in_flight_will_release(
     engine.launch()
     engine.launch()
     engine.land()
-    engine.scheduler.cancel(RequestId(2))  # its four blocks are used by the step in flight
+    engine.scheduler.cancel(RequestId(2), engine.now_s)  # its four blocks are used by the step in flight
     engine.add(make_request(3, [3], max_tokens=1))
     assert engine.launch().rows == ()  # the rider waits for a block, and nobody takes it away
     engine.land()

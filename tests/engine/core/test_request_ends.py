@@ -48,7 +48,7 @@ class TestEnds:
         engine.add(make_request(1, 1, max_tokens=2), request)
         engine.run()  # steps at 1, 2, ... s: the first request takes two, then three chunks
         completion = engine.answer(request).completion
-        assert (completion.queued_s, completion.prefill_s) == (3.0, 2.0)
+        assert (completion.time.queued_s, completion.time.prefill_s) == (3.0, 2.0)
 
     @pytest.mark.parametrize("runs", [False, True])
     def test_deadline_ends_waiting_and_running_requests(
@@ -69,6 +69,34 @@ class TestEnds:
         assert engine.scheduler.next_deadline_s is None
 
     @pytest.mark.parametrize("runs", [False, True])
+    def test_time_budget_ends_waiting_and_running_requests_with_what_there_is(
+        self, make_engine: MakeEngine, make_request: MakeRequest, runs: bool
+    ) -> None:
+        engine = make_engine(max_num_seqs=1)
+        if not runs:
+            engine.add(make_request(1, 1, max_tokens=9))
+        request = make_request(2, 1, max_tokens=9, deadline_s=5.0, budget_end_s=3.0)
+        engine.add(request)
+        engine.step()
+        engine.step()
+        assert engine.reason(request) is None
+        assert 2 not in engine.step()
+        completion = engine.answer(request).completion
+        assert (completion.reason, completion.num_output_tokens) == (FinishReason.TIME_BUDGET, 2 if runs else 0)
+        assert sum(completion.time[:5]) == 3.0
+        assert completion.time.queued_s == (1.0 if runs else 3.0)
+
+    def test_request_without_time_left_completes_without_running_or_waiting(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine(max_waiting=0)
+        request = make_request(1, 1, budget_end_s=0.0)
+        engine.add(request)
+        assert engine.step() == {}
+        completion = engine.answer(request).completion
+        assert (completion.reason, completion.num_output_tokens) == (FinishReason.TIME_BUDGET, 0)
+
+    @pytest.mark.parametrize("runs", [False, True])
     def test_cancel_frees_everything_at_once_and_completes_with_the_next_update(
         self, make_engine: MakeEngine, make_request: MakeRequest, runs: bool
     ) -> None:
@@ -77,9 +105,9 @@ class TestEnds:
         engine.add(request)
         if runs:
             engine.step()
-        engine.scheduler.cancel(RequestId(1))
-        engine.scheduler.cancel(RequestId(1))  # the second one is ignored
-        engine.scheduler.cancel(RequestId(99))
+        engine.scheduler.cancel(RequestId(1), engine.now_s)
+        engine.scheduler.cancel(RequestId(1), engine.now_s)  # the second one is ignored
+        engine.scheduler.cancel(RequestId(99), engine.now_s)
         stats = engine.scheduler.stats()
         assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, 64)
         assert engine.scheduler.has_work()
@@ -97,7 +125,7 @@ class TestEnds:
         request = make_request(1, 9)
         engine.add(request)
         engine.launch()
-        engine.scheduler.cancel(RequestId(1))
+        engine.scheduler.cancel(RequestId(1), engine.now_s)
         assert engine.scheduler.stats().num_free_blocks == 61
         outputs = engine.land()
         assert [output.token_ids for output in outputs] == [()]
@@ -107,7 +135,7 @@ class TestEnds:
         engine = make_engine()
         request = make_request(1, 9)
         engine.add(request)
-        engine.scheduler.cancel(RequestId(1), FinishReason.DEADLINE)
+        engine.scheduler.cancel(RequestId(1), engine.now_s, FinishReason.DEADLINE)
         engine.step()
         assert engine.reason(request) is FinishReason.DEADLINE
 

@@ -21,10 +21,10 @@ class TestCredit:
         engine.run()
         assert request.status is RequestStatus.PARKED
         assert (len(request.output_ids), engine.scheduler.stats().num_free_blocks) == (2, 62)
-        engine.scheduler.grant_credit(RequestId(1), 3)
+        engine.scheduler.grant_credit(RequestId(1), 3, engine.now_s)
         engine.run()
         assert len(request.output_ids) == 5
-        engine.scheduler.grant_credit(RequestId(1), 3)
+        engine.scheduler.grant_credit(RequestId(1), 3, engine.now_s)
         engine.run()
         assert engine.is_solo_answer(request)
 
@@ -33,7 +33,7 @@ class TestCredit:
         request = make_request(1, 5, max_tokens=20)
         engine.add(request)
         engine.step()
-        engine.scheduler.grant_credit(RequestId(1), 2)
+        engine.scheduler.grant_credit(RequestId(1), 2, engine.now_s)
         engine.run()
         assert len(request.output_ids) == 3
 
@@ -53,7 +53,7 @@ class TestCredit:
         stalled = make_request(1, 5, token_credit=0)
         engine.add(stalled, make_request(2, 5))
         assert all(1 not in step for step in engine.run())
-        engine.scheduler.grant_credit(RequestId(1), 4)
+        engine.scheduler.grant_credit(RequestId(1), 4, engine.now_s)
         engine.run()
         assert engine.is_solo_answer(stalled)
 
@@ -72,7 +72,7 @@ class TestCredit:
         assert (parked.status, parked.num_preemptions) == (RequestStatus.PREEMPTED, 1)
         while engine.plans:
             engine.land()
-        engine.scheduler.grant_credit(RequestId(1), 99)
+        engine.scheduler.grant_credit(RequestId(1), 99, engine.now_s)
         engine.run()
         assert engine.is_solo_answer(parked)
 
@@ -95,7 +95,7 @@ class TestCredit:
         engine.launch()
         engine.launch()
         engine.land()
-        engine.scheduler.cancel(RequestId(2))
+        engine.scheduler.cancel(RequestId(2), engine.now_s)
         engine.add(make_request(3, [3] * 13, max_tokens=1))
         assert engine.launch().rows == ()
         engine.land()

@@ -1,15 +1,13 @@
 """`python -m engine --tensor-parallel-size 2` with its socket: it serves, and both processes live and die together."""
 
-import asyncio
 import contextlib
 import os
 import re
 import select
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import grpc
@@ -17,10 +15,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.testing_client import AttachClient, submission
-
-ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "HF_HUB_OFFLINE": "1"}
-SOON_S = 30.0
+from engine.testing_process import END_TIMEOUT_S, EngineProcess, engine_process
 
 
 @pytest.fixture(scope="module")
@@ -31,57 +26,14 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
     return path
 
 
-class Process:
-    """An engine process: what it has said on stderr, and its other rank."""
-
-    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
-        self.process = process
-        self.address = address
-        self.lines: list[str] = []
-
-    async def said(self, words: str) -> str:
-        assert self.process.stderr is not None
-        while line := (await self.process.stderr.readline()).decode():
-            self.lines.append(line)
-            if words in line:
-                return line
-        raise AssertionError(f"{words!r} was not said: {''.join(self.lines)}")
-
-    async def follower_pid(self) -> int:
-        match = re.search(r"rank 1 \(process (\d+)\)", await self.said("rank 1 (process"))
-        assert match is not None
-        return int(match[1])
-
-    async def ended(self) -> int:
-        """The exit status; nobody is left who holds its standard error."""
-        assert self.process.stderr is not None
-        async with asyncio.timeout(SOON_S):
-            self.lines += (await self.process.stderr.read()).decode().splitlines(keepends=True)
-            return await self.process.wait()
-
-    @property
-    def complaints(self) -> list[str]:
-        return [line for line in self.lines if line.startswith("chairlift-engine: error: ")]
+def two_ranks(folder: Path, *flags: object) -> AbstractAsyncContextManager[EngineProcess]:
+    return engine_process(folder, "-tp", "2", "--kv-cache-memory-bytes", "1M", *flags)
 
 
-@contextlib.asynccontextmanager
-async def two_ranks(tmp_path: Path, *flags: object) -> AsyncIterator[Process]:
-    socket_path = tmp_path / "engine.sock"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "engine", "--uds", socket_path, "--threads", "1", "-tp", "2", "--kv-cache-memory-bytes", "1M"),
-        *map(str, flags),
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-    )
-    try:
-        yield Process(process, f"unix:{socket_path}")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+async def follower_pid(engine: EngineProcess) -> int:
+    match = re.search(r"rank 1 \(process (\d+)\)", await engine.said("rank 1 (process"))
+    assert match is not None
+    return int(match[1])
 
 
 def is_alive(pid: int) -> bool:
@@ -95,7 +47,7 @@ def is_alive(pid: int) -> bool:
 async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) -> None:
     ignoring_end = pb.TokenStops(ignore_end_token=True)
     async with two_ranks(tmp_path, "--model", model_dir) as engine:
-        follower = await engine.follower_pid()
+        follower = await follower_pid(engine)
         await engine.said("serving on unix:")
         async with AttachClient.open(engine.address) as client:
             prompts = {handle: [handle, 3 * handle, 7] for handle in range(1, 12)}
@@ -105,7 +57,7 @@ async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) 
             assert alone.token_ids == together[6].token_ids
             await client.submit(submission(1, [5], 100, stops=ignoring_end))
             await client.until(lambda: client.received[1].token_ids)
-            engine.process.terminate()
+            engine.signal(signal.SIGTERM)
             (last,) = await client.ended(1)
             assert len(last.token_ids) == 100
         assert await engine.ended() == 0
@@ -117,7 +69,7 @@ async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) 
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in a step", "idle"])
 async def test_a_killed_follower_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path, is_busy: bool) -> None:
     async with two_ranks(tmp_path, "--model", model_dir) as engine:
-        follower = await engine.follower_pid()
+        follower = await follower_pid(engine)
         await engine.said("serving on unix:")
         async with AttachClient.open(engine.address) as client:
             if is_busy:
@@ -137,12 +89,12 @@ async def test_a_killed_follower_ends_the_engine_with_one_line(tmp_path: Path, m
 
 async def test_a_killed_rank_0_ends_its_follower(tmp_path: Path, model_dir: Path) -> None:
     async with two_ranks(tmp_path, "--model", model_dir) as engine:
-        follower = await engine.follower_pid()
+        follower = await follower_pid(engine)
         await engine.said("serving on unix:")
         async with AttachClient.open(engine.address) as client:
             await client.submit(submission(1, [5], 500, stops=pb.TokenStops(ignore_end_token=True)))
             await client.until(lambda: client.received[1].token_ids)
-            engine.process.kill()
+            engine.signal(signal.SIGKILL)
             # Its standard error is the follower's too: it ends when both are gone.
             assert await engine.ended() == -signal.SIGKILL
             with contextlib.suppress(grpc.RpcError):
@@ -158,14 +110,14 @@ def has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([process], [], [], SOON_S)[0])
+        return bool(select.select([process], [], [], END_TIMEOUT_S)[0])
     finally:
         os.close(process)
 
 
 async def test_a_follower_that_hangs_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path) -> None:
     async with two_ranks(tmp_path, "--model", model_dir, "--rank-timeout", "3") as engine:
-        follower = await engine.follower_pid()
+        follower = await follower_pid(engine)
         await engine.said("serving on unix:")
         async with AttachClient.open(engine.address) as client:
             os.kill(follower, signal.SIGSTOP)  # so that it does not notice the end of rank 0 either
@@ -181,8 +133,8 @@ async def test_a_follower_that_hangs_ends_the_engine_with_one_line(tmp_path: Pat
 
 async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path) -> None:
     async with two_ranks(tmp_path, "--model", model_dir) as engine:
-        follower = await engine.follower_pid()
-        engine.process.terminate()
+        follower = await follower_pid(engine)
+        engine.signal(signal.SIGTERM)
         assert await engine.ended() == 0
     assert has_ended(follower)
     assert engine.complaints == []

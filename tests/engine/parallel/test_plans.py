@@ -1,7 +1,8 @@
 """Plans survive the way to the other ranks."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from engine.constraints.constraint import Constraint
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, RequestId, SamplingParams
 from engine.parallel.plans import COLLECT, pack_plan, unpack_plan
@@ -21,6 +22,7 @@ PARAMS = SamplingParams(
     stop_token_ids=(5, 6),
     ignore_eos=True,
     top_logprobs=4,
+    prompt_logprobs=2,
 )
 
 
@@ -41,13 +43,19 @@ def test_every_field_of_a_plan_survives() -> None:
         rows=(
             ScheduledRow(RequestId(1), 1, 17, blocks(7), True),
             ScheduledRow(RequestId(4), 1, 0, (), True),
-            ScheduledRow(RequestId(3), 900, 0, (), False),
+            ScheduledRow(RequestId(3), 900, 0, (), False, 899),
         ),
         num_tokens=902,
     )
     unpacked = unpack_plan(pack_plan(plan))
     assert unpacked == plan
     assert all(type(row) is ScheduledRow for row in unpacked.rows)
+
+
+def test_constraints_stay_with_the_rank_that_samples() -> None:
+    request = NewRequest(RequestId(3), (1, 2), 2, PARAMS, blocks(4))
+    plan = SchedulerOutput(1, (), (replace(request, constraint=Constraint(100, allowed_ids=[5])),), (), 0)
+    assert unpack_plan(pack_plan(plan)) == SchedulerOutput(1, (), (request,), (), 0)
 
 
 def test_an_empty_plan_survives_and_is_no_other_message() -> None:

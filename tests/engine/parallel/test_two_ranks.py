@@ -1,5 +1,6 @@
 """Two processes on one CPU, over gloo, yield the tokens of one: greedy and sampled, whatever shares a step."""
 
+import itertools
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.constraints.constraint import Constraint
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
@@ -25,6 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, head norms": ("qwen3", {"attention_bias": True}),
 }
 LENGTHS = (1, 5, 33, 70, 129)
+NEVER = {(before, after) for before in range(211) for after in range(before % 2, 200, 2)}
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,13 @@ def requests(salt: int, **params: Any) -> list[Request]:
     ]
 
 
+def constrained(batch: list[Request]) -> list[Request]:
+    """Every second one, by what it has drawn: only the rank that samples has a mask."""
+    for request in batch[::2]:
+        request.constraint = Constraint(211, bad_sequences=NEVER)
+    return batch
+
+
 def serve(parts: EngineParts, batch: list[Request], num_ahead: int = 0) -> list[Answer]:
     """Submits all at once: prompts are cut to pieces, and the pieces share steps with decodes; `num_ahead` steps are
     launched before the one whose tokens are waited for has ended.
@@ -98,10 +108,13 @@ def test_dummy_weights_are_one_model_on_any_number_of_ranks(
     """Before the others: a process is in one group at a time, and `pair` keeps its own to the end."""
     path = make_checkpoint("llama")
     two = build(path, tensor_parallel_size=2, load_format="dummy", seed=3, async_scheduling=is_async)
-    answers = serve(two, requests(4), num_ahead=int(is_async))
+    answers = serve(two, constrained(requests(4)), num_ahead=int(is_async))
     close(two)
-    one = serve(build(path, load_format="dummy", seed=3), requests(4))
+    one = serve(build(path, load_format="dummy", seed=3), constrained(requests(4)))
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in one]
+    for answer in answers[::2]:
+        drawn = answer.token_ids
+        assert not any((before, after) in NEVER for before, after in itertools.pairwise(drawn))
 
 
 def test_greedy_tokens_are_those_of_one_rank(pair: Pair) -> None:
@@ -120,12 +133,17 @@ def test_sampled_tokens_and_logprobs_are_those_of_one_rank(pair: Pair) -> None:
         "frequency_penalty": 0.1,
         "logit_bias": ((7, 2.0),),
         "top_logprobs": 3,
+        "prompt_logprobs": 2,
     }
     one, two = (serve(parts, requests(2, **params)) for parts in (pair.one, pair.two))
     for a, b in zip(one, two, strict=True):
         assert b.token_ids == a.token_ids
         assert [each.top_ids for each in b.logprobs] == [each.top_ids for each in a.logprobs]
         assert [each.chosen for each in b.logprobs] == pytest.approx([each.chosen for each in a.logprobs], abs=1e-4)
+    for length, a, b in zip(LENGTHS, one, two, strict=True):
+        scores = [[each.chosen for each in answer.prompt_logprobs] for answer in (a, b)]
+        assert len(scores[1]) == length - 1
+        assert scores[1] == pytest.approx(scores[0], abs=1e-4)
 
 
 def test_blocks_of_the_prefix_cache_hold_the_keys_of_every_rank(pair: Pair) -> None:

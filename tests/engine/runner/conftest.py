@@ -12,6 +12,7 @@ import numba
 import pytest
 import torch
 
+from engine.constraints.constraint import Constraint
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
@@ -35,6 +36,7 @@ class Prompt:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     output_ids: tuple[int, ...] = ()
+    constraint: Callable[[], Constraint] | None = None
 
 
 @dataclass
@@ -93,7 +95,12 @@ class TinyEngine:
         ledger, run = AnswerLedger(), Run([])
         for index, prompt in enumerate(prompts):
             request = Request(
-                RequestId(index + 1), prompt.prompt_ids, prompt.params, 0.0, output_ids=list(prompt.output_ids)
+                RequestId(index + 1),
+                prompt.prompt_ids,
+                prompt.params,
+                0.0,
+                output_ids=list(prompt.output_ids),
+                constraint=prompt.constraint() if prompt.constraint is not None else None,
             )
             scheduler.add_request(request)
             ledger.expect(request)
@@ -187,8 +194,8 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def prompt() -> Callable[..., Prompt]:
-    """prompt(prompt_ids, params) -> Prompt."""
-    return lambda prompt_ids, params: Prompt(tuple(prompt_ids), params)
+    """prompt(prompt_ids, params, output_ids=(), constraint=None) -> Prompt."""
+    return lambda prompt_ids, params, *args, **kwargs: Prompt(tuple(prompt_ids), params, *args, **kwargs)
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,14 @@
 Where there is no GPU, kernels are interpreted, and CUDA's graphs are a stand-in.
 """
 
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 import torch
 
+from engine.constraints.constraint import Constraint
 from engine.core.request import SamplingParams
 from engine.runner.stream import CudaStream
 from engine.testing_stream import LateStream
@@ -35,7 +37,7 @@ EVERYTHING = replace(
 def prompts(prompt):
     """Rows that end one after the other, so that decodes are of 4, 3, 2 rows and of 1."""
     rng = random.Random(3)
-    lens = ((1, 8), (3, 6), (17, 5), (20, 3))
+    lens = ((1, 11), (3, 10), (17, 8), (20, 3))
     return [
         prompt([rng.randrange(3, 200) for _ in range(num_prompt)], replace(GREEDY, max_tokens=num_output))
         for num_prompt, num_output in lens
@@ -66,19 +68,23 @@ def recording_ops(gpu_ops, graphs):
 def test_greedy_tokens_are_those_of_transformers_with_replayed_steps(
     make_checkpoint, engine_on, reference_of, recording_ops, graphs, gpu_device, prompts
 ):
-    """Prompts in chunks beside decodes, decodes of 3 rows padded to 4."""
+    """Prompts in chunks beside decodes, decodes of 3 rows padded to 4, and a prompt that is scored beside them."""
     path = make_checkpoint("qwen3")
     stream = CudaStream(gpu_device) if graphs is None else None
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    prompts.append(replace(prompts[1], params=replace(GREEDY, prompt_logprobs=1)))  # gets the first seat that is free
     run = engine_on(path, recording_ops, gpu_device).serve(prompts, stream=stream, decode_buckets=BUCKETS, **options)
     decodes = [len(plan.rows) for plan in run.plans if plan.num_tokens == len(plan.rows)]
     assert 3 in decodes
+    scored = [row.num_scheduled_tokens for plan in run.plans for row in plan.rows if row.num_prompt_logits]
+    assert scored == [1, 1]
     if graphs is not None:
         assert [num_rows for num_rows, _ in graphs.recorded] == [4, 2, 1]
         assert graphs.replayed == [{3: 4}.get(num_rows, num_rows) for num_rows in decodes if num_rows]
         assert recording_ops.graphs_bytes == (0, 0, 0)
     want = engine_on(path, reference_ops()).serve(prompts, **options)
     assert [answer.token_ids for answer in run.answers] == [answer.token_ids for answer in want.answers]
+    _assert_close(run.answers[4].prompt_logprobs, want.answers[4].prompt_logprobs, 2)
     reference = reference_of(path)
     for one, answer in zip(prompts, run.answers, strict=True):
         assert reference.check_greedy(one.prompt_ids, answer.token_ids).num_differences == 0
@@ -89,14 +95,46 @@ def test_sampled_tokens_are_those_of_the_reference_two_steps_in_flight(
 ):
     """Every sampling feature, with tokens and histories that only the device knows when a step is built."""
     path = make_checkpoint("llama")
-    sampled = [replace(one, params=replace(EVERYTHING, max_tokens=one.params.max_tokens)) for one in prompts[1:3]]
+    params = replace(EVERYTHING, prompt_logprobs=3)
+    sampled = [replace(one, params=replace(params, max_tokens=one.params.max_tokens)) for one in prompts[1:3]]
     sampled.append(prompts[0])  # greedy beside them
     stream = LateStream(seed=1) if gpu_device.type == "cpu" else CudaStream(gpu_device)
     run = engine_on(path, gpu_ops(), gpu_device).serve(sampled, stream=stream, max_steps_in_flight=2)
     want = engine_on(path, reference_ops()).serve(sampled)
     for answer, wanted in zip(run.answers, want.answers, strict=True):
         assert answer.token_ids == wanted.token_ids
-        for ours, theirs in zip(answer.logprobs, wanted.logprobs, strict=True):
-            assert ours.top_ids == theirs.top_ids
-            assert ours.chosen == pytest.approx(theirs.chosen, abs=2e-5)
-            assert ours.top_values == pytest.approx(theirs.top_values, abs=2e-5)
+        _assert_close(answer.logprobs, wanted.logprobs, len(wanted.logprobs))
+        _assert_close(answer.prompt_logprobs, wanted.prompt_logprobs, len(wanted.prompt_logprobs))
+    assert [len(answer.prompt_logprobs) for answer in run.answers] == [2, 16, 0]
+
+
+def test_constrained_tokens_are_those_of_the_reference_two_steps_in_flight(
+    make_checkpoint, engine_on, gpu_ops, gpu_device, prompts
+):
+    """A mask that stays, one that every token changes, and none, in one batch."""
+    path = make_checkpoint("llama")
+    pairs = [(before, after) for before in range(211) for after in range(before % 2, 211, 2)]
+    constraints = [
+        lambda: Constraint(211, allowed_ids=range(100, 130)),
+        lambda: Constraint(211, bad_sequences=pairs),
+        None,
+    ]
+    constrained = [
+        replace(one, params=replace(EVERYTHING, max_tokens=8), constraint=constraint)
+        for one, constraint in zip(prompts, constraints, strict=False)
+    ]
+    stream = LateStream(seed=1) if gpu_device.type == "cpu" else CudaStream(gpu_device)
+    run = engine_on(path, gpu_ops(), gpu_device).serve(constrained, stream=stream, max_steps_in_flight=2)
+    want = engine_on(path, reference_ops()).serve(constrained)
+    assert [answer.token_ids for answer in run.answers] == [answer.token_ids for answer in want.answers]
+    allowed, paired, _ = run.answers
+    assert set(allowed.token_ids) <= set(range(100, 130))
+    assert all((before + after) % 2 for before, after in itertools.pairwise(paired.token_ids))
+
+
+def _assert_close(ours, theirs, num_tokens):
+    assert len(ours) == num_tokens
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.top_ids == b.top_ids
+        assert a.chosen == pytest.approx(b.chosen, abs=2e-5)
+        assert a.top_values == pytest.approx(b.top_values, abs=2e-5)

@@ -9,7 +9,7 @@ from engine.runner.step_buffers import StepLayout, StepSections
 
 LAYOUT = StepLayout(max_num_seqs=5, max_num_tokens=70, max_blocks=9)
 TYPES = {
-    torch.int32: ["query_start_loc", "seq_lens", "ints", "bias_start", "bias_ids", "block_table"],
+    torch.int32: ["query_start_loc", "seq_lens", "ints", "forced_ids", "bias_start", "bias_ids", "block_table"],
     torch.int64: ["logits_indices", "longs", "input_ids", "positions", "slot_mapping"],
     torch.float64: ["doubles"],
     torch.float32: ["bias_values"],

@@ -269,7 +269,7 @@ class StepAck(_message.Message):
     def __init__(self, step_seq: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_seq", "last_command_seq", "handles", "token_counts", "token_ids", "start_indices", "epochs", "completions", "logprobs", "engine_step", "load", "sampled_at_ns", "first_tokens", "prompt_logprobs")
+    __slots__ = ("step_seq", "last_command_seq", "handles", "token_counts", "token_ids", "start_indices", "epochs", "completions", "logprobs", "engine_step", "load", "sampled_at_ns", "first_tokens", "prompt_logprobs", "time_accounts")
     STEP_SEQ_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMAND_SEQ_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,7 @@ class StepResult(_message.Message):
     SAMPLED_AT_NS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TIME_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     step_seq: int
     last_command_seq: int
     handles: _containers.RepeatedScalarFieldContainer[int]
@@ -298,7 +299,26 @@ class StepResult(_message.Message):
     sampled_at_ns: int
     first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
-    def __init__(self, step_seq: _Optional[int] = ..., last_command_seq: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., engine_step: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., sampled_at_ns: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    time_accounts: _containers.RepeatedCompositeFieldContainer[TimeAccount]
+    def __init__(self, step_seq: _Optional[int] = ..., last_command_seq: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., start_indices: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., engine_step: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., sampled_at_ns: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., time_accounts: _Optional[_Iterable[_Union[TimeAccount, _Mapping]]] = ...) -> None: ...
+
+class TimeAccount(_message.Message):
+    __slots__ = ("handle", "epoch", "queued_us", "prefill_us", "parked_us", "preempted_us", "num_preemptions")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    PARKED_US_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_US_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    epoch: int
+    queued_us: int
+    prefill_us: int
+    parked_us: int
+    preempted_us: int
+    num_preemptions: int
+    def __init__(self, handle: _Optional[int] = ..., epoch: _Optional[int] = ..., queued_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., parked_us: _Optional[int] = ..., preempted_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("handle", "epoch", "start_index", "chosen", "top_width", "top_ids", "top_values")

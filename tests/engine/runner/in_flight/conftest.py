@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.commands import Cancel, GrantCredit, Inbox, Submit
+from engine.constraints.constraint import Constraint
 from engine.core.config import SchedulerConfig
 from engine.core.request import FinishReason, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
@@ -17,7 +18,7 @@ from engine.runner.kv_cache import KVCachePlan
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.step_loop import StepLoop
 from engine.testing import AnswerLedger, FakeModel
-from engine.testing_device import ChainDecoder, ChainOps, PoisoningRunner, is_penalised
+from engine.testing_device import ChainDecoder, ChainMatcher, ChainOps, PoisoningRunner, is_penalised
 from engine.testing_stream import LateStream
 
 VOCAB_SIZE = 31
@@ -37,13 +38,18 @@ class CountingRunner(PoisoningRunner):
         super().__init__(*args, **kwargs)
         self.seen = Counter()
 
-    def _run(self, batch, results):
+    def _compute(self, step):
+        batch = step.batch
         metadata = batch.inputs.metadata
         self.seen["unresolved ids"] += batch.num_unresolved > 0
         self.seen["mixed steps"] += 0 < metadata.num_one_token_reqs < metadata.num_reqs
         self.seen["penalised steps"] += batch.columns.any_penalised
+        self.seen["masked steps"] += bool(step.masked)
+        num_prompt_rows = len(batch.prompts.plan_rows)
+        self.seen["prompts with draws"] += 0 < num_prompt_rows < batch.num_logits
+        self.seen["prompts in decode steps"] += metadata.max_query_len == 1 and num_prompt_rows > 0
         self.seen["large biases"] += len(batch.biases.ids) > BIAS_CAPACITY
-        super()._run(batch, results)
+        super()._compute(step)
 
 
 class DeviceWorld:
@@ -57,6 +63,8 @@ class DeviceWorld:
     def __init__(self, seed, **config):
         rng = self.rng = random.Random(seed)
         self.request_rng = random.Random(~seed)  # requests are the same however many steps are in flight
+        self.prompt_rng = random.Random(f"prompt logprobs of {seed}")
+        self.is_constrained = seed % 2 == 0
         self.model = FakeModel(vocab_size=VOCAB_SIZE, end_token_ids=frozenset({0, 7}), end_probability=0.06)
         block_size = rng.choice((1, 2, 4, 5))
         max_model_len = rng.randrange(6, 34)
@@ -138,6 +146,7 @@ class DeviceWorld:
             priority=rng.randrange(3),
             deadline_s=self.now_s + rng.randrange(1, 60) if rng.random() < 0.08 else None,
             token_credit=rng.randrange(5) if rng.random() < 0.25 else None,
+            constraint=self.draw_constraint(prompt) if self.is_constrained else None,
         )
         self.num_requests += 1
         self.requests[params.seed] = self.submitted[request.request_id] = request
@@ -149,6 +158,12 @@ class DeviceWorld:
             self.fails_at[params.seed] = rng.randrange(num_prior, num_prior + 6)
             self.allowed_reasons[request.request_id].add(FinishReason.ERROR)
         self.inbox.put(Submit("s", self.num_requests, (request,)))
+
+    def draw_constraint(self, prompt):
+        """None, one that is another after every token, or one that stays."""
+        matcher = self.request_rng.choice((None, ChainMatcher(self.model, prompt), ChainMatcher(self.model, prompt)))
+        allowed_ids = () if matcher else self.request_rng.sample(range(VOCAB_SIZE), self.request_rng.randrange(4))
+        return Constraint(VOCAB_SIZE, matcher=matcher, allowed_ids=allowed_ids) if matcher or allowed_ids else None
 
     def draw_params(self):
         rng, index = self.request_rng, self.num_requests
@@ -171,6 +186,7 @@ class DeviceWorld:
             min_p=rng.choice((0.0, 0.0, 0.125)),
             logit_bias=tuple((i % VOCAB_SIZE, float(index % 100 + i % 3)) for i in range(num_biases)),
             top_logprobs=rng.choice((None, None, None, 0, 2, 5)),
+            prompt_logprobs=self.prompt_rng.choice((None, None, None, 0, 3)),
             **penalties,
         )
 
@@ -232,8 +248,12 @@ class DeviceWorld:
         answer, solo, request = self.ledger.answers[request_id], self.solos[request_id], self.submitted[request_id]
         produced = tuple(answer.token_ids)
         assert produced == solo.token_ids[: len(produced)], f"request {request_id}: {produced}, alone {solo.token_ids}"
+        if (num_top := request.params.prompt_logprobs) is not None:
+            wanted = self.model.solo_prompt_logprobs(request.prompt_ids, num_top)
+            assert answer.prompt_logprobs == wanted[: len(answer.prompt_logprobs)], f"request {request_id}: prompt"
         if answer.completion is None:
             return
+        self.seen["prompt logprobs"] += len(answer.prompt_logprobs)
         reason = answer.completion.reason
         assert reason in self.allowed_reasons[request_id], f"request {request_id}: {reason}"
         self.seen[reason.name] += 1

@@ -1,0 +1,113 @@
+"""Grammars become matchers on threads of their own: neither the event loop nor the step loop waits for one."""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.constraints.constraint import Matcher
+from engine.constraints.token_bits import num_words
+from engine.errors import InvalidRequest
+from engine.tokenizer_files import TokenizerFiles
+
+if TYPE_CHECKING:
+    from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
+
+NUM_THREADS = 2
+# llguidance recurses into rules that lead to rules, and a stack that ends takes the process along: 3,000 of them end
+# one of 8 MB, while the 22,000 that a grammar of the longest length we take can have do not end this one. Only what is
+# used of it is committed. Masks are computed on any stack.
+STACK_BYTES = 512 << 20
+# Compiled grammars that are kept. They stand at their beginning and do not grow with use.
+MAX_CACHED_GRAMMARS = 128
+MAX_CACHED_CHARS = 4 << 20
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class GrammarCompiler:
+    """Compiles for one model. What it needs of the library and the tokenizer is loaded with the first grammar, so that
+    engines that never see one pay nothing.
+    """
+
+    def __init__(self, tokenizer: TokenizerFiles, vocab_size: int, end_token_ids: frozenset[int]) -> None:
+        """Starts nothing yet.
+
+        Args:
+            tokenizer: of the model.
+            vocab_size: of the model, which may be larger than the tokenizer's.
+            end_token_ids: of the model.
+        """
+        self._files = dict(tokenizer.files)
+        self._vocab_size = vocab_size
+        self._end_token_ids = end_token_ids
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
+        self._tokenizer: GrammarTokenizer | None = None
+        self._cache: OrderedDict[str, GrammarMatcher] = OrderedDict()  # least recently used first
+        self._num_cached_chars = 0
+
+    def compile(self, grammar: str, build: Callable[[Matcher], _T]) -> Future[_T]:
+        """Queues a grammar.
+
+        Args:
+            grammar: as llguidance takes it.
+            build: called on the thread with a matcher at the beginning of the grammar.
+        Returns: what `build` returns, or InvalidRequest: there is no such grammar, or none can be served.
+        """
+        with self._lock:
+            before = threading.stack_size(STACK_BYTES)  # of threads that are started from now on
+            try:
+                return self._threads.submit(lambda: build(self._matcher(grammar)))
+            finally:
+                threading.stack_size(before)
+
+    def close(self) -> None:
+        """Drops what waits. What is being compiled is finished, and nobody waits for it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _matcher(self, grammar: str) -> "GrammarMatcher":
+        with self._lock:
+            if (cached := self._cache.get(grammar)) is not None:
+                self._cache.move_to_end(grammar)
+                return cached.copy()
+        compiled = self._compile(grammar)
+        copy = compiled.copy()
+        with self._lock:
+            if grammar not in self._cache:
+                self._cache[grammar] = compiled
+                self._num_cached_chars += len(grammar)
+            while len(self._cache) > MAX_CACHED_GRAMMARS or self._num_cached_chars > MAX_CACHED_CHARS:
+                evicted, _ = self._cache.popitem(last=False)
+                self._num_cached_chars -= len(evicted)
+        return copy
+
+    def _compile(self, grammar: str) -> "GrammarMatcher":
+        import numpy as np
+
+        from engine.constraints.grammar import GrammarMatcher
+
+        matcher = GrammarMatcher.compile(grammar, self._load_tokenizer())
+        # The first mask of a grammar takes a millisecond, and every copy has it.
+        matcher.fill(np.zeros(num_words(self._vocab_size), dtype=np.int32))
+        if matcher.error:
+            raise InvalidRequest(matcher.error)
+        return matcher
+
+    def _load_tokenizer(self) -> "GrammarTokenizer":
+        from engine.constraints.grammar import GrammarTokenizer
+
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                if "tokenizer.json" not in self._files:
+                    raise InvalidRequest("grammar: this engine has no tokenizer, and serves token ids only")
+                started_s = time.perf_counter()
+                data = self._files["tokenizer.json"]
+                self._tokenizer = GrammarTokenizer(data, self._vocab_size, self._end_token_ids)
+                _log.info("Reading the tokenizer for grammars took %.2f seconds", time.perf_counter() - started_s)
+            return self._tokenizer

@@ -1,0 +1,146 @@
+"""Masks of the rows whose requests are constrained; nothing here is touched as long as there is none.
+
+A mask lives in the table under the row of its request in `RequestState`. It is written again when what it shows is out
+of date: static ones once, others before every draw. That takes the token before, so a step whose rows wait for one is
+sampled when the step before it has been collected, while its own forward pass runs.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.constraints.constraint import Constraint
+from engine.constraints.token_bits import Words, num_words
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import RequestId
+from engine.runner.sampling_state import Int32Array, Int64Array
+from engine.runner.stream import Stream
+from kernels.sampling import TokenMasks
+
+
+class MaskedRow(NamedTuple):
+    """A row that is going to be drawn under a constraint.
+
+    Attributes:
+        sample: index among the rows that sample.
+        state_row: in `RequestState`.
+        position: of the token in the output: so many tokens the constraint has to know first.
+    """
+
+    sample: int
+    state_row: int
+    position: int
+    constraint: Constraint
+
+
+class RowMasks:
+    """The constraints of the requests in the batch, and their masks on the host and on the device."""
+
+    def __init__(self, *, max_num_seqs: int, vocab_size: int, stream: Stream) -> None:
+        self._shape = max_num_seqs, num_words(vocab_size)
+        self._stream = stream
+        self._constraints: dict[RequestId, Constraint] = {}
+        self._shown: dict[int, tuple[Constraint, int]] = {}  # by state row: whose mask it is, after how many tokens
+        self._table: Words | None = None
+        self._device_table: torch.Tensor | None = None
+
+    def apply(self, plan: SchedulerOutput) -> None:
+        """Takes over a plan's differences. A constraint learns the tokens that were drawn while it was not here."""
+        if self._constraints:
+            for request_id in plan.removed_request_ids:
+                self._forget(request_id)
+        for request in plan.new_requests:
+            constraint = request.constraint
+            if constraint is not None:
+                self._constraints[request.request_id] = constraint
+                known = request.num_prompt_tokens + constraint.num_accepted
+                if len(request.token_ids) > known:
+                    constraint.accept(request.token_ids[known:])
+
+    def masked_rows(
+        self, request_ids: Iterable[RequestId], state_rows: Int64Array, positions: Int32Array
+    ) -> list[MaskedRow]:
+        """Those among the rows that sample, all in the same order, whose requests are constrained."""
+        if not self._constraints:
+            return []
+        rows = zip(request_ids, state_rows.tolist(), positions.tolist(), strict=True)
+        return [
+            MaskedRow(sample, state_row, position, self._constraints[request_id])
+            for sample, (request_id, state_row, position) in enumerate(rows)
+            if request_id in self._constraints
+        ]
+
+    def prepare(self, masked: list[MaskedRow], num_rows: int) -> Callable[[], TokenMasks | None]:
+        """Computes masks that are out of date.
+
+        Args:
+            masked: rows whose constraints know all tokens before.
+            num_rows: that sample in all.
+        Returns: device work that brings them to the device and says which row has which.
+        """
+        if not masked:
+            return _no_masks
+        if self._table is None:
+            self._table = np.zeros(self._shape, dtype=np.int32)  # lazily committed
+        changed = [row for row in masked if self._shown.get(row.state_row) != _shows(row)]
+        for row in changed:
+            row.constraint.fill(self._table[row.state_row])
+            self._shown[row.state_row] = _shows(row)
+        rows = np.full(num_rows, -1, dtype=np.int32)
+        rows[[row.sample for row in masked]] = [row.state_row for row in masked]
+        if self._stream.is_inline:
+            masks = TokenMasks(torch.from_numpy(rows), torch.from_numpy(self._table))
+            return lambda: masks
+        return self._upload(rows, np.array([row.state_row for row in changed], dtype=np.int64))
+
+    def _upload(self, rows: Int32Array, changed: Int64Array) -> Callable[[], TokenMasks]:
+        """Everything in one piece of memory of its own, as the table may change while the device is late."""
+        assert self._table is not None
+        if self._device_table is None:
+            self._device_table = torch.zeros(self._shape, dtype=torch.int32, device=self._stream.device)
+        device_table, parts = self._device_table, (changed, self._table[changed], rows)
+        bounds = changed.nbytes, changed.nbytes + parts[1].nbytes
+        sent = self._stream.host_buffer(bounds[1] + rows.nbytes)
+        sent.numpy()[:] = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
+
+        def upload() -> TokenMasks:
+            received = sent.to(self._stream.device, non_blocking=True)
+            if len(changed):
+                targets, words = received[: bounds[0]].view(torch.int64), received[bounds[0] : bounds[1]]
+                device_table[targets] = words.view(torch.int32).view(len(changed), -1)
+            return TokenMasks(received[bounds[1] :].view(torch.int32), device_table)
+
+        return upload
+
+    def _forget(self, request_id: RequestId) -> None:
+        constraint = self._constraints.pop(request_id, None)
+        if constraint is not None:
+            self._shown = {row: shown for row, shown in self._shown.items() if shown[0] is not constraint}
+
+
+def are_known(masked: Iterable[MaskedRow]) -> bool:
+    """Whether the constraints know the tokens before these, so that the masks can be computed."""
+    return all(
+        not row.constraint.is_dynamic or row.constraint.num_accepted >= row.position or row.constraint.error
+        for row in masked
+    )
+
+
+def accept(masked: Iterable[MaskedRow], token_ids: Int64Array) -> None:
+    """The rows that sample have become these tokens, -1 where one has failed."""
+    for row in masked:
+        token_id = int(token_ids[row.sample])
+        if token_id >= 0:
+            row.constraint.accept((token_id,))
+        else:
+            row.constraint.fail("the token before has failed")
+
+
+def _shows(row: MaskedRow) -> tuple[Constraint, int]:
+    return row.constraint, row.position if row.constraint.is_dynamic else 0
+
+
+def _no_masks() -> None:
+    """For a batch in which every row may become any token."""

@@ -1,0 +1,148 @@
+"""An engine looks through its own books in live traffic, and one that finds them wrong ends: with one line, and with
+every request told.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.commands import Inbox, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.core.scheduler import Scheduler
+from engine.errors import IntegrityError
+from engine.step_loop import StepLoop
+from engine.testing import FakeModel, FakeModelRunner
+from engine.testing_client import AttachClient, submission
+from engine.testing_engine import fake_engine_parts, run_engine
+
+ROOT = Path(__file__).parents[2]
+MODEL = FakeModel(end_probability=0.0)
+
+MAIN = """
+import sys
+
+import engine.build
+from engine.__main__ import main
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.testing_engine import fake_engine_parts
+
+
+def build_engine(*_):
+    parts = fake_engine_parts()
+    request = Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=30), arrival_s=0.0, token_credit=1)
+    parts.scheduler.add_request(request)
+    request.num_pending_tokens = 1
+    return parts
+
+
+engine.build.build_engine = build_engine
+sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning", "--integrity-check-interval", "0.001"]))
+"""
+
+
+class Bench:
+    """A loop with a clock that moves by hand, and one request that never ends."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.now_s = 1000.0
+        config = SchedulerConfig(
+            num_blocks=32, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64
+        )
+        self.scheduler = Scheduler(config)
+        inbox = Inbox()
+        self.request = Request(RequestId(1), (1, 2, 3), SamplingParams(seed=0, max_tokens=60), arrival_s=self.now_s)
+        inbox.put(Submit("s", 1, (self.request,)))
+        self.loop = StepLoop(
+            self.scheduler,
+            FakeModelRunner(MODEL, num_blocks=32, block_size=4),
+            inbox,
+            lambda _: None,
+            integrity_check_interval_s=interval_s,
+            clock=lambda: self.now_s,
+        )
+
+    def turn(self, passed_s: float) -> tuple[int, int]:
+        """Checks and failures after a turn."""
+        self.now_s += passed_s
+        self.loop.turn()
+        snapshot = self.loop.snapshot
+        return snapshot.num_integrity_checks, snapshot.num_integrity_failures
+
+
+def test_books_are_checked_once_per_interval_whatever_the_steps() -> None:
+    bench = Bench(interval_s=10.0)
+    assert [bench.turn(passed_s) for passed_s in (1.0, 8.0, 1.0, 1.0, 8.0, 1.0, 25.0, 9.0)] == [
+        (0, 0), (0, 0), (1, 0), (1, 0), (1, 0), (2, 0), (3, 0), (3, 0)
+    ]  # fmt: skip
+
+
+def test_interval_of_zero_checks_nothing() -> None:
+    bench = Bench(interval_s=0.0)
+    bench.turn(0.0)
+    bench.request.num_pending_tokens = -1
+    bench.scheduler._waiting.num_tokens += 1
+    assert bench.turn(1e6) == (0, 0)
+
+
+@pytest.mark.parametrize("corruption", ["reference count", "queue", "free list", "progress"])
+def test_contradiction_is_counted_and_ends_the_loop_with_its_text(corruption: str) -> None:
+    bench = Bench(interval_s=10.0)
+    bench.turn(1.0)
+    pool = bench.scheduler._cache.pool
+    match corruption:
+        case "reference count":
+            pool._ref_counts[bench.scheduler._cache.block_ids(bench.request)[0]] += 1
+            message = "reference count 2, in 1 tables"
+        case "queue":
+            bench.scheduler._waiting.num_tokens += 1
+            message = "the queue counts 1 tokens"
+        case "free list":
+            pool._free.append(pool._free[0])
+            message = "!= 32"
+        case _:
+            bench.request.num_rows_in_flight = 1
+            message = "request 1 counts 1 rows in flight of 0"
+    with pytest.raises(IntegrityError, match=f"no answer can be trusted any more: .*{message}"):
+        bench.turn(10.0)
+    assert (bench.loop.snapshot.num_integrity_checks, bench.loop.snapshot.num_integrity_failures) == (1, 1)
+
+
+async def test_every_request_and_every_frontend_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    parts = fake_engine_parts(model=MODEL)
+    engine = run_engine(parts, integrity_check_interval_s=0.001)
+    server = await engine.__aenter__()
+    async with AttachClient.open(server.address) as client:
+        await client.submit(submission(1, [1], 30, token_credit=5))
+        await client.until(lambda: any(status.load.integrity_checks_total for status in client.statuses))
+        parts.scheduler._waiting.num_tokens += 1
+        (answer,) = await client.ended(1)
+        with pytest.raises(EOFError):
+            await client.until(lambda: False)
+    with pytest.raises(IntegrityError, match="the queue counts"):
+        await engine.__aexit__(None, None, None)
+    last = client.statuses[-1]
+    assert last.state == pb.ENGINE_STATE_FAILED
+    assert last.load.integrity_failures_total == 1
+    assert answer.completion is not None
+    assert answer.completion.reason == pb.COMPLETION_REASON_ENGINE_ERROR
+    assert "the queue counts" in answer.completion.detail
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_process_ends_with_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(MAIN)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
+    result = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "engine.sock")], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert result.stderr == (
+        "chairlift-engine: error: the books contradict each other, no answer can be trusted any more: "
+        "request 1 waits for 1 tokens of 0 rows\n"
+    )
