@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # run with [dev].
 PROMISES = {
     "": ["chairlift", "engine.core", "frontend.client"],
-    "frontend": ["chairlift", "frontend"],
+    "frontend": ["chairlift", "frontend", "-frontend.tracing.otlp"],  # with [otel]
+    "otel": ["chairlift", "frontend.tracing"],
     "engine": [
         "chairlift",
         "engine",

@@ -1,4 +1,4 @@
-"""`chairlift-frontend`: runs one frontend process until SIGTERM or SIGINT, which drain it."""
+"""`chairlift-frontend`: runs one frontend process, or several workers, until SIGTERM or SIGINT, which drain it."""
 
 import asyncio
 import os
@@ -6,10 +6,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from frontend.app import FrontendApp
 from frontend.config import FrontendConfig, log_to_stderr, parse_arguments
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
+from frontend.workers.run import run_workers
+from frontend.workers.supervisor import WorkerFailed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,17 +19,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_to_stderr(config.log_level)
     os.setpriority(os.PRIO_PROCESS, 0, max(config.nice, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
-        with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
-            num_drained = runner.run(_serve(config))
-    except ConfigError as error:
+        if config.workers > 1:
+            num_drained = run_workers(config)
+        else:
+            with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
+                num_drained = runner.run(_serve(config))
+    except (ConfigError, WorkerFailed) as error:
         print(f"chairlift-frontend: error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
     print(f"drained {num_drained}", flush=True)
     return 0
 
 
 async def _serve(config: FrontendConfig) -> int:
     """Serves until a signal comes; returns the number of calls that finished while draining."""
+    from frontend.app import FrontendApp  # the parent of workers needs nothing of it
+
     app = FrontendApp(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ bounds the queue in front of them, before any work is done for a request.
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from frontend.errors import QueueFull
 
@@ -52,6 +53,9 @@ class Admission:
     Args:
         max_requests: most permits out at once; one group alone may have more, or it could never be served.
         max_tokens: most prompt tokens of all permits; one request alone may have more, for the same reason.
+
+    Attributes:
+        on_change: called after every change of the two sums.
     """
 
     def __init__(self, *, max_requests: int, max_tokens: int) -> None:
@@ -59,6 +63,7 @@ class Admission:
         self._max_tokens = max_tokens
         self.num_requests = 0
         self.num_tokens = 0
+        self.on_change: Callable[[], None] = _do_nothing
         self._served: deque[tuple[float, int]] = deque()  # (when, tokens) of the last _RATE_WINDOW_S
         self._served_tokens = 0
 
@@ -95,6 +100,7 @@ class Admission:
         self._check_tokens(self.num_tokens, num_tokens, now_s)
         self.num_requests += num_requests
         self.num_tokens += num_tokens
+        self.on_change()
         return [Permit(self, num_tokens), *(Permit(self, 0) for _ in range(1, num_requests))]
 
     def correct(self, permit: Permit, num_tokens: int, now_s: float) -> None:
@@ -104,11 +110,13 @@ class Admission:
             self._check_tokens(others, num_tokens, now_s)
         self.num_tokens = others + num_tokens
         permit.num_tokens = num_tokens
+        self.on_change()
 
     def give_back(self, permit: Permit, now_s: float, *, served: bool) -> None:
         """See Permit.release."""
         self.num_requests -= 1
         self.num_tokens -= permit.num_tokens
+        self.on_change()
         if served:
             self._served.append((now_s, permit.num_tokens))
             self._served_tokens += permit.num_tokens
@@ -134,3 +142,7 @@ class Admission:
     def _forget(self, now_s: float) -> None:
         while self._served and self._served[0][0] < now_s - _RATE_WINDOW_S:
             self._served_tokens -= self._served.popleft()[1]
+
+
+def _do_nothing() -> None:
+    pass

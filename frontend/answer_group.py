@@ -1,8 +1,9 @@
 """Several answers to one request as the messages of one public stream.
 
 The first answer computes the prompt. The others are submitted when its first token is there, so that they find the
-prompt's blocks in the engine's prefix cache; from then on the engine treats all of them alike. An error of one ends the
-group. Knows neither the engine's link nor what an answer is made of.
+prompt's blocks in the engine's prefix cache; from then on the engine treats all of them alike. One that finds the
+engine's queue full is submitted again: the request has been accepted, and its first answer is under way. Any other
+error of one ends the group. Knows neither the engine's link nor what an answer is made of.
 """
 
 import asyncio
@@ -10,7 +11,11 @@ from collections.abc import AsyncIterator, Callable
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.answer import Answer
+from frontend.errors import QueueFull
 from frontend.metrics.request_watch import RequestWatch
+
+_RETRY_S = 0.25
+"""Longest pause before another answer is submitted again: a seat has been free meanwhile, or will be."""
 
 
 class AnswerGroup:
@@ -18,7 +23,7 @@ class AnswerGroup:
 
     Args:
         num_answers: at least 1.
-        submit: submits answer number i and returns it; called once for each.
+        submit: submits answer number i and returns it; called once for each, and again for one that was refused.
         watch: counts what is sent.
 
     Raises:
@@ -47,7 +52,7 @@ class AnswerGroup:
         started = await anext(first)
         self._wait_for(first)
         for index in range(1, self._num_answers):
-            self._wait_for(self._submit(index).messages())
+            self._wait_for(self._other(index))
         yield started
         while self._waits:
             done, _ = await asyncio.wait(self._waits, return_when=asyncio.FIRST_COMPLETED)
@@ -59,6 +64,16 @@ class AnswerGroup:
                 if not message.HasField("started"):
                     yield message
                 self._wait_for(answer)  # only now: asking for more says that what came before has been taken
+
+    async def _other(self, index: int) -> AsyncIterator[pb.StreamGenerateResponse]:
+        while True:
+            try:
+                async for message in self._submit(index).messages():
+                    yield message
+                return
+            except QueueFull as refusal:  # comes instead of everything else, never behind it
+                pause_s = _RETRY_S if refusal.retry_after_s is None else min(refusal.retry_after_s, _RETRY_S)
+                await asyncio.sleep(pause_s)
 
     def _wait_for(self, answer: AsyncIterator[pb.StreamGenerateResponse]) -> None:
         self._waits[asyncio.create_task(_next_message(answer))] = answer

@@ -22,6 +22,10 @@ class ApiKeys:
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> None:
+        """From now on these open the server, and no others; calls under way go on."""
         self._digests = [_digest(key.encode()) for key in keys]
 
     def check(self, authorizations: Sequence[str | bytes]) -> None:

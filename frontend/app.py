@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import socket
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -10,28 +10,41 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
+from frontend import __version__
 from frontend.admission import Admission
 from frontend.api_keys import ApiKeys, load_keys
 from frontend.calls import ActiveCalls
 from frontend.config import FrontendConfig
 from frontend.engine_client import EngineClient
 from frontend.errors import ConfigError, ServerDraining
+from frontend.file_watch import FileWatch
 from frontend.generation import Generations
 from frontend.health import Health
 from frontend.interceptor import ErrorInterceptor
 from frontend.key_interceptor import KeyInterceptor
 from frontend.metrics.metrics import Metrics
+from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 from frontend.server import SERVICE_NAME, GenerationService
+from frontend.structured.compiler import GrammarCompiler
+from frontend.structured.process import CompileLimits
 from frontend.tls import load_tls
 from frontend.tokenizer_source import TokenizerSource
+from frontend.tracing.origin import GrpcOrigin, HttpOrigin
+from frontend.workers.order import WorkerPlace
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from frontend.http_server import HttpServer
+    from frontend.tracing.otlp import OtlpSpans
 
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 16 << 20
 _MAX_METADATA_BYTES = 16 << 10
+# High: a client that opens more on a fresh connection, before it has heard of this, gets UNAVAILABLE for the rest.
+_MAX_STREAMS_PER_CONNECTION = 4096
+_HANDSHAKE_TIMEOUT_S = 20.0
 _SETTLE_S = 1.0
 _HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -41,19 +54,22 @@ class FrontendApp:
 
     Args:
         config: flags.
+        place: among the workers that share its ports; None: there are no others.
 
     Raises:
         ConfigError: the tokenizer's folder, a key or a certificate is of no use.
     """
 
-    def __init__(self, config: FrontendConfig) -> None:
+    def __init__(self, config: FrontendConfig, place: WorkerPlace | None = None) -> None:
         self._config = config
+        self._place = place
         self._keys = ApiKeys(load_keys(config.api_key, config.api_key_file))
         self._tls = load_tls(config)
+        self._watches = self._file_watches()
         self._tokenizers = TokenizerSource(config.tokenizer)
         self._health = Health(SERVICE_NAME)
         self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
-        self.metrics = Metrics(config.metrics_prefix, self.admission)
+        self.metrics = Metrics(config.metrics_prefix, self.admission, place)
         self.engine = EngineClient(
             config.engine,
             self._tokenizers,
@@ -62,8 +78,18 @@ class FrontendApp:
             on_change=self._update_health,
         )
         self.calls = ActiveCalls()
+        self._spans = _spans(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
+        self.grammars = GrammarCompiler(CompileLimits(config.grammar_timeout_s, config.grammar_memory_bytes))
         self._generations = Generations(
-            self.engine, self.admission, self.metrics.requests, token_window=config.token_window
+            self.engine,
+            self.admission,
+            self.metrics.requests,
+            self.grammars,
+            token_window=config.token_window,
+            coalesce=config.coalesce,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+            spans=self._spans,
         )
         self._http = self._http_server() if config.http else None
         self._draining = False
@@ -83,36 +109,49 @@ class FrontendApp:
         """
         config = self._config
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), KeyInterceptor(self._keys)], options=_server_options(config)
+            interceptors=[
+                ErrorInterceptor(stall_timeout_s=config.stall_timeout_s),
+                KeyInterceptor(self._keys),
+                *([GrpcOrigin()] if self._spans is not None else []),
+            ],
+            options=_server_options(config),
         )
-        service = GenerationService(self._generations, self.calls, stall_timeout_s=config.stall_timeout_s)
+        service = GenerationService(
+            self._generations,
+            self.calls,
+            stall_timeout_s=config.stall_timeout_s,
+            default_timeout_s=config.default_timeout_s,
+        )
         add_GenerationServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if config.reflection:
             names = (SERVICE_NAME, _HEALTH_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         host = f"[{config.host}]" if ":" in config.host else config.host
+        if self._place is None:  # else the parent has reserved it, and clients may already come
+            try_port(config.host, config.port, reuse_port=config.reuse_port)
         try:
-            _try_port(config)
             address = f"{host}:{config.port}"
             self.port = (
                 server.add_secure_port(address, self._tls.credentials)
                 if self._tls
                 else server.add_insecure_port(address)
             )
-        except (OSError, RuntimeError) as error:
-            raise ConfigError(f"cannot listen on {host}:{config.port}: {error}; choose another --port") from error
+        except RuntimeError as error:
+            raise cannot_listen(config.host, config.port, error, GRPC_ADVICE) from error
         self._start_http()
         await server.start()
         self._server = server
         self.engine.start()
+        for watch in self._watches:
+            watch.start()
         logger.info("listening on %s:%d, engine %s", host, self.port, config.engine)
 
-    async def wait_serving(self, timeout_s: float) -> None:
+    async def wait_serving(self, timeout_s: float | None) -> None:
         """Waits until requests are taken.
 
         Raises:
-            TimeoutError: they are not after `timeout_s`.
+            TimeoutError: they are not after `timeout_s`; never with None.
         """
         async with asyncio.timeout(timeout_s):
             while not self._health.serving:
@@ -146,7 +185,23 @@ class FrontendApp:
             await self._http.stop()
         if self._server is not None:
             await self._server.stop(_SETTLE_S if self.calls.num_active else None)
+        for watch in self._watches:
+            await watch.stop()
+        await self.grammars.stop()
         self._tokenizers.close()
+        if self._spans is not None:
+            await self._spans.close()
+
+    def _file_watches(self) -> list[FileWatch]:
+        config, watches = self._config, []
+        if self._tls is not None:
+            watches.append(FileWatch("TLS certificate", self._tls.paths, self._tls.reload))
+        if config.api_key_file is not None:
+            watches.append(FileWatch("API keys", [config.api_key_file], self._reload_keys))
+        return watches
+
+    def _reload_keys(self) -> None:
+        self._keys.replace(load_keys(self._config.api_key, self._config.api_key_file))
 
     def _http_server(self) -> "HttpServer":
         # Here, so that a server without HTTP needs none of its packages.
@@ -159,9 +214,8 @@ class FrontendApp:
         door = Door(
             self._generations,
             self.calls,
-            tool_call_parser=config.tool_call_parser,
-            reasoning_parser=config.reasoning_parser,
             stall_timeout_s=config.stall_timeout_s,
+            default_timeout_s=config.default_timeout_s,
         )
         facts = Facts(
             self._generations,
@@ -169,9 +223,11 @@ class FrontendApp:
             self._health,
             self.metrics.render,
             body_timeout_s=config.stall_timeout_s,
+            since=self._place.since if self._place is not None else int(time.time()),
         )
+        app: ASGIApp = make_app(door, facts, self._keys)
         return HttpServer(
-            make_app(door, facts, self._keys),
+            HttpOrigin(app) if self._spans is not None else app,
             config.http_host or config.host,
             config.http_port,
             tls=self._tls.context if self._tls else None,
@@ -186,32 +242,22 @@ class FrontendApp:
         try:
             self._http.start()
         except OSError as error:
-            address = f"{self._config.http_host or self._config.host}:{self._config.http_port}"
-            raise ConfigError(
-                f"cannot listen on {address}: {_reason(error)}; choose another --http-port, or --no-http"
-            ) from error
+            host = self._config.http_host or self._config.host
+            raise cannot_listen(host, self._config.http_port, error, HTTP_ADVICE) from error
         logger.info("serving HTTP on port %d", self._http.port)
 
     def _update_health(self) -> None:
         self._health.set_serving(self.engine.serving and not self._draining)
 
 
-def _try_port(config: FrontendConfig) -> None:
-    """Opens and closes the port, because gRPC's own complaint is a page on stderr that does not name the cause.
-
-    Raises:
-        OSError: says why the port cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def _spans(endpoint: str) -> "OtlpSpans":
     try:
-        socket.create_server((config.host, config.port), family=family, reuse_port=config.reuse_port).close()
-    except OSError as error:
-        raise OSError(_reason(error)) from error
-
-
-def _reason(error: OSError) -> str:
-    """What the system says, without Python's repetition of the address."""
-    return str(error.strerror).partition(" (")[0]
+        from frontend.tracing.otlp import OtlpSpans, exporter
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error.name} is missing): pip install 'chairlift[otel]'"
+        ) from error
+    return OtlpSpans(exporter(endpoint), __version__)
 
 
 def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:
@@ -220,6 +266,8 @@ def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:
         # Both: between the two, calls are refused by chance.
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_TIMEOUT_S * 1000)),
         ("grpc.so_reuseport", int(config.reuse_port)),
         # With the default of 1000, many streams opened at once fail in ways a client cannot understand.
         ("grpc.server.max_pending_requests", 16384),

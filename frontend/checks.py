@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from frontend.errors import InvalidRequest
 
 
-def check_range(field: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
+def check_range(field: str, value: float, low: float, high: float, *, above_low: bool = False, unit: str = "") -> None:
     """Checks low <= value <= high, or low < value <= high. NaN is outside of every range."""
     if not low <= value <= high or (above_low and value == low):
         bounds = f"{'above' if above_low else 'at least'} {low:g} and at most {high:g}"
-        raise InvalidRequest(f"{_last(field)} is {value:g}, it must be {bounds}", field=field)
+        raise InvalidRequest(f"{_last(field)} is {value:g}{unit}, it must be {bounds}{unit}", field=field)
 
 
 def check_at_most(field: str, number: int, most: int, unit: str) -> None:

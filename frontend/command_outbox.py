@@ -1,7 +1,7 @@
 """Commands of one Attach stream, collected until the writer comes: one message per kind and turn of the event loop.
 
 Order within a turn: submissions, cancellations, credits, acknowledgement. A command never overtakes the submission it
-refers to.
+refers to, and never outlives its request: its handle may be the next one's within the same turn.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class CommandOutbox:
         self._ack_every = max(1, step_window // 4)
         self._command_seq = 1  # Hello
         self._submissions: list[pb.Submission] = []
-        self._cancels: dict[CancelReason, list[int]] = {}
+        self._cancels: dict[int, CancelReason] = {}  # by handle
         self._credits: dict[int, int] = {}
         self._processed_step = 0
         self._acknowledged_step = 0
@@ -46,7 +46,7 @@ class CommandOutbox:
 
     def cancel(self, handle: int, reason: CancelReason) -> None:
         """Adds a request to stop."""
-        self._cancels.setdefault(reason, []).append(handle)
+        self._cancels.setdefault(handle, reason)
         self._credits.pop(handle, None)
         self._wake()
 
@@ -54,6 +54,11 @@ class CommandOutbox:
         """Adds credit for a request."""
         self._credits[handle] = self._credits.get(handle, 0) + num_tokens
         self._wake()
+
+    def forget(self, handle: int) -> None:
+        """Drops what was still to be said to a request that has ended."""
+        self._cancels.pop(handle, None)
+        self._credits.pop(handle, None)
 
     def acknowledge(self, step_seq: int) -> None:
         """Notes that all steps up to this one were processed."""
@@ -70,7 +75,8 @@ class CommandOutbox:
         for batch in _by_size(submissions):
             yield self._command(submit=pb.SubmitBatch(submissions=batch))
         cancels, self._cancels = self._cancels, {}
-        for reason, handles in cancels.items():
+        for reason in dict.fromkeys(cancels.values()):
+            handles = [handle for handle, its_reason in cancels.items() if its_reason is reason]
             yield self._command(cancel=pb.CancelBatch(handles=handles, reason=_CANCEL_REASONS[reason]))
         credits, self._credits = self._credits, {}  # noqa: A001 - the wire's word
         if credits:

@@ -8,15 +8,19 @@ import argparse
 import ipaddress
 import logging
 import os
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.errors import ConfigError
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
+MIN_GRAMMAR_MEMORY_BYTES = 16 << 20
+MAX_WORKERS = 256
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _METRICS_PREFIXES = ("chairlift", "vllm")
 
@@ -38,9 +42,14 @@ _HELP = {
     "max_queued_requests": "most requests that may wait for their first token",
     "max_queued_tokens": "most prompt tokens that may wait to be computed",
     "token_window": "most tokens an engine may generate ahead of a client's reading",
+    "coalesce": "let tokens that are there together leave in one message; without, every token has its own",
     "stall_timeout_s": "seconds after which a client that does not read its answer is cut off",
+    "default_timeout_s": "seconds that a generation may take whose client names no deadline; 0: any time",
     "shutdown_timeout_s": "seconds that running requests get to finish on SIGTERM or SIGINT",
+    "grammar_timeout_s": "most seconds that compiling the form of an answer (a schema, a grammar) may take",
+    "grammar_memory_bytes": "most bytes of memory that compiling one may take",
     "heartbeat_timeout_s": "seconds without a message after which the engine counts as gone",
+    "workers": "processes that share the ports and the engine; more than 1 helps only where one takes all of a core",
     "reuse_port": "share the port with other frontend processes (SO_REUSEPORT)",
     "reflection": "serve gRPC server reflection",
     "nice": "yield the CPU to an engine on the same cores: 0 to 19; tokens then travel in fewer messages",
@@ -48,6 +57,7 @@ _HELP = {
     "tool_call_parser": f"form of the model's tool calls: one of {', '.join(TOOL_FORMATS)}",
     "reasoning_parser": f"marks of the model's reasoning: one of {', '.join(REASONING_FORMATS)}",
     "metrics_prefix": f"what the names of metrics begin with: one of {', '.join(_METRICS_PREFIXES)}",
+    "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, as OTLP over HTTP; empty: none",
     "log_level": f"one of {', '.join(_LOG_LEVELS)}",
 }
 
@@ -76,18 +86,26 @@ class FrontendConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 18
     token_window: int = 256
+    coalesce: bool = True
     stall_timeout_s: float = 60.0
+    default_timeout_s: float = (
+        600.0  # what OpenAI's clients wait, and how long a closing connection waits for its streams
+    )
     shutdown_timeout_s: float = 30.0
+    grammar_timeout_s: float = 2.0
+    grammar_memory_bytes: int = 512 << 20
     heartbeat_timeout_s: float = 5.0
+    workers: int = 1
     reuse_port: bool = False
     reflection: bool = True
     nice: int = 5
-    # Off: 64 streams at 10k tok/s, one token per message, 2-core VM, own process: 32-42 us of CPU per message without
-    # uvloop, 33-41 us with it.
+    # Off: 64 streams, 2-core VM, 19 rounds of `engine.bench doors`: CPU per token 0.92x through gRPC, 0.96x through
+    # HTTP, single rounds from 0.66x to 1.21x; first tokens over HTTP come no sooner.
     uvloop: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     metrics_prefix: str = "chairlift"
+    otlp_traces_endpoint: str = ""
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -95,16 +113,18 @@ class FrontendConfig:
         for name in ("port", "http_port"):
             _check(0 <= getattr(self, name) <= 65535, name, getattr(self, name), "between 0 and 65535")
         _check(0 <= self.nice <= 19, "nice", self.nice, "between 0 and 19")
+        _check(1 <= self.workers <= MAX_WORKERS, "workers", self.workers, f"between 1 and {MAX_WORKERS}")
+        if not hasattr(socket, "SO_REUSEPORT"):
+            _check(self.workers == 1, "workers", self.workers, "1: this system cannot share a port (SO_REUSEPORT)")
         _check(_is_address(self.engine), "engine", self.engine, "HOST:PORT or unix:PATH")
         for name in ("max_queued_requests", "max_queued_tokens", "token_window"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _check(0 < self.stall_timeout_s < float("inf"), "stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
-        _check(
-            0 <= self.shutdown_timeout_s < float("inf"),
-            "shutdown_timeout_s",
-            self.shutdown_timeout_s,
-            "at least 0 seconds",
-        )
+        for name in ("shutdown_timeout_s", "default_timeout_s"):
+            _check(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "at least 0 seconds")
+        _check(0.01 <= self.grammar_timeout_s <= 60, "grammar_timeout_s", self.grammar_timeout_s, "0.01 to 60 seconds")
+        least, memory_bytes = MIN_GRAMMAR_MEMORY_BYTES, self.grammar_memory_bytes
+        _check(least <= memory_bytes, "grammar_memory_bytes", memory_bytes, f"at least {least}")
         low, high = MIN_HEARTBEAT_TIMEOUT_S, 600.0
         timeout_s = self.heartbeat_timeout_s
         _check(low <= timeout_s <= high, "heartbeat_timeout_s", timeout_s, f"between {low:g} and {high:g} seconds")
@@ -113,6 +133,8 @@ class FrontendConfig:
         prefixes = ", ".join(_METRICS_PREFIXES)
         _check(self.metrics_prefix in _METRICS_PREFIXES, "metrics_prefix", self.metrics_prefix, f"one of {prefixes}")
         _check(self.log_level in _LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
+        url = self.otlp_traces_endpoint
+        _check(not url or _is_http_url(url), "otlp_traces_endpoint", url, "a URL such as http://127.0.0.1:4318")
         folder = self.tokenizer
         _check(folder is None or folder.is_dir(), "tokenizer", folder, "a folder that exists")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -193,11 +215,11 @@ def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ
         parser.error(str(error))
 
 
-def log_to_stderr(level_name: str) -> None:
-    """Sends the log to stderr, in the same form as the engine's."""
+def log_to_stderr(level_name: str, who: str = "") -> None:
+    """Sends the log to stderr, in the same form as the engine's; `who` goes in front of the logger's name."""
     logging.basicConfig(
         level=level_name.upper(),
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        format=f"%(asctime)s.%(msecs)03d %(levelname)s {who}%(name)s: %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
 
@@ -252,6 +274,14 @@ def _is_address(address: str) -> bool:
         return len(address) > len("unix:")
     host, colon, port = address.rpartition(":")
     return bool(host and colon and port.isascii() and port.isdigit() and 0 < int(port) <= 65535)
+
+
+def _is_http_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        return False
 
 
 def _check(condition: bool, field_name: str, value: object, allowed: str) -> None:

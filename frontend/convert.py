@@ -10,6 +10,7 @@ import uuid
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.checks import check_at_most, check_range, check_token_ids
 from frontend.convert_chat import chat_prompt
+from frontend.convert_structured import MAX_ALLOWED_TOKEN_IDS, bad_words, check_form_ends, output_form
 from frontend.errors import InvalidRequest, ModelNotFound, RequestTooLong
 from frontend.request import (
     ChatPrompt,
@@ -22,6 +23,7 @@ from frontend.request import (
     TokenPrompt,
 )
 from frontend.served_model import ServedModel
+from frontend.structured.forms import OutputForm
 
 DEFAULT_MAX_TOKENS = 256
 MAX_CHARS_PER_TOKEN = 8
@@ -36,15 +38,17 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_ID_CHARS = 128
 MAX_ANSWERS = 8
+MAX_TIME_BUDGET_S = 24 * 3600
 
 
 def generation_request(
-    spec: pb.GenerationSpec, model: ServedModel, chat: ChatPrompt | None = None
+    spec: pb.GenerationSpec, model: ServedModel, chat: ChatPrompt | None = None, form: OutputForm | None = None
 ) -> GenerationRequest:
     """Checks a request and fills in the defaults.
 
     Args:
         chat: the prompt, if it says more than the spec can; the spec then has none.
+        form: that of the answer, the same way.
 
     Raises:
         InvalidRequest: names the field and the numbers.
@@ -57,15 +61,21 @@ def generation_request(
     check_range("spec.num_answers", num_answers, 1, MAX_ANSWERS)
     if chat is not None:
         check_chat(chat, model, "spec.chat.messages")
+    stop = _stop(spec.stop, model, may_be_empty=spec.output.echo or spec.output.HasField("prompt_logprobs"))
+    form = form or output_form(spec)
+    if form is not None:
+        _check_has_tokens(form.field, model)
+        check_form_ends(stop)
     return GenerationRequest(
         request_id=spec.request_id or uuid.uuid4().hex,
         prompt=chat or prompt(spec, model, "spec."),
         sampling=_sampling(spec.sampling, model),
-        stop=_stop(spec.stop, model),
-        output=_output(spec.output, model),
+        stop=stop,
+        output=_output(spec.output, model, is_chat=chat is not None or spec.WhichOneof("prompt") == "chat"),
         priority=spec.priority,
         cache_salt=spec.cache_salt,
         num_answers=num_answers,
+        form=form,
     )
 
 
@@ -98,6 +108,8 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
         case "chat":
             field = path + "chat.messages"
             _check_has_tokens(field, model)
+            json_texts = (*message.chat.tools_json, message.chat.template_variables_json)
+            _check_num_chars(path + "chat.tools_json", sum(map(len, json_texts)), model)  # before they are parsed
             chat = chat_prompt(message.chat, path + "chat.")
             check_chat(chat, model, field)
             return chat
@@ -141,7 +153,7 @@ def token_budget(
     """
     room = model.max_model_len - num_prompt_tokens
     asked = request.stop.max_tokens
-    if room < (1 if asked is None else asked):
+    if room < (asked or 1):  # the engine computes one token even if none is asked for
         raise RequestTooLong(
             f"This model's maximum context length is {model.max_model_len} tokens. The prompt has {num_prompt_tokens} "
             f"tokens and {asked or 1} output tokens are asked for, {num_prompt_tokens + (asked or 1)} in all: shorten "
@@ -187,6 +199,10 @@ def _sampling(options: pb.SamplingOptions, model: ServedModel) -> SamplingOption
     check_token_ids(path + "logit_bias", list(options.logit_bias), model.vocab_size)
     for bias in options.logit_bias.values():
         check_range(path + "logit_bias", bias, -100.0, 100.0)
+    check_at_most(path + "allowed_token_ids", len(options.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS, "entries")
+    check_token_ids(path + "allowed_token_ids", options.allowed_token_ids, model.vocab_size)
+    if options.bad_words:
+        _check_has_tokens(path + "bad_words", model)
     return SamplingOptions(
         temperature=temperature,
         top_p=top_p,
@@ -197,15 +213,19 @@ def _sampling(options: pb.SamplingOptions, model: ServedModel) -> SamplingOption
         frequency_penalty=options.frequency_penalty,
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
         logit_bias=tuple(sorted(options.logit_bias.items())),
+        allowed_token_ids=tuple(sorted(set(options.allowed_token_ids))),
+        bad_words=bad_words(options, path),
     )
 
 
-def _stop(options: pb.StopOptions, model: ServedModel) -> StopOptions:
+def _stop(options: pb.StopOptions, model: ServedModel, *, may_be_empty: bool) -> StopOptions:
     path = "spec.stop."
     max_tokens = options.max_tokens if options.HasField("max_tokens") else None
     if max_tokens is not None:
-        if max_tokens < 1:
-            raise InvalidRequest("max_tokens is 0, it must be at least 1", field=path + "max_tokens")
+        if max_tokens < 1 and not may_be_empty:
+            raise InvalidRequest(
+                "max_tokens is 0, it must be at least 1 unless the prompt is asked for", field=path + "max_tokens"
+            )
         if max_tokens >= model.max_model_len:
             raise RequestTooLong(
                 f"This model's maximum context length is {model.max_model_len} tokens, of which at least 1 is prompt; "
@@ -214,7 +234,7 @@ def _stop(options: pb.StopOptions, model: ServedModel) -> StopOptions:
             )
     if options.stop_texts:
         _check_has_tokens(path + "stop_texts", model)
-    check_range(path + "min_tokens", options.min_tokens, 0, max_tokens or model.max_model_len)
+    check_range(path + "min_tokens", options.min_tokens, 0, model.max_model_len if max_tokens is None else max_tokens)
     check_at_most(path + "stop_texts", len(options.stop_texts), MAX_STOP_TEXTS, "entries")
     for text in options.stop_texts:
         if not text:
@@ -229,19 +249,45 @@ def _stop(options: pb.StopOptions, model: ServedModel) -> StopOptions:
         stop_token_ids=tuple(options.stop_token_ids),
         include_stop_text=options.include_stop_text,
         ignore_end_token=options.ignore_end_token,
+        time_budget_s=_time_budget_s(options, path + "time_budget"),
     )
 
 
-def _output(options: pb.OutputOptions, model: ServedModel) -> OutputOptions:
+def _time_budget_s(options: pb.StopOptions, field: str) -> float | None:
+    if not options.HasField("time_budget"):
+        return None
+    seconds, nanos = options.time_budget.seconds, options.time_budget.nanos
+    if not -(10**9) < nanos < 10**9 or seconds * nanos < 0:
+        raise InvalidRequest(
+            f"time_budget has {seconds} seconds and {nanos} nanos: the nanos of a Duration are less than a second, and "
+            "of the same sign",
+            field=field,
+        )
+    budget_s = seconds + nanos / 1e9
+    check_range(field, budget_s, 0.0, MAX_TIME_BUDGET_S, above_low=True, unit=" s")
+    return budget_s
+
+
+def _output(options: pb.OutputOptions, model: ServedModel, *, is_chat: bool) -> OutputOptions:
     if options.HasField("text") and options.text:
         _check_has_tokens("spec.output.text", model)
+    if options.parse and not is_chat:
+        raise InvalidRequest("parse is for answers to a chat; the prompt is none", field="spec.output.parse")
+    if options.parse and options.HasField("text") and not options.text:
+        raise InvalidRequest("parse takes the text apart, and text is false", field="spec.output.parse")
+    if options.echo and not options.token_ids:
+        _check_has_tokens("spec.output.echo", model)
+    most = min(MAX_TOP_LOGPROBS, model.max_logprobs)
     top_logprobs = options.top_logprobs if options.HasField("top_logprobs") else None
-    if top_logprobs is not None:
-        most = min(MAX_TOP_LOGPROBS, model.max_logprobs)
-        check_range("spec.output.top_logprobs", top_logprobs, 0, most)
+    prompt_logprobs = options.prompt_logprobs if options.HasField("prompt_logprobs") else None
+    check_range("spec.output.top_logprobs", top_logprobs or 0, 0, most)
+    check_range("spec.output.prompt_logprobs", prompt_logprobs or 0, 0, most)
     return OutputOptions(
         text=options.text if options.HasField("text") else model.tokenizer.has_tokens,
         token_ids=options.token_ids,
         top_logprobs=top_logprobs,
         keep_special_tokens=options.keep_special_tokens,
+        prompt_logprobs=prompt_logprobs,
+        echo=options.echo,
+        parse=options.parse,
     )

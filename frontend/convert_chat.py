@@ -5,8 +5,11 @@ from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
+from frontend.checks import check_at_most
 from frontend.errors import InvalidRequest
 from frontend.request import ChatPrompt
+
+MAX_TOOLS = 128
 
 
 def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:
@@ -16,8 +19,9 @@ def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:
         path: of `message` in the request, as in "spec.chat.", for the errors.
 
     Raises:
-        InvalidRequest: a field that is not the JSON object it must be, or two that exclude each other.
+        InvalidRequest: a field that is not the JSON object it must be, two that exclude each other, or too many tools.
     """
+    check_at_most(path + "tools_json", len(message.tools_json), MAX_TOOLS, "entries")
     if message.continue_final_message and message.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message goes on with the last turn, add_generation_prompt opens another: set one of them",

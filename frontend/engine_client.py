@@ -128,8 +128,9 @@ class EngineClient:
         return self._attachment
 
     def start(self) -> None:
-        """Starts connecting in the background."""
-        self._task = asyncio.create_task(self._run(), name="engine-client")
+        """Starts connecting in the background. May be called again."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="engine-client")
 
     async def stop(self, error: RequestError) -> None:
         """Ends the stream; what is still open fails with `error`. May be called again."""

@@ -1,10 +1,12 @@
 """The engine's protos to and from what the frontend works with. `convert.py` does the same for the public protos."""
 
+import math
 import sys
 from array import array
 from collections.abc import Sequence
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.constraints import Constraints
 from frontend.errors import (
     DeadlineExceeded,
     EngineFault,
@@ -14,27 +16,42 @@ from frontend.errors import (
     RequestError,
     RequestTooLong,
 )
+from frontend.logprobs import LogprobBatch
 from frontend.request import GenerationRequest
-from frontend.request_stream import EndReason, EngineAccount, LogprobBatch, RequestEnd
+from frontend.request_stream import EndReason, EngineAccount, RequestEnd
+from frontend.timing import EngineTime
 
 _END_REASONS = {
     pb.COMPLETION_REASON_END_TOKEN: EndReason.END_TOKEN,
     pb.COMPLETION_REASON_STOP_TOKEN: EndReason.STOP_TOKEN,
     pb.COMPLETION_REASON_MAX_TOKENS: EndReason.MAX_TOKENS,
     pb.COMPLETION_REASON_CONTEXT_FULL: EndReason.CONTEXT_FULL,
+    pb.COMPLETION_REASON_TIME_BUDGET: EndReason.TIME_BUDGET,
 }
 _RETRY_ELSEWHERE_S = 1.0
 
+BYTES_PER_ID = 4
+"""Of a prompt's tokens in a Submission."""
+
 
 def submission(
-    request: GenerationRequest, prompt_ids: Sequence[int], *, max_tokens: int, remaining_s: float | None
+    request: GenerationRequest,
+    prompt_ids: Sequence[int],
+    *,
+    max_tokens: int,
+    remaining_s: float | None,
+    elapsed_s: float,
+    constraints: Constraints | None = None,
 ) -> pb.Submission:
     """A first submission (epoch 0, nothing generated yet), without handle and credit: the session sets these.
 
     Args:
         max_tokens: the effective limit.
         remaining_s: seconds until the call's deadline; None if it has none.
+        elapsed_s: seconds since the request was accepted, which its time budget no longer has.
+        constraints: what its answer is held to; None: nothing.
     """
+    constraints = constraints or Constraints()
     sampling, stop = request.sampling, request.stop
     return pb.Submission(
         prompt_ids=_u32_bytes(prompt_ids),
@@ -49,18 +66,23 @@ def submission(
             seed=sampling.seed,
             bias_ids=[token_id for token_id, _ in sampling.logit_bias],
             bias_values=[bias for _, bias in sampling.logit_bias],
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_sequences=[pb.TokenSequence(token_ids=ids) for ids in constraints.bad_sequences],
         ),
         stops=pb.TokenStops(
             max_tokens=max_tokens,
             min_tokens=stop.min_tokens,
             stop_token_ids=stop.stop_token_ids,
             ignore_end_token=stop.ignore_end_token,
+            time_budget_ms=None if stop.time_budget_s is None else _budget_ms(stop.time_budget_s - elapsed_s),
         ),
         remaining_ms=None if remaining_s is None else _remaining_ms(remaining_s),
         priority=request.priority,
         cache_salt=request.cache_salt.encode(),
         top_logprobs=request.output.top_logprobs,
+        prompt_logprobs=request.output.prompt_logprobs,
         request_id=request.request_id,
+        grammar=constraints.grammar,
     )
 
 
@@ -81,9 +103,6 @@ def request_end(completion: pb.Completion) -> RequestEnd:
         num_prompt_tokens=completion.num_prompt_tokens,
         num_cached_tokens=completion.num_cached_tokens,
         num_output_tokens=completion.num_output_tokens,
-        queued_s=completion.queued_us / 1e6,
-        prefill_s=completion.prefill_us / 1e6,
-        num_preemptions=completion.num_preemptions,
     )
 
 
@@ -92,8 +111,21 @@ def engine_account(completion: pb.Completion) -> EngineAccount:
     return EngineAccount(
         queued_s=completion.queued_us / 1e6,
         prefill_s=completion.prefill_us / 1e6,
-        num_output_tokens=completion.num_output_tokens,
+        parked_s=completion.parked_us / 1e6,
+        preempted_s=completion.preempted_us / 1e6,
         num_preemptions=completion.num_preemptions,
+        num_output_tokens=completion.num_output_tokens,
+    )
+
+
+def engine_time(account: pb.TimeAccount) -> EngineTime:
+    """What the engine says of a request that goes on."""
+    return EngineTime(
+        queued_s=account.queued_us / 1e6,
+        prefill_s=account.prefill_us / 1e6,
+        parked_s=account.parked_us / 1e6,
+        preempted_s=account.preempted_us / 1e6,
+        num_preemptions=account.num_preemptions,
     )
 
 
@@ -143,11 +175,20 @@ def row_logprobs(columns: pb.LogprobColumns, token_counts: Sequence[int]) -> dic
     return batches
 
 
+def prompt_columns(prompt: pb.PromptLogprobs) -> LogprobBatch:
+    """The columns of some tokens of a prompt."""
+    return LogprobBatch(prompt.top_width, list(prompt.chosen), list(prompt.top_ids), list(prompt.top_values))
+
+
 def _u32_bytes(token_ids: Sequence[int]) -> bytes:
     ids = array("I", token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
     return ids.tobytes()
+
+
+def _budget_ms(left_s: float) -> int:
+    return max(math.ceil(left_s * 1000), 0)  # one that is used up is the engine's to end, like any other
 
 
 def _remaining_ms(remaining_s: float) -> int:

@@ -12,7 +12,8 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend import engine_convert
 from frontend.command_outbox import CommandOutbox
 from frontend.errors import EngineFault, FrontendError, RequestError
-from frontend.request_stream import CancelReason, LogprobBatch, RequestStream
+from frontend.logprobs import LogprobBatch, PromptLogprobs
+from frontend.request_stream import CancelReason, RequestStream
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,12 @@ class EngineSession:
         """Handles in use."""
         return len(self._streams)
 
-    def submit(self, submission: pb.Submission, *, window: int) -> RequestStream:
+    def submit(self, submission: pb.Submission, *, window: int, coalesce: bool = True) -> RequestStream:
         """Queues a submission under a free handle, which is written into it together with its credit.
+
+        Args:
+            submission: all but these two.
+            window, coalesce: see RequestStream.
 
         Raises:
             RequestError: the stream has ended; what `end` was called with.
@@ -57,6 +62,10 @@ class EngineSession:
         handle = self._free_handles.pop() if self._free_handles else len(self._streams) + 1
         submission.handle = handle
         submission.token_credit = window
+        prompt_logprobs = None
+        if submission.HasField("prompt_logprobs"):
+            num_prompt_tokens = len(submission.prompt_ids) // engine_convert.BYTES_PER_ID
+            prompt_logprobs = PromptLogprobs(top_width=submission.prompt_logprobs, num_prompt_tokens=num_prompt_tokens)
         stream = RequestStream(
             handle=handle,
             epoch=submission.epoch,
@@ -64,6 +73,8 @@ class EngineSession:
             window=window,
             max_tokens=submission.stops.max_tokens,
             owner=self,
+            prompt_logprobs=prompt_logprobs,
+            coalesce=coalesce,
         )
         self._streams[handle] = stream
         self._outbox.submit(submission)
@@ -112,6 +123,12 @@ class EngineSession:
             stream = self._streams.get(first.handle)
             if stream is not None and stream.epoch == first.epoch:
                 stream.num_cached_tokens = first.num_cached_tokens
+        for account in step.time_accounts:
+            stream = self._streams.get(account.handle)
+            if stream is not None and stream.epoch == account.epoch:
+                stream.tell_time(engine_convert.engine_time(account))
+        for prompt in step.prompt_logprobs:
+            self._deal_prompt_logprobs(step.step_seq, prompt)
         if step.handles:
             self._deal_rows(step)
         for completion in step.completions:
@@ -120,6 +137,17 @@ class EngineSession:
                 self._release(stream)
                 self._complete(stream, completion)
         self._outbox.acknowledge(step.step_seq)
+
+    def _deal_prompt_logprobs(self, step_seq: int, prompt: pb.PromptLogprobs) -> None:
+        stream = self._streams.get(prompt.handle)
+        if stream is None or stream.epoch != prompt.epoch or stream.closed:
+            return
+        try:
+            if stream.prompt_logprobs is None:
+                raise ValueError("prompt log-probabilities that nobody asked for")
+            stream.prompt_logprobs.add(prompt.start_index, engine_convert.prompt_columns(prompt))
+        except ValueError as error:
+            raise ProtocolViolation(f"step {step_seq}, handle {prompt.handle}: {error}") from error
 
     def _deal_rows(self, step: pb.StepResult) -> None:
         handles, starts, token_ids = list(step.handles), list(step.start_indices), list(step.token_ids)
@@ -156,7 +184,9 @@ class EngineSession:
         self.cancel(stream.handle, CancelReason.CLIENT)
 
     def _complete(self, stream: RequestStream, completion: pb.Completion) -> None:
-        stream.on_account(engine_convert.engine_account(completion))
+        account = engine_convert.engine_account(completion)
+        stream.tell_time(account)
+        stream.on_account(account)
         try:
             stream.finish(engine_convert.request_end(completion))
         except RequestError as error:
@@ -164,6 +194,7 @@ class EngineSession:
 
     def _release(self, stream: RequestStream) -> None:
         del self._streams[stream.handle]
+        self._outbox.forget(stream.handle)
         self._free_handles.append(stream.handle)
 
     def check_integrity(self) -> None:

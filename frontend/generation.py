@@ -12,14 +12,32 @@ from frontend import convert, engine_convert
 from frontend.admission import Admission
 from frontend.answer import Answer
 from frontend.answer_group import AnswerGroup
+from frontend.answer_parts import AnswerParsing
+from frontend.chat import ChatFormat, chat_format
+from frontend.constraints import constraints_of
 from frontend.deadline import Deadline
 from frontend.engine_client import EngineClient
 from frontend.errors import ClientStalled, DeadlineExceeded
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.metrics.request_watch import RequestWatch
-from frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, nth_answer
+from frontend.prompt_echo import PromptEcho
+from frontend.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    nth_answer,
+    with_max_tokens,
+    with_special_tokens,
+)
 from frontend.request_stream import CancelReason, RequestStream
 from frontend.served_model import ServedModel
+from frontend.structured.compiler import GrammarCompiler
+from frontend.structured.forms import OutputForm
+from frontend.timing import AnswerTimes
+from frontend.tracing.origin import current_origin
+from frontend.tracing.request_trace import RequestTrace, Spans
 
 _CHARS_PER_TOKEN = 4
 """For the first guess at a prompt's tokens, corrected as soon as it is tokenized."""
@@ -32,16 +50,35 @@ class Generations:
         engine: the link.
         admission: the queue's bound.
         metrics: where requests are counted.
+        grammars: makes grammars of the forms of answers.
         token_window: tokens the engine may be ahead of a reader.
+        coalesce: whether tokens that are there together leave in one message.
+        tool_call_parser, reasoning_parser: names of the formats of chat answers.
+        spans: where traces go; None: nowhere.
     """
 
     def __init__(
-        self, engine: EngineClient, admission: Admission, metrics: RequestMetrics, *, token_window: int
+        self,
+        engine: EngineClient,
+        admission: Admission,
+        metrics: RequestMetrics,
+        grammars: GrammarCompiler,
+        *,
+        token_window: int,
+        coalesce: bool = True,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
+        spans: Spans | None = None,
     ) -> None:
+        self._spans = spans
         self._engine = engine
         self._admission = admission
         self._metrics = metrics
+        self._grammars = grammars
         self._token_window = token_window
+        self._coalesce = coalesce
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
 
     def model(self, name: str) -> ServedModel:
         """The model that is served.
@@ -54,6 +91,11 @@ class Generations:
         convert.check_model(name, model)
         return model
 
+    def chat_format(self, model: ServedModel) -> ChatFormat:
+        """How the model marks reasoning and tool calls in its answers."""
+        source = model.tokenizer.chat_template_source
+        return chat_format(source, tools=self._tool_call_parser, reasoning=self._reasoning_parser)
+
     @asynccontextmanager
     async def open(
         self,
@@ -61,6 +103,7 @@ class Generations:
         time_remaining_s: Callable[[], float | None],
         *,
         chat: ChatPrompt | None = None,
+        form: OutputForm | None = None,
         default_max_tokens: int = convert.DEFAULT_MAX_TOKENS,
         streamed: bool = True,
     ) -> AsyncIterator[AnswerGroup]:
@@ -70,14 +113,16 @@ class Generations:
             spec: as received.
             time_remaining_s: until the call's deadline; None if it has none.
             chat: the prompt, if it says more than the spec can; the spec then has none.
+            form: that of the answer, the same way.
             default_max_tokens: length of an answer that the spec does not limit, as far as it fits.
             streamed: whether the client gets the messages as they come, and not only what they add up to.
 
         Raises:
             RequestError: any; nothing is left behind.
         """
-        with RequestWatch(self._metrics, time_remaining_s, streamed=streamed) as watch:
-            async with self._open(spec, chat, default_max_tokens, time_remaining_s, watch) as answers:
+        trace = self._trace(spec, is_chat=chat is not None or spec.HasField("chat"))
+        with RequestWatch(self._metrics, time_remaining_s, streamed=streamed, trace=trace) as watch:
+            async with self._open(spec, chat, form, default_max_tokens, time_remaining_s, watch) as answers:
                 yield answers
 
     @asynccontextmanager
@@ -85,6 +130,7 @@ class Generations:
         self,
         spec: pb.GenerationSpec,
         chat: ChatPrompt | None,
+        form: OutputForm | None,
         default_max_tokens: int,
         time_remaining_s: Callable[[], float | None],
         watch: RequestWatch,
@@ -92,27 +138,42 @@ class Generations:
         deadline = Deadline(time_remaining_s)
         attachment = self._engine.attachment()
         model = attachment.model
-        request = convert.generation_request(spec, model, chat)
+        request = convert.generation_request(spec, model, chat, form)
+        parsing = self._parsing(request, model)
         accepted_at_s = time.monotonic()
         watch.accept(model.name, attachment.engine, num_answers=request.num_answers, now_s=accepted_at_s)
         permits = self._admission.admit_group(request.num_answers, _guess_num_tokens(request.prompt), accepted_at_s)
-        streams: list[RequestStream] = []
+        streams: dict[int, RequestStream] = {}  # of the answers
         answers: AnswerGroup | None = None
         reason = CancelReason.CLIENT
         try:
+            began_at_s = time.monotonic()
             prompt_ids = await tokenize(request.prompt, model, "spec.")
+            tokenized_s = time.monotonic() - began_at_s
             max_tokens = convert.token_budget(request, len(prompt_ids), model, default_max_tokens)
             permits[0].correct(len(prompt_ids), time.monotonic())
+            before = "" if parsing is None else parsing.before_answer(prompt_ids)
+            constraints = await constraints_of(request, model, self._grammars, before=before)
+            prompt = _echo(request, prompt_ids, model)
+            limited = with_max_tokens(request, max_tokens)
+            if parsing is not None and parsing.needs_special_tokens:
+                limited = with_special_tokens(limited)
 
             def submit(index: int) -> Answer:
-                answer_request = nth_answer(request, index)
+                answer_request = nth_answer(limited, index)
                 submitted_at_s = time.monotonic()
                 remaining_s = _checked_remaining_s(time_remaining_s())
                 submission = engine_convert.submission(
-                    answer_request, prompt_ids, max_tokens=max_tokens, remaining_s=remaining_s
+                    answer_request,
+                    prompt_ids,
+                    max_tokens=max(max_tokens, 1),  # without a token the engine computes no prompt
+                    remaining_s=remaining_s,
+                    elapsed_s=submitted_at_s - accepted_at_s,
+                    constraints=constraints,
                 )
-                stream = attachment.session.submit(submission, window=self._token_window)
-                streams.append(stream)
+                stream = streams[index] = attachment.session.submit(
+                    submission, window=self._token_window, coalesce=self._coalesce
+                )
                 if not index:
                     watch.submit(max_tokens=max_tokens, now_s=submitted_at_s)
                     stream.on_account = watch.account
@@ -122,9 +183,12 @@ class Generations:
                     model,
                     stream,
                     num_prompt_tokens=len(prompt_ids),
-                    accepted_at_s=accepted_at_s,
-                    submitted_at_s=submitted_at_s,
+                    times=AnswerTimes(
+                        accepted_at_s=accepted_at_s, tokenized_s=tokenized_s, submitted_at_s=submitted_at_s
+                    ),
                     index=index,
+                    prompt=None if index else prompt,
+                    parser=None if parsing is None else parsing.parser(prompt_ids),
                 )
 
             answers = AnswerGroup(request.num_answers, submit, watch)
@@ -141,8 +205,23 @@ class Generations:
                 permit.release(time.monotonic())
             if answers is not None:
                 answers.close()
-            for stream in streams:
+            for stream in streams.values():
                 stream.close(reason)
+
+    def _parsing(self, request: GenerationRequest, model: ServedModel) -> AnswerParsing | None:
+        if not request.output.parse or not isinstance(request.prompt, ChatPrompt):
+            return None
+        return AnswerParsing(
+            request.prompt,
+            self.chat_format(model),
+            model.tokenizer,
+            keep_special_tokens=request.output.keep_special_tokens,
+        )
+
+    def _trace(self, spec: pb.GenerationSpec, *, is_chat: bool) -> RequestTrace | None:
+        if self._spans is None:
+            return None
+        return RequestTrace(self._spans, current_origin(), spec, is_chat=is_chat, now_s=time.monotonic())
 
     async def count_tokens(self, request: pb.CountTokensRequest, chat: ChatPrompt | None = None) -> list[int]:
         """The token ids of a prompt; takes a place in the queue while it is tokenized.
@@ -163,6 +242,12 @@ class Generations:
             return await tokenize(prompt, model, "")
         finally:
             permit.release(time.monotonic())
+
+
+def _echo(request: GenerationRequest, prompt_ids: list[int], model: ServedModel) -> PromptEcho | None:
+    if not request.output.echo and request.output.prompt_logprobs is None:
+        return None
+    return PromptEcho(request.output, prompt_ids, model.tokenizer)
 
 
 async def tokenize(prompt: Prompt, model: ServedModel, path: str) -> list[int]:

@@ -5,6 +5,7 @@ h11, because of uvicorn's two parsers it is the one that bounds the size of head
 
 import asyncio
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_TIMEOUT_S = 20.0
@@ -31,6 +32,16 @@ class HttpConnection(H11Protocol):
             self._stop_clock()
         elif self._head_timer is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are not HTTP; a request whose body they belong to then has no client any more."""
+        if not self._awaits_head:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # its answer has begun
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the clock."""

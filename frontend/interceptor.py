@@ -1,8 +1,8 @@
 """Every error of every method through one door: parses requests, runs handlers, turns what they raise into a status.
 
-Requests are parsed here and not by gRPC, which answers bytes it cannot parse (invalid UTF-8 in a string, say) with an
-INTERNAL that looks like a fault of the server. A handler never aborts by itself; it raises, and UNKNOWN never reaches a
-client.
+Requests are read and parsed here and not by gRPC, which answers bytes it cannot parse (invalid UTF-8 in a string, say)
+with an INTERNAL that looks like a fault of the server, and a call without any request not at all. A handler never
+aborts by itself; it raises, and UNKNOWN never reaches a client.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from frontend.errors import InvalidRequest
+from frontend.errors import ClientStalled, InvalidRequest
 from frontend.status import error_status
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of all methods. They are coroutines or async generators; a client never streams alone."""
+    """Wraps the handlers of all methods. They are coroutines or async generators; a client never streams alone.
+
+    Args:
+        stall_timeout_s: how long a call's only request may take to arrive.
+    """
+
+    def __init__(self, *, stall_timeout_s: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_concerns_us)
 
     async def intercept_service(
         self,
@@ -37,22 +45,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method, serializer = handler_call_details.method, handler.response_serializer
         parse = partial(_parsed, handler.request_deserializer)
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                _guarded(handler.stream_stream, partial(_all_parsed, parse), method), response_serializer=serializer
-            )
+            guarded = _guarded(handler.stream_stream, partial(_all_requests, parse), method)
+            return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serializer)
+        take = partial(_only_request, parse, self._stall_timeout_s)
+        guarded = _guarded(handler.unary_stream or handler.unary_unary, take, method)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                _guarded(handler.unary_stream, parse, method), response_serializer=serializer
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            _guarded(handler.unary_unary, parse, method), response_serializer=serializer
-        )
+            return grpc.stream_stream_rpc_method_handler(guarded, response_serializer=serializer)
+        return grpc.stream_unary_rpc_method_handler(guarded, response_serializer=serializer)
 
 
-def _guarded(behavior: Callable[..., Any], parse: Callable[[Any], Any], method: str) -> Callable[..., Awaitable[Any]]:
-    async def call(incoming: Any, context: Context) -> Any:
+def _guarded(
+    behavior: Callable[..., Any], take: Callable[[Context], Awaitable[Any]], method: str
+) -> Callable[..., Awaitable[Any]]:
+    async def call(requests: object, context: Context) -> Any:  # noqa: ARG001 - gRPC's form; context.read reads them too
         try:
-            outcome = behavior(parse(incoming), context)
+            outcome = behavior(await take(context), context)
             if not isinstance(outcome, AsyncIterator):
                 return await outcome
             async for response in outcome:
@@ -65,10 +72,17 @@ def _guarded(behavior: Callable[..., Any], parse: Callable[[Any], Any], method: 
                 raise
             # Something inside was cancelled, not this call. gRPC would leave the client without any answer.
             await _abort(context, method, error)
+        except grpc.aio.InternalError as error:  # what gRPC raises when the client has left: nobody can be told
+            raise asyncio.CancelledError from error
         except Exception as error:
             await _abort(context, method, error)
 
     return call
+
+
+def _concerns_us(record: logging.LogRecord) -> bool:
+    """Whether a record of gRPC is more than an answer that it could not deliver to a client that has left."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 def _parsed(deserializer: Callable[[bytes], Any], data: bytes) -> Any:
@@ -80,9 +94,29 @@ def _parsed(deserializer: Callable[[bytes], Any], data: bytes) -> Any:
         ) from error
 
 
-async def _all_parsed(parse: Callable[[bytes], Any], requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    async for data in requests:
-        yield parse(data)
+async def _only_request(parse: Callable[[bytes], Any], timeout_s: float, context: Context) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await _read(context)
+    except TimeoutError as error:
+        raise ClientStalled(f"the request has not arrived within {timeout_s:g} s") from error
+    if data is None:
+        raise InvalidRequest("the call has no request")
+    return parse(data)
+
+
+async def _all_requests(parse: Callable[[bytes], Any], context: Context) -> AsyncIterator[Any]:
+    async def requests() -> AsyncIterator[Any]:
+        while (data := await _read(context)) is not None:
+            yield parse(data)
+
+    return requests()
+
+
+async def _read(context: Context) -> bytes | None:
+    """The next request's bytes; None: there are no more."""
+    data: Any = await context.read()
+    return None if data is grpc.aio.EOF else data
 
 
 async def _abort(context: Context, method: str, error: BaseException) -> None:

@@ -8,11 +8,13 @@ has taken what it got before. Knows neither text nor protos; one event loop, one
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
 from frontend.errors import EngineFault, RequestError
+from frontend.logprobs import LogprobBatch, PromptLogprobs
+from frontend.timing import EngineTime
 
 
 class EndReason(Enum):
@@ -22,6 +24,7 @@ class EndReason(Enum):
     STOP_TOKEN = auto()
     MAX_TOKENS = auto()
     CONTEXT_FULL = auto()
+    TIME_BUDGET = auto()
 
 
 class CancelReason(Enum):
@@ -42,54 +45,13 @@ class RequestEnd:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    queued_s: float
-    prefill_s: float
-    num_preemptions: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAccount:
-    """What the engine says of any request that has ended in it, well or not.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAccount(EngineTime):
+    """What the engine says of any request that has ended in it, well or not."""
 
-    Attributes:
-        prefill_s: 0 if there was no first token.
-    """
-
-    queued_s: float
-    prefill_s: float
     num_output_tokens: int
-    num_preemptions: int
-
-
-@dataclass(slots=True)
-class LogprobBatch:
-    """Log-probabilities of some tokens in columns: `top_ids` and `top_values` hold `top_width` entries per token."""
-
-    top_width: int = 0
-    chosen: list[float] = field(default_factory=list)
-    top_ids: list[int] = field(default_factory=list)
-    top_values: list[float] = field(default_factory=list)
-
-    def extend(self, other: "LogprobBatch") -> None:
-        """Appends the columns of `other`, which has the same width."""
-        self.top_width = other.top_width
-        self.chosen += other.chosen
-        self.top_ids += other.top_ids
-        self.top_values += other.top_values
-
-    def first(self, num_tokens: int) -> "LogprobBatch":
-        """The columns of the first tokens."""
-        num_tops = num_tokens * self.top_width
-        return LogprobBatch(
-            self.top_width, self.chosen[:num_tokens], self.top_ids[:num_tops], self.top_values[:num_tops]
-        )
-
-    def without_first(self, num_tokens: int) -> "LogprobBatch":
-        """The columns of all but the first tokens."""
-        num_tops = num_tokens * self.top_width
-        return LogprobBatch(
-            self.top_width, self.chosen[num_tokens:], self.top_ids[num_tops:], self.top_values[num_tops:]
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +92,42 @@ class RequestStream:
         window: tokens the engine may be ahead of the reader.
         max_tokens: no credit is granted beyond it.
         owner: gets the grants and the cancellation.
+        prompt_logprobs: gathers those of the prompt, which come before the first token; None: none were asked for.
+        coalesce: whether `take` takes all that is there, or one token at a time.
 
     Attributes:
         num_cached_tokens: prompt tokens whose KV cache was reused; known from the first token on.
+        engine_time: the engine's newest account of its time; None before the first token.
         on_first_token: called once, when the first token arrives.
         on_account: called once, with the engine's account; also after `close`, but not if the engine goes away.
     """
 
     def __init__(
-        self, *, handle: int, epoch: int, start_index: int, window: int, max_tokens: int, owner: StreamOwner
+        self,
+        *,
+        handle: int,
+        epoch: int,
+        start_index: int,
+        window: int,
+        max_tokens: int,
+        owner: StreamOwner,
+        prompt_logprobs: PromptLogprobs | None = None,
+        coalesce: bool = True,
     ) -> None:
         self.handle = handle
         self.epoch = epoch
+        self.prompt_logprobs = prompt_logprobs
         self.num_cached_tokens = 0
         self.first_token_at_s: float | None = None  # time.monotonic()
+        self.engine_time: EngineTime | None = None
+        self._client_wait_s = 0.0
+        self._engine_idle_since_s: float | None = None  # without credit, or done; time.monotonic()
+        self._reader_busy_since_s: float | None = None  # with what it has taken
         self.on_first_token: Callable[[], None] = _do_nothing
         self.on_account: Callable[[EngineAccount], None] = _ignore
         self._next_index = start_index
         self._window = window
+        self._coalesce = coalesce
         self._num_granted = start_index + window
         self._max_tokens = max_tokens
         self._owner = owner
@@ -171,7 +151,7 @@ class RequestStream:
         """Takes new tokens; what is known already is dropped.
 
         Raises:
-            EngineFault: tokens are missing between those known and these.
+            EngineFault: tokens are missing between those known and these, or log-probabilities of the prompt.
         """
         if self._closed:
             return
@@ -184,9 +164,16 @@ class RequestStream:
         if not token_ids:
             return
         if self.first_token_at_s is None:
+            if self.prompt_logprobs is not None and self.prompt_logprobs.num_missing:
+                num_missing = self.prompt_logprobs.num_missing
+                raise EngineFault(
+                    f"the engine sent a token, with {num_missing} log-probabilities of the prompt missing"
+                )
             self.first_token_at_s = time.monotonic()
             self.on_first_token()
         self._next_index += len(token_ids)
+        if self._num_granted <= self._next_index < self._max_tokens:
+            self._engine_idle_since_s = time.monotonic()
         self._token_ids += token_ids
         if logprobs is not None:
             if self._logprobs is None:
@@ -194,6 +181,11 @@ class RequestStream:
             else:
                 self._logprobs.extend(logprobs)
         self._wake()
+
+    def tell_time(self, engine_time: EngineTime) -> None:
+        """Takes the engine's account so far."""
+        self.engine_time = engine_time
+        self._client_wait_s, self._engine_idle_since_s = 0.0, None
 
     def finish(self, end: RequestEnd) -> None:
         """Takes the end.
@@ -207,6 +199,7 @@ class RequestStream:
             raise EngineFault(f"the engine counts {end.num_output_tokens} output tokens, {self._next_index} arrived")
         self._end = end
         self._closed = True
+        self._engine_idle_since_s = time.monotonic()
         self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -224,27 +217,49 @@ class RequestStream:
     # The client's side.
 
     async def take(self) -> TokenBatch:
-        """Waits until something is there and takes all of it; returns the credit of the batch before.
+        """Waits until something is there and takes it; returns the credit of the batch before.
 
         Raises:
             RequestError: what `fail` was called with.
         """
+        self.client_wait_s(time.monotonic())
+        self._reader_busy_since_s = None
         self._return_credit()
         while not (self._token_ids or self._closed):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        self._reader_busy_since_s = time.monotonic()
         if self._failure is not None:
             raise self._failure
+        first_index = self._next_index - len(self._token_ids)
+        if not self._coalesce and len(self._token_ids) > 1:
+            return self._take_one(first_index)
         token_ids, self._token_ids = self._token_ids, []
         logprobs, self._logprobs = self._logprobs, None
         self._num_handed_out = len(token_ids)
-        return TokenBatch(self._next_index - len(token_ids), token_ids, logprobs, self._end)
+        return TokenBatch(first_index, token_ids, logprobs, self._end)
+
+    def _take_one(self, first_index: int) -> TokenBatch:
+        """Takes one token of several."""
+        token_ids, self._token_ids = self._token_ids[:1], self._token_ids[1:]
+        logprobs = self._logprobs
+        if logprobs is not None:
+            logprobs, self._logprobs = logprobs.first(1), logprobs.without_first(1)
+        self._num_handed_out = 1
+        return TokenBatch(first_index, token_ids, logprobs, None)
 
     def close(self, reason: CancelReason) -> None:
         """Wants no more: cancels the request in the engine unless it has ended. May be called again."""
         if not self._closed:
             self._closed = True
             self._owner.cancel(self.handle, reason)
+
+    def client_wait_s(self, now_s: float) -> float:
+        """How long there was nothing to do but to wait for the reader, as far as the engine's account does not tell."""
+        if self._engine_idle_since_s is not None and self._reader_busy_since_s is not None:
+            self._client_wait_s += max(now_s - max(self._engine_idle_since_s, self._reader_busy_since_s), 0.0)
+            self._reader_busy_since_s = now_s
+        return self._client_wait_s
 
     def _return_credit(self) -> None:
         self._num_ungranted += self._num_handed_out
@@ -254,6 +269,7 @@ class RequestStream:
             return
         self._owner.grant(self.handle, self._num_ungranted)
         self._num_granted += self._num_ungranted
+        self._engine_idle_since_s = None
         self._num_ungranted = 0
 
 

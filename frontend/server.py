@@ -7,16 +7,19 @@ that a client's retry policy may still act on everything that goes wrong before.
 # ruff: noqa: N802, ARG002 - names and arguments of the handlers are gRPC's
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer
-from frontend.answer import whole_answer
+from frontend.call_deadline import CallDeadline
 from frontend.calls import ActiveCalls
 from frontend.errors import ClientStalled
 from frontend.generation import Generations
+from frontend.whole_answer import whole_answer
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -30,25 +33,31 @@ class GenerationService(GenerationServiceServicer):
         generations: does the work.
         calls: counts it.
         stall_timeout_s: how long one message may wait for the client to read.
+        default_timeout_s: how long a generation without a deadline may take; 0: for ever.
     """
 
-    def __init__(self, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float) -> None:
+    def __init__(
+        self, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float, default_timeout_s: float
+    ) -> None:
         self._generations = generations
         self._calls = calls
         self._stall_timeout_s = stall_timeout_s
+        self._default_timeout_s = default_timeout_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Runs one request to its end and returns the whole answer."""
+        remaining_s, default = self._deadline(context, request.spec)
         with self._calls.call():
-            async with self._generations.open(request.spec, context.time_remaining, streamed=False) as answer:
+            async with default.enforced(), self._generations.open(request.spec, remaining_s, streamed=False) as answer:
                 return await whole_answer(answer.messages())
 
     async def StreamGenerate(  # type: ignore[override] # gRPC takes coroutines that write to their context too
         self, request: pb.StreamGenerateRequest, context: Context
     ) -> None:
         """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
+        remaining_s, default = self._deadline(context, request.spec)
         with self._calls.call():
-            async with self._generations.open(request.spec, context.time_remaining) as answer:
+            async with default.enforced(), self._generations.open(request.spec, remaining_s) as answer:
                 async for message in answer.messages():
                     await self._write(context, message)
 
@@ -76,6 +85,16 @@ class GenerationService(GenerationServiceServicer):
                     temperature=model.defaults.temperature, top_p=model.defaults.top_p, top_k=model.defaults.top_k
                 ),
             )
+
+    def _deadline(self, context: Context, spec: pb.GenerationSpec) -> tuple[Callable[[], float | None], CallDeadline]:
+        """The time that remains, and who sees to it: gRPC if the client has named a deadline, else we. A time budget is
+        bound enough.
+        """
+        is_bounded = context.time_remaining() is not None or spec.stop.HasField("time_budget")
+        if not self._default_timeout_s or is_bounded:
+            return context.time_remaining, CallDeadline(None)
+        default = CallDeadline(time.monotonic() + self._default_timeout_s)
+        return default.remaining_s, default
 
     async def _write(self, context: Context, message: pb.StreamGenerateResponse) -> None:
         try:

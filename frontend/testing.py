@@ -150,6 +150,11 @@ class FakeEngine(EngineServiceServicer):
         """Frontends attached."""
         return len(self._sessions)
 
+    @property
+    def command_counts(self) -> list[int]:
+        """How many commands each of them has sent, its hello among them."""
+        return [session.command_seq for session in self._sessions]
+
     # The service.
 
     async def GetTokenizer(

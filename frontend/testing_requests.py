@@ -6,6 +6,14 @@ from array import array
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.testing_tokenizer import END_TOKEN_ID, VOCAB_SIZE
 
+PROMPT_CHUNK = 16
+"""Prompt tokens whose log-probabilities are in one message."""
+
+
+def prompt_logprob(index: int) -> float:
+    """Log-probability of prompt token `index`: no other of the same eight, so that a shift shows."""
+    return -0.25 * (index % 8)
+
 
 class FakeRequest:
     """One submission and how far its answer is: the prompt over and over, the end token after each round.
@@ -25,6 +33,10 @@ class FakeRequest:
         self._prompt_ids = _ids(submission.prompt_ids)
         has_deadline = submission.HasField("remaining_ms")
         self._deadline_s = now_s + submission.remaining_ms / 1000 if has_deadline else float("inf")
+        has_budget = submission.stops.HasField("time_budget_ms")
+        self._budget_end_s = now_s + submission.stops.time_budget_ms / 1000 if has_budget else float("inf")
+        self._parked_since_s: float | None = None
+        self._parked_s = 0.0
         self._num_output_tokens = submission.start_index
         self._started = False
 
@@ -34,15 +46,21 @@ class FakeRequest:
         reason = pb.COMPLETION_REASON_UNSPECIFIED
         if self.cancelled:
             reason = pb.COMPLETION_REASON_CANCELLED
-        elif now_s >= self._deadline_s:
-            reason = pb.COMPLETION_REASON_DEADLINE
+        elif now_s >= min(self._deadline_s, self._budget_end_s):
+            is_budget = self._budget_end_s <= self._deadline_s
+            reason = pb.COMPLETION_REASON_TIME_BUDGET if is_budget else pb.COMPLETION_REASON_DEADLINE
+        was_parked = self._leave_parking(now_s)
         while not reason and len(token_ids) < max_tokens and self.credit > 0:
             token_ids.append(self._next_token())
             self._num_output_tokens += 1
             self.credit -= 1
             reason = self._stop_reason(token_ids[-1])
         if token_ids:
+            if was_parked or not self._started:
+                step.time_accounts.add(handle=self.submission.handle, epoch=self.submission.epoch, **self._times_us())
             self._add_row(step, start, token_ids)
+        if self.credit <= 0:
+            self._parked_since_s = now_s
         if reason:
             is_stop = reason in (pb.COMPLETION_REASON_END_TOKEN, pb.COMPLETION_REASON_STOP_TOKEN)
             step.completions.add(
@@ -53,15 +71,26 @@ class FakeRequest:
                 num_prompt_tokens=len(self._prompt_ids),
                 num_cached_tokens=1,
                 num_output_tokens=self._num_output_tokens,
-                queued_us=1000,
-                prefill_us=2000,
+                **self._times_us(),
             )
+
+    def _leave_parking(self, now_s: float) -> bool:
+        """Counts the time since it was parked, if it was."""
+        since_s, self._parked_since_s = self._parked_since_s, None
+        if since_s is not None:
+            self._parked_s += now_s - since_s
+        return since_s is not None
+
+    def _times_us(self) -> dict[str, int]:
+        return {"queued_us": 1000, "prefill_us": 2000, "parked_us": round(self._parked_s * 1e6)}
 
     def _add_row(self, step: pb.StepResult, start: int, token_ids: list[int]) -> None:
         submission = self.submission
         if not self._started:
             self._started = True
             step.first_tokens.add(handle=submission.handle, epoch=submission.epoch, num_cached_tokens=1)
+            if submission.HasField("prompt_logprobs"):
+                self._add_prompt_logprobs(step, submission.prompt_logprobs)
         if submission.HasField("top_logprobs"):
             width = submission.top_logprobs
             step.logprobs.rows.append(len(step.handles))
@@ -75,6 +104,19 @@ class FakeRequest:
         step.start_indices.append(start)
         step.token_counts.append(len(token_ids))
         step.token_ids.extend(token_ids)
+
+    def _add_prompt_logprobs(self, step: pb.StepResult, width: int) -> None:
+        for start in range(1, len(self._prompt_ids), PROMPT_CHUNK):
+            indices = range(start, min(start + PROMPT_CHUNK, len(self._prompt_ids)))
+            step.prompt_logprobs.add(
+                handle=self.submission.handle,
+                epoch=self.submission.epoch,
+                start_index=start,
+                chosen=[prompt_logprob(index) for index in indices],
+                top_width=width,
+                top_ids=[(self._prompt_ids[index] + rank) % VOCAB_SIZE for index in indices for rank in range(width)],
+                top_values=[prompt_logprob(index) - rank for index in indices for rank in range(width)],
+            )
 
     def _next_token(self) -> int:
         position = self._num_output_tokens % (len(self._prompt_ids) + 1)

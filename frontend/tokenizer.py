@@ -166,6 +166,21 @@ class Tokenizer:
                 f"the model's chat template does not take these messages: {error}", field=field
             ) from error
 
+    async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts as they stand in the middle of others: without what the tokenizer adds to a prompt."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._encode_words, list(words))
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of a special token; None: there is none with this text."""
+        token_id: int | None = self._backend.token_to_id(text) if text in self.special_tokens else None
+        return token_id
+
+    def to_json(self) -> str:
+        """The tokenizer in Hugging Face's format."""
+        text: str = self._backend.to_str()
+        return text
+
     def token_bytes(self, token_id: int) -> bytes:
         """Raw bytes of one token, not always whole characters; empty for an id without a token."""
         return self._text.token_bytes(token_id)
@@ -186,6 +201,9 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def _encode_words(self, words: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(words, add_special_tokens=False)]
 
 
 class _LoadedTemplate(NamedTuple):

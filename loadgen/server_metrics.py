@@ -1,22 +1,33 @@
 """The server's own metrics, kept beside a run: Prometheus text before and after, uninterpreted."""
 
 import urllib.request
+from urllib.parse import urlsplit
 
 from loadgen.errors import TargetError
+from loadgen.target.base import TargetSpec
+from loadgen.target.tls import ssl_context
 
 _TIMEOUT_S = 5.0
 _LARGEST_BYTES = 4 << 20
 
 
-def read_server_metrics(url: str) -> str:
+def read_server_metrics(url: str, spec: TargetSpec) -> str:
     """Prometheus text.
+
+    Args:
+        url: where it is.
+        spec: the server under load, whose certificates count here too, and its API key if it is on the same host.
 
     Raises: TargetError: nobody answers within seconds, or not with text of a sensible size.
     """
     if not url.startswith(("http://", "https://")):
         raise TargetError(f"--metrics-url {url}: must begin with http:// or https://")
+    context = ssl_context(spec) if url.startswith("https:") else None
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        request = urllib.request.Request(url)
+        if spec.api_key and urlsplit(url).hostname == urlsplit(spec.url).hostname:
+            request.add_unredirected_header("Authorization", f"Bearer {spec.api_key}")
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
             content: bytes = response.read(_LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise TargetError(f"--metrics-url {url}: {getattr(error, 'reason', None) or error}") from error

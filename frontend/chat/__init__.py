@@ -9,6 +9,7 @@ it arrives.
 Pure: text in, deltas out. Knows no tokens, no protos, no HTTP.
 """
 
+from frontend.chat.call_rules import CallableTool, CallRules
 from frontend.chat.deltas import ContentText, Delta, ReasoningText, ToolCallArguments, ToolCallStart
 from frontend.chat.formats import REASONING_FORMATS, TOOL_FORMATS, ChatFormat, chat_format
 from frontend.chat.parser import AnswerParser
@@ -17,6 +18,8 @@ __all__ = [
     "REASONING_FORMATS",
     "TOOL_FORMATS",
     "AnswerParser",
+    "CallRules",
+    "CallableTool",
     "ChatFormat",
     "ContentText",
     "Delta",

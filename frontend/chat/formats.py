@@ -1,11 +1,12 @@
 """Which marks a model uses, chosen by name or guessed from its chat template, and the parser for them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from frontend.chat import mistral
 from frontend.chat.call_ids import long_call_id, short_call_id
 from frontend.chat.call_output import CallOutput
+from frontend.chat.call_rules import CallableTool, CallRules, TokenIdOf, call_rules, reasoning_rules
 from frontend.chat.hermes import HermesCalls
 from frontend.chat.hidden import HiddenTexts
 from frontend.chat.llama3 import Llama3Calls
@@ -33,10 +34,12 @@ class ChatFormat:
     Attributes:
         tools: name of the format of tool calls, or "none".
         reasoning: name of the marks of reasoning, or "none".
+        names_first: whether Mistral's calls are names with arguments, and not a list of objects.
     """
 
     tools: str
     reasoning: str
+    names_first: bool = False
 
     @property
     def needs_special_tokens(self) -> bool:
@@ -65,6 +68,22 @@ class ChatFormat:
             ReasoningSplit(marks, opened=marks.opened_by(prompt)) if marks else None,
             self._calls(tool_names) if tool_names else None,
         )
+
+    def call_rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:
+        """Rules for an answer that must call tools; see `call_rules`."""
+        style = "mistral names" if self.tools == "mistral" and self.names_first else self.tools
+        return call_rules(style, tools, token_id, one_only=one_only)
+
+    def before_answer(self, prompt: str, token_id: TokenIdOf) -> str:
+        """Rules for what comes before an answer that is held to a form; empty: nothing does.
+
+        Args:
+            prompt, token_id: see `parser` and `call_rules`.
+        """
+        marks = _REASONING_MARKS.get(self.reasoning)
+        if marks is None:
+            return ""
+        return reasoning_rules(marks.opening, marks.closing, token_id, opened=marks.opened_by(prompt))
 
     def _calls(self, tool_names: Collection[str]) -> AnswerParser | None:
         match self.tools:
@@ -95,6 +114,7 @@ def chat_format(template_text: str | None, *, tools: str = "auto", reasoning: st
     return ChatFormat(
         _guess_tools(source) if tools == "auto" else tools,
         _guess_reasoning(source) if reasoning == "auto" else reasoning,
+        names_first="[ARGS]" in source,
     )
 
 

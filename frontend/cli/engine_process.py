@@ -7,11 +7,11 @@ this process ends, the pipe closes, and `--exit-on-stdin-close` ends the engine.
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
+
+from frontend.child_process import RestartPauses, describe_end, kill_group
 
 _logger = logging.getLogger(__name__)
 
@@ -19,8 +19,6 @@ BAD_CONFIGURATION = 2
 """Exit status of an engine that cannot run with these flags or this model: starting it again is of no use."""
 
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
-_STABLE_AFTER_S = 60.0  # an engine that ran this long is not in a crash loop: pauses start small again
 
 
 class EngineProcess:
@@ -33,7 +31,7 @@ class EngineProcess:
 
     def __init__(self, command: Sequence[str], *, first_pause_s: float = _FIRST_PAUSE_S) -> None:
         self._command = command
-        self._first_pause_s = first_pause_s
+        self._pauses = RestartPauses(first_pause_s)
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()  # held while a process is made: `stop` must not miss it
         self._stopping = asyncio.Event()
@@ -41,18 +39,15 @@ class EngineProcess:
     async def run(self) -> int:
         """Runs the engine until `stop`, or until it says `BAD_CONFIGURATION`; returns its last exit status."""
         status = 0
-        pause_s = self._first_pause_s
         while not self._stopping.is_set():
             started_s = time.monotonic()
             status = await self._run_once()
             if self._stopping.is_set() or status == BAD_CONFIGURATION:
                 break
-            if time.monotonic() - started_s >= _STABLE_AFTER_S:
-                pause_s = self._first_pause_s
-            _logger.warning("the engine ended: %s; starting it again in %g s", _describe(status), pause_s)
+            pause_s = self._pauses.next_s(time.monotonic() - started_s)
+            _logger.warning("the engine ended: %s; starting it again in %g s", describe_end(status), pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return status
 
     async def stop(self, grace_s: float) -> None:
@@ -73,7 +68,7 @@ class EngineProcess:
     def kill(self) -> None:
         """Ends the engine and whatever it has started, at once."""
         if self._process is not None:
-            _kill_group(self._process.pid)
+            kill_group(self._process.pid)
 
     async def _run_once(self) -> int:
         # In a session of its own a terminal's Ctrl-C does not reach it: we drain first. What it prints goes to our
@@ -84,19 +79,5 @@ class EngineProcess:
             )
         status = await process.wait()
         self._process = None
-        _kill_group(process.pid)  # helpers of an engine that died would keep its memory
+        kill_group(process.pid)  # helpers of an engine that died would keep its memory
         return status
-
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:  # real-time signals have no names
-        return f"killed by signal {-status}"

@@ -1,4 +1,4 @@
-"""`chairlift up`: a frontend in this process and an engine beside it, started, watched and stopped together.
+"""`chairlift up`: a frontend in this process, or several beside it, and an engine; started, watched, stopped together.
 
 The two meet on a unix socket in a private folder. Flags that the frontend does not know go to the engine as they are.
 """
@@ -26,6 +26,7 @@ from frontend.client import GenerationError
 from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, log_to_stderr
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
+from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
 _MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
@@ -58,9 +59,9 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
         with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             pair = Pair(config, [*engine_command, *engine_flags], folder)
             return runner.run(pair.run(with_proof=arguments.proof))
-    except ConfigError as error:
+    except (ConfigError, WorkerFailed) as error:
         print(f"chairlift up: error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:  # before there was a handler
         return 130
 
@@ -78,7 +79,7 @@ class Pair:
         socket = folder / "engine.sock"
         self._config = dataclasses.replace(config, engine=f"unix:{socket}")
         self._folder = folder
-        self._app = FrontendApp(self._config)
+        self._app = FrontendApp(self._config) if config.workers == 1 else Supervisor(self._config)
         self._engine_command = [
             *engine_command,
             *("--log-level", config.log_level),
@@ -91,6 +92,7 @@ class Pair:
 
         Raises:
             ConfigError: the port cannot be had.
+            WorkerFailed: a worker cannot run.
         """
         engine = EngineProcess(self._engine_command)
         stop = self._on_signals(engine)
@@ -123,6 +125,8 @@ class Pair:
         def handle(number: int) -> None:
             if stop.is_set():
                 engine.kill()
+                if isinstance(self._app, Supervisor):
+                    self._app.kill()
                 shutil.rmtree(self._folder, ignore_errors=True)
                 os._exit(128 + number)
             stop.set()

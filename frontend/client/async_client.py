@@ -23,26 +23,20 @@ from frontend.client.request import (
     count_request,
     generation_spec,
 )
+from frontend.client.streamed_answer import StreamedAnswer
 
 Response = TypeVar("Response")
 
 
-class AsyncGenerationStream:
+class AsyncGenerationStream(StreamedAnswer):
     """An answer while it is generated: iterate over its chunks. Leaving an `async with` block, or `cancel`, ends the
-    generation.
-
-    Attributes:
-        started: request id, prompt tokens and the values in force; None until the first chunk is there.
-        finished: why it ended and what it used; None until then. Of several answers, this is the first one's.
-        all_finished: the same for every answer, by its index; `num_answers` asks for more than one.
+    generation. What has come so far is in the attributes of StreamedAnswer.
     """
 
     def __init__(self, call: aio.UnaryStreamCall[pb.StreamGenerateRequest, pb.StreamGenerateResponse]) -> None:
+        super().__init__()
         self._call = call
         self._responses = aiter(call)
-        self.started: pb.Started | None = None
-        self.finished: pb.Finished | None = None
-        self.all_finished: dict[int, pb.Finished] = {}
 
     def __aiter__(self) -> AsyncIterator[pb.Chunk]:
         return self
@@ -55,14 +49,9 @@ class AsyncGenerationStream:
         """
         try:
             async for response in self._responses:
-                match response.WhichOneof("event"):
-                    case "chunk":
-                        return response.chunk
-                    case "started":
-                        self.started = response.started
-                    case "finished":
-                        self.all_finished[response.finished.answer_index] = response.finished
-                        self.finished = self.all_finished.get(0)
+                chunk = self._take(response)
+                if chunk is not None:
+                    return chunk
         except grpc.RpcError as error:
             raise generation_error(error) from error
         raise StopAsyncIteration

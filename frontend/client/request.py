@@ -1,7 +1,10 @@
 """Keyword arguments to request messages of chairlift.v1; only what is given is set, the server owns the defaults."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
 
 from chairlift.v1 import generation_service_pb2 as pb
 
@@ -14,20 +17,25 @@ CHANNEL_OPTIONS = (
 
 _Message = TypeVar("_Message")
 
-ChatTurns = Sequence[tuple[str, str]]
-"""A conversation: (role, content) of each turn, oldest first."""
+ChatTurns = Sequence[tuple[str, str] | pb.ChatMessage]
+"""A conversation: (role, content) of each turn, oldest first, or a message where it has more, as calls."""
 
 
 class GenerationOptions(TypedDict, total=False):
     """What `generate` and `stream` take besides the text. Names, ranges and defaults are those of
     generation_service.proto.
 
-    Two names differ where the proto's would be said twice: `return_text` and `return_token_ids` are OutputOptions.text
-    and OutputOptions.token_ids. None is the same as not given.
+    Some names differ: `return_text` and `return_token_ids` are OutputOptions.text and OutputOptions.token_ids, which
+    would be said twice; `time_budget_s`, `tools` and `template_variables` take Python's values. None is the same as not
+    given.
     """
 
     token_ids: Sequence[int] | None  # instead of the text
     chat: ChatTurns | None  # instead of the text
+    tools: Sequence[Mapping[str, Any]] | None  # these four: with a chat
+    template_variables: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
     model: str | None
     request_id: str | None
     priority: int | None
@@ -43,6 +51,14 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float | None
     seed: int | None
     logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
+
+    json_schema: Mapping[str, Any] | str | None  # the form of the answer: at most one of these five
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
 
     max_tokens: int | None
     min_tokens: int | None
@@ -50,20 +66,31 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     include_stop_text: bool | None
     ignore_end_token: bool | None
+    time_budget_s: float | None
 
     return_text: bool | None
     return_token_ids: bool | None
     top_logprobs: int | None
     keep_special_tokens: bool | None
+    prompt_logprobs: int | None
+    echo: bool | None
+    parse: bool | None
 
 
 PROMPT_FORMS = ("text", "token_ids", "chat")
 _SPEC_FIELDS = ("model", "request_id", "priority", "cache_salt", "num_answers")
+_CHAT_FIELDS = ("tools", "template_variables", "add_generation_prompt", "continue_final_message")
+_FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
+_TEXT_LISTS = ("stop_texts", "bad_words", "choice")
+_STOP_FIELDS = tuple(name for name in pb.StopOptions.DESCRIPTOR.fields_by_name if name != "time_budget")
 _OUTPUT_FIELDS = {
     "return_text": "text",
     "return_token_ids": "token_ids",
     "top_logprobs": "top_logprobs",
     "keep_special_tokens": "keep_special_tokens",
+    "prompt_logprobs": "prompt_logprobs",
+    "echo": "echo",
+    "parse": "parse",
 }
 
 
@@ -71,12 +98,16 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
     """The request that these arguments say.
 
     Raises:
-        TypeError: an unknown argument, or not exactly one of text, token_ids and chat.
-        ValueError: a number that its field cannot hold; names the argument.
+        TypeError: an unknown argument, not exactly one of text, token_ids and chat, more than one form of the answer,
+            or what belongs to a chat without one.
+        ValueError: a value that its field cannot hold; names the argument.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if text is not None:
         given["text"] = text
+    for name in _TEXT_LISTS:
+        if isinstance(given.get(name), str):  # protobuf would take its letters
+            raise TypeError(f"{name} is one text; give a list of texts")
     prompts = [name for name in PROMPT_FORMS if name in given]
     if len(prompts) != 1:
         raise TypeError(f"give exactly one of {', '.join(PROMPT_FORMS)}, not {' and '.join(prompts) or 'none'}")
@@ -87,11 +118,18 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
         spec.token_ids.ids.extend(given.pop("token_ids"))
         spec.token_ids.SetInParent()  # an empty list is still the prompt form that was chosen
     else:
-        spec.chat.CopyFrom(chat_prompt(given.pop("chat")))
+        spec.chat.CopyFrom(chat_prompt(given.pop("chat"), _take(given, _CHAT_FIELDS)))
+    forms = _take(given, _FORMS)
+    if forms:
+        spec.structured_output.CopyFrom(_structured_output(forms))
     spec.sampling.CopyFrom(_message(pb.SamplingOptions, _take(given, pb.SamplingOptions.DESCRIPTOR.fields_by_name)))
-    spec.stop.CopyFrom(_message(pb.StopOptions, _take(given, pb.StopOptions.DESCRIPTOR.fields_by_name)))
+    spec.stop.CopyFrom(_message(pb.StopOptions, _take(given, _STOP_FIELDS)))
+    if "time_budget_s" in given:
+        spec.stop.time_budget.CopyFrom(_duration("time_budget_s", given.pop("time_budget_s")))
     output = {_OUTPUT_FIELDS[name]: value for name, value in _take(given, _OUTPUT_FIELDS).items()}
     spec.output.CopyFrom(_message(pb.OutputOptions, output))
+    if not given.keys().isdisjoint(_CHAT_FIELDS):
+        raise TypeError(f"{next(name for name in _CHAT_FIELDS if name in given)} belongs to a chat, and there is none")
     if given:
         known = ", ".join(("text", *GenerationOptions.__annotations__))
         raise TypeError(f"unknown argument {sorted(given)[0]!r}; known: {known}")
@@ -116,9 +154,54 @@ def count_request(
     return request
 
 
-def chat_prompt(turns: ChatTurns) -> pb.ChatPrompt:
-    """A conversation as its message."""
-    return pb.ChatPrompt(messages=[pb.ChatMessage(role=role, content=content) for role, content in turns])
+def chat_prompt(turns: ChatTurns, options: Mapping[str, Any] | None = None) -> pb.ChatPrompt:
+    """A conversation as its message.
+
+    Args:
+        options: what else the prompt is made of, by the names of GenerationOptions.
+
+    Raises:
+        ValueError: JSON cannot say the tools or the variables.
+    """
+    given = dict(options or {})
+    chat = pb.ChatPrompt(
+        messages=[
+            turn if isinstance(turn, pb.ChatMessage) else pb.ChatMessage(role=turn[0], content=turn[1])
+            for turn in turns
+        ]
+    )
+    chat.tools_json.extend(_json("tools", tool) for tool in given.pop("tools", ()))
+    if "template_variables" in given:
+        chat.template_variables_json = _json("template_variables", given.pop("template_variables"))
+    chat.MergeFrom(_message(pb.ChatPrompt, given))
+    return chat
+
+
+def _structured_output(forms: dict[str, Any]) -> pb.StructuredOutput:
+    if len(forms) > 1:
+        raise TypeError(f"give at most one of {', '.join(_FORMS)}, not {' and '.join(forms)}")
+    ((name, value),) = forms.items()
+    if name == "json_schema":
+        value = value if isinstance(value, str) else _json(name, value)
+    if name == "choice":
+        value = pb.Choices(texts=value)
+    return _message(pb.StructuredOutput, {name: value})
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be said in JSON: {error}") from error
+
+
+def _duration(name: str, seconds: float) -> Duration:
+    duration = Duration()
+    try:
+        duration.FromNanoseconds(round(seconds * 1e9))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is {seconds}: {error}") from error
+    return duration
 
 
 def _message(kind: Callable[..., _Message], values: Mapping[str, Any]) -> _Message:
@@ -131,5 +214,5 @@ def _message(kind: Callable[..., _Message], values: Mapping[str, Any]) -> _Messa
     return kind(**values)
 
 
-def _take(given: dict[str, Any], names: Mapping[str, object]) -> dict[str, Any]:
+def _take(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: given.pop(name) for name in names if name in given}

@@ -22,6 +22,7 @@ from frontend.client.request import (
     count_request,
     generation_spec,
 )
+from frontend.client.streamed_answer import StreamedAnswer
 
 Response = TypeVar("Response")
 
@@ -34,21 +35,14 @@ class _ResponseCall(Protocol):
     def cancel(self) -> object: ...
 
 
-class GenerationStream:
+class GenerationStream(StreamedAnswer):
     """An answer while it is generated: iterate over its chunks. Leaving a `with` block, or `cancel`, ends the
-    generation.
-
-    Attributes:
-        started: request id, prompt tokens and the values in force; None until the first chunk is there.
-        finished: why it ended and what it used; None until then. Of several answers, this is the first one's.
-        all_finished: the same for every answer, by its index; `num_answers` asks for more than one.
+    generation. What has come so far is in the attributes of StreamedAnswer.
     """
 
     def __init__(self, call: _ResponseCall) -> None:
+        super().__init__()
         self._call = call
-        self.started: pb.Started | None = None
-        self.finished: pb.Finished | None = None
-        self.all_finished: dict[int, pb.Finished] = {}
 
     def __iter__(self) -> Iterator[pb.Chunk]:
         return self
@@ -61,14 +55,9 @@ class GenerationStream:
         """
         try:
             for response in self._call:
-                match response.WhichOneof("event"):
-                    case "chunk":
-                        return response.chunk
-                    case "started":
-                        self.started = response.started
-                    case "finished":
-                        self.all_finished[response.finished.answer_index] = response.finished
-                        self.finished = self.all_finished.get(0)
+                chunk = self._take(response)
+                if chunk is not None:
+                    return chunk
         except grpc.RpcError as error:
             raise generation_error(error) from error
         raise StopIteration

@@ -2,7 +2,7 @@
 
 An engine's totals are exported as they are and not added up here: a new engine begins at zero, which Prometheus takes
 for the restart it is. While an engine is away all of it is absent: an old number would be a lie, and a zero would tell
-an autoscaler that nothing waits.
+an autoscaler that nothing waits. Only its end by a contradiction in its books is counted here, and stays.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,13 @@ _COUNTERS = (
         "GPU kernels compiled while requests waited; each is a defect.",
         lambda load: load.jit_compiles_after_ready_total,
     ),
+    _Row(
+        "integrity_checks",
+        "Looks of the engine through its books of blocks and requests.",
+        lambda load: load.integrity_checks_total,
+    ),
 )
+_FAILURES = ("integrity_failures", "Engines that found a contradiction in these, and ended.")
 _USAGE = ("kv_cache_usage_perc", "Share of the KV cache that cannot be allocated now, 0 to 1.")
 _UP = ("engine_up", "1 while the engine is attached, else 0.")
 _CACHE_INFO = ("cache_config_info", "The KV cache; always 1.")
@@ -96,6 +102,11 @@ class EngineCollector(Collector):
             for labels, load, _ in loads:
                 counter.add_metric(labels, row.value(load))
             yield counter
+        failures = CounterMetricFamily(f"{self._prefix}:{_FAILURES[0]}", _FAILURES[1], labels=LABELS)
+        for engine in self._engines:
+            if engine.model_name is not None:
+                failures.add_metric((engine.model_name, engine.engine), engine.num_integrity_failures)
+        yield failures
 
     def _infos(self) -> Iterator[Metric]:
         cache = self._gauge(*_CACHE_INFO, (*LABELS, "block_size", "num_gpu_blocks"))

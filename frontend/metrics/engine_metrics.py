@@ -49,6 +49,8 @@ class EngineMetrics:
     Attributes:
         welcome: of the engine that is attached; None: none is.
         load: its latest; None: none has come from this engine yet.
+        model_name: of the engine that is attached or was attached last; None: none ever was.
+        num_integrity_failures: of all engines that were here: one that finds a contradiction ends, and its count too.
     """
 
     def __init__(self, engine: str, steps: StepMetrics, requests: RequestMetrics) -> None:
@@ -57,6 +59,9 @@ class EngineMetrics:
         self._requests = requests
         self.welcome: pb.Welcome | None = None
         self.load: pb.LoadStats | None = None
+        self.model_name: str | None = None
+        self.num_integrity_failures = 0
+        self._failures_seen = 0  # of the engine that is attached
         self._steps: _Steps | None = None
         self._last_step = 0
 
@@ -64,6 +69,8 @@ class EngineMetrics:
         """An engine is there: a new one, or the same one again."""
         self.welcome = welcome
         self.load = None
+        self.model_name = welcome.info.model
+        self._failures_seen = 0
         self._last_step = 0
         labels = (welcome.info.model, self.engine)
         metrics = self._step_metrics
@@ -80,15 +87,21 @@ class EngineMetrics:
     def note_status(self, status: pb.EngineStatus) -> None:
         """Takes the load out of a heartbeat."""
         if status.HasField("load"):
-            self.load = status.load
+            self._note_load(status.load)
 
     def note_step(self, step: pb.StepResult) -> None:
         """Takes the load out of a step's message; of several messages after one step the first counts the step."""
         if not step.HasField("load"):
             return
-        self.load = load = step.load
+        load = step.load
+        self._note_load(load)
         if self._steps is not None and step.engine_step > self._last_step:
             self._last_step = step.engine_step
             self._steps.step_s.observe(load.step_us / 1e6)
             self._steps.execute_s.observe(load.execute_us / 1e6)
             self._steps.num_tokens.observe(load.num_batched_tokens)
+
+    def _note_load(self, load: pb.LoadStats) -> None:
+        self.load = load
+        self.num_integrity_failures += max(load.integrity_failures_total - self._failures_seen, 0)
+        self._failures_seen = load.integrity_failures_total

@@ -1,4 +1,4 @@
-"""All metrics of one frontend process, and their text for Prometheus."""
+"""All metrics of one frontend process, or of all workers together, and their text for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
 
@@ -6,33 +6,55 @@ from frontend.admission import Admission
 from frontend.metrics.engine_collector import EngineCollector
 from frontend.metrics.engine_metrics import EngineMetrics, StepMetrics
 from frontend.metrics.request_metrics import RequestMetrics
+from frontend.metrics.shared import share_values, shared_collectors
+from frontend.workers.order import WorkerPlace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `render` returns: the format that every Prometheus reads."""
 
 
 class Metrics:
-    """The registry of this process and everything in it.
+    """Everything that is counted here, and what is told of it.
+
+    One of several workers tells the sums over all of them, whichever is asked. What the engine says of itself it tells
+    as it hears it: every worker hears the same.
 
     Args:
         prefix: of every name, without the colon: "chairlift", or "vllm" for dashboards made for that.
         admission: the queue whose length is told.
+        place: among the workers whose metrics are added up; None: there are no others.
     """
 
-    def __init__(self, prefix: str, admission: Admission) -> None:
+    def __init__(self, prefix: str, admission: Admission, place: WorkerPlace | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, which says nothing
-        self._registry = CollectorRegistry()
+        own = CollectorRegistry()
+        self._told = own if place is None else CollectorRegistry()
+        if place is not None:
+            share_values(place)
         self._engines: list[EngineMetrics] = []
-        self.requests = RequestMetrics(prefix, self._registry)
-        self._steps = StepMetrics(prefix, self._registry)
-        self._registry.register(EngineCollector(prefix, self._engines))
-        queued = Gauge(
-            f"{prefix}:frontend_queue_requests", "Requests without their first token.", registry=self._registry
-        )
-        queued.set_function(lambda: admission.num_requests)
-        tokens = Gauge(f"{prefix}:frontend_queue_tokens", "Prompt tokens of these.", registry=self._registry)
-        tokens.set_function(lambda: admission.num_tokens)
-        ProcessCollector(registry=self._registry)
+        self.requests = RequestMetrics(prefix, own)
+        self._steps = StepMetrics(prefix, own)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"{prefix}:{name}", text, registry=own, multiprocess_mode="livesum")
+
+        queued = gauge("frontend_queue_requests", "Requests without their first token.")
+        tokens = gauge("frontend_queue_tokens", "Prompt tokens of these.")
+        if place is None:
+            queued.set_function(lambda: admission.num_requests)
+            tokens.set_function(lambda: admission.num_tokens)
+            ProcessCollector(registry=own)
+        else:
+
+            def note_queue() -> None:  # at every change, because the others cannot ask
+                queued.set(admission.num_requests)
+                tokens.set(admission.num_tokens)
+
+            note_queue()
+            admission.on_change = note_queue
+            for collector in shared_collectors(place):
+                self._told.register(collector)
+        self._told.register(EngineCollector(prefix, self._engines))
 
     def engine(self) -> EngineMetrics:
         """One more engine; its label counts from 0, as vLLM's."""
@@ -42,4 +64,4 @@ class Metrics:
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._told)

@@ -12,9 +12,12 @@ from typing import Self
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.deadline import Deadline
+from frontend.errors import RequestError
 from frontend.metrics.outcome import COMPLETE_OUTCOMES, Outcome, failed_outcome, is_refusal
 from frontend.metrics.request_metrics import RequestMetrics, RequestSeries
 from frontend.request_stream import EngineAccount
+from frontend.status import error_reason
+from frontend.tracing.request_trace import RequestTrace
 
 
 @dataclass(slots=True)
@@ -36,12 +39,19 @@ class RequestWatch:
         metrics: where it is counted.
         time_remaining_s: until the call's deadline; None if it has none.
         streamed: whether tokens are sent as they come. If not, nothing is sent, and billed, before all are there.
+        trace: is told what a trace needs; None: nobody traces this.
     """
 
     def __init__(
-        self, metrics: RequestMetrics, time_remaining_s: Callable[[], float | None], *, streamed: bool
+        self,
+        metrics: RequestMetrics,
+        time_remaining_s: Callable[[], float | None],
+        *,
+        streamed: bool,
+        trace: RequestTrace | None = None,
     ) -> None:
         self._metrics = metrics
+        self._trace = trace
         self._deadline = Deadline(time_remaining_s)
         self._streamed = streamed
         self._series: RequestSeries | None = None
@@ -68,6 +78,7 @@ class RequestWatch:
         series = self._series
         if series is None or is_refusal(error):
             self._metrics.refuse(error)
+            self._end_trace(error_reason(error))
             return
         outcome = self._outcome if error is None and self._num_complete == self._num_answers else None
         if outcome is not None:
@@ -78,6 +89,7 @@ class RequestWatch:
             if self._streamed:
                 self._bill(series)
         series.ends[outcome].inc()
+        self._end_trace(_error_code(error, outcome))
 
     def accept(self, model_name: str, engine: str, *, num_answers: int, now_s: float) -> None:
         """It asks for something that can be served here."""
@@ -105,8 +117,7 @@ class RequestWatch:
                     if chunk.num_tokens:  # else it is text that had lagged behind
                         self._note_sent(series, chunk.answer_index, chunk.num_tokens, now_s)
                 case "started":
-                    self._first_token_at_s = now_s
-                    series.first_token_s.observe(now_s - self._accepted_at_s)
+                    self._first_token_at_s = now_s  # if it has one
                     yield message
                     self._note_started(series, message.started)
                 case "finished":
@@ -118,6 +129,8 @@ class RequestWatch:
         series = self._accepted_series
         series.queued_s.observe(self._submitted_at_s - self._accepted_at_s + account.queued_s)
         series.num_preemptions.observe(account.num_preemptions)
+        if self._trace is not None:
+            self._trace.account(account, accepted_at_s=self._accepted_at_s, submitted_at_s=self._submitted_at_s)
         if account.num_output_tokens:
             self._prefill_s = account.prefill_s
             series.prefill_s.observe(account.prefill_s)
@@ -130,6 +143,8 @@ class RequestWatch:
 
     def _note_started(self, series: RequestSeries, started: pb.Started) -> None:
         self._started = started
+        if self._trace is not None:
+            self._trace.started(started)
         if self._streamed:
             series.prompt_tokens.inc(started.num_prompt_tokens)
             series.prompt_tokens_cached.inc(started.num_cached_tokens)
@@ -140,6 +155,8 @@ class RequestWatch:
         if answer is None:
             # The first answer's first token came with Started; that of any other comes now.
             first_at_s = taken_at_s if self._answers else self._first_token_at_s
+            if not self._answers:
+                series.first_token_s.observe(first_at_s - self._accepted_at_s)
             answer = self._answers[index] = _Answer(first_at_s, first_at_s)
             num_gaps -= 1
         if num_gaps:
@@ -155,6 +172,8 @@ class RequestWatch:
     def _note_complete(self, series: RequestSeries, finished: pb.Finished) -> None:
         self._num_complete += 1
         self._outcome = COMPLETE_OUTCOMES[finished.reason]
+        if self._trace is not None:
+            self._trace.answer_ended(self._outcome.value)
         answer = self._answers.get(finished.answer_index)
         if answer is not None and answer.num_tokens > 1:
             time_s = answer.last_token_at_s - answer.first_token_at_s
@@ -176,10 +195,30 @@ class RequestWatch:
         longest = max((answer.num_tokens for answer in self._answers.values()), default=0)
         series.max_generation_tokens.observe(longest)
         series.total_s.observe(time.monotonic() - self._accepted_at_s)
-        self._decode_s = max(self._last_token_at_s - self._first_token_at_s, 0.0)
-        series.decode_s.observe(self._decode_s)
-        self._observe_inference(series)
+        if self._answers:
+            self._decode_s = max(self._last_token_at_s - self._first_token_at_s, 0.0)
+            series.decode_s.observe(self._decode_s)
+            self._observe_inference(series)
 
     def _observe_inference(self, series: RequestSeries) -> None:
         if self._prefill_s is not None and self._decode_s is not None:
             series.inference_s.observe(self._prefill_s + self._decode_s)
+
+    def _end_trace(self, error_code: str) -> None:
+        if self._trace is not None:
+            self._trace.end(
+                time.monotonic(),
+                num_output_tokens=self._num_sent_tokens,
+                first_token_at_s=self._first_token_at_s,
+                last_token_at_s=self._last_token_at_s,
+                error=error_code,
+            )
+
+
+def _error_code(error: BaseException | None, outcome: Outcome) -> str:
+    """What went wrong, in the words of the errors that clients get; empty if nothing did."""
+    if outcome in COMPLETE_OUTCOMES.values():
+        return ""
+    if not isinstance(error, RequestError) and outcome in (Outcome.CANCELLED, Outcome.DEADLINE):
+        return "CANCELLED" if outcome is Outcome.CANCELLED else "DEADLINE_EXCEEDED"
+    return error_reason(error)

@@ -2,7 +2,7 @@
 `frontend.convert`, for all doors alike.
 
 A parameter that is not known here is refused by name, unless it is null or says what happens anyway: a client is told
-that `response_format` has no effect, and a mistyped `temprature` does not go unseen.
+that `suffix` has no effect, and a mistyped `temprature` does not go unseen.
 """
 
 from typing import Annotated, Any
@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from frontend.openai.error_object import BodyError
+from frontend.openai.form_bodies import Choices, ResponseFormat, Schema, StructuredOutputs
+from frontend.openai.nested import Nested
 
 MAX_PROMPTS = 64
 """Most prompts in one call; each takes a place in the queue."""
@@ -36,7 +38,6 @@ _NEUTRAL: dict[str, Any] = {
     "function_call": "none",
     "length_penalty": 1.0,
     "modalities": ["text"],
-    "response_format": {"type": "text"},
     "spaces_between_special_tokens": True,
     "suffix": "",
     "use_beam_search": False,
@@ -83,10 +84,10 @@ class Body(BaseModel):
         return self
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Nested):
     """What a stream tells beside the text."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    where = "stream_options"
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -94,9 +95,9 @@ class StreamOptions(BaseModel):
 
 
 class GenerationBody(Body):
-    """Parameters of both kinds of generation: OpenAI's, then those vLLM adds."""
+    """Parameters of both kinds of generation: OpenAI's, then those vLLM adds, and ours: `time_budget` and `timeout`."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
+    max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: str | Texts | None = None
@@ -107,6 +108,7 @@ class GenerationBody(Body):
     logit_bias: Annotated[dict[TokenId, float], BeforeValidator(_bias_by_token)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: float | None = None
@@ -120,11 +122,28 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+    time_budget: float | None = None
+    timeout: float | None = None
+    prompt_logprobs: Count | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":
         if self.stream_options is not None and not self.stream:
             raise BodyError(400, "stream_options is for streams: set stream to true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise BodyError(
+                400,
+                "prompt_logprobs is for answers that are not streamed",
+                param="prompt_logprobs",
+                code="unsupported_parameter",
+            )
         return self
 
 

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.chat import ChatFormat
 from frontend.openai.chat_bodies import ChatBody
-from frontend.openai.chat_parts import ChatAnswer, delta_object, message_object
-from frontend.openai.error_object import BodyError
-from frontend.openai.job import Envelope, JsonObject, answers, finish_reason, stop_reason
-from frontend.openai.logprobs import chat_logprobs
+from frontend.openai.chat_parts import delta_objects, message_object
+from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason
+from frontend.openai.logprobs import chat_logprobs, prompt_logprobs
 from frontend.openai.spec import chat_spec
 from frontend.request import ChatPrompt
 from frontend.served_model import ServedModel
+from frontend.structured.forms import OutputForm
 
 
 class Chat:
@@ -22,49 +21,23 @@ class Chat:
         model: what answers.
         request_id: of the call.
         chat: the conversation.
-        chat_format: how the model marks reasoning and calls.
-        prompt_tail: end of the rendered prompt.
-
-    Raises:
-        BodyError: tools for a model whose calls cannot be told from its words.
+        form: of the answer; None: any.
     """
 
     default_max_tokens = 2**31 - 1  # what fits: clients take an answer that ends without their asking for a fault
 
     def __init__(
-        self,
-        body: ChatBody,
-        model: ServedModel,
-        request_id: str,
-        *,
-        chat: ChatPrompt,
-        chat_format: ChatFormat,
-        prompt_tail: str,
+        self, body: ChatBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
     ) -> None:
-        if body.tool_names and chat_format.tools == "none":
-            raise BodyError(
-                400,
-                "tools are not served with this model: its chat template shows no known form of tool calls",
-                param="tools",
-                code="unsupported_parameter",
-            )
         self.request_id = request_id
         self.chat = chat
-        spec = chat_spec(body, request_id)
-        special_tokens = frozenset[str]()
-        if chat_format.needs_special_tokens and not spec.output.keep_special_tokens:
-            spec.output.keep_special_tokens = True
-            special_tokens = model.tokenizer.special_tokens
-        self.specs = [spec]
+        self.form = form
+        self.specs = [chat_spec(body, request_id)]
         self._body = body
         self._model = model
-        self._answers = [
-            ChatAnswer(
-                chat_format.parser(tool_names=body.tool_names, prompt=prompt_tail, special_tokens=special_tokens),
-                one_call_only=body.parallel_tool_calls is False,
-            )
-            for _ in range(body.n or 1)
-        ]
+        self._num_answers = body.n or 1
+        self._one_call_only = body.parallel_tool_calls is False
+        self._calling: set[int] = set()  # answers that have called a tool
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._envelope = Envelope(body, model, kind=kind, request_id=request_id)
 
@@ -74,16 +47,15 @@ class Chat:
             case "started":
                 started = message.started
                 self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
-                choices = [_delta(index, {"role": "assistant", "content": ""}) for index in range(len(self._answers))]
+                choices = [_delta(index, {"role": "assistant", "content": ""}) for index in range(self._num_answers)]
+                return [self._envelope.event(choice) | self._of_prompt(started.prompt) for choice in choices]
             case "chunk":
                 self._envelope.usage.num_output_tokens += message.chunk.num_tokens
                 choices = self._chunk_choices(message.chunk)
             case _:
                 finished = message.finished
                 index = finished.answer_index
-                answer = self._answers[index]
-                choices = [_delta(index, delta_object(delta)) for delta in answer.finish()]
-                choices.append(_finish(_delta(index, {}), finished, has_calls=answer.has_calls))
+                choices = [_finish(_delta(index, {}), finished, has_calls=index in self._calling)]
         return [self._envelope.event(choice) for choice in choices]
 
     def last_events(self) -> list[JsonObject]:
@@ -95,18 +67,29 @@ class Chat:
         (response,) = responses
         choices = []
         for index, answer in enumerate(answers(response)):
-            parts = self._answers[index]
-            message = message_object([*parts.feed(answer.text), *parts.finish()])
+            message = message_object(answer, answer.tool_calls[: 1 if self._one_call_only else None])
             choice: JsonObject = {"index": index, "message": message, "logprobs": self._logprobs(answer)}
             if self._body.return_token_ids:
                 choice["token_ids"] = list(answer.token_ids)
-            choices.append(_finish(choice, answer.finished, has_calls=parts.has_calls))
-        return self._envelope.whole(choices, responses)
+            choices.append(_finish(choice, answer.finished, has_calls=bool(answer.tool_calls)))
+        return self._envelope.whole(choices, responses) | self._of_prompt(response.prompt)
+
+    def _of_prompt(self, prompt: pb.PromptEcho) -> JsonObject:
+        """What vLLM adds to the object around the choices."""
+        added: JsonObject = {}
+        if self._body.return_token_ids:
+            added["prompt_token_ids"] = list(prompt.token_ids)
+        if self._body.prompt_logprobs is not None:
+            added["prompt_logprobs"] = prompt_logprobs(prompt, self._model.tokenizer)
+        return added
 
     def _chunk_choices(self, chunk: pb.Chunk) -> list[JsonObject]:
         """One choice per part; what belongs to the tokens goes with the first, and is sent even if no part is ready."""
-        deltas = [delta_object(delta) for delta in self._answers[chunk.answer_index].feed(chunk.text)]
-        told_of_tokens = chunk.HasField("logprobs") or chunk.token_ids or self._envelope.usage_all_along
+        if chunk.tool_calls:
+            self._calling.add(chunk.answer_index)
+        calls = [call for call in chunk.tool_calls if not (self._one_call_only and call.index)]
+        deltas = delta_objects(chunk, calls)
+        told_of_tokens = chunk.HasField("logprobs") or self._body.return_token_ids or self._envelope.usage_all_along
         if told_of_tokens and not deltas:
             deltas = [{"content": ""}]
         choices = [_delta(chunk.answer_index, delta) for delta in deltas]
@@ -128,4 +111,4 @@ def _finish(choice: JsonObject, finished: pb.Finished, *, has_calls: bool) -> Js
     reason = finish_reason(finished)
     if has_calls and reason == "stop":
         reason = "tool_calls"
-    return {**choice, "finish_reason": reason, "stop_reason": stop_reason(finished)}
+    return {**choice, "finish_reason": reason, **end_facts(finished)}

@@ -2,37 +2,40 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
+from frontend.convert_chat import MAX_TOOLS
 from frontend.openai.bodies import Body, Count, GenerationBody
 from frontend.openai.error_object import BodyError
+from frontend.openai.nested import Nested
 from frontend.request import ChatPrompt
 
-MAX_TOOLS = 128
 _UINT32_MAX = 2**32 - 1
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
-
-
-class TextPart(_Strict):
+class TextPart(Nested):
     """A part of a message's content; there are no others here."""
+
+    where = "messages"
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Nested):
     """What the assistant called; the arguments are a JSON object as text."""
+
+    where = "messages"
 
     name: str
     arguments: str = ""
 
 
-class Call(_Strict):
+class Call(Nested):
     """A call in an assistant's message."""
+
+    where = "messages"
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -58,8 +61,8 @@ class Message(BaseModel):
     def _refuse_unknown(self) -> "Message":
         for name, value in (self.model_extra or {}).items():
             if value not in (None, []):
-                complaint = f"{name[:64]!r} of a message is not served here"
-                raise BodyError(400, complaint, param="messages", code="unsupported_parameter")
+                complaint = f"{name[:64]!r} of a message is not a parameter of this server"
+                raise BodyError(400, complaint, param="messages", code="unknown_parameter")
         return self
 
     def as_turn(self) -> ChatMessage:
@@ -93,6 +96,23 @@ def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
 Tool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 
 
+class NamedFunction(Nested):
+    """A function's name."""
+
+    where = "tool_choice"
+
+    name: str
+
+
+class NamedTool(Nested):
+    """The tool that must be called."""
+
+    where = "tool_choice"
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class Conversation(Body):
     """Parameters that make the prompt."""
 
@@ -104,13 +124,8 @@ class Conversation(Body):
 
     @model_validator(mode="after")
     def _check_prompt(self) -> "Conversation":
-        if self.tool_choice not in (None, "auto", "none"):
-            raise BodyError(
-                400,
-                "tool_choice must be 'auto' or 'none': calls cannot be enforced here",
-                param="tool_choice",
-                code="unsupported_parameter",
-            )
+        if self.tool_choice not in (None, "auto", "none") and not self.tools_to_call:
+            raise BodyError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
         if self.continue_final_message and self.add_generation_prompt:
             raise BodyError(
                 400,
@@ -122,14 +137,14 @@ class Conversation(Body):
     @property
     def tool_names(self) -> frozenset[str]:
         """The tools that are offered to the model."""
-        return frozenset(tool["function"]["name"] for tool in self._offered)
+        return frozenset(tool["function"]["name"] for tool in self.offered)
 
     def prompt_of(self, messages: list[Message]) -> ChatPrompt:
         """A conversation as templates are given it."""
         return ChatPrompt(
             tuple(message.as_turn() for message in messages),
             ChatOptions(
-                tools=tuple(self._offered),
+                tools=tuple(self.offered),
                 template_kwargs=self.chat_template_kwargs or {},
                 add_generation_prompt=not self.continue_final_message and self.add_generation_prompt is not False,
                 continue_final_message=bool(self.continue_final_message),
@@ -137,8 +152,35 @@ class Conversation(Body):
         )
 
     @property
-    def _offered(self) -> list[dict[str, Any]]:
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def calls_one_tool(self) -> bool:
+        """Whether one tool, which tool_choice names, must be called once."""
+        return self.tool_choice not in (None, "auto", "none", "required")
+
+    @property
+    def tools_to_call(self) -> list[dict[str, Any]]:
+        """The tools of which one must be called; empty: no call must be made."""
+        if self.tool_choice == "required":
+            return self.offered
+        if not self.calls_one_tool:
+            return []
+        try:
+            name = NamedTool.model_validate(self.tool_choice).function.name
+        except ValidationError:
+            raise BodyError(
+                400,
+                "tool_choice must be 'none', 'auto', 'required' or an object with the type 'function' and the "
+                "function's name",
+                param="tool_choice",
+            ) from None
+        found = [tool for tool in self.offered if tool["function"]["name"] == name]
+        if not found:
+            raise BodyError(400, f"tool_choice names {name[:64]!r}, which is none of tools", param="tool_choice")
+        return found
 
 
 class ChatBody(Conversation, GenerationBody):

@@ -1,75 +1,46 @@
 """The parts of a chat answer (content, reasoning, tool calls) as OpenAI's objects."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from frontend.chat import AnswerParser, ContentText, Delta, ReasoningText, ToolCallArguments, ToolCallStart
+from chairlift.v1 import generation_service_pb2 as pb
 from frontend.openai.job import JsonObject
 
 
-class ChatAnswer:
-    """One answer while it is taken apart.
+def delta_objects(chunk: pb.Chunk, calls: Iterable[pb.ToolCallDelta]) -> list[JsonObject]:
+    """The deltas of a stream that a chunk becomes, one for each part.
 
     Args:
-        parser: tells the parts from each other.
-        one_call_only: leave out all calls but the first.
-
-    Attributes:
-        has_calls: whether a call has been seen.
+        calls: news of those of its calls that the client wants.
     """
-
-    def __init__(self, parser: AnswerParser, *, one_call_only: bool) -> None:
-        self._parser = parser
-        self._one_call_only = one_call_only
-        self.has_calls = False
-
-    def feed(self, text: str) -> list[Delta]:
-        """The parts of the next piece of text."""
-        return self._kept(self._parser.feed(text))
-
-    def finish(self) -> list[Delta]:
-        """What was held back."""
-        return self._kept(self._parser.finish())
-
-    def _kept(self, deltas: list[Delta]) -> list[Delta]:
-        kept = [delta for delta in deltas if not (self._one_call_only and _call_index(delta))]
-        self.has_calls |= any(isinstance(delta, ToolCallStart) for delta in kept)
-        return kept
+    deltas: list[JsonObject] = []
+    if chunk.reasoning:
+        deltas.append({"reasoning_content": chunk.reasoning})
+    if chunk.text:
+        deltas.append({"content": chunk.text})
+    return deltas + [{"tool_calls": [_call_delta(call)]} for call in calls]
 
 
-def _call_index(delta: Delta) -> int:
-    return delta.index if isinstance(delta, ToolCallStart | ToolCallArguments) else 0
+def message_object(answer: pb.GenerateResponse | pb.Answer, calls: Iterable[pb.ToolCall]) -> JsonObject:
+    """The message of a whole answer.
 
-
-def delta_object(delta: Delta) -> JsonObject:
-    """A delta of a stream."""
-    match delta:
-        case ContentText(text):
-            return {"content": text}
-        case ReasoningText(text):
-            return {"reasoning_content": text}
-        case ToolCallStart():
-            return {"tool_calls": [{"index": delta.index, **_call(delta)}]}
-        case ToolCallArguments():
-            return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
-
-
-def message_object(deltas: Sequence[Delta]) -> JsonObject:
-    """The message that all deltas of an answer add up to."""
-    content = "".join(delta.text for delta in deltas if isinstance(delta, ContentText))
-    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningText))
-    calls: list[JsonObject] = []
-    for delta in deltas:
-        if isinstance(delta, ToolCallStart):
-            calls.append(_call(delta))
-        elif isinstance(delta, ToolCallArguments):
-            calls[-1]["function"]["arguments"] += delta.text
-    message: JsonObject = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = calls
+    Args:
+        calls: those of its calls that the client wants.
+    """
+    tool_calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+        for call in calls
+    ]
+    content = answer.text if answer.text or not tool_calls else None
+    message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if tool_calls:
+        message["tool_calls"] = tool_calls
     return message
 
 
-def _call(start: ToolCallStart) -> JsonObject:
-    return {"id": start.call_id, "type": "function", "function": {"name": start.name, "arguments": ""}}
+def _call_delta(call: pb.ToolCallDelta) -> JsonObject:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments_json}}
+    function = {"name": call.name, "arguments": call.arguments_json}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

@@ -4,10 +4,21 @@ from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.openai.bodies import CompletionBody
-from frontend.openai.job import Envelope, JsonObject, answers, finish_reason, stop_reason
-from frontend.openai.logprobs import completion_logprobs
+from frontend.openai.error_object import BodyError
+from frontend.openai.forms import answer_form
+from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason
+from frontend.openai.logprobs import (
+    TextOffsets,
+    completion_logprobs,
+    echo_logprobs,
+    joined_columns,
+    prompt_logprobs,
+)
 from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS, completion_specs
 from frontend.served_model import ServedModel
+
+MAX_PROMPT_LOGPROBS = 1 << 20
+"""In one call, over all choices: 70 MB of JSON."""
 
 
 class Completion:
@@ -27,12 +38,14 @@ class Completion:
 
     def __init__(self, body: CompletionBody, model: ServedModel, request_id: str) -> None:
         self.request_id = request_id
+        self.form = answer_form(body)
         self.specs = completion_specs(body, request_id)
         self._body = body
         self._model = model
         self._num_answers = body.n or 1
         self._envelope = Envelope(body, model, kind="text_completion", request_id=request_id)
-        self._text_offsets: dict[int, int] = {}  # by choice, for log-probabilities
+        self._offsets: dict[int, TextOffsets] = {}  # by choice, for log-probabilities
+        self._num_prompt_logprobs = 0
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
         """See Job.events."""
@@ -41,11 +54,7 @@ class Completion:
             case "started":
                 started = message.started
                 self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
-                if not self._body.echo:
-                    return []
-                echo = self._echo(prompt_index)
-                choices = [_choice(first_choice + index, echo) for index in range(self._num_answers)]
-                return [self._envelope.event(choice) for choice in choices]
+                return self._first_events(prompt_index, started.prompt)
             case "chunk":
                 chunk = message.chunk
                 self._envelope.usage.num_output_tokens += chunk.num_tokens
@@ -68,29 +77,63 @@ class Completion:
         """See Job.whole."""
         choices: list[JsonObject] = []
         for prompt_index, response in enumerate(responses):
-            echo = self._echo(prompt_index) if self._body.echo else ""
+            echo, columns = self._echo(prompt_index, response.prompt)
+            of_prompt = self._of_prompt(response.prompt)
             for answer in answers(response):
                 index = len(choices)
-                choice = _choice(index, echo + answer.text, self._logprobs(index, answer))
+                self._offsets[index] = TextOffsets(len(echo))
+                logprobs = joined_columns(columns, self._logprobs(index, answer))
+                choice = _choice(index, echo + answer.text, logprobs) | of_prompt
                 if self._body.return_token_ids:
                     choice["token_ids"] = list(answer.token_ids)
                 choices.append(_finish(choice, answer.finished))
         return self._envelope.whole(choices, responses)
 
+    def _first_events(self, prompt_index: int, prompt: pb.PromptEcho) -> list[JsonObject]:
+        """What comes back of a prompt, once for each of its choices."""
+        echo, columns = self._echo(prompt_index, prompt)
+        first = prompt_index * self._num_answers
+        indices = range(first, first + self._num_answers)
+        self._offsets.update((index, TextOffsets(len(echo))) for index in indices)
+        if not (self._body.echo or self._body.return_token_ids):
+            return []
+        of_prompt = self._of_prompt(prompt)
+        return [self._envelope.event(_choice(index, echo, columns) | of_prompt) for index in indices]
+
+    def _of_prompt(self, prompt: pb.PromptEcho) -> JsonObject:
+        """What vLLM adds to a choice."""
+        added: JsonObject = {}
+        if self._body.return_token_ids:
+            added["prompt_token_ids"] = list(prompt.token_ids)
+        if self._body.prompt_logprobs is not None:
+            added["prompt_logprobs"] = prompt_logprobs(prompt, self._model.tokenizer)
+        return added
+
     def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
         if not part.HasField("logprobs"):
             return None
-        offset = self._text_offsets.get(index, 0)
-        columns = completion_logprobs(part.logprobs, self._model.tokenizer, offset)
-        self._text_offsets[index] = offset + sum(len(text) for text in columns["tokens"])
-        return columns
+        return completion_logprobs(part.logprobs, self._model.tokenizer, self._offsets[index])
 
-    def _echo(self, prompt_index: int) -> str:
+    def _echo(self, prompt_index: int, prompt: pb.PromptEcho) -> tuple[str, JsonObject | None]:
+        """The text that stands before each answer to a prompt, and its tokens' log-probabilities if asked for.
+
+        Raises:
+            BodyError: those of all prompts are too many.
+        """
+        self._num_prompt_logprobs += self._num_answers * (len(prompt.logprobs.chosen) + len(prompt.logprobs.top_values))
+        if self._num_prompt_logprobs > MAX_PROMPT_LOGPROBS:
+            raise BodyError(
+                400,
+                f"the prompts have more than {MAX_PROMPT_LOGPROBS} log-probabilities, the most for one call",
+                param="prompt",
+            )
+        if not self._body.echo:
+            return "", None
         spec = self.specs[prompt_index]
-        if spec.WhichOneof("prompt") == "text":
-            return spec.text
-        detokenizer = self._model.tokenizer.detokenizer(keep_special_tokens=True)
-        return detokenizer.push(spec.token_ids.ids) + detokenizer.finish()
+        text = spec.text if spec.WhichOneof("prompt") == "text" else prompt.text
+        if self._body.logprobs is None or not prompt.HasField("logprobs"):
+            return text, None
+        return text, echo_logprobs(prompt, self._model.tokenizer, text)
 
 
 def _choice(index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
@@ -98,4 +141,4 @@ def _choice(index: int, text: str, logprobs: JsonObject | None = None) -> JsonOb
 
 
 def _finish(choice: JsonObject, finished: pb.Finished) -> JsonObject:
-    return {**choice, "finish_reason": finish_reason(finished), "stop_reason": stop_reason(finished)}
+    return {**choice, "finish_reason": finish_reason(finished), **end_facts(finished)}

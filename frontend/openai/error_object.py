@@ -104,6 +104,10 @@ def error_object(error: Exception, *, chat: bool = False) -> ErrorObject:
         field, param = _last(error.field), _param(error.field, _CHAT_PARAMS if chat else _PARAMS)
         if message.startswith(field + " "):  # the message names the parameter as this client knows it
             message = param + message.removeprefix(field)
+    if isinstance(
+        error, DeadlineExceeded
+    ):  # OpenAI's clients try again after every 5xx; the same time is too short again
+        headers["x-should-retry"] = "false"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["retry-after-ms"] = str(
@@ -124,6 +128,8 @@ def _body(row: _Row, message: str, param: str | None) -> dict[str, Any]:
 
 def _param(field: str, names: dict[str, str]) -> str:
     """The parameter a field of GenerationSpec was made of: "spec.stop.stop_texts" is "stop"."""
+    if _last(field) == "tools_json":
+        return "tools"
     if field.startswith(("spec.chat", "chat")):
         return "messages"
     return names.get(_last(field), _last(field))

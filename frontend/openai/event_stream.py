@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.call_deadline import CallDeadline
 from frontend.calls import ActiveCalls
 from frontend.errors import ClientStalled
 from frontend.generation import Generations
@@ -34,12 +35,21 @@ class EventStream(Response):
         job: what is asked.
         generations: does the work.
         calls: counts it.
+        deadline: of the call.
         stall_timeout_s: how long one event may wait for the client to read.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, job: Job, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        generations: Generations,
+        calls: ActiveCalls,
+        deadline: CallDeadline,
+        *,
+        stall_timeout_s: float,
+    ) -> None:
         super().__init__(
             headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": job.request_id}
         )
@@ -47,6 +57,7 @@ class EventStream(Response):
         self._job = job
         self._generations = generations
         self._calls = calls
+        self._deadline = deadline
         self._stall_timeout_s = stall_timeout_s
         self._started = False
 
@@ -71,7 +82,7 @@ class EventStream(Response):
             await self._send_events(send, self._job.events(prompt_index, message))
 
         try:
-            await play_stream(self._generations, self._job, take)
+            await play_stream(self._generations, self._job, self._deadline, take)
             await self._send_events(send, self._job.last_events())
         except ClientStalled:
             raise

@@ -1,7 +1,6 @@
 """The endpoints that generate nothing: models, health, version, metrics, text to tokens and back."""
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from starlette.requests import Request
@@ -30,6 +29,7 @@ class Facts:
         health: whether requests are taken.
         render_metrics: gives the metrics in Prometheus' text format.
         body_timeout_s: how long a body may take to arrive.
+        since: Unix seconds, what /v1/models calls created.
     """
 
     def __init__(
@@ -40,13 +40,14 @@ class Facts:
         render_metrics: Callable[[], bytes],
         *,
         body_timeout_s: float,
+        since: int,
     ) -> None:
         self._generations = generations
         self._calls = calls
         self._health = health
         self._render_metrics = render_metrics
         self._body_timeout_s = body_timeout_s
-        self._created = int(time.time())
+        self._created = since
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's form
         """GET /v1/models."""

@@ -8,6 +8,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.openai.bodies import GenerationBody
 from frontend.request import ChatPrompt
 from frontend.served_model import ServedModel
+from frontend.structured.forms import OutputForm
 
 JsonObject = dict[str, Any]
 
@@ -28,6 +29,11 @@ class Job(Protocol):
     @property
     def chat(self) -> ChatPrompt | None:
         """The prompt of a conversation; None: the requests have prompts of their own."""
+        ...
+
+    @property
+    def form(self) -> OutputForm | None:
+        """What the answers are held to; None: nothing."""
         ...
 
     @property
@@ -126,15 +132,39 @@ def answers(response: pb.GenerateResponse) -> list[pb.GenerateResponse | pb.Answ
 
 def finish_reason(finished: pb.Finished) -> str:
     """OpenAI's word for why an answer ended."""
-    lengths = (pb.FINISH_REASON_MAX_TOKENS, pb.FINISH_REASON_CONTEXT_FULL)
+    lengths = (pb.FINISH_REASON_MAX_TOKENS, pb.FINISH_REASON_CONTEXT_FULL, pb.FINISH_REASON_TIME_BUDGET)
     return "length" if finished.reason in lengths else "stop"
 
 
-def stop_reason(finished: pb.Finished) -> str | int | None:
-    """The stop text or stop token that ended the answer; vLLM's addition."""
+def end_facts(finished: pb.Finished) -> JsonObject:
+    """What a finished choice tells beyond OpenAI's: `stop_reason`, vLLM's addition, and `timing`, ours."""
+    return {"stop_reason": _stop_reason(finished), "timing": _timing_object(finished.timing)}
+
+
+def _stop_reason(finished: pb.Finished) -> str | int | None:
+    """The stop text or stop token that ended the answer."""
     match finished.WhichOneof("match"):
         case "stop_text":
             return finished.stop_text
         case "stop_token_id":
             return finished.stop_token_id
     return None
+
+
+def _timing_object(timing: pb.Timing) -> JsonObject:
+    """The time account of an answer, in whole microseconds: all but the first two and the last add up to the total."""
+    durations = {
+        "total_us": timing.total,
+        "first_token_us": timing.first_token if timing.HasField("first_token") else None,
+        "queued_us": timing.queued,
+        "tokenized_us": timing.tokenized,
+        "prefill_us": timing.prefill,
+        "decode_us": timing.decode,
+        "parked_us": timing.parked,
+        "preempted_us": timing.preempted,
+        "moved_us": timing.moved,
+    }
+    account: JsonObject = {
+        name: None if duration is None else duration.ToMicroseconds() for name, duration in durations.items()
+    }
+    return account | {"num_preemptions": timing.num_preemptions}

@@ -1,5 +1,7 @@
 """Bodies to GenerationSpecs: the same request in the words of the public proto."""
 
+import math
+
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.openai.bodies import MAX_PROMPTS, CompletionBody, GenerationBody
 from frontend.openai.chat_bodies import ChatBody
@@ -9,18 +11,22 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's and vLLM's default for completions."""
 
 
+_MOST_SECONDS = 10**9
+"""Far out of every range, and within that of a Duration."""
+
+
 def completion_specs(body: CompletionBody, request_id: str) -> list[pb.GenerationSpec]:
     """One request per prompt.
 
     Raises:
         BodyError: more prompts than one call may have, or parameters that do not go together.
     """
-    if body.echo and body.logprobs is not None:
+    scored = body.logprobs if body.echo else None  # the prompt's log-probabilities are part of its echo
+    if None not in (scored, body.prompt_logprobs) and scored != body.prompt_logprobs:
         raise BodyError(
             400,
-            "echo with logprobs would take log-probabilities of the prompt, which are not served here",
-            param="logprobs",
-            code="unsupported_parameter",
+            f"prompt_logprobs is {body.prompt_logprobs} and logprobs with echo is {scored}: one prompt has one width",
+            param="prompt_logprobs",
         )
     prompts = _prompts(body)
     if len(prompts) > MAX_PROMPTS:
@@ -33,6 +39,10 @@ def completion_specs(body: CompletionBody, request_id: str) -> list[pb.Generatio
         else:
             spec.token_ids.ids.extend(prompt)
             spec.token_ids.SetInParent()  # an empty list is an empty prompt, not none at all
+        if body.echo:
+            spec.output.echo = True
+        if scored is not None:
+            _ask_for_prompt_logprobs(spec.output, scored)
         if body.max_tokens is not None:
             spec.stop.max_tokens = body.max_tokens
         if body.logprobs is not None:
@@ -44,6 +54,7 @@ def completion_specs(body: CompletionBody, request_id: str) -> list[pb.Generatio
 def chat_spec(body: ChatBody, request_id: str) -> pb.GenerationSpec:
     """The request for one conversation, without the conversation itself."""
     spec = _spec(body, request_id)
+    spec.output.parse = True
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is not None:
         spec.stop.max_tokens = max_tokens
@@ -70,8 +81,16 @@ def _spec(body: GenerationBody, request_id: str) -> pb.GenerationSpec:
     _set_stop(spec.stop, body)
     if body.skip_special_tokens is False:
         spec.output.keep_special_tokens = True
-    spec.output.token_ids = bool(body.return_token_ids)
+    if body.return_token_ids:
+        spec.output.token_ids = spec.output.echo = True
+    if body.prompt_logprobs is not None:
+        _ask_for_prompt_logprobs(spec.output, body.prompt_logprobs)
     return spec
+
+
+def _ask_for_prompt_logprobs(output: pb.OutputOptions, width: int) -> None:
+    output.prompt_logprobs = width
+    output.token_ids = True  # of the prompt, above all: whose log-probabilities these are
 
 
 def _set_sampling(sampling: pb.SamplingOptions, body: GenerationBody) -> None:
@@ -90,6 +109,8 @@ def _set_sampling(sampling: pb.SamplingOptions, body: GenerationBody) -> None:
     if body.seed is not None:
         sampling.seed = body.seed % 2**64
     sampling.logit_bias.update(body.logit_bias or {})
+    sampling.allowed_token_ids.extend(body.allowed_token_ids or [])
+    sampling.bad_words.extend(body.bad_words or [])
 
 
 def _set_stop(stop: pb.StopOptions, body: GenerationBody) -> None:
@@ -99,3 +120,8 @@ def _set_stop(stop: pb.StopOptions, body: GenerationBody) -> None:
     stop.ignore_end_token = bool(body.ignore_eos)
     if body.min_tokens is not None:
         stop.min_tokens = body.min_tokens
+    if body.time_budget is not None:
+        if not math.isfinite(body.time_budget):
+            raise BodyError(400, f"time_budget is {body.time_budget}, it must be finite", param="time_budget")
+        bounded_s = min(max(body.time_budget, -_MOST_SECONDS), _MOST_SECONDS)
+        stop.time_budget.FromNanoseconds(int(bounded_s * 1e9))

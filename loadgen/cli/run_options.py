@@ -244,7 +244,7 @@ def run_and_report(
 
     spec = spec or target_spec(options)
     plan = play_options(options, salt)
-    before = read_server_metrics(options.metrics_url) if options.metrics_url else None
+    before = read_server_metrics(options.metrics_url, spec) if options.metrics_url else None
     console = Console(stderr=True)
 
     def on_opened(facts: TargetFacts) -> None:
@@ -262,7 +262,7 @@ def run_and_report(
 
     with live_panel(console) as on_progress:
         run = play(workload, spec, plan, on_progress, on_opened=on_opened, on_interrupt=on_interrupt)
-    server_metrics = (before, read_server_metrics(options.metrics_url)) if before is not None else None
+    server_metrics = (before, read_server_metrics(options.metrics_url, spec)) if before is not None else None
     run = replace(run, settings={**run.settings, **_settings(options)}, server_metrics=server_metrics)
     samples = samples_of(run)
     metrics = measure(run, measure_options(options), samples)

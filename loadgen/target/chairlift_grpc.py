@@ -189,12 +189,12 @@ async def _read(call: Any, sink: Sink) -> None:
                 sink.started(response.started.num_prompt_tokens, response.started.num_cached_tokens)
             case "finished":
                 is_finished = True
-                finished = response.finished
+                finished, timing = response.finished, response.finished.timing
                 sink.finished(
                     finished.usage.num_output_tokens,
-                    queued_us=_microseconds(finished.timing.queued),
-                    prefill_us=_microseconds(finished.timing.prefill),
-                    num_preemptions=finished.timing.num_preemptions,
+                    queued_us=_microseconds(timing.queued) + _microseconds(timing.tokenized),  # until it ran at all
+                    prefill_us=_microseconds(timing.prefill),
+                    num_preemptions=timing.num_preemptions,
                 )
     if not is_finished:
         raise RequestFailedError("the stream ended without its last message")

@@ -90,7 +90,9 @@ async def test_one_answer_is_what_it_was(pair):
     assert asked.text == unasked.text == "abc"
     assert not asked.other_answers
     first, second = pair.engine.submissions
-    first.request_id = second.request_id = ""
+    for submission in (first, second):
+        submission.request_id = ""
+        submission.ClearField("remaining_ms")
     assert first == second
 
 
@@ -185,11 +187,48 @@ async def test_error_of_one_answer_ends_the_call_and_the_others(pair):
     pair.engine.resume()
 
 
-async def test_answer_that_the_engine_refuses_ends_the_call(pair):
-    full = rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "256 wait", retry_after_s=1)
-    pair.engine.rejections = [None, None, full]
+def full():
+    return rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "256 wait", retry_after_s=0)
+
+
+async def test_other_answer_that_finds_the_queue_full_comes_later(pair):
+    pair.engine.rejections = [None, None, full(), None, full(), full()]
+    answer = await pair.stub().Generate(pb.GenerateRequest(spec=several("abc", 4, seed=5)))
+    assert [answer.text, *(other.text for other in answer.other_answers)] == ["abc"] * 4
+    seeds = [submission.sampling.seed for submission in pair.engine.submissions]
+    assert len(seeds) == 7
+    assert len(set(seeds)) == 4
+    await pair.idle()
+
+
+async def test_first_answer_that_finds_the_queue_full_ends_the_call(pair):
+    pair.engine.rejections = [full()]
     error = await failure(stream(pair, several("abc", 4, **ENDLESS)))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(pair.engine.submissions) == 1
+
+
+async def test_other_answer_that_is_refused_for_good_ends_the_call(pair):
+    pair.engine.rejections = [None, None, rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping", retry_after_s=0)]
+    error = await failure(stream(pair, several("abc", 4, **ENDLESS)))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    await pair.idle()
+
+
+async def test_call_can_be_cancelled_while_an_answer_waits_for_the_queue(pair):
+    pair.engine.rejections = [None, *(full() for _ in range(10_000))]
+    call = stream(pair, several("abc", 2, **ENDLESS))
+    await pair.engine.wait_for(lambda: len(pair.engine.submissions) > 3)
+    call.cancel()
+    await pair.engine.wait_for(lambda: pair.engine.cancels)
+    await pair.idle()
+    pair.session.check_integrity()
+
+
+async def test_deadline_ends_the_wait_for_the_queue(pair):
+    pair.engine.rejections = [None, *(full() for _ in range(100_000))]
+    error = await failure(stream(pair, several("abc", 2), timeout=0.2))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await pair.idle()
 
 

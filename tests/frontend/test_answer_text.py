@@ -32,7 +32,7 @@ def make_request(*, stop_texts=(), include=False, text=True, keep=False):
 
 
 def end(reason=EndReason.MAX_TOKENS):
-    return RequestEnd(reason, 0, 1, 0, 0, 0.0, 0.0, 0)
+    return RequestEnd(reason, 0, 1, 0, 0)
 
 
 def batches(ids, sizes, reason=EndReason.MAX_TOKENS):

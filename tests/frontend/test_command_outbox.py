@@ -36,6 +36,17 @@ def test_cancelled_request_gets_no_credit():
     assert kinds(outbox.take()) == ["cancel"]
 
 
+def test_nothing_is_said_to_a_request_that_has_ended():
+    outbox = CommandOutbox(step_window=64, wake=lambda: None)
+    outbox.cancel(1, CancelReason.CLIENT)
+    outbox.cancel(2, CancelReason.CLIENT)
+    outbox.grant(3, 10)
+    outbox.forget(1)
+    outbox.forget(3)
+    (command,) = outbox.take()
+    assert list(command.cancel.handles) == [2]
+
+
 def test_acknowledgement_wakes_only_when_a_quarter_of_the_window_is_open():
     wakes = []
     outbox = CommandOutbox(step_window=8, wake=lambda: wakes.append(1))

@@ -59,6 +59,10 @@ def stop(**values):
     return {"stop": pb.StopOptions(**values)}
 
 
+def form(**values):
+    return {"structured_output": pb.StructuredOutput(**values)}
+
+
 def chat(*turns):
     messages = [pb.ChatMessage(role=role, content=content) for role, content in turns]
     return {"text": None, "chat": pb.ChatPrompt(messages=messages)}
@@ -94,6 +98,42 @@ BAD = {
     "bias value": (sampling(logit_bias={1: 101.0}), "spec.sampling.logit_bias", "at most 100"),
     "bias nan": (sampling(logit_bias={1: math.nan}), "spec.sampling.logit_bias", "nan"),
     "bias count": (sampling(logit_bias=dict.fromkeys(range(301), 1.0)), "spec.sampling.logit_bias", "301"),
+    "allowed id": (sampling(allowed_token_ids=[1, 258]), "spec.sampling.allowed_token_ids", "258"),
+    "allowed ids": (sampling(allowed_token_ids=[1] * 65537), "spec.sampling.allowed_token_ids", "65537 entries"),
+    "bad words": (sampling(bad_words=["x"] * 65), "spec.sampling.bad_words", "65 entries, at most 64"),
+    "bad word long": (sampling(bad_words=["é" * 129]), "spec.sampling.bad_words", "258 bytes"),
+    "bad word empty": (sampling(bad_words=["a", " "]), "spec.sampling.bad_words", "empty"),
+    "no form": (form(), "spec.structured_output", "json_schema, json_object, regex, choice, grammar"),
+    "no object": (form(json_object=False), "spec.structured_output.json_object", "false"),
+    "no schema": (form(json_schema=""), "spec.structured_output.json_schema", "empty"),
+    "schema long": (form(json_schema="x" * 65537), "spec.structured_output.json_schema", "65537 bytes, at most 65536"),
+    "schema no JSON": (form(json_schema="{"), "spec.structured_output.json_schema", "not valid JSON"),
+    "schema no object": (form(json_schema="[]"), "spec.structured_output.json_schema", "must be a JSON object"),
+    "schema keyword": (
+        form(json_schema='{"not": {}}'),
+        "spec.structured_output.json_schema",
+        "with not: not supported",
+    ),
+    "schema unsatisfiable": (
+        form(json_schema='{"type": "integer", "minimum": 5, "maximum": 3}'),
+        "spec.structured_output.json_schema",
+        "minimum (5) is greater than maximum (3)",
+    ),
+    "no regex": (form(regex=""), "spec.structured_output.regex", "empty"),
+    "regex": (form(regex="("), "spec.structured_output.regex", "unclosed group"),
+    "regex look-ahead": (form(regex="a(?=b)"), "spec.structured_output.regex", "look-around"),
+    "no choices": (form(choice=pb.Choices()), "spec.structured_output.choice", "at least one"),
+    "choice empty": (form(choice=pb.Choices(texts=["a", ""])), "spec.structured_output.choice", "empty"),
+    "choices": (form(choice=pb.Choices(texts=["a"] * 1001)), "spec.structured_output.choice", "1001 entries"),
+    "choices long": (form(choice=pb.Choices(texts=["x" * 65537])), "spec.structured_output.choice", "65537 bytes"),
+    "no grammar": (form(grammar=""), "spec.structured_output.grammar", "empty"),
+    "grammar": (form(grammar="start: nothing"), "spec.structured_output.grammar", 'unknown name: "nothing"'),
+    "grammar GBNF": (form(grammar="root ::= nothing"), "spec.structured_output.grammar", "not GBNF"),
+    "form without end": (
+        {**form(json_object=True), **stop(ignore_end_token=True)},
+        "spec.stop.ignore_end_token",
+        "complete",
+    ),
     "max_tokens 0": (stop(max_tokens=0), "spec.stop.max_tokens", "at least 1"),
     "min over max": (stop(max_tokens=3, min_tokens=4), "spec.stop.min_tokens", "at most 3"),
     "stop texts": (stop(stop_texts=["x"] * 17), "spec.stop.stop_texts", "17 entries, at most 16"),
@@ -102,6 +142,27 @@ BAD = {
     "stop ids": (stop(stop_token_ids=[0] * 65), "spec.stop.stop_token_ids", "65"),
     "stop id": (stop(stop_token_ids=[300]), "spec.stop.stop_token_ids", "300"),
     "logprobs": ({"output": pb.OutputOptions(top_logprobs=21)}, "spec.output.top_logprobs", "at most 20"),
+    "prompt logprobs": ({"output": pb.OutputOptions(prompt_logprobs=21)}, "spec.output.prompt_logprobs", "at most 20"),
+    "max_tokens 0, min_tokens 1": (
+        {"output": pb.OutputOptions(echo=True), **stop(max_tokens=0, min_tokens=1)},
+        "spec.stop.min_tokens",
+        "at most 0",
+    ),
+    "parse without a chat": ({"output": pb.OutputOptions(parse=True)}, "spec.output.parse", "for answers to a chat"),
+    "parse without text": (
+        {**chat(("user", "hi")), "output": pb.OutputOptions(parse=True, text=False)},
+        "spec.output.parse",
+        "text is false",
+    ),
+    "parse with tools of no name": (
+        {
+            "text": None,
+            "chat": pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hi")], tools_json=["{}"]),
+            "output": pb.OutputOptions(parse=True),
+        },
+        "spec.chat.tools_json",
+        "no function with a name",
+    ),
 }
 
 
@@ -221,6 +282,7 @@ TEXT = {
     "a conversation": (chat(("user", "hi")), "spec.chat.messages"),
     "a stop text": (stop(stop_texts=["x"]), "spec.stop.stop_texts"),
     "the answer": ({"output": pb.OutputOptions(text=True)}, "spec.output.text"),
+    "an echo": ({"output": pb.OutputOptions(echo=True)}, "spec.output.echo"),
 }
 
 
@@ -240,10 +302,11 @@ async def test_without_a_tokenizer_token_ids_are_served(make_pair):
     spec = pb.GenerationSpec(
         token_ids=pb.TokenIds(ids=[97, 98, 99]),
         stop=pb.StopOptions(max_tokens=3),
-        output=pb.OutputOptions(token_ids=True, top_logprobs=1),
+        output=pb.OutputOptions(token_ids=True, top_logprobs=1, echo=True, prompt_logprobs=0),
     )
     response = await pair.stub().Generate(pb.GenerateRequest(spec=spec))
-    assert list(response.token_ids) == [97, 98, 99]
+    assert list(response.token_ids) == list(response.prompt.token_ids) == [97, 98, 99]
+    assert len(response.prompt.logprobs.chosen) == 2
     assert (response.text, list(response.logprobs.chosen_bytes)) == ("", [b""] * 3)
     model = await pair.stub().GetModel(pb.GetModelRequest())
     assert not model.has_chat_template

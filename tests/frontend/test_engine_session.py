@@ -6,7 +6,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.engine_session import EngineSession, ProtocolViolation
-from frontend.errors import EngineUnavailable
+from frontend.errors import EngineFault, EngineUnavailable
 from frontend.request_stream import CancelReason
 
 
@@ -31,6 +31,15 @@ def test_handles_are_free_again_after_completion_only():
     session.deal_step(pb.StepResult(step_seq=1, completions=[completion(1)]))
     assert session.submit(submission(), window=4).handle == 1
     session.check_integrity()
+
+
+def test_a_cancellation_that_the_end_overtakes_does_not_hit_the_next_request_of_its_handle():
+    session = make_session()
+    session.submit(submission(), window=4).close(CancelReason.CLIENT)
+    session.deal_step(pb.StepResult(step_seq=1, completions=[completion(1)]))
+    assert session.submit(submission(), window=4).handle == 1
+    kinds = [command.WhichOneof("command") for command in session.take_commands()]
+    assert "cancel" not in kinds
 
 
 def test_handles_are_free_again_after_rejection():
@@ -111,3 +120,55 @@ def test_random_engine_leaves_the_invariants_standing():
                 session.take_commands()
         session.check_integrity()
         assert session.num_open == len(engine)
+
+
+def prompt_logprobs(handle, start_index, num_tokens, epoch=0):
+    return pb.PromptLogprobs(handle=handle, epoch=epoch, start_index=start_index, chosen=[-1.0] * num_tokens)
+
+
+def asking_session():
+    session = make_session()
+    asking = submission()
+    asking.prompt_ids, asking.prompt_logprobs = bytes(4 * 5), 0
+    return session, session.submit(asking, window=4)
+
+
+def first_token(handle, *prompts):
+    return pb.StepResult(step_seq=1, handles=[handle], start_indices=[0], token_ids=[1], prompt_logprobs=prompts)
+
+
+def test_log_probabilities_of_a_prompt_may_come_with_its_first_token_in_parts():
+    session, stream = asking_session()
+    session.deal_step(first_token(stream.handle, prompt_logprobs(1, 1, 3), prompt_logprobs(1, 4, 1)))
+    assert stream.prompt_logprobs.columns.chosen == [-1.0] * 4
+    assert stream.first_token_at_s is not None
+
+
+@pytest.mark.parametrize("prompt", [prompt_logprobs(1, 2, 2), prompt_logprobs(1, 1, 5)])
+def test_gap_in_a_prompts_log_probabilities_breaks_the_session(prompt):
+    session, _ = asking_session()
+    with pytest.raises(ProtocolViolation, match="step 1, handle 1: prompt log-probabilities of"):
+        session.deal_step(pb.StepResult(step_seq=1, prompt_logprobs=[prompt]))
+
+
+def test_log_probabilities_that_nobody_asked_for_break_the_session():
+    session = make_session()
+    session.submit(submission(), window=4)
+    with pytest.raises(ProtocolViolation, match="nobody asked"):
+        session.deal_step(pb.StepResult(step_seq=1, prompt_logprobs=[prompt_logprobs(1, 1, 1)]))
+
+
+def test_late_log_probabilities_of_a_prompt_belong_to_nobody():
+    session, stream = asking_session()
+    late = [prompt_logprobs(9, 1, 2), prompt_logprobs(1, 3, 2, epoch=7)]
+    session.deal_step(pb.StepResult(step_seq=1, prompt_logprobs=late))
+    stream.close(CancelReason.CLIENT)
+    session.deal_step(pb.StepResult(step_seq=2, prompt_logprobs=[prompt_logprobs(1, 3, 2)]))
+    assert stream.prompt_logprobs.num_missing == 4
+
+
+async def test_first_token_without_all_of_them_fails_its_request_alone():
+    session, stream = asking_session()
+    session.deal_step(first_token(stream.handle, prompt_logprobs(1, 1, 3)))
+    with pytest.raises(EngineFault, match="with 1 log-probabilities of the prompt missing"):
+        await stream.take()

@@ -107,7 +107,8 @@ async def test_deadline_travels_to_the_engine_and_ends_the_request(pair, text_re
     pair.engine.resume()
 
 
-async def test_without_a_deadline_none_is_sent(pair, text_request):
+async def test_without_a_deadline_and_a_default_none_is_sent(make_pair, text_request):
+    pair = await make_pair(default_timeout_s=0)
     await pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
     assert not pair.engine.submissions[0].HasField("remaining_ms")
 

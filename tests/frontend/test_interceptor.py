@@ -5,6 +5,7 @@ import logging
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ModelNotFound
@@ -94,3 +95,32 @@ async def test_error_for_a_client_that_has_left(pair, monkeypatch, caplog):
 async def test_unknown_method_is_unimplemented(pair):
     call = pair.channel().unary_unary("/chairlift.v1.GenerationService/Nothing")(b"")
     assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate", "GetModel"])
+async def test_a_call_without_a_request_is_refused_and_does_not_hang(pair, method):
+    call = pair.channel().stream_stream(f"/chairlift.v1.GenerationService/{method}")()
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await call.details() == "the call has no request"
+
+
+async def test_a_client_that_leaves_before_its_answer_is_no_error_in_the_log(pair, caplog):
+    check = pair.channel().unary_unary("/grpc.health.v1.Health/Check")
+    count = pair.stub().CountTokens
+    unknown = health_pb2.HealthCheckRequest(service="nothing").SerializeToString()
+    for delay_s in range(60):
+        calls = [
+            check(unknown, timeout=delay_s / 20_000),
+            count(pb.CountTokensRequest(text="x"), timeout=delay_s / 20_000),
+        ]
+        await asyncio.gather(*calls, return_exceptions=True)
+    await pair.idle()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_only_answers_that_could_not_be_delivered_are_kept_out_of_grpcs_log(pair, caplog):
+    grpcs = logging.getLogger("grpc._cython.cygrpc")
+    for error in (grpc.aio.InternalError("not delivered"), ValueError("a defect")):
+        grpcs.error("raised in core", exc_info=error)
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["a defect"]

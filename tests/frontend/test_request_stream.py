@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from frontend.errors import EngineFault, EngineUnavailable
-from frontend.request_stream import CancelReason, EndReason, LogprobBatch, RequestEnd, RequestStream
+from frontend.logprobs import LogprobBatch
+from frontend.request_stream import CancelReason, EndReason, RequestEnd, RequestStream
 
 
 class Owner:
@@ -18,14 +19,20 @@ class Owner:
         self.cancels.append((handle, reason))
 
 
-def make_stream(owner=None, *, window=8, max_tokens=1000, start_index=0):
+def make_stream(owner=None, *, window=8, max_tokens=1000, start_index=0, coalesce=True):
     return RequestStream(
-        handle=3, epoch=0, start_index=start_index, window=window, max_tokens=max_tokens, owner=owner or Owner()
+        handle=3,
+        epoch=0,
+        start_index=start_index,
+        window=window,
+        max_tokens=max_tokens,
+        owner=owner or Owner(),
+        coalesce=coalesce,
     )
 
 
 def end(num_output_tokens):
-    return RequestEnd(EndReason.END_TOKEN, 9, 1, 0, num_output_tokens, 0.0, 0.0, 0)
+    return RequestEnd(EndReason.END_TOKEN, 9, 1, 0, num_output_tokens)
 
 
 async def test_everything_buffered_is_taken_at_once():
@@ -38,6 +45,34 @@ async def test_everything_buffered_is_taken_at_once():
     stream.finish(end(4))
     batch = await stream.take()
     assert (batch.first_index, batch.token_ids, batch.end) == (3, [4], end(4))
+
+
+async def test_without_coalescing_every_token_is_taken_by_itself():
+    owner = Owner()
+    stream = make_stream(owner, window=4, coalesce=False)
+    stream.push(0, [1, 2], LogprobBatch(1, [-0.1, -0.2], [5, 6], [-1.0, -2.0]))
+    stream.push(2, [3], LogprobBatch(1, [-0.3], [7], [-3.0]))
+    stream.finish(end(3))
+    batches = [await stream.take() for _ in range(3)]
+    assert [(batch.first_index, batch.token_ids, batch.end) for batch in batches] == [
+        (0, [1], None),
+        (1, [2], None),
+        (2, [3], end(3)),
+    ]
+    assert [(batch.logprobs.chosen, batch.logprobs.top_ids) for batch in batches] == [
+        ([-0.1], [5]),
+        ([-0.2], [6]),
+        ([-0.3], [7]),
+    ]
+
+
+async def test_without_coalescing_credit_comes_back_token_by_token():
+    owner = Owner()
+    stream = make_stream(owner, window=4, coalesce=False)
+    stream.push(0, [1, 2, 3, 4], None)
+    for _ in range(4):
+        await stream.take()
+    assert owner.grants == [(3, 2)]
 
 
 async def test_reader_waits_for_tokens():

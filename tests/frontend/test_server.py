@@ -246,7 +246,10 @@ async def test_many_streams_at_once_each_get_their_own_text(pair, text_request):
     assert all(await asyncio.gather(*(one(number) for number in range(200))))
 
 
-async def test_timing_is_consistent(pair, text_request):
+async def test_timing_is_consistent(make_pair, text_request):
+    from frontend.testing import FakeEngine
+
+    pair = await make_pair(engine=FakeEngine(step_interval_s=0.005))
     messages = await collect(pair.stub().StreamGenerate(text_request("abc")))
     timing = messages[-1].finished.timing
     nanos = [duration.ToNanoseconds() for duration in (timing.first_token, timing.total)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.client import ChairliftClient, GenerationError
+from frontend.client import ChairliftClient, GenerationError, Tls
 
 START_TIMEOUT_S = 90.0
 
@@ -75,13 +75,13 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_served(target: str, processes: Processes) -> None:
+def wait_until_served(target: str, processes: Processes, *, api_key: str | None = None, tls: Tls | None = None) -> None:
     """Polls the model until it is served.
 
     Raises: AssertionError: a process has ended, or it takes too long; with what they printed.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
-    with ChairliftClient(target) as client:
+    with ChairliftClient(target, api_key=api_key, tls=tls) as client:
         while True:
             with contextlib.suppress(GenerationError):
                 client.get_model(timeout_s=1.0)
@@ -117,6 +117,20 @@ def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 def pair(start_pair: Callable[..., PairAddress]) -> PairAddress:
     """The demo model, served."""
     return start_pair()
+
+
+@pytest.fixture
+def start_frontend(pair: PairAddress) -> Callable[..., str]:
+    """start_frontend(*flags, api_key=..., tls=...) -> address of another frontend of the demo model's engine."""
+
+    def start(*flags: str, api_key: str | None = None, tls: Tls | None = None) -> str:
+        port = find_free_port()
+        target = f"127.0.0.1:{port}"
+        pair.processes.start("frontend", "--engine", pair.engine_target, "--port", str(port), "--no-http", *flags)
+        wait_until_served(target, pair.processes, api_key=api_key, tls=tls)
+        return target
+
+    return start
 
 
 @pytest.fixture

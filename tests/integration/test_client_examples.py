@@ -1,4 +1,6 @@
-"""The examples of docs/clients, run as a reader would run them, against the pair with the demo model."""
+"""The examples of docs/clients, run as a reader would run them, against the pair with the demo model: with nothing set,
+and with a server that wants a key and speaks TLS.
+"""
 
 import ast
 import os
@@ -6,18 +8,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
-from frontend.client import ChairliftClient
+from frontend.client import ChairliftClient, Tls
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL_TIMEOUT_S = 45
 GO_TOOLS = ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
 DEBIAN_GO_PACKAGES = "/usr/share/gocode"
 RUN_TIMEOUT_S = 60
+KEY = "the-key"
 SAYS = [  # statuses as gRPC or as Go spells them
     r"stream: FINISH_REASON_MAX_TOKENS after 32 tokens: [\"'].{40,}[\"']",
     r"cancel: (CANCELLED|Canceled) after 3 chunks",
@@ -34,19 +39,51 @@ class Pair(Protocol):
     target: str
 
 
-def check(command: list[str], folder: Path, pair: Pair) -> None:
-    """Runs an example and compares what it prints, line by line, and the text that it streamed."""
-    done = subprocess.run(
-        [*command, pair.target], cwd=folder, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(SAYS), done.stdout
-    for line, expected in zip(lines, SAYS, strict=True):
-        assert re.fullmatch(expected, line), line
-    with ChairliftClient(pair.target) as client:
+@dataclass(frozen=True)
+class Door:
+    """Where an example calls, and what its environment tells it."""
+
+    target: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture
+def doors(
+    pair: Pair, start_frontend: Callable[..., str], make_authority: Callable[..., Any], tmp_path: Path
+) -> list[Door]:
+    """The pair as it is, and behind a key and TLS."""
+    authority = make_authority("ours")
+    served = authority.sign("server")
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    flags = ["--tls-cert", str(served.cert), "--tls-key", str(served.key), "--api-key-file", str(keys)]
+    target = start_frontend(*flags, api_key=KEY, tls=Tls(ca=authority.ca))
+    return [
+        Door(pair.target),
+        Door(target, {"CHAIRLIFT_API_KEY": KEY, "CHAIRLIFT_TLS_CA": str(authority.ca)}),
+    ]
+
+
+def check(command: list[str], folder: Path, doors: list[Door]) -> None:
+    """Runs an example at each door and compares what it prints, line by line, and the text that it streamed."""
+    with ChairliftClient(doors[0].target) as client:
         answer = client.generate("Once upon a time", temperature=0.8, seed=7, max_tokens=32)
-    assert ast.literal_eval(lines[0].partition("tokens: ")[2]) == answer.text
+    for door in doors:
+        done = subprocess.run(
+            [*command, door.target],
+            cwd=folder,
+            env={**os.environ, **door.environment},
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert len(lines) == len(SAYS), done.stdout
+        for line, expected in zip(lines, SAYS, strict=True):
+            assert re.fullmatch(expected, line), line
+        assert ast.literal_eval(lines[0].partition("tokens: ")[2]) == answer.text
 
 
 def copy_with_protos(folder: Path, tmp_path: Path) -> Path:
@@ -55,12 +92,12 @@ def copy_with_protos(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / folder.relative_to(ROOT), ignore=shutil.ignore_patterns("node_*")))
 
 
-def test_python_by_reflection(pair: Pair) -> None:
+def test_python_by_reflection(doors: list[Door]) -> None:
     folder = ROOT / "docs" / "clients" / "python"
-    check([sys.executable, "-I", "example.py"], folder, pair)  # isolated: no stubs of ours in sight
+    check([sys.executable, "-I", "example.py"], folder, doors)  # isolated: no stubs of ours in sight
 
 
-def test_node(pair: Pair, tmp_path: Path) -> None:
+def test_node(doors: list[Door], tmp_path: Path) -> None:
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("Node.js: no npm on this machine")
@@ -74,10 +111,10 @@ def test_node(pair: Pair, tmp_path: Path) -> None:
         pytest.skip(f"Node.js: npm installs nothing within {INSTALL_TIMEOUT_S} s")
     if done.returncode != 0:
         pytest.skip(f"Node.js: npm cannot install the example's packages: {done.stderr[-300:]}")
-    check([node, "example.js"], folder, pair)
+    check([node, "example.js"], folder, doors)
 
 
-def test_go(pair: Pair, tmp_path: Path) -> None:
+def test_go(doors: list[Door], tmp_path: Path) -> None:
     missing = [tool for tool in GO_TOOLS if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"Go: no {', '.join(missing)} on this machine")
@@ -104,4 +141,4 @@ def test_go(pair: Pair, tmp_path: Path) -> None:
     except subprocess.TimeoutExpired:
         pytest.skip(f"Go: gRPC is not compiled within {RUN_TIMEOUT_S} s on this machine")
     assert done.returncode == 0, done.stderr
-    check([str(binary)], folder, pair)
+    check([str(binary)], folder, doors)

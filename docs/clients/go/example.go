@@ -1,6 +1,9 @@
 // Calls Chairlift from Go: a stream, a cancellation, a deadline, the details of an error.
 //
 //	sh generate.sh && go run . [HOST:PORT]
+//
+// CHAIRLIFT_API_KEY is the server's API key, if it wants one; CHAIRLIFT_TLS_CA the file with its certificate authority,
+// if it speaks TLS.
 package main
 
 import (
@@ -13,6 +16,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -108,13 +112,40 @@ func errorDetails(client pb.GenerationServiceClient) error {
 	return nil
 }
 
+// apiKey goes into the metadata of every call.
+type apiKey string
+
+func (key apiKey) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(key)}, nil
+}
+
+func (key apiKey) RequireTransportSecurity() bool {
+	return false // on this machine; beyond it, use TLS
+}
+
+// connect speaks plainly, or TLS with the authority that the environment names; with the key of the environment.
+func connect(target string) (*grpc.ClientConn, error) {
+	// What every release of gRPC 1.x takes. From 1.63 on: grpc.NewClient and credentials/insecure.
+	options := []grpc.DialOption{grpc.WithInsecure()}
+	if ca := os.Getenv("CHAIRLIFT_TLS_CA"); ca != "" {
+		tls, err := credentials.NewClientTLSFromFile(ca, "")
+		if err != nil {
+			return nil, err
+		}
+		options[0] = grpc.WithTransportCredentials(tls)
+	}
+	if key := os.Getenv("CHAIRLIFT_API_KEY"); key != "" {
+		options = append(options, grpc.WithPerRPCCredentials(apiKey(key)))
+	}
+	return grpc.Dial(target, options...)
+}
+
 func main() {
 	target := "127.0.0.1:50051"
 	if len(os.Args) > 1 {
 		target = os.Args[1]
 	}
-	// What every release of gRPC 1.x takes. From 1.63 on: grpc.NewClient and credentials/insecure.
-	connection, err := grpc.Dial(target, grpc.WithInsecure())
+	connection, err := connect(target)
 	if err != nil {
 		log.Fatal(err)
 	}

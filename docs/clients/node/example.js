@@ -1,8 +1,12 @@
 // Calls Chairlift from Node.js: a stream, a cancellation, a deadline, the details of an error.
 //
 //   npm install && node example.js [HOST:PORT]
+//
+// CHAIRLIFT_API_KEY is the server's API key, if it wants one; CHAIRLIFT_TLS_CA the file with its certificate authority, if it
+// speaks TLS.
 'use strict';
 
+const fs = require('node:fs');
 const path = require('node:path');
 const grpc = require('@grpc/grpc-js');
 const protoLoader = require('@grpc/proto-loader');
@@ -78,8 +82,22 @@ function generate(client, spec, options = {}) {
   });
 }
 
+/** Plain, or TLS with the authority that the environment names; with the key of the environment, if it has one. */
+function connect(target) {
+  const { CHAIRLIFT_TLS_CA: ca, CHAIRLIFT_API_KEY: key } = process.env;
+  const credentials = ca ? grpc.credentials.createSsl(fs.readFileSync(ca)) : grpc.credentials.createInsecure();
+  const withKey = (options, nextCall) =>
+    new grpc.InterceptingCall(nextCall(options), {
+      start: (metadata, listener, next) => {
+        metadata.set('authorization', `Bearer ${key}`);
+        next(metadata, listener);
+      },
+    });
+  return new GenerationService(target, credentials, { interceptors: key ? [withKey] : [] });
+}
+
 async function main(target) {
-  const client = new GenerationService(target, grpc.credentials.createInsecure());
+  const client = connect(target);
   for (const example of [stream, cancel, deadline, errorDetails]) {
     await example(client);
   }

@@ -2,10 +2,14 @@
 
     pip install grpcio grpcio-reflection grpcio-status && python example.py [HOST:PORT]
 
-In a project with stubs, `frontend.client` is shorter; this is for tools that meet the server for the first time.
+CHAIRLIFT_API_KEY is the server's API key, if it wants one; CHAIRLIFT_TLS_CA the file with its certificate authority, if
+it speaks TLS. In a project with stubs, `frontend.client` is shorter; this is for tools that meet the server for the
+first time.
 """
 
+import os
 import sys
+from pathlib import Path
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -19,6 +23,29 @@ from grpc_status import rpc_status
 SERVICE = "chairlift.v1.GenerationService"
 ENDLESS = {"text": "Once upon a time", "stop": {"max_tokens": 900, "ignore_end_token": True}}
 DETAILS = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+
+
+class ApiKey(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
+    """Puts the key into the metadata of every call, reflection's included."""
+
+    def __init__(self, key: str) -> None:
+        self._metadata = ("authorization", f"Bearer {key}")
+
+    def intercept_unary_unary(self, call, details, request):
+        """Also for streams: the call goes on with the key."""
+        return call(details._replace(metadata=[*(details.metadata or ()), self._metadata]), request)
+
+    intercept_unary_stream = intercept_stream_stream = intercept_unary_unary
+
+
+def connect(target: str) -> grpc.Channel:
+    """Plain, or TLS with the authority that the environment names; with the key of the environment, if it has one."""
+    ca, key = os.environ.get("CHAIRLIFT_TLS_CA"), os.environ.get("CHAIRLIFT_API_KEY")
+    if ca is None:
+        channel = grpc.insecure_channel(target)
+    else:
+        channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(Path(ca).read_bytes()))
+    return grpc.intercept_channel(channel, ApiKey(key)) if key else channel
 
 
 class Methods:
@@ -85,7 +112,7 @@ def error_details(methods: Methods) -> None:
 
 
 def main(target: str) -> None:
-    with grpc.insecure_channel(target) as channel:
+    with connect(target) as channel:
         pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
         methods = Methods(channel, pool.FindServiceByName(SERVICE))
         for example in (stream, cancel, deadline, error_details):

@@ -2,13 +2,16 @@
 
 import asyncio
 import io
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from frontend.cli.generate_flags import generate_parser, generation_options
 from frontend.cli.main import main
 
 
@@ -104,9 +107,67 @@ async def test_chat(target, capsys):
     assert capsys.readouterr().out == "<system>be brief<user>hi<assistant>\n"
 
 
+async def test_several_answers_stand_under_their_numbers(target, engine, capsys):
+    assert await run("ab", "--num-answers", "2", "--target", target) == 0
+    assert capsys.readouterr().out == "==> answer 1 of 2 <==\nab\n==> answer 2 of 2 <==\nab\n"
+    assert len(engine.submissions) == 2
+
+
+async def test_echo_prints_the_prompt_first(target, capsys):
+    assert await run("ab ", "--echo", "--target", target) == 0
+    assert await run("ab ", "--echo", "--max-tokens", "0", "--target", target) == 0
+    assert await run("ab ", "--echo", "--num-answers", "2", "--target", target) == 0
+    assert capsys.readouterr().out == ("ab ab \nab \n==> answer 1 of 2 <==\nab ab \n==> answer 2 of 2 <==\nab ab \n")
+
+
+async def test_json_is_everything_that_is_known(target, capsys):
+    assert await run("ab", "--json", "--echo", "--seed", "5", "--target", target) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["text"], answer["prompt"]["text"], answer["effective_sampling"]["seed"]) == ("ab", "ab", "5")
+    assert answer["finished"]["reason"] == "FINISH_REASON_END_TOKEN"
+
+
+async def test_stats_go_to_stderr(target, capsys):
+    assert await run("ab", "--stats", "--target", target) == 0
+    out, err = capsys.readouterr()
+    assert out == "ab\n"
+    pattern = (
+        r"chairlift generate: 2 prompt tokens \(1 cached\), 3 output tokens, first after \d+\.\d{3} s, "
+        r"all after \d+\.\d{3} s, ended by end_token\n"
+    )
+    assert re.fullmatch(pattern, err)
+
+
+def test_form_of_the_answer_and_time_budget_become_options(tmp_path, monkeypatch):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "string"}')
+    grammar.write_text('start: "é"', encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+
+    def options(*argv):
+        arguments = generate_parser().parse_args(["x", *argv])
+        return {name: value for name, value in generation_options(arguments, "x").items() if value is not None}
+
+    unset = options()
+    for flags, expected in (
+        (["--json-schema", str(schema)], {"json_schema": '{"type": "string"}'}),
+        (["--json-schema", "-"], {"json_schema": "{}"}),
+        (["--grammar", str(grammar)], {"grammar": 'start: "é"'}),
+        (["--json-object"], {"json_object": True}),
+        (["--regex", "a+"], {"regex": "a+"}),
+        (["--choice", "yes", "--choice", "no"], {"choice": ["yes", "no"]}),
+        (["--time-budget", "1.5"], {"time_budget_s": 1.5}),
+    ):
+        assert options(*flags) == unset | expected
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        ("--json-schema no-such-file", "--json-schema: no-such-file cannot be read: No such file"),
+        ("--regex a --json-object", "argument --json-object: not allowed with argument --regex"),
+        ("--time-budget nan", "time_budget_s is nan"),
+        ("--num-answers -1", "num_answers is -1"),
         ("--max-tokens many", "argument --max-tokens: invalid int value: 'many'"),
         ("--max-tokens -1", "max_tokens is -1"),
         ("--seed -1", "seed is -1"),
@@ -149,6 +210,12 @@ async def test_error_of_the_call_is_one_line_and_status_1(target, capsys):
     assert err.startswith("chairlift generate: INVALID_ARGUMENT: ")
     assert "temperature" in err
     assert err.count("\n") == 1
+
+
+async def test_standard_input_is_read_once(capsys):
+    with pytest.raises(SystemExit):
+        await run("-", "--json-schema", "-")
+    assert "standard input can be read once only" in capsys.readouterr().err
 
 
 async def test_nobody_there_says_what_to_do(capsys):

@@ -149,6 +149,39 @@ def test_openais_api_is_served_beside(start_up):
     up.assert_nothing_left()
 
 
+def test_workers_share_the_ports_and_drain_together(start_up):
+    up = start_up("serve 0.01", "--workers", "2")
+    target = up.wait_serving()
+    workers = [int(pid) for pid in Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()]
+    assert len(workers) == 3  # and the engine
+    with ChairliftClient(target) as client:
+        stream = client.stream("x" * 30)
+        texts = [next(stream).text]
+        up.process.send_signal(signal.SIGTERM)
+        texts += [chunk.text for chunk in stream]
+    assert "".join(texts) == "x" * 30
+    assert up.end() == (0, "drained 1\n")
+    up.assert_nothing_left()
+    for pid in workers:
+        wait_gone(pid)
+
+
+def test_second_signal_ends_workers_too(start_up):
+    up = start_up("serve 0.01", "--workers", "2", "--no-http")
+    with ChairliftClient(up.wait_serving()) as client:
+        stream = client.stream("x", ignore_end_token=True, max_tokens=4000)
+        next(stream)
+        children = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()
+        up.process.send_signal(signal.SIGINT)
+        wait_draining(client)
+        up.process.send_signal(signal.SIGINT)
+        assert up.end() == (130, "")
+        stream.cancel()
+    for pid in children:
+        wait_gone(int(pid))
+    up.assert_nothing_left()
+
+
 def test_http_can_be_left_out(start_up):
     up = start_up("serve 0.01", "--no-http")
     assert up.process.stdout.readline().startswith("serving on")
@@ -242,6 +275,8 @@ def test_proof_has_the_key_and_does_not_print_it(start_up, tmp_path):
     [
         (["--max-queued-requests", "0"], "chairlift up: error: --max-queued-requests is 0, it must be at least 1"),
         (["--port", "many"], "chairlift up: error: argument --port"),
+        (["--workers", "0"], "chairlift up: error: --workers is 0, it must be between 1 and 256"),
+        (["--workers", "2", "--api-key", "two words"], "chairlift up: error: --api-key: a key has 1 to 1024 printable"),
         (["--host", "0.0.0.0"], "chairlift up: error: --host 0.0.0.0 is open to other machines"),
         (["--proof", "--tls-cert", "c", "--tls-key", "k"], "chairlift up: error: --proof speaks no TLS"),
         (["--tls-cert", "c", "--tls-key", "k"], "chairlift up: error: --tls-cert c cannot be read"),

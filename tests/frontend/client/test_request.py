@@ -1,6 +1,10 @@
 """Keyword arguments become exactly the fields they name; what is not given is not set."""
 
+import math
+import re
+
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.client.request import GenerationOptions, count_request, generation_spec
@@ -28,33 +32,76 @@ def test_every_option_reaches_the_field_of_its_name():
         "temperature": 0.5, "top_p": 0.75, "top_k": 4, "min_p": 0.25, "repetition_penalty": 1.5,
         "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 7, "logit_bias": {3: -1.0},
         "max_tokens": 9, "min_tokens": 2, "stop_texts": ["x"], "stop_token_ids": [5], "include_stop_text": True,
-        "ignore_end_token": True,
+        "ignore_end_token": True, "time_budget_s": 1.25,
+        "allowed_token_ids": [1, 2], "bad_words": ["no"], "regex": "a+",
         "return_text": True, "return_token_ids": True, "top_logprobs": 2, "keep_special_tokens": True,
+        "prompt_logprobs": 3, "echo": True, "parse": True,
     }  # fmt: skip
-    assert set(options) == set(GenerationOptions.__annotations__) - {"token_ids", "chat"}
+    others = {"token_ids", "chat", *CHAT_OPTIONS, *FORMS} - {"regex"}
+    assert set(options) == set(GenerationOptions.__annotations__) - others
     spec = generation_spec("hello", options)
     assert spec == pb.GenerationSpec(
         model="m", text="hello", request_id="r", priority=-1, cache_salt="s", num_answers=3,
         sampling=pb.SamplingOptions(
             temperature=0.5, top_p=0.75, top_k=4, min_p=0.25, repetition_penalty=1.5, presence_penalty=0.5,
-            frequency_penalty=-0.5, seed=7, logit_bias={3: -1.0},
+            frequency_penalty=-0.5, seed=7, logit_bias={3: -1.0}, allowed_token_ids=[1, 2], bad_words=["no"],
         ),
         stop=pb.StopOptions(
             max_tokens=9, min_tokens=2, stop_texts=["x"], stop_token_ids=[5], include_stop_text=True,
-            ignore_end_token=True,
+            ignore_end_token=True, time_budget=Duration(seconds=1, nanos=250_000_000),
         ),
-        output=pb.OutputOptions(text=True, token_ids=True, top_logprobs=2, keep_special_tokens=True),
+        output=pb.OutputOptions(
+            text=True, token_ids=True, top_logprobs=2, keep_special_tokens=True, prompt_logprobs=3, echo=True,
+            parse=True,
+        ),
+        structured_output=pb.StructuredOutput(regex="a+"),
     )  # fmt: skip
+
+
+CHAT_OPTIONS = ("tools", "template_variables", "add_generation_prompt", "continue_final_message")
+FORMS = {
+    "json_schema": ({"type": "string"}, pb.StructuredOutput(json_schema='{"type": "string"}')),
+    "json_object": (True, pb.StructuredOutput(json_object=True)),
+    "regex": ("a|b", pb.StructuredOutput(regex="a|b")),
+    "choice": (["a", "b"], pb.StructuredOutput(choice=pb.Choices(texts=["a", "b"]))),
+    "grammar": ('start: "a"', pb.StructuredOutput(grammar='start: "a"')),
+}
 
 
 def test_all_fields_of_the_proto_can_be_given():
     names = set(GenerationOptions.__annotations__) | {"text"}
-    for message in (pb.SamplingOptions, pb.StopOptions):
-        assert names.issuperset(message.DESCRIPTOR.fields_by_name)
-    for name in pb.OutputOptions.DESCRIPTOR.fields_by_name:
-        assert name in names or f"return_{name}" in names
+    for message in (pb.SamplingOptions, pb.StopOptions, pb.OutputOptions, pb.StructuredOutput, pb.ChatPrompt):
+        for name in message.DESCRIPTOR.fields_by_name:
+            known_as = {name, f"return_{name}", f"{name}_s", name.removesuffix("_json")}
+            assert known_as & (names | {"messages"}), name
     for name in pb.GenerationSpec.DESCRIPTOR.fields_by_name:
-        assert name in names | {"sampling", "stop", "output"}
+        assert name in names | {"sampling", "stop", "output", "structured_output"}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_the_answer_is_an_argument(name):
+    value, expected = FORMS[name]
+    assert generation_spec("x", {name: value}).structured_output == expected
+
+
+def test_schema_may_be_a_text_already():
+    assert generation_spec("x", {"json_schema": "{}"}).structured_output.json_schema == "{}"
+
+
+def test_tools_and_variables_belong_to_the_chat():
+    call = pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(id="1", name="f", arguments_json="{}")])
+    options: GenerationOptions = {
+        "chat": [("user", "hi"), call],
+        "tools": [{"type": "function", "function": {"name": "ü"}}],
+        "template_variables": {"enable_thinking": False},
+        "continue_final_message": True,
+    }
+    assert generation_spec(None, options).chat == pb.ChatPrompt(
+        messages=[pb.ChatMessage(role="user", content="hi"), call],
+        tools_json=['{"type": "function", "function": {"name": "ü"}}'],
+        template_variables_json='{"enable_thinking": false}',
+        continue_final_message=True,
+    )
 
 
 def test_prompt_forms():
@@ -70,6 +117,12 @@ def test_prompt_forms():
         (None, {}, "exactly one of text, token_ids, chat, not none"),
         ("x", {"token_ids": [1]}, "not text and token_ids"),
         ("x", {"max_token": 1}, "unknown argument 'max_token'; known: text, token_ids"),
+        ("x", {"time_budget": 1}, "unknown argument 'time_budget'"),
+        ("x", {"tools": []}, "tools belongs to a chat, and there is none"),
+        ("x", {"regex": "a", "grammar": "b"}, "at most one of json_schema, .*, not regex and grammar"),
+        ("x", {"choice": "ab"}, "choice is one text"),
+        ("x", {"bad_words": "ab"}, "bad_words is one text"),
+        ("x", {"stop_texts": "ab"}, "stop_texts is one text"),
     ],
 )
 def test_mistakes_are_type_errors(text, options, says):
@@ -86,8 +139,26 @@ def test_count_request():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_tokens", -1), ("seed", -1), ("seed", 2**64), ("top_logprobs", -1), ("num_answers", -1)]
+    ("name", "value"),
+    [
+        ("max_tokens", -1),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("top_logprobs", -1),
+        ("prompt_logprobs", -1),
+        ("num_answers", -1),
+        ("time_budget_s", math.inf),
+        ("time_budget_s", math.nan),
+        ("time_budget_s", 1e30),
+        ("allowed_token_ids", [-1]),
+    ],
 )
 def test_number_that_its_field_cannot_hold_is_named(name, value):
-    with pytest.raises(ValueError, match=f"{name} is {value}"):
+    with pytest.raises(ValueError, match=re.escape(f"{name} is {value}")):
         generation_spec("x", {name: value})
+
+
+def test_schema_that_json_cannot_say_is_named():
+    for schema in ({"a": {1, 2}}, {"a": math.nan}):
+        with pytest.raises(ValueError, match="json_schema cannot be said in JSON"):
+            generation_spec("x", {"json_schema": schema})

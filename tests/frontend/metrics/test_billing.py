@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ClientStalled
 from frontend.testing import FakeEngine
 
@@ -83,3 +84,13 @@ async def test_answer_whose_reader_has_not_come_for_all_of_them_is_not_complete(
     ends = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
     assert ends["cancelled"] == 1
     assert sum(ends.values()) == 1
+
+
+async def test_request_about_its_prompt_alone_bills_no_output(make_pair, text_request, ended, billed):
+    pair = await make_pair()
+    request = text_request("x" * 40, output=pb.OutputOptions(prompt_logprobs=1), max_tokens=0)
+    async with pair.app._generations.open(request.spec, lambda: None) as answers:
+        events = [message.WhichOneof("event") async for message in answers.messages()]
+    await pair.idle()
+    assert events == ["started", "finished"]
+    assert (ended(pair), billed(pair)) == ({"length": 1}, (40, 0))

@@ -275,6 +275,7 @@ async def test_several_answers_are_one_request_billed_for_all_their_tokens(pair,
     assert scrape(metrics, "chairlift:request_max_num_generation_tokens_sum") == 8
     assert scrape(metrics, "chairlift:inter_token_latency_seconds_count") == 6 * 3
     assert scrape(metrics, "chairlift:request_queue_time_seconds_count") == 2
+    assert scrape(metrics, "chairlift:time_to_first_token_seconds_count") == 2
 
 
 async def test_storm_of_clients_that_come_and_go_is_counted_to_the_last_one(make_pair, text_request, ended, billed):

@@ -21,6 +21,7 @@ COUNTERS = {
     "prefix_cache_hits_total": "prefix_cache_hits_total",
     "engine_generated_tokens_total": "num_generated_tokens_total",
     "jit_compiles_after_ready_total": "jit_compiles_after_ready_total",
+    "integrity_checks_total": "integrity_checks_total",
 }
 
 
@@ -103,6 +104,21 @@ def test_step_is_counted_once_however_many_messages_it_takes(metrics, scrape):
         assert scrape(metrics, f"chairlift:{name}_count") == 2
         assert scrape(metrics, f"chairlift:{name}_sum") == pytest.approx(total)
     assert scrape(metrics, "chairlift:iteration_tokens_total_sum") == 48
+
+
+def test_contradictions_are_counted_once_and_outlive_the_engine_that_found_them(metrics, scrape):
+    engine = metrics.engine()
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {}
+    engine.attach(welcome(load=pb.LoadStats()))
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine", "model_name") == {("0", "m"): 0}
+    failed = pb.LoadStats(integrity_failures_total=1)
+    engine.note_status(pb.EngineStatus(load=failed))
+    engine.note_step(step(1, failed))
+    engine.detach()
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine", "model_name") == {("0", "m"): 1}
+    engine.attach(welcome(instance_id="next", load=pb.LoadStats()))
+    engine.note_status(pb.EngineStatus(load=failed))
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
 
 
 async def test_over_the_wire_gauges_follow_the_engine_that_is_there(make_pair, text_request, scrape, tmp_path):

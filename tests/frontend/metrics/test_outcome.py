@@ -16,6 +16,7 @@ def test_every_finish_reason_is_stop_or_length():
         "FINISH_REASON_STOP_TOKEN": "stop",
         "FINISH_REASON_MAX_TOKENS": "length",
         "FINISH_REASON_CONTEXT_FULL": "length",
+        "FINISH_REASON_TIME_BUDGET": "length",
     }
     assert len(COMPLETE_OUTCOMES) == len(pb.FinishReason.values()) - 1  # all but UNSPECIFIED
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import socket
 
@@ -57,6 +58,25 @@ async def test_closed_stream_of_openais_client_is_cancelled_in_the_engine(client
     assert (await anext(stream)).choices
     await stream.close()
     await engine.wait_for(lambda: len(engine.cancels) == 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_once", "status"),
+    [(b"application/json", True, b"400"), (b"text/plain", True, b"400"), (b"text/plain", False, b"415")],
+)
+async def test_a_body_that_turns_out_to_be_no_http_is_refused_once_and_is_no_error_in_the_log(
+    http_pair, kind, at_once, status, caplog
+):
+    reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n" % kind
+    writer.write(head + b"no chunk\r\n" if at_once else head)
+    assert status in await reader.readline()
+    if not at_once:
+        writer.write(b"no chunk\r\n")
+    assert b"HTTP/1.1" not in await reader.read()
+    writer.close()
+    await http_pair.idle()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_client_that_leaves_inside_its_body_leaves_nothing_behind(http_pair):

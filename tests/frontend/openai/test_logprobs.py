@@ -4,7 +4,7 @@ import math
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from frontend.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from frontend.testing_tokenizer import byte_tokenizer_files
 from frontend.tokenizer import Tokenizer
 
@@ -20,7 +20,7 @@ def test_minus_infinity_is_a_number_that_json_can_say(tokenizer):
     logprobs = pb.TokenLogprobs(
         chosen=[-math.inf], top_width=1, top_ids=[256], top_values=[-math.inf], chosen_bytes=[b"a"]
     )
-    columns = completion_logprobs(logprobs, tokenizer, 0)
+    columns = completion_logprobs(logprobs, tokenizer, TextOffsets())
     assert json.loads(json.dumps(columns, allow_nan=False))["token_logprobs"] == [-9999.0]
     rows = chat_logprobs(logprobs, tokenizer)
     assert json.loads(json.dumps(rows, allow_nan=False))["content"][0]["top_logprobs"][0]["logprob"] == -9999.0
@@ -28,7 +28,7 @@ def test_minus_infinity_is_a_number_that_json_can_say(tokenizer):
 
 def test_chosen_token_is_always_among_the_alternatives(tokenizer):
     logprobs = pb.TokenLogprobs(chosen=[-7.0], top_width=1, top_ids=[256], top_values=[-0.5], chosen_bytes=[b"a"])
-    assert completion_logprobs(logprobs, tokenizer, 0)["top_logprobs"] == [{"<|end|>": -0.5, "a": -7.0}]
+    assert completion_logprobs(logprobs, tokenizer, TextOffsets())["top_logprobs"] == [{"<|end|>": -0.5, "a": -7.0}]
 
 
 def test_bytes_that_are_no_character_are_whole_in_bytes(tokenizer):

@@ -68,7 +68,8 @@ async def test_requests_say_how_long_and_how_drawn(serve: Any) -> None:
 async def test_the_servers_account_of_its_time_is_passed_on(serve: Any) -> None:
     async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
         finished = pb.Finished(usage=pb.Usage(num_output_tokens=7), timing=pb.Timing(num_preemptions=3))
-        finished.timing.queued.FromMicroseconds(1_500_000)
+        finished.timing.queued.FromMicroseconds(1_250_000)
+        finished.timing.tokenized.FromMicroseconds(250_000)
         finished.timing.prefill.FromMicroseconds(42)
         yield message(started=pb.Started(num_prompt_tokens=9, num_cached_tokens=4))
         yield message(chunk=pb.Chunk(num_tokens=0, text="late"))

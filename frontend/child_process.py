@@ -1,0 +1,45 @@
+"""What keeping another process running takes: growing pauses between starts, words for its end, and an end to it."""
+
+import contextlib
+import os
+import signal
+
+LONGEST_PAUSE_S = 30.0
+STABLE_AFTER_S = 60.0
+
+
+class RestartPauses:
+    """How long to wait before a process is started again: each pause is twice as long as the one before, so that one
+    that dies at once costs no more than a start now and then.
+
+    Args:
+        first_s: the first pause.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._next_s = first_s
+
+    def next_s(self, ran_s: float) -> float:
+        """The pause after a process that ran that long; a minute is no crash loop, and pauses start small again."""
+        if ran_s >= STABLE_AFTER_S:
+            self._next_s = self._first_s
+        pause_s = self._next_s
+        self._next_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return pause_s
+
+
+def describe_end(status: int) -> str:
+    """What a return code of `subprocess` says."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:  # real-time signals have no names
+        return f"killed by signal {-status}"
+
+
+def kill_group(leader: int) -> None:
+    """Kills a process that leads a session, and whatever it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

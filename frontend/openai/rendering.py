@@ -1,0 +1,44 @@
+"""Whole answers to JSON, without stopping everybody else's streams for a large one."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.openai.job import Job
+from frontend.openai.logprobs import PromptRows
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_DEPTH = 4  # of the rows of choices[].prompt_logprobs
+
+
+async def rendered(job: Job, responses: Sequence[pb.GenerateResponse]) -> bytes:
+    """The body of the answer.
+
+    Log-probabilities of a prompt may be a million numbers: 1.7 s of work and 54 MB, which a thread does in pieces, so
+    that the event loop gets its turns.
+    """
+    if not any(spec.output.HasField("prompt_logprobs") for spec in job.specs):
+        return _encode(job.whole(responses)).encode()
+    return await asyncio.to_thread(
+        lambda: b"".join(piece.encode() for piece in _pieces(job.whole(responses), _DEPTH)),
+    )
+
+
+def _pieces(value: Any, depth: int) -> Iterator[str]:
+    """The same JSON; one call of the library's encoder, which lets no other thread run, sees only a part of it."""
+    if depth and isinstance(value, dict):
+        yield "{"
+        for position, (name, member) in enumerate(value.items()):
+            yield f"{',' * bool(position)}{_encode(name)}:"
+            yield from _pieces(member, depth - 1)
+        yield "}"
+    elif depth and isinstance(value, list | PromptRows):
+        yield "["
+        for position, member in enumerate(value):
+            yield "," * bool(position)
+            yield from _pieces(member, depth - 1)
+        yield "]"
+    else:
+        yield _encode(value)

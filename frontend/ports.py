@@ -1,0 +1,61 @@
+"""Trying and reserving TCP ports before a server opens them, so that what is wrong can be said in one line."""
+
+import socket
+
+from frontend.errors import ConfigError
+
+HTTP_ADVICE = "choose another --http-port, or --no-http"
+GRPC_ADVICE = "choose another --port"
+
+
+def try_port(host: str, port: int, *, reuse_port: bool) -> None:
+    """Opens and closes the port, because gRPC's own complaint is a page on stderr that does not name the cause.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    try:
+        socket.create_server((host, port), family=_family(host), reuse_port=reuse_port).close()
+    except OSError as error:
+        raise cannot_listen(host, port, error, GRPC_ADVICE) from error
+
+
+def reserve_port(host: str, port: int, advice: str, *, shared: bool) -> socket.socket:
+    """A socket that keeps the port for processes that share it, and takes no connections itself.
+
+    Args:
+        host: where these will listen.
+        port: 0 takes a free one.
+        advice: what to do when it cannot be had.
+        shared: processes that are not ours may listen there too.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    try:
+        if not shared:  # or a second server would get half of the first one's clients
+            socket.create_server((host, port), family=_family(host)).close()
+        reserved = socket.socket(_family(host), socket.SOCK_STREAM)
+        try:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if reserved.family == socket.AF_INET6:
+                reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            reserved.bind((host, port))
+        except OSError:
+            reserved.close()
+            raise
+    except OSError as error:
+        raise cannot_listen(host, port, error, advice) from error
+    return reserved
+
+
+def cannot_listen(host: str, port: int, error: Exception, advice: str) -> ConfigError:
+    """The complaint, without Python's repetition of the address."""
+    reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else str(error)
+    shown = f"[{host}]" if ":" in host else host
+    return ConfigError(f"cannot listen on {shown}:{port}: {reason}; {advice}")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

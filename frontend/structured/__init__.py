@@ -1,0 +1,10 @@
+"""Structured output: what a request wants its answer to look like becomes one grammar, as llguidance takes it.
+
+    forms.py       what can be asked for
+    grammars.py    forms to grammars; runs in a worker alone
+    worker.py      the process that compiles one grammar at a time, within a time and a memory
+    process.py     starts such a process, talks to it, ends it
+    compiler.py    what requests ask: queue, cache, workers
+
+llguidance is imported in the worker only: a grammar that it cannot take ends the worker, and nobody else.
+"""

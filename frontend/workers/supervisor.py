@@ -1,0 +1,197 @@
+"""The parent of several workers: reserves the ports, starts the workers, replaces those that die, and drains all.
+
+It has the verbs of `FrontendApp` (start, wait_serving, drain, stop), so that `chairlift up` takes either. It serves
+nothing itself and knows no gRPC.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from frontend.child_process import RestartPauses, describe_end
+from frontend.config import FrontendConfig
+from frontend.errors import ConfigError, FrontendError
+from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, reserve_port
+from frontend.workers.metrics_folder import clear_gauges, note_pid
+from frontend.workers.order import WorkerOrder, WorkerPlace
+from frontend.workers.report import News
+from frontend.workers.worker_process import WORKER_COMMAND, WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.5
+_SETTLE_S = 5.0  # what a worker may take after its grace
+
+
+class WorkerFailed(FrontendError):  # noqa: N818 - reads as the reason it is
+    """A worker ended before it listened, and no flag is to blame; its own words are on stderr."""
+
+
+class Supervisor:
+    """Keeps `config.workers` processes running.
+
+    Args:
+        config: of the whole.
+        command: program of a worker; another one in tests.
+        first_pause_s: before a worker is replaced; doubled, up to 30 s, while replacements of it die too.
+
+    Attributes:
+        port, http_port: where all listen, from `start` on; http_port is None without HTTP.
+    """
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        command: Sequence[str] = WORKER_COMMAND,
+        *,
+        first_pause_s: float = _FIRST_PAUSE_S,
+    ) -> None:
+        self._config = config
+        self._command = command
+        self._first_pause_s = first_pause_s
+        self._folder: Path | None = None
+        self._reserved: list[socket.socket] = []
+        self._since = int(time.time())
+        self._workers: dict[int, WorkerProcess] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self.port = 0
+        self.http_port: int | None = None
+
+    async def start(self) -> None:
+        """Starts all workers and waits until every one listens.
+
+        Raises:
+            ConfigError: a flag must be changed; what the first worker to find out said.
+            WorkerFailed: a worker ended for another reason.
+        """
+        config = self._reserve()
+        self._folder = Path(tempfile.mkdtemp(prefix="chairlift-workers-"))  # mode 0700
+        indices = range(config.workers)
+        first = await asyncio.gather(*(self._start_worker(config, index, is_replacement=False) for index in indices))
+        listening = [asyncio.create_task(_wait_listening(index, worker)) for index, worker in enumerate(first)]
+        try:
+            await asyncio.gather(*listening)
+        finally:
+            for task in listening:
+                task.cancel()
+        self._keepers = [asyncio.create_task(self._keep(config, index, worker)) for index, worker in enumerate(first)]
+        logger.info("%d workers listen on %s:%d", config.workers, config.host, self.port)
+
+    async def wait_serving(self, timeout_s: float | None) -> None:
+        """Waits until every worker takes requests.
+
+        Raises:
+            TimeoutError: one does not after `timeout_s`.
+        """
+        async with asyncio.timeout(timeout_s):
+            for index in range(self._config.workers):
+                while not await self._workers[index].wait_for(News.SERVING):  # noqa: ASYNC110 - it is being replaced
+                    await asyncio.sleep(self._first_pause_s)
+
+    async def drain(self, grace_s: float) -> int:
+        """Lets all workers drain at once; `stop` kills one that has not ended after `grace_s`, which they know too.
+
+        Returns: calls that finished by themselves, of all workers that told.
+        """
+        self._stopping.set()
+        await asyncio.gather(*self._keepers)
+        running = {index: worker for index, worker in self._workers.items() if worker.status is None}
+        for worker in running.values():
+            worker.terminate()
+        try:
+            async with asyncio.timeout(grace_s + _SETTLE_S):
+                await asyncio.gather(*(worker.wait_ended() for worker in running.values()))
+        except TimeoutError:
+            logger.warning("workers have not ended within %g s; killing them", grace_s + _SETTLE_S)
+        for index, worker in running.items():
+            if worker.status:
+                logger.warning("worker %d ended while draining: %s", index, _reason(worker))
+        reports = (worker.seen.get(News.DRAINED) for worker in running.values())
+        return sum(report.num_drained for report in reports if report is not None)
+
+    async def stop(self) -> None:
+        """Ends what is left of the workers and gives the ports back."""
+        self._stopping.set()
+        await asyncio.gather(*self._keepers)
+        self.kill()
+        await asyncio.gather(*(worker.wait_ended() for worker in self._workers.values()))
+
+    def kill(self) -> None:
+        """Ends all workers at once and removes what they leave."""
+        for worker in self._workers.values():
+            worker.kill()
+        for reserved in self._reserved:
+            reserved.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _reserve(self) -> FrontendConfig:
+        """Takes the ports; returns the config for the workers."""
+        config = self._config
+        shared = config.reuse_port
+        self._reserved.append(reserve_port(config.host, config.port, GRPC_ADVICE, shared=shared))
+        self.port = self._reserved[0].getsockname()[1]
+        if config.http:
+            host = config.http_host or config.host
+            self._reserved.append(reserve_port(host, config.http_port, HTTP_ADVICE, shared=shared))
+            self.http_port = self._reserved[1].getsockname()[1]
+        return dataclasses.replace(
+            config, port=self.port, http_port=self.http_port or config.http_port, reuse_port=True
+        )
+
+    async def _start_worker(self, config: FrontendConfig, index: int, *, is_replacement: bool) -> WorkerProcess:
+        assert self._folder is not None
+        place = WorkerPlace(index, self._folder, self._since)
+        worker = await WorkerProcess.start(WorkerOrder(config, place, is_replacement), self._command)
+        self._workers[index] = worker
+        note_pid(self._folder, index, worker.pid)
+        return worker
+
+    async def _keep(self, config: FrontendConfig, index: int, worker: WorkerProcess) -> None:
+        """Replaces one worker whenever it ends, until the whole stops."""
+        assert self._folder is not None
+        pauses = RestartPauses(self._first_pause_s)
+        started_s = time.monotonic()
+        while not await self._stops_first(worker):
+            clear_gauges(self._folder, index)
+            pause_s = pauses.next_s(time.monotonic() - started_s)
+            logger.warning("worker %d ended: %s; replacing it in %g s", index, _reason(worker), pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                return
+            started_s = time.monotonic()
+            try:
+                worker = await self._start_worker(config, index, is_replacement=True)
+            except OSError as error:  # no memory, no process ids: later, perhaps
+                logger.error("worker %d cannot be started: %s", index, error)
+
+    async def _stops_first(self, worker: WorkerProcess) -> bool:
+        """Waits for the end of a worker or of the whole; returns whether the whole ends."""
+        ended = asyncio.create_task(worker.wait_ended())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        stopping.cancel()
+        return self._stopping.is_set()
+
+
+async def _wait_listening(index: int, worker: WorkerProcess) -> None:
+    if await worker.wait_for(News.LISTENING):
+        return
+    if (report := worker.seen.get(News.MISCONFIGURED)) is not None:
+        raise ConfigError(report.reason)
+    raise WorkerFailed(f"worker {index} ended before it listened: {_reason(worker)}")
+
+
+def _reason(worker: WorkerProcess) -> str:
+    if (report := worker.seen.get(News.MISCONFIGURED)) is not None:
+        return report.reason
+    return describe_end(worker.status or 0)

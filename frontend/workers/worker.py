@@ -1,0 +1,73 @@
+"""`python -m frontend.workers.worker`: one of several frontend processes, started by `WorkerProcess` alone."""
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+from contextlib import suppress
+from typing import BinaryIO
+
+from frontend.app import FrontendApp
+from frontend.config import log_to_stderr
+from frontend.errors import ConfigError
+from frontend.event_loop import loop_factory
+from frontend.workers.order import WorkerOrder
+from frontend.workers.report import News, Report, send
+
+_ENGINE_PATIENCE_S = 5.0
+"""How long a replacement waits for the engine before it opens its ports all the same, to say that there is none."""
+
+
+def main() -> int:
+    """Serves until SIGTERM, or until the parent has gone; returns the exit status."""
+    order: WorkerOrder = pickle.load(sys.stdin.buffer)
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed is no report
+    log_to_stderr(order.config.log_level, f"[{order.place.index}] ")
+    try:
+        with asyncio.Runner(loop_factory=loop_factory(use_uvloop=order.config.uvloop)) as runner:
+            runner.run(_serve(order, reports))
+    except ConfigError as error:
+        send(Report(News.MISCONFIGURED, reason=str(error)), reports)
+        return 2
+    return 0
+
+
+async def _serve(order: WorkerOrder, reports: BinaryIO) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    app = FrontendApp(order.config, order.place)
+    watches = [asyncio.create_task(_watch_parent(stop))]
+    try:
+        if order.is_replacement:
+            app.engine.start()
+            with suppress(TimeoutError):
+                await app.wait_serving(_ENGINE_PATIENCE_S)
+        await app.start()
+        send(Report(News.LISTENING), reports)
+        watches.append(asyncio.create_task(_report_serving(app, reports)))
+        await stop.wait()
+        num_drained = await app.drain(order.config.shutdown_timeout_s)
+        with suppress(BrokenPipeError):  # nobody is left to be told
+            send(Report(News.DRAINED, num_drained=num_drained), reports)
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await app.stop()
+
+
+async def _watch_parent(stop: asyncio.Event) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    await reader.read()
+    stop.set()
+
+
+async def _report_serving(app: FrontendApp, reports: BinaryIO) -> None:
+    await app.wait_serving(None)
+    send(Report(News.SERVING), reports)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""One worker as its parent sees it: a subprocess that gets an order and sends reports."""
+
+import asyncio
+import contextlib
+import pickle
+import signal
+import sys
+from collections.abc import Sequence
+
+from frontend.child_process import kill_group
+from frontend.workers.order import WorkerOrder
+from frontend.workers.report import News, Report, parse
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "frontend.workers.worker")
+
+
+class WorkerProcess:
+    """From its start to its end.
+
+    Attributes:
+        pid: its process id.
+        seen: what it has reported.
+        status: its return code, once it has ended.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._changed = asyncio.Condition()
+        self._reader = asyncio.create_task(self._read())
+        self.pid = process.pid
+        self.seen: dict[News, Report] = {}
+        self.status: int | None = None
+
+    @classmethod
+    async def start(cls, order: WorkerOrder, command: Sequence[str] = WORKER_COMMAND) -> "WorkerProcess":
+        """Starts one. A new interpreter, not a fork: gRPC survives none."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone
+        )
+        assert process.stdin is not None
+        process.stdin.write(pickle.dumps(order))
+        return cls(process)
+
+    async def wait_for(self, news: News) -> bool:
+        """Waits until it reports this, or has ended; returns whether it has reported it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: news in self.seen or self.status is not None)
+        return news in self.seen
+
+    async def wait_ended(self) -> int:
+        """Waits for its end; returns its return code."""
+        await asyncio.shield(self._reader)
+        assert self.status is not None
+        return self.status
+
+    def terminate(self) -> None:
+        """Asks it to drain."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        if self.status is None:
+            kill_group(self.pid)
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            report = parse(line)
+            await self._note(report)
+        status = await self._process.wait()
+        async with self._changed:
+            self.status = status
+            self._changed.notify_all()
+
+    async def _note(self, report: Report) -> None:
+        async with self._changed:
+            self.seen[report.news] = report
+            self._changed.notify_all()

@@ -1,0 +1,29 @@
+"""A pair with both doors open, and a neighbour whose answer runs while limits are tried out."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.testing import FakeEngine
+
+END_TOKEN_ID = 256
+
+
+@pytest.fixture
+async def pair(make_pair):
+    """Its model takes 4096 tokens of prompt and answer and has 258 of them; a character is a token."""
+    pair = await make_pair(http=True, engine=FakeEngine(tokens_per_step=256))
+    ids = [i * i % 256 for i in range(2000)]
+    spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=ids), output=pb.OutputOptions(text=False, token_ids=True))
+    spec.stop.max_tokens = len(ids) + 1
+    call = pair.stub().StreamGenerate(pb.StreamGenerateRequest(spec=spec))
+    async with asyncio.timeout(10):
+        await call.read()
+    yield pair
+    got = []
+    async with asyncio.timeout(10):
+        while (message := await call.read()) is not grpc.aio.EOF:
+            got += message.chunk.token_ids
+    assert got == [*ids, END_TOKEN_ID], "the neighbour was disturbed"

@@ -1,0 +1,181 @@
+"""Deadlines, time budgets and time accounts over HTTP."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from frontend.testing import FakeEngine
+
+
+def endless(**extra):
+    return {"model": "fake", "max_tokens": 4000, "extra_body": {"ignore_eos": True, **extra}}
+
+
+@pytest.fixture
+async def slow_pair(make_pair):
+    return await make_pair(http=True, engine=FakeEngine(step_interval_s=0.01))
+
+
+async def post(pair, body, *headers):
+    """One request over a bare connection: status and error object of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
+    head = ["POST /v1/completions HTTP/1.1", "host: x", f"content-length: {len(body)}", "connection: close", *headers]
+    writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + body.encode())
+    head, _, content = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(content)["error"]
+
+
+def outcomes(pair):
+    lines = pair.app.metrics.render().decode().splitlines()
+    counts = {}
+    for line in lines:
+        if line.startswith("chairlift:request_success_total{") and float(line.rpartition(" ")[2]):
+            reason = line.partition('finished_reason="')[2].partition('"')[0]
+            counts[reason] = float(line.rpartition(" ")[2])
+    return counts
+
+
+@pytest.mark.parametrize("where", ["header", "body", "both"])
+async def test_expired_call_is_a_504_that_nobody_tries_again(slow_pair, connect, where):
+    client = connect(slow_pair, max_retries=2)
+    timeouts = {"body": {"timeout": 0.1}, "header": {}, "both": {"timeout": 0.1}}[where]
+    headers = {"header": {"x-request-timeout": "0.1"}, "body": {}, "both": {"x-request-timeout": "60"}}[where]
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.completions.create(prompt="abc", **endless(**timeouts), extra_headers=headers)
+    assert caught.value.status_code == 504
+    assert caught.value.code == "deadline_exceeded"
+    assert caught.value.body["type"] == "server_error"
+    assert len(slow_pair.engine.submissions) == 1
+    assert 0 < slow_pair.engine.submissions[0].remaining_ms <= 100
+    await slow_pair.idle()
+    assert outcomes(slow_pair) == {"deadline": 1}
+
+
+async def test_call_that_expires_after_its_first_byte_ends_with_an_error_event(slow_pair, connect):
+    client = connect(slow_pair)
+    stream = await client.chat.completions.create(
+        messages=[{"role": "user", "content": "abc"}], stream=True, **endless(timeout=0.2)
+    )
+    texts = []
+
+    async def read():
+        async for event in stream:
+            texts.append(event.choices[0].delta.content or "")  # noqa: PERF401 - what came before the error counts
+
+    with pytest.raises(openai.APIError) as caught:
+        await read()
+    assert caught.value.code == "deadline_exceeded"
+    assert "".join(texts)
+    await slow_pair.idle()
+    assert outcomes(slow_pair) == {"deadline": 1}
+
+
+async def test_call_whose_engine_says_nothing_expires_all_the_same(make_pair, connect):
+    pair = await make_pair(http=True)
+    pair.engine.pause()
+    client = connect(pair)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.completions.create(prompt=["abc", "def"], **endless(timeout=0.1))
+    assert caught.value.status_code == 504
+    await pair.engine.wait_for(lambda: len(pair.engine.cancels) == 2)
+    assert {reason for _, reason in pair.engine.cancels} == {engine_pb.CANCEL_REASON_DEADLINE}
+    pair.engine.resume()
+    await pair.idle()
+    assert outcomes(pair) == {"deadline": 2}
+
+
+async def test_call_that_is_in_time_is_not_disturbed(http_pair, client):
+    answer = await client.completions.create(
+        model="fake", prompt="abc", extra_body={"timeout": 60}, extra_headers={"x-request-timeout": "59.5"}
+    )
+    assert answer.choices[0].text == "abc"
+    assert 59_000 < http_pair.engine.submissions[0].remaining_ms <= 59_500
+
+
+async def test_clients_own_timeout_closes_the_connection_and_is_no_deadline(make_pair, connect):
+    pair = await make_pair(http=True)
+    pair.engine.pause()
+    client = connect(pair)
+    with pytest.raises(openai.APITimeoutError):
+        await client.completions.create(prompt="abc", **endless(), timeout=0.1)
+    await pair.engine.wait_for(lambda: len(pair.engine.cancels) == 1)
+    assert pair.engine.submissions[0].remaining_ms > 500_000  # --default-timeout's, not the client's
+    assert pair.engine.cancels[0][1] == engine_pb.CANCEL_REASON_CLIENT
+    pair.engine.resume()
+    await pair.idle()
+    assert outcomes(pair) == {"cancelled": 1}
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "86401", "5s", "", "1" * 400])
+async def test_header_out_of_range_is_refused_by_name(http_pair, value):
+    status, error = await post(http_pair, '{"prompt": "abc"}', f"x-request-timeout: {value}")
+    assert status == 400
+    assert error["param"] == "x-request-timeout"
+    assert "it must be a number of seconds above 0 and at most 86400" in error["message"]
+    assert len(error["message"]) < 200
+    assert not http_pair.engine.submissions
+
+
+@pytest.mark.parametrize("name", ["timeout", "time_budget"])
+@pytest.mark.parametrize("value", ["0", "-1", "1e300", "-1e300", "NaN", "Infinity", '"5"', "[1]"])
+async def test_parameter_out_of_range_is_refused_by_name(http_pair, name, value):
+    status, error = await post(http_pair, f'{{"prompt": "abc", "{name}": {value}}}')
+    assert (status, error["param"]) == (400, name)
+    assert name in error["message"]
+    assert not http_pair.engine.submissions
+
+
+async def test_time_budget_of_a_day_is_not_cut_short_by_the_default_deadline(make_pair, connect):
+    pair = await make_pair(http=True)
+    await connect(pair).completions.create(model="fake", prompt="abc", extra_body={"time_budget": 86400})
+    (submission,) = pair.engine.submissions
+    assert not submission.HasField("remaining_ms")
+    assert submission.stops.time_budget_ms > 86_000_000
+
+
+async def test_time_budget_ends_an_answer_with_what_there_is(slow_pair, connect):
+    client = connect(slow_pair)
+    answer = await client.completions.create(prompt="abc", **endless(time_budget=0.15))
+    (choice,) = answer.choices
+    assert choice.finish_reason == "length"
+    assert choice.text
+    assert ("abc" * 100).startswith(choice.text)
+    assert outcomes(slow_pair) == {"length": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_finished_choices_tell_where_their_time_went(slow_pair, connect, stream):
+    client = connect(slow_pair)
+    call = client.completions.create(model="fake", prompt="abc", n=2, stream=stream)
+    if stream:
+        choices = [event.choices[0] async for event in await call]
+        accounts = [choice.timing for choice in choices if choice.finish_reason]
+    else:
+        accounts = [choice.timing for choice in (await call).choices]
+    assert len(accounts) == 2
+    for account in accounts:
+        parts = [account[f"{name}_us"] for name in ("queued", "tokenized", "prefill", "decode", "parked", "preempted")]
+        assert sum(parts) + account["moved_us"] == account["total_us"]
+        assert account["prefill_us"] == 2000
+        assert 0 < account["first_token_us"] <= account["total_us"]
+        assert account["num_preemptions"] == 0
+
+
+async def test_deadline_covers_tokenizing(make_pair, connect):
+    pair = await make_pair(http=True)
+    tokenizer = pair.app.engine.attachment().model.tokenizer
+    never = asyncio.Event()
+
+    async def stuck(text):
+        await never.wait()
+
+    tokenizer.encode = stuck
+    with pytest.raises(openai.InternalServerError) as caught:
+        await connect(pair).completions.create(model="fake", prompt="abc", extra_body={"timeout": 0.05})
+    assert caught.value.status_code == 504
+    await pair.idle()
+    assert outcomes(pair) == {"deadline": 1}

@@ -1,0 +1,209 @@
+"""Forms of answers over HTTP, through OpenAI's own client: what the engine is told, and what is refused."""
+
+import json
+
+import openai
+import pydantic
+import pytest
+
+from frontend.testing import FakeEngine
+from frontend.testing_tokenizer import byte_tokenizer_files
+
+ECHO = "{{ messages[0].content }}"
+HERMES = ECHO + "{# <tool_call> #}"
+THINKING = ECHO + "{# </think> #}"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name, parameters=SCHEMA):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def user(text="hi"):
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture
+def connect_to(make_pair, connect):
+    """connect_to(template) -> a client of a model with this chat template, and its engine."""
+
+    async def make(template):
+        config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
+        pair = await make_pair(
+            engine=FakeEngine(files={**byte_tokenizer_files(), "tokenizer_config.json": config}), http=True
+        )
+        return connect(pair), pair.engine
+
+    return make
+
+
+def grammars(engine):
+    """The parts of the grammar that the engine was given last."""
+    return json.loads(engine.submissions[-1].grammar)["grammars"]
+
+
+async def test_json_schema_is_held_to_and_parsed_into_a_model(connect_to):
+    class Place(pydantic.BaseModel):
+        city: str
+
+    client, engine = await connect_to(ECHO)
+    answer = await client.chat.completions.parse(model="fake", messages=user('{"city": "Rom"}'), response_format=Place)
+    assert answer.choices[0].message.parsed == Place(city="Rom")
+    (grammar,) = grammars(engine)
+    assert grammar["json_schema"]["properties"]["city"]["type"] == "string"
+    assert grammar["json_schema"]["additionalProperties"] is False
+
+
+FORMS = {
+    "json_object": {"response_format": {"type": "json_object"}},
+    "structured json": {"structured_outputs": {"json": SCHEMA}},
+    "structured json as a text": {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+    "structured json_object": {"structured_outputs": {"json_object": True}},
+    "structured regex": {"structured_outputs": {"regex": "a+"}},
+    "structured choice": {"structured_outputs": {"choice": ["a", "b"]}},
+    "structured grammar": {"structured_outputs": {"grammar": 'start: "x"'}},
+    "guided_json": {"guided_json": SCHEMA},
+    "guided_regex": {"guided_regex": "a+"},
+    "guided_choice": {"guided_choice": ["a", "b"]},
+    "guided_grammar": {"guided_grammar": 'root ::= "x"'},
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+async def test_every_way_to_say_a_form_is_heard_by_both_endpoints(http_pair, client, case):
+    await client.completions.create(model="fake", prompt="a", extra_body=FORMS[case])
+    first = http_pair.engine.submissions[-1].grammar
+    await client.chat.completions.create(model="fake", messages=user(), extra_body=FORMS[case])
+    assert http_pair.engine.submissions[-1].grammar == first != ""
+
+
+async def test_text_is_no_form(http_pair, client):
+    await client.chat.completions.create(model="fake", messages=user(), response_format={"type": "text"})
+    assert http_pair.engine.submissions[-1].grammar == ""
+
+
+async def test_allowed_ids_and_bad_words_are_passed_on(http_pair, client):
+    extra = {"allowed_token_ids": [5, 3], "bad_words": ["x"]}
+    await client.completions.create(model="fake", prompt="a", extra_body=extra)
+    sampling = http_pair.engine.submissions[-1].sampling
+    assert list(sampling.allowed_token_ids) == [3, 5]
+    assert [len(sequence.token_ids) for sequence in sampling.bad_sequences] == [1, 2]
+
+
+async def test_required_call_is_held_to_the_parameters_and_parsed(connect_to):
+    client, engine = await connect_to(HERMES)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+    answer = await client.chat.completions.create(
+        model="fake", messages=user(call), tools=[tool("weather"), tool("news")], tool_choice="required"
+    )
+    assert answer.choices[0].message.tool_calls[0].function.name == "weather"
+    assert answer.choices[0].finish_reason == "tool_calls"
+    lark, *schemas = grammars(engine)
+    assert "weather" in lark["lark_grammar"]
+    assert "news" in lark["lark_grammar"]
+    assert [schema["json_schema"]["required"] for schema in schemas] == [["city"], ["city"]]
+
+
+async def test_named_call_leaves_only_its_tool(connect_to):
+    client, engine = await connect_to(HERMES)
+    await client.chat.completions.create(
+        model="fake", messages=user(), tools=[tool("weather"), tool("news")], tool_choice=named("news")
+    )
+    lark, _ = grammars(engine)
+    assert "weather" not in lark["lark_grammar"]
+    assert "start: calls\ncalls: marked\n" in lark["lark_grammar"], "one call"
+
+
+async def test_form_beside_tools_leaves_the_choice(connect_to):
+    client, engine = await connect_to(HERMES)
+    await client.chat.completions.create(
+        model="fake", messages=user(), tools=[tool("weather")], response_format={"type": "json_object"}
+    )
+    lark, *schemas = grammars(engine)
+    assert lark["lark_grammar"].startswith("start: calls | @answer\n")
+    assert [schema["name"] for schema in schemas] == ["arguments_0", "answer"]
+
+
+async def test_reasoning_may_come_before_the_form(connect_to):
+    client, engine = await connect_to(THINKING)
+    answer = await client.chat.completions.create(
+        model="fake", messages=user('<think>hm</think>{"a":1}'), response_format={"type": "json_object"}
+    )
+    assert answer.choices[0].message.reasoning_content == "hm"
+    assert answer.choices[0].message.content == '{"a":1}'
+    before, form = grammars(engine)
+    assert "/think>" in before["lark_grammar"]
+    assert form["name"] == "form"
+
+
+NO_FORM = [
+    ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema.schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format",
+        "needs json_schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        "response_format",
+        "^Error code: 400 - response_format cannot be served: a schema cannot be held to with not",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "not 2"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least one"),
+    ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+    ({"guided_json": "x" * 65537}, "guided_json", "guided_json has 65537 bytes, at most 65536"),
+    ({"guided_choice": ["a", ""]}, "guided_choice", "none may be empty"),
+    ({"guided_grammar": "x"}, "guided_grammar", "guided_grammar cannot be served"),
+    (
+        {"guided_regex": "a", "guided_choice": ["a"]},
+        "guided_choice",
+        "guided_regex and guided_choice do not go together",
+    ),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ignore_eos does not go with"),
+    ({"allowed_token_ids": [258]}, "allowed_token_ids", "vocabulary"),
+    ({"bad_words": ["x"] * 65}, "bad_words", "at most 64"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), NO_FORM)
+async def test_what_is_no_form_is_named(client, body, param, words):
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        await client.chat.completions.create(model="fake", messages=user(), extra_body=body)
+    assert caught.value.param == param
+
+
+NO_CALL = [
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"tool_choice": "any", "tools": [tool("f")]}, "tool_choice", "must be 'none', 'auto', 'required'"),
+    ({"tool_choice": {"type": "function"}, "tools": [tool("f")]}, "tool_choice", "function's name"),
+    ({"tool_choice": named("g"), "tools": [tool("f")]}, "tool_choice", "names 'g', which is none of tools"),
+    ({"tool_choice": "required", "tools": [tool("f"), tool("ä b")]}, "tools", "letters, digits"),
+    ({"tool_choice": "required", "tools": [tool("f", [1])]}, "tools", "JSON object"),
+    ({"tool_choice": "required", "tools": [tool("f", {"not": {}})]}, "tools", "with not: not supported"),
+    ({"tool_choice": "required", "tools": [tool("f", {"title": "x" * 65536})]}, "tools", "at most 65536"),
+    ({"tool_choice": "required", "tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "no room for the call"),
+    ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "only if the form is one of JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), NO_CALL)
+async def test_call_that_cannot_be_enforced_is_named(connect_to, body, param, words):
+    client, engine = await connect_to(HERMES)
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        await client.chat.completions.create(model="fake", messages=user(), extra_body=body)
+    assert caught.value.param == param
+    assert not engine.submissions
+
+
+async def test_tools_of_a_model_without_calls_are_refused(connect_to):
+    client, _ = await connect_to(ECHO)
+    with pytest.raises(openai.BadRequestError, match="no known form of tool calls"):
+        await client.chat.completions.create(model="fake", messages=user(), tools=[tool("f")], tool_choice="required")

@@ -1,0 +1,83 @@
+"""The parent's decisions, with shell scripts as workers."""
+
+import asyncio
+import logging
+
+import pytest
+
+from frontend.child_process import RestartPauses, describe_end
+from frontend.config import FrontendConfig
+from frontend.errors import ConfigError
+from frontend.workers.supervisor import Supervisor, WorkerFailed
+
+LISTENING = '{"news": "listening", "reason": "", "num_drained": 0}'
+
+
+def supervisor(script, num_workers=2):
+    config = FrontendConfig(port=0, http_port=0, workers=num_workers)
+    return Supervisor(config, ("/bin/sh", "-c", script), first_pause_s=0.01)
+
+
+def test_pauses_double_up_to_half_a_minute_and_start_again_after_a_minute_that_went_well():
+    pauses = RestartPauses(0.5)
+    assert [pauses.next_s(0.1) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert pauses.next_s(59.9) == 30
+    assert [pauses.next_s(60.0), pauses.next_s(1.0)] == [0.5, 1]
+
+
+@pytest.mark.parametrize(("status", "words"), [(3, "exit status 3"), (-9, "killed by SIGKILL"), (-40, "signal 40")])
+def test_an_end_is_said_in_words(status, words):
+    assert words in describe_end(status)
+
+
+async def test_worker_that_cannot_start_ends_the_whole_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    workers = supervisor("exit 3")
+    with pytest.raises(WorkerFailed, match=r"worker [01] ended before it listened: exit status 3"):
+        await workers.start()
+    await workers.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_one_worker_that_cannot_start_is_enough(tmp_path):
+    script = f"mkdir {tmp_path}/once 2>/dev/null || exit 7; echo '{LISTENING}'; exec sleep 100"
+    workers = supervisor(script)
+    with pytest.raises(WorkerFailed, match="exit status 7"):
+        await workers.start()
+    await workers.stop()
+
+
+async def test_what_must_be_changed_is_passed_on():
+    workers = supervisor("""echo '{"news": "misconfigured", "reason": "--this is wrong", "num_drained": 0}'; exit 2""")
+    with pytest.raises(ConfigError, match=r"^--this is wrong$"):
+        await workers.start()
+    await workers.stop()
+
+
+async def test_worker_that_dies_again_and_again_is_replaced_with_growing_pauses(caplog):
+    caplog.set_level(logging.WARNING, logger="frontend.workers.supervisor")
+    workers = supervisor(f"echo '{LISTENING}'; exit 3", num_workers=1)
+    await workers.start()
+    async with asyncio.timeout(30):
+        while len(caplog.messages) < 4:
+            await asyncio.sleep(0.01)
+    await workers.stop()
+    assert caplog.messages[:4] == [
+        f"worker 0 ended: exit status 3; replacing it in {pause} s" for pause in ("0.01", "0.02", "0.04", "0.08")
+    ]
+
+
+async def test_worker_that_ignores_the_signal_is_killed():
+    workers = supervisor(f"trap '' TERM; echo '{LISTENING}'; while :; do sleep 0.1; done")
+    await workers.start()
+    assert await workers.drain(-4.9) == 0  # 0.1 s with what a worker may take beyond its grace
+    await workers.stop()
+    assert [worker.status for worker in workers._workers.values()] == [-9, -9]
+
+
+async def test_sum_is_that_of_the_workers_that_told():
+    finish = """finish() { echo '{"news": "drained", "reason": "", "num_drained": 21}'; exit 0; }"""
+    workers = supervisor(f"{finish}; trap finish TERM; echo '{LISTENING}'; while :; do sleep 0.01; done")
+    await workers.start()
+    assert await workers.drain(5) == 42
+    await workers.stop()

@@ -1,0 +1,62 @@
+"""Prompts scored by the demo model: what it says of a text is the same whether it reads or writes it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+
+from frontend.client import ChairliftClient
+
+TOLERANCE = 2e-3  # fp32 sums in another order
+STORY = "Once upon a time there was a small fox who lived in the wood. " * 8
+
+
+class Pair(Protocol):
+    """What the fixture of conftest.py gives."""
+
+    target: str
+
+
+@pytest.fixture
+def client(pair: Pair) -> ChairliftClient:
+    return ChairliftClient(pair.target)
+
+
+def test_reading_an_answer_scores_it_as_writing_it_did(client: ChairliftClient) -> None:
+    with client:
+        written = client.generate(
+            "Once upon a time", temperature=0.0, max_tokens=24, top_logprobs=3, return_token_ids=True, echo=True
+        )
+        read = client.generate(
+            token_ids=[*written.prompt.token_ids, *written.token_ids],
+            prompt_logprobs=3,
+            max_tokens=0,
+            return_token_ids=True,
+        )
+    num_tokens = len(written.token_ids)
+    assert list(read.prompt.token_ids[-num_tokens:]) == list(written.token_ids)
+    assert list(read.prompt.logprobs.chosen[-num_tokens:]) == pytest.approx(
+        list(written.logprobs.chosen), abs=TOLERANCE
+    )
+    assert list(read.prompt.logprobs.top_values[-3 * num_tokens :]) == pytest.approx(
+        list(written.logprobs.top_values), abs=TOLERANCE
+    )
+    # Greedy: each token that was written is the best one.
+    assert list(read.prompt.logprobs.top_ids[-3 * num_tokens :: 3]) == list(written.token_ids)
+    assert read.finished.usage.num_output_tokens == 0
+
+
+def test_prompt_in_pieces_or_cached_is_scored_the_same(
+    client: ChairliftClient, start_pair: Callable[..., Pair]
+) -> None:
+    options = {"prompt_logprobs": 2, "max_tokens": 1, "temperature": 0.0}
+    with client:
+        whole = client.generate(STORY, **options)
+        again = client.generate(STORY, **options)  # its blocks are cached now
+    small = start_pair("--max-num-batched-tokens", "32", "--max-num-seqs", "8")
+    with ChairliftClient(small.target) as other:
+        pieces = other.generate(STORY, **options)
+    for answer in (again, pieces):
+        assert len(answer.prompt.logprobs.chosen) == answer.finished.usage.num_prompt_tokens - 1
+        assert list(answer.prompt.logprobs.chosen) == pytest.approx(list(whole.prompt.logprobs.chosen), abs=TOLERANCE)
+        assert answer.text == whole.text

@@ -1,0 +1,214 @@
+"""Structured output on the demo model, through the real pair: whatever ends well has its form, and nobody else notices.
+
+The demo model has never seen JSON, and draws at temperature 1: what has a form has it by the grammar alone. So that its
+words come to an end, strings are short in most schemas; nothing else helps it.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from engine.constraints import grammar as engine_grammar
+from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
+from frontend.structured import grammars
+
+SCHEMAS = json.loads((Path(__file__).parents[1] / "json_schemas.json").read_text())
+NUM_RUNS = 500
+NUM_FREE = 100
+NUM_AT_ONCE = 32
+PROMPT = "Once upon a time there was a brave fox who "
+
+
+class Pair(Protocol):
+    """What the fixture of conftest.py gives."""
+
+    target: str
+
+
+async def play(target: str, requests: list[dict]) -> list[pb.GenerateResponse]:
+    """Runs requests, some at once, and returns their answers in order."""
+    places = asyncio.Semaphore(NUM_AT_ONCE)
+
+    async def run(client, options):
+        async with places:
+            return await client.generate(PROMPT, temperature=1.0, return_token_ids=True, **options)
+
+    async with AsyncChairliftClient(target) as client:
+        return await asyncio.gather(*(run(client, options) for options in requests))
+
+
+FREE = [{"seed": seed, "max_tokens": 48} for seed in range(NUM_FREE)]
+
+
+@pytest.fixture(scope="module")
+def names() -> list[str]:
+    assert len(SCHEMAS) >= 60
+    return [list(SCHEMAS)[index % len(SCHEMAS)] for index in range(NUM_RUNS)]
+
+
+@pytest.fixture(scope="module")
+def mixed(pair: Pair, names) -> tuple[list[pb.GenerateResponse], list[pb.GenerateResponse]]:
+    """Answers with a form, and free ones from among them."""
+    structured = [{"seed": index, "max_tokens": 600, "json_schema": SCHEMAS[name]} for index, name in enumerate(names)]
+    requests = []
+    for index, request in enumerate(structured):
+        requests.append(request)
+        if index % (NUM_RUNS // NUM_FREE) == 0:
+            requests.append(FREE[index * NUM_FREE // NUM_RUNS])
+    answers = asyncio.run(play(pair.target, requests))
+    held = [answer for request, answer in zip(requests, answers, strict=True) if "json_schema" in request]
+    return held, [answer for request, answer in zip(requests, answers, strict=True) if "json_schema" not in request]
+
+
+def test_every_answer_that_ended_by_itself_is_valid_and_most_do(mixed, names) -> None:
+    held, _ = mixed
+    ended = [
+        (name, answer)
+        for name, answer in zip(names, held, strict=True)
+        if answer.finished.reason == pb.FINISH_REASON_END_TOKEN
+    ]
+    for name, answer in ended:
+        schema = SCHEMAS[name]
+        validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(answer.text))
+    assert len(ended) >= 0.9 * NUM_RUNS
+    assert {answer.finished.reason for answer in held} <= {pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_MAX_TOKENS}
+
+
+def test_free_answers_are_those_of_a_run_without_neighbours(pair: Pair, mixed) -> None:
+    _, free = mixed
+    alone = asyncio.run(play(pair.target, FREE))
+    assert [list(answer.token_ids) for answer in free] == [list(answer.token_ids) for answer in alone]
+
+
+ANSWERS = {
+    "regex": ({"regex": "[A-Z]{3}-[0-9]{2,4}"}, "[A-Z]{3}-[0-9]{2,4}"),
+    "choice": ({"choice": ["yes", "no", 'per"haps\n']}, 'yes|no|per"haps\n'),
+    "Lark": ({"grammar": 'start: "(" start ")" | "x"'}, r"\(*x\)*"),
+    "GBNF": ({"grammar": 'root ::= [0-9]+ " " unit\nunit ::= "km" | "mi"'}, "[0-9]+ (km|mi)"),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_all_answers_to_a_request_have_its_form(pair: Pair, case) -> None:
+    form, pattern = ANSWERS[case]
+    with ChairliftClient(pair.target) as client:
+        answer = client.generate(PROMPT, temperature=1.0, max_tokens=200, num_answers=4, seed=5, **form)
+    answers = [answer, *answer.other_answers]
+    assert all(one.finished.reason == pb.FINISH_REASON_END_TOKEN for one in answers)
+    assert all(re.fullmatch(pattern, one.text) for one in answers)
+
+
+def test_streamed_object_is_one(pair: Pair) -> None:
+    with ChairliftClient(pair.target) as client:
+        with client.stream(
+            PROMPT, temperature=1.0, seed=2, max_tokens=400, regex=r'\{"name": "[a-z]{3,9}"\}'
+        ) as stream:
+            text = "".join(chunk.text for chunk in stream)
+        assert json.loads(text).keys() == {"name"}
+        answer = client.generate(PROMPT, temperature=1.0, seed=2, max_tokens=8, json_object=True)
+    assert answer.text.startswith("{")
+
+
+def test_only_allowed_tokens_are_drawn(pair: Pair) -> None:
+    with ChairliftClient(pair.target) as client:
+        allowed = list(client.count_tokens("a fox and a dog", return_token_ids=True).token_ids)
+        answer = client.generate(
+            PROMPT, allowed_token_ids=allowed, temperature=1.0, max_tokens=60, return_token_ids=True
+        )
+    assert set(answer.token_ids) <= set(allowed)
+    assert len(set(answer.token_ids)) > 1
+    assert answer.finished.reason == pb.FINISH_REASON_MAX_TOKENS, "no end token is among them"
+
+
+def test_bad_words_are_never_written(pair: Pair) -> None:
+    with ChairliftClient(pair.target) as client:
+        options = {"temperature": 0.0, "max_tokens": 80}
+        words = re.findall(r"\w+", client.generate(PROMPT, **options).text)
+        bad = sorted(set(words), key=words.count)[-8:]
+        text = client.generate(PROMPT, bad_words=bad, **options).text
+    assert not set(bad) & set(re.findall(r"\w+", text))
+    assert text
+
+
+def test_form_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pair) -> None:
+    with ChairliftClient(pair.target) as client:
+        with pytest.raises(GenerationError, match="compiling it takes more than 2 s"):
+            client.generate(PROMPT, json_schema={"type": "integer", "multipleOf": 1_000_003})
+        assert client.generate(PROMPT, choice=["so"]).text == "so"
+
+
+class Place(pydantic.BaseModel):
+    """What the model is to make up."""
+
+    name: str = pydantic.Field(max_length=8)
+    rivers: list[bool] = pydantic.Field(max_length=3)
+    kind: str = pydantic.Field(pattern="^(town|village)$")
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture
+def http(start_frontend: Callable[..., str], free_port: Callable[[], int]) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of another frontend for the same engine, which reads and enforces calls in Hermes' form."""
+    port = free_port()
+    start_frontend("--http", "--http-port", str(port), "--tool-call-parser", "hermes")
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_pydantic_model_is_parsed(http: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "Tell me of a place."}]
+    for seed in range(5):
+        answer = http.chat.completions.parse(
+            model="", messages=messages, response_format=Place, seed=seed, temperature=1, max_tokens=300
+        )
+        assert isinstance(answer.choices[0].message.parsed, Place)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_enforced_call_is_made_with_valid_arguments(http: openai.OpenAI, choice) -> None:
+    messages = [{"role": "user", "content": "What is the weather?"}]
+    answer = http.chat.completions.create(
+        model="", messages=messages, tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False, seed=1, n=4
+    )
+    for one in answer.choices:
+        (call,) = one.message.tool_calls
+        assert (one.finish_reason, one.message.content, call.function.name) == ("tool_calls", None, "weather")
+        jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
+
+
+def test_limits_of_compiler_and_engine_are_the_same() -> None:
+    ours, engines = grammars.parser_limits(), engine_grammar.parser_limits()
+    names = [name for name in dir(ours) if not name.startswith("_")]
+    assert "max_lexer_states" in names
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(engines, name) for name in names}
+
+
+def test_words_that_leave_nothing_of_a_form_end_that_request_alone(pair: Pair) -> None:
+    with ChairliftClient(pair.target) as client:
+        with pytest.raises(GenerationError) as caught:
+            client.generate(PROMPT, choice=["x"], bad_words=["x"])
+        assert caught.value.reason == "ENGINE_FAULT"
+        assert client.generate(PROMPT, choice=["x"], bad_words=["y"]).text == "x"

@@ -1,0 +1,74 @@
+"""Metrics of a server that wants a key, or speaks TLS."""
+
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from loadgen.errors import TargetError
+from loadgen.server_metrics import read_server_metrics
+from loadgen.target.base import TargetSpec
+
+
+@pytest.fixture
+def serve():
+    """serve(tls) -> a server with `seen`: the authorization of each request; /moved points at `moved_to`."""
+    servers = []
+
+    def start(tls=None):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                server.seen.append(self.headers["authorization"])
+                self.send_response(302 if self.path == "/moved" else 200)
+                if self.path == "/moved":
+                    self.send_header("location", server.moved_to)
+                self.end_headers()
+                self.wfile.write(b"up 1\n")
+
+            def log_message(self, *arguments):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.seen = []
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.cert, tls.key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        servers.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("target", ["grpc://127.0.0.1:50051", "http://127.0.0.1:8000/v1", "grpcs://127.0.0.1:1"])
+def test_the_servers_key_goes_along(serve, target):
+    server = serve()
+    url = f"http://127.0.0.1:{server.server_port}/metrics"
+    assert read_server_metrics(url, TargetSpec(target, api_key="k")) == "up 1\n"
+    assert read_server_metrics(url, TargetSpec(target)) == "up 1\n"
+    assert server.seen == ["Bearer k", None]
+
+
+def test_no_other_host_gets_the_key(serve):
+    server, other = serve(), serve()
+    server.moved_to = f"http://localhost:{other.server_port}/metrics"
+    spec = TargetSpec("grpc://127.0.0.1:50051", api_key="k")
+    read_server_metrics(f"http://localhost:{other.server_port}/metrics", spec)
+    read_server_metrics(f"http://127.0.0.1:{server.server_port}/moved", spec)
+    assert server.seen == ["Bearer k"]
+    assert other.seen == [None, None]
+
+
+def test_the_targets_certificates_count_here_too(serve, make_authority):
+    authority = make_authority("ours")
+    url = f"https://127.0.0.1:{serve(authority.sign('server')).server_port}/metrics"
+    assert read_server_metrics(url, TargetSpec("grpcs://127.0.0.1:1", tls_ca=authority.ca)) == "up 1\n"
+    with pytest.raises(TargetError, match=r"--metrics-url https://.*CERTIFICATE_VERIFY_FAILED"):
+        read_server_metrics(url, TargetSpec("grpcs://127.0.0.1:1", tls_ca=make_authority("theirs").ca))
