@@ -14,7 +14,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH_FALLBACK ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
+.PHONY: gpu-check compose-check help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -43,6 +43,9 @@ stubs: setup-dev  ## generate the gRPC stubs from protos/
 
 check-extras: setup-dev  ## install each extra alone into an environment of its own and import what it promises
 	$(BIN)/python .ci/check_extras.py
+
+compose-check: setup-dev  ## compose.yaml with the Docker engine at hand: build, up, kill, restart, bad input, down
+	$(BIN)/python -m pytest -m docker tests/deploy
 
 demo-model: setup-dev  ## train the bundled demo model anew
 	$(BIN)/python -m engine.demo.train
