@@ -11,31 +11,31 @@ from grpc_reflection.v1alpha import reflection
 
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend import __version__
+from frontend.access.api_keys import ApiKeys, load_keys
+from frontend.access.file_watch import FileWatch
+from frontend.access.tls import load_tls
 from frontend.admission import Admission
-from frontend.api_keys import ApiKeys, load_keys
 from frontend.calls import ActiveCalls
 from frontend.config import FrontendConfig
-from frontend.engine_client import EngineClient
+from frontend.engine_link.client import EngineClient
 from frontend.errors import ConfigError, ServerDraining
-from frontend.file_watch import FileWatch
 from frontend.generation import Generations
+from frontend.grpc_door.interceptor import ErrorInterceptor
+from frontend.grpc_door.key_interceptor import KeyInterceptor
+from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
-from frontend.interceptor import ErrorInterceptor
-from frontend.key_interceptor import KeyInterceptor
 from frontend.metrics.metrics import Metrics
+from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
-from frontend.server import SERVICE_NAME, GenerationService
 from frontend.structured.compiler import GrammarCompiler
 from frontend.structured.process import CompileLimits
-from frontend.tls import load_tls
-from frontend.tokenizer_source import TokenizerSource
 from frontend.tracing.origin import GrpcOrigin, HttpOrigin
 from frontend.workers.order import WorkerPlace
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from frontend.http_server import HttpServer
+    from frontend.openai.http_server import HttpServer
     from frontend.tracing.otlp import OtlpSpans
 
 logger = logging.getLogger(__name__)
@@ -205,10 +205,10 @@ class FrontendApp:
 
     def _http_server(self) -> "HttpServer":
         # Here, so that a server without HTTP needs none of its packages.
-        from frontend.http_server import HttpServer
         from frontend.openai.app import make_app
         from frontend.openai.door import Door
         from frontend.openai.facts import Facts
+        from frontend.openai.http_server import HttpServer
 
         config = self._config
         door = Door(

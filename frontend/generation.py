@@ -8,20 +8,24 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend import convert, engine_convert
 from frontend.admission import Admission
-from frontend.answer import Answer
-from frontend.answer_group import AnswerGroup
-from frontend.answer_parts import AnswerParsing
+from frontend.answer.answer import Answer
+from frontend.answer.group import AnswerGroup
+from frontend.answer.parts import AnswerParsing
+from frontend.answer.prompt_echo import PromptEcho
 from frontend.chat import ChatFormat, chat_format
-from frontend.constraints import constraints_of
 from frontend.deadline import Deadline
-from frontend.engine_client import EngineClient
+from frontend.engine_link import messages
+from frontend.engine_link.client import EngineClient
+from frontend.engine_link.request_stream import CancelReason, RequestStream
+from frontend.engine_link.timing import AnswerTimes
 from frontend.errors import ClientStalled, DeadlineExceeded
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.metrics.request_watch import RequestWatch
-from frontend.prompt_echo import PromptEcho
-from frontend.request import (
+from frontend.model.served_model import ServedModel
+from frontend.request import convert
+from frontend.request.constraints import constraints_of
+from frontend.request.request import (
     ChatPrompt,
     GenerationRequest,
     Prompt,
@@ -31,11 +35,8 @@ from frontend.request import (
     with_max_tokens,
     with_special_tokens,
 )
-from frontend.request_stream import CancelReason, RequestStream
-from frontend.served_model import ServedModel
 from frontend.structured.compiler import GrammarCompiler
 from frontend.structured.forms import OutputForm
-from frontend.timing import AnswerTimes
 from frontend.tracing.origin import current_origin
 from frontend.tracing.request_trace import RequestTrace, Spans
 
@@ -163,7 +164,7 @@ class Generations:
                 answer_request = nth_answer(limited, index)
                 submitted_at_s = time.monotonic()
                 remaining_s = _checked_remaining_s(time_remaining_s())
-                submission = engine_convert.submission(
+                submission = messages.submission(
                     answer_request,
                     prompt_ids,
                     max_tokens=max(max_tokens, 1),  # without a token the engine computes no prompt
@@ -262,8 +263,8 @@ async def tokenize(prompt: Prompt, model: ServedModel, path: str) -> list[int]:
     match prompt:
         case TextPrompt(text):
             return await model.tokenizer.encode(text)
-        case ChatPrompt(messages, options):
-            return await model.tokenizer.encode_chat(messages, options, field=path + "chat")
+        case ChatPrompt(turns, options):
+            return await model.tokenizer.encode_chat(turns, options, field=path + "chat")
         case TokenPrompt(token_ids):
             return list(token_ids)
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from frontend.api_keys import load_keys
+from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp
 from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
@@ -31,7 +31,7 @@ from frontend.workers.supervisor import Supervisor, WorkerFailed
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
 _MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
 _PROGRESS_EVERY_S = 5.0
-_LINK_LOGGER = "frontend.engine_client"
+_LINK_LOGGER = "frontend.engine_link.client"
 
 
 def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) -> int:

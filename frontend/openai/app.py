@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.api_keys import ApiKeys
+from frontend.access.api_keys import ApiKeys
 from frontend.errors import RequestError
 from frontend.openai.disconnect import ClientGone
 from frontend.openai.door import Door

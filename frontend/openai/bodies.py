@@ -1,5 +1,5 @@
 """Bodies of the requests: which parameters there are, and their types. What values mean is checked behind the door, by
-`frontend.convert`, for all doors alike.
+`frontend.request.convert`, for all doors alike.
 
 A parameter that is not known here is refused by name, unless it is null or says what happens anyway: a client is told
 that `suffix` has no effect, and a mistyped `temprature` does not go unseen.

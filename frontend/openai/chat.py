@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.model.served_model import ServedModel
 from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.chat_parts import delta_objects, message_object
 from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason
 from frontend.openai.logprobs import chat_logprobs, prompt_logprobs
 from frontend.openai.spec import chat_spec
-from frontend.request import ChatPrompt
-from frontend.served_model import ServedModel
+from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
 
 

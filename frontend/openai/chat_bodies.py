@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
-from frontend.convert_chat import MAX_TOOLS
 from frontend.openai.bodies import Body, Count, GenerationBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.nested import Nested
-from frontend.request import ChatPrompt
+from frontend.request.convert_chat import MAX_TOOLS
+from frontend.request.request import ChatPrompt
 
 _UINT32_MAX = 2**32 - 1
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.model.served_model import ServedModel
 from frontend.openai.bodies import CompletionBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.forms import answer_form
@@ -15,7 +16,6 @@ from frontend.openai.logprobs import (
     prompt_logprobs,
 )
 from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS, completion_specs
-from frontend.served_model import ServedModel
 
 MAX_PROMPT_LOGPROBS = 1 << 20
 """In one call, over all choices: 70 MB of JSON."""

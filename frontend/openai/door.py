@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from frontend.call_deadline import CallDeadline
 from frontend.calls import ActiveCalls
-from frontend.convert import MAX_ID_CHARS
 from frontend.generation import Generations
 from frontend.openai.bodies import CompletionBody, GenerationBody
 from frontend.openai.call_deadline import call_deadline
@@ -23,6 +22,7 @@ from frontend.openai.incoming import read_body
 from frontend.openai.job import Job
 from frontend.openai.play import play_whole
 from frontend.openai.rendering import rendered
+from frontend.request.convert import MAX_ID_CHARS
 
 _MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-63")
 

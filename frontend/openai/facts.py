@@ -9,15 +9,15 @@ from starlette.responses import JSONResponse, Response
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend import __version__
 from frontend.calls import ActiveCalls
-from frontend.checks import check_at_most, check_token_ids
 from frontend.generation import Generations
 from frontend.health import Health
 from frontend.metrics.metrics import CONTENT_TYPE
+from frontend.model.served_model import ServedModel
 from frontend.openai.bodies import DetokenizeBody
 from frontend.openai.chat_bodies import TokenizeBody
 from frontend.openai.incoming import read_body
 from frontend.openai.job import JsonObject
-from frontend.served_model import ServedModel
+from frontend.request.checks import check_at_most, check_token_ids
 
 
 class Facts:

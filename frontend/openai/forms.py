@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from frontend.chat import CallableTool, ChatFormat
-from frontend.checks import check_at_most
-from frontend.convert_structured import choice_form, text_form
+from frontend.model.tokenizer import Tokenizer
 from frontend.openai.bodies import GenerationBody
 from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.form_bodies import ResponseFormat, Schema, StructuredOutputs
+from frontend.request.checks import check_at_most
+from frontend.request.convert_structured import choice_form, text_form
 from frontend.structured.forms import MAX_FORM_BYTES, FormKind, OutputForm
-from frontend.tokenizer import Tokenizer
 
 _TOOL_NAME = re.compile(r"[\w.\-]{1,64}")
 

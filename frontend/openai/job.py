@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.model.served_model import ServedModel
 from frontend.openai.bodies import GenerationBody
-from frontend.request import ChatPrompt
-from frontend.served_model import ServedModel
+from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
 
 JsonObject = dict[str, Any]

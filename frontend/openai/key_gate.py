@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from frontend.api_keys import ApiKeys
+from frontend.access.api_keys import ApiKeys
 from frontend.errors import Unauthenticated
 from frontend.openai.error_object import error_response
 

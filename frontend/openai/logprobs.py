@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.token_text import utf8_decoder
-from frontend.tokenizer import Tokenizer
+from frontend.model.token_text import utf8_decoder
+from frontend.model.tokenizer import Tokenizer
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say; OpenAI's own value."""

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.answer_group import AnswerGroup
+from frontend.answer.group import AnswerGroup
+from frontend.answer.whole import whole_answer
 from frontend.call_deadline import CallDeadline
 from frontend.generation import Generations
 from frontend.openai.job import Job
-from frontend.whole_answer import whole_answer
 
 Take = Callable[[int, pb.StreamGenerateResponse], Awaitable[None]]
 """Gets the index of a prompt and a message for it."""

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
-from frontend.served_model import ServedModel
+from frontend.model.served_model import ServedModel
 from frontend.structured.cache import Outcome, OutcomeCache
 from frontend.structured.forms import FormError, OutputForm
 from frontend.structured.process import CompileLimits, CompilerProcess, GrammarTokenizer, LimitExceeded

@@ -12,7 +12,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing import FakeEngine
+from frontend.testing.fake_engine import FakeEngine
 
 
 @dataclass

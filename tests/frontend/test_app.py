@@ -13,7 +13,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
-from frontend.server import SERVICE_NAME
+from frontend.grpc_door.server import SERVICE_NAME
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'protos'}"

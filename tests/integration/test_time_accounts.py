@@ -16,7 +16,7 @@ from engine.testing_engine import fake_engine_parts, run_engine
 from engine.tokenizer_files import TokenizerFiles
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
+from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 STEP_S = 0.001

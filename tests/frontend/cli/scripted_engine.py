@@ -22,7 +22,7 @@ def end_with_stdin() -> None:
 
 
 async def serve(step_interval_s: float) -> None:
-    from frontend.testing import FakeEngine
+    from frontend.testing.fake_engine import FakeEngine
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
-from frontend.testing import rejection
+from frontend.testing.fake_engine import rejection
 
 
 @pytest.fixture(params=["blocking", "asyncio"])

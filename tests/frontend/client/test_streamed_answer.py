@@ -8,8 +8,8 @@ import pytest
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.client import AsyncChairliftClient, ChairliftClient
 from frontend.client.streamed_answer import StreamedAnswer
-from frontend.testing import FakeEngine
-from frontend.testing_tokenizer import byte_tokenizer_files
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.testing.fake_engine import FakeEngine
 
 TEMPLATE = "{{ messages[0].content }}{# <tool_call> </think> #}"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

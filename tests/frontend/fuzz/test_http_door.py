@@ -14,16 +14,16 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from frontend.convert import generation_request
-from frontend.defaults import SamplingDefaults
 from frontend.errors import RequestError
+from frontend.model.defaults import SamplingDefaults
+from frontend.model.served_model import ServedModel
+from frontend.model.tokenizer import Tokenizer
 from frontend.openai.bodies import CompletionBody, DetokenizeBody, body_error
 from frontend.openai.chat_bodies import ChatBody, TokenizeBody
 from frontend.openai.error_object import BodyError, error_object
 from frontend.openai.spec import chat_spec, completion_specs
-from frontend.served_model import ServedModel
-from frontend.testing_tokenizer import byte_tokenizer_files
-from frontend.tokenizer import Tokenizer
+from frontend.request.convert import generation_request
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ClientStalled
-from frontend.testing import FakeEngine
+from frontend.testing.fake_engine import FakeEngine
 
 HOWS = ("to the end", "walk away", "stall", "cancelled", "dead sender")
 

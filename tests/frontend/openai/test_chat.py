@@ -5,8 +5,8 @@ import json
 import openai
 import pytest
 
-from frontend.testing import FakeEngine
-from frontend.testing_tokenizer import byte_tokenizer_files
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.testing.fake_engine import FakeEngine
 
 HELLO = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
 RENDERED = "<system>be<user>hi<assistant>"

@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend import http_connection
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from frontend.openai import http_connection
 
 
 async def open_request(pair, path="/v1/completions", **body):

@@ -11,7 +11,7 @@ from frontend.errors import RequestError
 from frontend.openai import error_object
 from frontend.openai.completions import Completion
 from frontend.openai.incoming import MAX_BODY_BYTES
-from frontend.testing import rejection
+from frontend.testing.fake_engine import rejection
 
 
 async def refused(call):
@@ -115,7 +115,7 @@ async def test_defect_is_500_and_keeps_its_text_to_itself(client, monkeypatch, c
     def broken(*args, **kwargs):
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("frontend.convert.check_model", broken)
+    monkeypatch.setattr("frontend.request.convert.check_model", broken)
     error = await refused(client.completions.create(model="fake", prompt="x"))
     assert (error.status_code, error.code) == (500, "internal_error")
     assert "secret" not in error.message

@@ -6,8 +6,8 @@ import openai
 import pydantic
 import pytest
 
-from frontend.testing import FakeEngine
-from frontend.testing_tokenizer import byte_tokenizer_files
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.testing.fake_engine import FakeEngine
 
 ECHO = "{{ messages[0].content }}"
 HERMES = ECHO + "{# <tool_call> #}"

@@ -6,7 +6,7 @@ import aiohttp
 import openai
 import pytest
 
-from frontend.api_keys import ApiKeys
+from frontend.access.api_keys import ApiKeys
 from frontend.openai.app import make_app
 from frontend.openai.door import Door
 from frontend.openai.facts import Facts

@@ -4,9 +4,9 @@ import math
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.model.tokenizer import Tokenizer
 from frontend.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from frontend.testing_tokenizer import byte_tokenizer_files
-from frontend.tokenizer import Tokenizer
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
 
 
 @pytest.fixture

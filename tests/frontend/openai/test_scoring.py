@@ -7,9 +7,9 @@ import pytest
 import tokenizers
 
 from frontend.openai import completions
-from frontend.testing import FakeEngine
-from frontend.testing_requests import prompt_logprob
-from frontend.testing_tokenizer import byte_tokenizer_files
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.testing.fake_engine import FakeEngine
+from frontend.testing.fake_requests import prompt_logprob
 
 TEXT = "né 雪, scored"
 BYTES = TEXT.encode()

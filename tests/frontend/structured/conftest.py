@@ -3,10 +3,10 @@ import random
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from frontend.defaults import SamplingDefaults
-from frontend.served_model import ServedModel
-from frontend.testing_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
-from frontend.tokenizer import Tokenizer
+from frontend.model.defaults import SamplingDefaults
+from frontend.model.served_model import ServedModel
+from frontend.model.tokenizer import Tokenizer
+from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from frontend.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
 from frontend.structured.forms import FormKind
 from frontend.structured.grammars import grammar_of
-from frontend.testing_tokenizer import END_TOKEN_ID, byte_tokenizer_files
+from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 
 TOOLS = [
     CallableTool(

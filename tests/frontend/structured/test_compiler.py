@@ -10,10 +10,10 @@ import pytest
 import tokenizers
 
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
+from frontend.model.tokenizer import Tokenizer
 from frontend.structured.compiler import MAX_WAITING, GrammarCompiler
 from frontend.structured.forms import FormKind, OutputForm
 from frontend.structured.process import CompileLimits
-from frontend.tokenizer import Tokenizer
 
 FIELD = "spec.structured_output.json_schema"
 ENDLESS = {"type": "integer", "multipleOf": 1_000_003}

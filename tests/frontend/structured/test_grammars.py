@@ -11,7 +11,7 @@ from llguidance import LLTokenizer
 
 from frontend.structured.forms import FormError, FormKind
 from frontend.structured.grammars import check_grammar, grammar_of
-from frontend.testing_tokenizer import byte_tokenizer_files
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = json.loads((ROOT / "tests/json_schemas.json").read_text())

@@ -19,7 +19,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
-from frontend.testing import rejection
+from frontend.testing.fake_engine import rejection
 from frontend.tracing import otlp
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

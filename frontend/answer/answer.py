@@ -1,0 +1,161 @@
+"""One answer as the messages of the public stream: Started, Chunks, exactly one Finished.
+
+Whatever tokens are there when the sender comes for more go out as one Chunk. Unary calls fold the same messages
+(`whole.py`). Several answers to one request are `group.py`'s.
+"""
+
+import time
+from collections.abc import AsyncIterator
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.answer.parts import Parts, parts_of
+from frontend.answer.prompt_echo import PromptEcho
+from frontend.answer.text import AnswerText
+from frontend.answer.token_logprobs import token_logprobs
+from frontend.chat import AnswerParser
+from frontend.engine_link.request_stream import CancelReason, EndReason, RequestEnd, RequestStream, TokenBatch
+from frontend.engine_link.timing import AnswerTimes, timing
+from frontend.model.served_model import ServedModel
+from frontend.request.effective import effective_sampling, effective_stop
+from frontend.request.request import GenerationRequest
+
+_FINISH_REASONS = {
+    EndReason.END_TOKEN: pb.FINISH_REASON_END_TOKEN,
+    EndReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    EndReason.MAX_TOKENS: pb.FINISH_REASON_MAX_TOKENS,
+    EndReason.CONTEXT_FULL: pb.FINISH_REASON_CONTEXT_FULL,
+    EndReason.TIME_BUDGET: pb.FINISH_REASON_TIME_BUDGET,
+}
+
+
+class Answer:
+    """Turns the engine's tokens into messages.
+
+    Args:
+        request: what was asked, its length limit decided.
+        model: what answers.
+        stream: its tokens.
+        num_prompt_tokens: tokens of the prompt.
+        times: what was measured before the engine had it.
+        index: which of the request's answers this is.
+        prompt: what comes back of the prompt; None: nothing.
+        parser: takes the text apart; None: it stays as it is.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        stream: RequestStream,
+        *,
+        num_prompt_tokens: int,
+        times: AnswerTimes,
+        index: int = 0,
+        prompt: PromptEcho | None = None,
+        parser: AnswerParser | None = None,
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._stream = stream
+        self._num_prompt_tokens = num_prompt_tokens
+        self._times = times
+        self._index = index
+        self._prompt = prompt
+        self._parser = parser
+        self._text = AnswerText(request, model.tokenizer)
+
+    async def messages(self) -> AsyncIterator[pb.StreamGenerateResponse]:
+        """The stream's messages; the first comes with the first token, not before.
+
+        Raises:
+            RequestError: the request failed.
+        """
+        started = False
+        while True:
+            batch = await self._stream.take()
+            if not started:
+                started = True
+                yield pb.StreamGenerateResponse(started=self._started())
+                if self._request.stop.max_tokens == 0:  # the token that came was only to get the prompt computed
+                    yield pb.StreamGenerateResponse(finished=self._finished(0, batch.end, None))
+                    return
+            delta = self._text.push(batch)
+            parts = self._parts(delta.text, is_last=batch.end is not None or delta.stop_text is not None)
+            if delta.num_tokens or any(parts):
+                yield pb.StreamGenerateResponse(chunk=self._chunk(batch, delta.num_tokens, parts))
+            if delta.stop_text is not None:
+                self._stream.close(CancelReason.STOP_TEXT)
+                num_tokens = batch.first_index + delta.num_tokens
+                yield pb.StreamGenerateResponse(finished=self._finished(num_tokens, batch.end, delta.stop_text))
+                return
+            if batch.end is not None:
+                num_tokens = batch.end.num_output_tokens
+                yield pb.StreamGenerateResponse(finished=self._finished(num_tokens, batch.end, None))
+                return
+
+    def _parts(self, text: str, *, is_last: bool) -> Parts:
+        if self._parser is None:
+            return Parts(text)
+        deltas = self._parser.feed(text)
+        return parts_of([*deltas, *self._parser.finish()] if is_last else deltas)
+
+    def _chunk(self, batch: TokenBatch, num_tokens: int, parts: Parts) -> pb.Chunk:
+        token_ids = batch.token_ids[:num_tokens]
+        logprobs = batch.logprobs.first(num_tokens) if batch.logprobs else None
+        return pb.Chunk(
+            first_token_index=batch.first_index,
+            num_tokens=num_tokens,
+            text=parts.text,
+            token_ids=token_ids if self._request.output.token_ids else (),
+            logprobs=token_logprobs(logprobs, token_ids, self._model.tokenizer) if logprobs else None,
+            answer_index=self._index,
+            reasoning=parts.reasoning,
+            tool_calls=parts.tool_calls,
+        )
+
+    def _started(self) -> pb.Started:
+        logprobs = self._stream.prompt_logprobs
+        if logprobs is not None and logprobs.num_missing:  # the answer has ended before its first token
+            logprobs = None
+        return pb.Started(
+            request_id=self._request.request_id,
+            model=self._model.name,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._stream.num_cached_tokens,
+            effective_sampling=effective_sampling(self._request.sampling),
+            effective_stop=effective_stop(self._request.stop),
+            prompt=self._prompt.message(logprobs.columns if logprobs else None) if self._prompt else None,
+        )
+
+    def _finished(self, num_tokens: int, end: RequestEnd | None, stop_text: str | None) -> pb.Finished:
+        usage = pb.Usage(
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._stream.num_cached_tokens,
+            num_output_tokens=num_tokens,
+        )
+        finished = pb.Finished(
+            usage=usage, timing=self._timing(), answer_index=self._index, seed=self._request.sampling.seed
+        )
+        if stop_text is not None:
+            finished.reason = pb.FINISH_REASON_STOP_TEXT
+            finished.stop_text = stop_text
+        elif self._request.stop.max_tokens == 0:
+            finished.reason = pb.FINISH_REASON_MAX_TOKENS
+        elif end is not None:
+            finished.reason = _FINISH_REASONS[end.reason]
+            if end.reason is EndReason.STOP_TOKEN:
+                finished.stop_token_id = end.stop_token_id
+        return finished
+
+    def _timing(self) -> pb.Timing:
+        """An answer that a stop text ends does not wait for the engine to confirm it: what the engine told last has all
+        but decoding, and that is the rest.
+        """
+        stream, now_s = self._stream, time.monotonic()
+        return timing(
+            self._times,
+            stream.engine_time,
+            first_token_at_s=stream.first_token_at_s,
+            client_wait_s=stream.client_wait_s(now_s),
+            now_s=now_s,
+        )

@@ -1,0 +1,1 @@
+"""The stream to the engine: its messages, the requests under way on it, and what waits to be sent."""

@@ -1,0 +1,1 @@
+"""The public service over gRPC: handlers, errors as statuses, keys."""

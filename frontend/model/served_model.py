@@ -1,0 +1,30 @@
+"""The model behind the engine as the frontend knows it: its limits, its tokenizer, its defaults."""
+
+from dataclasses import dataclass
+
+from frontend.model.defaults import SamplingDefaults
+from frontend.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What one attached engine serves; replaced as a whole when another engine answers.
+
+    Attributes:
+        name: name to use in requests.
+        weights_revision: digest of the weights.
+        max_model_len: most tokens of prompt and answer together.
+        vocab_size: rows of the model's output matrix; every token id is below it.
+        end_token_ids: tokens that end an answer.
+        max_logprobs: most alternatives per token the engine gives.
+        defaults: sampling values that apply where a request leaves one unset.
+    """
+
+    name: str
+    weights_revision: str
+    max_model_len: int
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+    max_logprobs: int
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults

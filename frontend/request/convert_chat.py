@@ -1,0 +1,60 @@
+"""A conversation from the public proto, whose JSON texts are parsed here."""
+
+import json
+from typing import Any
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
+from frontend.errors import InvalidRequest
+from frontend.request.checks import check_at_most
+from frontend.request.request import ChatPrompt
+
+MAX_TOOLS = 128
+
+
+def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:
+    """The conversation; `convert.check_chat` checks its turns.
+
+    Args:
+        path: of `message` in the request, as in "spec.chat.", for the errors.
+
+    Raises:
+        InvalidRequest: a field that is not the JSON object it must be, two that exclude each other, or too many tools.
+    """
+    check_at_most(path + "tools_json", len(message.tools_json), MAX_TOOLS, "entries")
+    if message.continue_final_message and message.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message goes on with the last turn, add_generation_prompt opens another: set one of them",
+            field=path + "continue_final_message",
+        )
+    opens_turn = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
+    return ChatPrompt(
+        tuple(_turn(turn) for turn in message.messages),
+        ChatOptions(
+            tools=tuple(_object(path + "tools_json", text) for text in message.tools_json),
+            template_kwargs=_object(path + "template_variables_json", message.template_variables_json or "{}"),
+            add_generation_prompt=opens_turn and not message.continue_final_message,
+            continue_final_message=message.continue_final_message,
+        ),
+    )
+
+
+def _turn(turn: pb.ChatMessage) -> ChatMessage:
+    return ChatMessage(
+        turn.role,
+        turn.content,
+        name=turn.name,
+        reasoning=turn.reasoning,
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_json) for call in turn.tool_calls),
+        tool_call_id=turn.tool_call_id,
+    )
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"is no JSON: {error}", field=field) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"is a JSON {type(value).__name__}, must be an object", field=field)
+    return value

@@ -1,0 +1,1 @@
+"""For tests: an engine without a model, its tokenizer, and random requests."""

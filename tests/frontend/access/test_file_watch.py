@@ -1,0 +1,143 @@
+"""Certificates and keys replaced while the server serves: new connections see the new ones, calls under way go on."""
+
+import asyncio
+import socket
+import ssl
+
+import aiohttp
+import grpc
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.access import file_watch
+from frontend.access.file_watch import FileWatch
+from frontend.client import AsyncChairliftClient, GenerationError, Tls
+from frontend.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    monkeypatch.setattr(file_watch, "_EVERY_S", 0.02)
+
+
+async def logged(caplog, text, count=1):
+    """Waits until something has been logged."""
+    async with asyncio.timeout(10):
+        while caplog.text.count(text) < count:
+            await asyncio.sleep(0.01)
+
+
+def put(source, target):
+    """Replaces a file at once, as certificate managers do."""
+    copy = target.with_suffix(".new")
+    copy.write_bytes(source.read_bytes())
+    copy.replace(target)
+
+
+def served_by(port, ca):
+    """The name on the certificate that a new connection sees."""
+    context = ssl.create_default_context(cafile=ca)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        return dict(entry for (entry,) in connection.getpeercert()["subject"])["commonName"]
+
+
+async def test_a_new_certificate_serves_new_connections_of_both_doors_and_breaks_no_stream(
+    make_pair, make_authority, caplog
+):
+    caplog.set_level("INFO")
+    authority = make_authority("ours")
+    first, second = authority.sign("first"), authority.sign("second")
+    pair = await make_pair(http=True, tls_cert=first.cert, tls_key=first.key)
+    pair.engine.step_interval_s = 0.001
+    ports = (pair.app.port, pair.app.http_port)
+
+    async def names():
+        return [await asyncio.to_thread(served_by, port, authority.ca) for port in ports]
+
+    assert await names() == ["first", "first"]
+    credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes())
+    async with grpc.aio.secure_channel(f"127.0.0.1:{pair.app.port}", credentials) as channel:
+        stream = channel.unary_stream(
+            "/chairlift.v1.GenerationService/StreamGenerate",
+            request_serializer=pb.StreamGenerateRequest.SerializeToString,
+            response_deserializer=pb.StreamGenerateResponse.FromString,
+        )
+        spec = pb.GenerationSpec(text="abc" * 100, stop=pb.StopOptions(max_tokens=301))
+        call = stream(pb.StreamGenerateRequest(spec=spec))
+        await call.read()
+        put(second.cert, first.cert)  # the key does not fit yet
+        await logged(caplog, "TLS certificate: kept as before: --tls-cert")
+        assert await names() == ["first", "first"]
+        put(second.key, first.key)
+        await logged(caplog, "TLS certificate: read again")
+        assert await names() == ["second", "second"]
+        assert await names() == ["second", "second"]
+        text = ""
+        while (message := await call.read()) is not grpc.aio.EOF:
+            text += message.chunk.text
+    assert text == "abc" * 100
+
+
+async def test_client_certificates_are_still_wanted_afterwards(make_pair, make_authority, caplog):
+    caplog.set_level("INFO")
+    authority = make_authority("ours")
+    first, second, client = authority.sign("first"), authority.sign("second"), authority.sign("client")
+    pair = await make_pair(tls_cert=first.cert, tls_key=first.key, tls_client_ca=authority.ca)
+    put(second.key, first.key)
+    put(second.cert, first.cert)
+    await logged(caplog, "TLS certificate: read again")
+    address = f"127.0.0.1:{pair.app.port}"
+    async with AsyncChairliftClient(address, tls=Tls(ca=authority.ca, cert=client.cert, key=client.key)) as known:
+        assert (await known.generate("abc")).text == "abc"
+    async with AsyncChairliftClient(address, tls=Tls(ca=authority.ca)) as unknown:
+        with pytest.raises(GenerationError):
+            await unknown.generate("abc", timeout_s=5)
+
+
+async def test_keys_are_replaced_at_both_doors(make_pair, tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = tmp_path / "keys"
+    path.write_text("old\n")
+    pair = await make_pair(http=True, api_key=("flag",), api_key_file=path)
+
+    async def taken(key):
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"http://127.0.0.1:{pair.app.http_port}/v1/models"
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+            over_http = response.status == 200
+        call = pair.stub().GetModel(pb.GetModelRequest(), metadata=[("authorization", f"Bearer {key}")])
+        code = await call.code()
+        assert code is (grpc.StatusCode.OK if over_http else grpc.StatusCode.UNAUTHENTICATED)
+        return over_http
+
+    assert [await taken(key) for key in ("flag", "old", "new")] == [True, True, False]
+    path.write_text("new\n")
+    await logged(caplog, "API keys: read again")
+    assert [await taken(key) for key in ("flag", "old", "new")] == [True, False, True]
+    path.write_text("# none left\n")
+    await logged(caplog, "API keys: kept as before: --api-key-file")
+    path.unlink()
+    await logged(caplog, "API keys: kept as before: --api-key-file", count=2)
+    assert [await taken(key) for key in ("flag", "old", "new")] == [True, False, True]
+
+
+async def test_a_file_that_stays_bad_is_complained_of_once(tmp_path, caplog):
+    path = tmp_path / "file"
+    path.write_text("good")
+    calls = []
+
+    def reload():
+        calls.append(path.read_text())
+        raise ConfigError("it is bad")
+
+    watch = FileWatch("a file", [path], reload)
+    watch.start()
+    path.write_text("bad")
+    await logged(caplog, "it is bad")
+    for _ in range(20):  # looks
+        await asyncio.sleep(0.02)
+    assert calls == ["bad"]
+    await watch.stop()

@@ -1,0 +1,69 @@
+"""A conversation of the public proto, with tools and calls, becomes the one the template is given."""
+
+import json
+from typing import Any
+
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
+from frontend.errors import InvalidRequest
+from frontend.request.convert_chat import chat_prompt
+from frontend.request.request import ChatPrompt
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def test_every_field_arrives() -> None:
+    message = pb.ChatPrompt(
+        messages=[
+            pb.ChatMessage(role="user", content="hi", name="ann"),
+            pb.ChatMessage(
+                role="assistant",
+                reasoning="hm",
+                tool_calls=[pb.ToolCall(id="c1", name="weather", arguments_json='{"at": "Oslo"}')],
+            ),
+            pb.ChatMessage(role="tool", content="rain", name="weather", tool_call_id="c1"),
+        ],
+        tools_json=[json.dumps(TOOL)],
+        template_variables_json='{"enable_thinking": false}',
+        add_generation_prompt=False,
+    )
+    assert chat_prompt(message, "") == ChatPrompt(
+        (
+            ChatMessage("user", "hi", name="ann"),
+            ChatMessage("assistant", reasoning="hm", tool_calls=(ToolCall("c1", "weather", '{"at": "Oslo"}'),)),
+            ChatMessage("tool", "rain", name="weather", tool_call_id="c1"),
+        ),
+        ChatOptions((TOOL,), {"enable_thinking": False}, add_generation_prompt=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "opens_turn"),
+    [({}, True), ({"add_generation_prompt": True}, True), ({"continue_final_message": True}, False)],
+)
+def test_a_turn_is_opened_unless_the_last_one_goes_on(fields: dict[str, Any], opens_turn: bool) -> None:
+    options = chat_prompt(pb.ChatPrompt(**fields), "").options
+    assert options.add_generation_prompt is opens_turn
+    assert options.continue_final_message is ("continue_final_message" in fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"tools_json": ["{"]}, "spec.chat.tools_json", "no JSON"),
+        ({"tools_json": ["[" * 100_000]}, "spec.chat.tools_json", "no JSON"),
+        ({"tools_json": ["{}", "[]"]}, "spec.chat.tools_json", "JSON list, must be an object"),
+        ({"template_variables_json": "7"}, "spec.chat.template_variables_json", "JSON int, must be an object"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "spec.chat.continue_final_message",
+            "set one of them",
+        ),
+    ],
+)
+def test_what_is_no_object_is_refused_by_name(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        chat_prompt(pb.ChatPrompt(**fields), "spec.chat.")
+    assert caught.value.field == field

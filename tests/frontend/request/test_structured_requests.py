@@ -1,0 +1,113 @@
+"""Forms of answers, allowed ids and bad words through the gRPC door: what the engine is told."""
+
+import asyncio
+import json
+
+import grpc
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.model.tokenizer import Tokenizer
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.testing.fake_engine import FakeEngine
+
+ENDLESS = '{"type": "integer", "multipleOf": 1000003}'
+
+
+async def submitted(pair, **fields):
+    await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(**{"text": "abc", **fields})))
+    return pair.engine.submissions[-1]
+
+
+FORMS = {
+    "json_schema": ({"json_schema": '{"const": 1}'}, "json_schema", lambda schema: schema["const"] == 1),
+    "json_object": ({"json_object": True}, "json_schema", lambda schema: schema["type"] == "object"),
+    "regex": ({"regex": "a/b+"}, "lark_grammar", lambda lark: "b+" in lark),
+    "choice": ({"choice": pb.Choices(texts=["a", 'b"\n'])}, "lark_grammar", lambda lark: r'"a" | "b\"\n"' in lark),
+    "grammar": ({"grammar": 'start: "x"'}, "lark_grammar", lambda lark: lark == 'start: "x"'),
+    "grammar in GBNF": ({"grammar": 'root ::= "x"'}, "lark_grammar", lambda lark: 'start: "x"' in lark),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+async def test_each_form_reaches_the_engine_as_a_grammar(pair, case):
+    form, kind, is_right = FORMS[case]
+    submission = await submitted(pair, structured_output=pb.StructuredOutput(**form))
+    (grammar,) = json.loads(submission.grammar)["grammars"]
+    assert is_right(grammar[kind])
+
+
+async def test_free_request_has_no_grammar_and_starts_no_compiler(pair):
+    submission = await submitted(pair)
+    assert submission.grammar == ""
+    assert not submission.sampling.allowed_token_ids
+    assert not submission.sampling.bad_sequences
+    assert pair.app.grammars.num_jobs == 0
+
+
+async def test_all_answers_of_a_request_have_its_grammar(pair):
+    await submitted(pair, num_answers=3, structured_output=pb.StructuredOutput(json_object=True))
+    assert len({submission.grammar for submission in pair.engine.submissions}) == 1
+    assert len(pair.engine.submissions) == 3
+
+
+async def test_allowed_ids_are_sorted_sent_and_echoed(pair):
+    spec = pb.GenerationSpec(text="abc", sampling=pb.SamplingOptions(allowed_token_ids=[7, 3, 7]))
+    answer = await pair.stub().Generate(pb.GenerateRequest(spec=spec))
+    assert list(pair.engine.submissions[-1].sampling.allowed_token_ids) == [3, 7]
+    assert list(answer.effective_sampling.allowed_token_ids) == [3, 7]
+
+
+async def test_bad_words_are_sent_as_tokens_with_and_without_space_and_echoed(pair):
+    spec = pb.GenerationSpec(text="abc", sampling=pb.SamplingOptions(bad_words=["no", " no", "é"]))
+    answer = await pair.stub().Generate(pb.GenerateRequest(spec=spec))
+    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    sent = [
+        b"".join(map(tokenizer.token_bytes, sequence.token_ids)).decode()
+        for sequence in pair.engine.submissions[-1].sampling.bad_sequences
+    ]
+    tokenizer.close()
+    assert sent == ["no", " no", "é", " é"]
+    assert list(answer.effective_sampling.bad_words) == ["no", " no", "é"]
+
+
+async def test_form_needs_a_tokenizer(make_pair):
+    pair = await make_pair(engine=FakeEngine(files={}))
+    for field, value in (
+        ("structured_output", pb.StructuredOutput(json_object=True)),
+        ("sampling", pb.SamplingOptions(bad_words=["x"])),
+    ):
+        spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1]), **{field: value})
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await pair.stub().Generate(pb.GenerateRequest(spec=spec))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "no tokenizer" in caught.value.details()
+
+
+async def test_streams_flow_while_a_form_takes_too_long(make_pair, text_request):
+    pair = await make_pair(grammar_timeout_s=1.0)
+    spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
+    slow = asyncio.ensure_future(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
+    num_done = 0
+    while not slow.done():
+        texts = [message.chunk.text async for message in pair.stub().StreamGenerate(text_request("hello"))]
+        assert "".join(texts) == "hello"
+        num_done += 1
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await slow
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "json_schema cannot be served: compiling it takes more than 1 s"
+    assert num_done >= 3
+    assert len(pair.engine.submissions) == num_done
+
+
+async def test_cancelled_request_gives_its_place_back_while_its_form_is_compiled(make_pair):
+    pair = await make_pair(grammar_timeout_s=1.0)
+    spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
+    call = pair.stub().Generate(pb.GenerateRequest(spec=spec))
+    async with asyncio.timeout(20):
+        while not pair.app.grammars.num_jobs:
+            await asyncio.sleep(0)
+    call.cancel()
+    await pair.idle()
+    assert not pair.engine.submissions
