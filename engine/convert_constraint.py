@@ -42,10 +42,11 @@ def constraint_from_submission(
     sampling, stops = submission.sampling, submission.stops
     if not (sampling.allowed_token_ids or sampling.bad_sequences or matcher is not None):
         return None
+    end_ids = {token_id for token_id in end_token_ids if token_id < vocab_size}
     ends = HeldBackEnds(
-        token_ids=tuple(end_token_ids.union(i for i in stops.stop_token_ids if i < vocab_size)),
+        token_ids=tuple(end_ids.union(stops.stop_token_ids)),
         min_tokens=stops.min_tokens,
-        always=tuple(end_token_ids) if stops.ignore_end_token else (),
+        always=tuple(end_ids) if stops.ignore_end_token else (),
     )
     return Constraint(
         vocab_size,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.constraints.constraint import Matcher
 from engine.constraints.token_bits import num_words
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from engine.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ NUM_THREADS = 2
 # one of 8 MB, while the 22,000 that a grammar of the longest length we take can have do not end this one. Only what is
 # used of it is committed. Masks are computed on any stack.
 STACK_BYTES = 512 << 20
-# Compiled grammars that are kept. They stand at their beginning and do not grow with use.
-MAX_CACHED_GRAMMARS = 128
+# Compiled grammars that are kept. They stand at their beginning, but what the library learns of a grammar as answers go
+# on is shared by all of them and stays: up to `max_lexer_states`, 100 MB at worst, after which it is compiled anew. Few
+# are kept for that reason: the median schema compiles in half a millisecond.
+MAX_CACHED_GRAMMARS = 32
 MAX_CACHED_CHARS = 4 << 20
 
 _T = TypeVar("_T")
@@ -59,11 +61,14 @@ class GrammarCompiler:
             grammar: as llguidance takes it.
             build: called on the thread with a matcher at the beginning of the grammar.
         Returns: what `build` returns, or InvalidRequest: there is no such grammar, or none can be served.
+        Raises: QueueFull: the system has no thread to spare, or no memory for its stack.
         """
         with self._lock:
             before = threading.stack_size(STACK_BYTES)  # of threads that are started from now on
             try:
                 return self._threads.submit(lambda: build(self._matcher(grammar)))
+            except RuntimeError as error:
+                raise QueueFull(f"grammar: cannot be compiled now: {error}") from error
             finally:
                 threading.stack_size(before)
 
@@ -75,7 +80,13 @@ class GrammarCompiler:
         with self._lock:
             if (cached := self._cache.get(grammar)) is not None:
                 self._cache.move_to_end(grammar)
-                return cached.copy()
+        if cached is not None:
+            if not self._is_used_up(copy := cached.copy()):
+                return copy
+            with self._lock:
+                if self._cache.get(grammar) is cached:
+                    del self._cache[grammar]
+                    self._num_cached_chars -= len(grammar)
         compiled = self._compile(grammar)
         copy = compiled.copy()
         with self._lock:
@@ -88,16 +99,20 @@ class GrammarCompiler:
         return copy
 
     def _compile(self, grammar: str) -> "GrammarMatcher":
-        import numpy as np
-
         from engine.constraints.grammar import GrammarMatcher
 
         matcher = GrammarMatcher.compile(grammar, self._load_tokenizer())
         # The first mask of a grammar takes a millisecond, and every copy has it.
-        matcher.fill(np.zeros(num_words(self._vocab_size), dtype=np.int32))
-        if matcher.error:
+        if self._is_used_up(matcher):
             raise InvalidRequest(matcher.error)
         return matcher
+
+    def _is_used_up(self, matcher: "GrammarMatcher") -> bool:
+        """Whether not even the first mask can be computed."""
+        import numpy as np
+
+        matcher.fill(np.zeros(num_words(self._vocab_size), dtype=np.int32))
+        return bool(matcher.error)
 
     def _load_tokenizer(self) -> "GrammarTokenizer":
         from engine.constraints.grammar import GrammarTokenizer

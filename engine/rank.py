@@ -141,6 +141,7 @@ def build_rank(
         except UnsupportedTargetError as error:
             raise ConfigError(str(error)) from error
     if group.size == 1:
+        _log.info("Loading the CPU kernels; the first start on a machine compiles them, which takes about a minute")
         ops = cpu_ops(quantization="int8" if task.config.quantization == "int8" else None, num_threads=task.num_threads)
     else:  # the fast operations run a step as one native program, and a collective is none of its instructions
         torch.set_num_threads(task.num_threads)
@@ -148,8 +149,6 @@ def build_rank(
     assert task.kv_plan is not None, "a CPU's memory is divided before anything is loaded"
     model = _load(task, group, ops, device, progress)
     progress("allocating the KV cache")
-    if group.size == 1:
-        _log.info("Making the step's program; the first start on a machine compiles the CPU kernels: about a minute")
     return RankParts(_make_runner(task, group, model, ops, task.kv_plan), task.kv_plan)
 
 

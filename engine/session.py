@@ -17,6 +17,7 @@ from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.constraints.constraint import Constraint, Matcher
 from engine.convert import RequestLimits, request_from_submission
 from engine.convert_constraint import constraint_from_submission
+from engine.core.deadlines import end_of_time
 from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason, Request, RequestId
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
@@ -68,6 +69,7 @@ class OpenRequest:
     request_id: RequestId
     handle: int
     epoch: int
+    arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int
     is_accepted: bool = False
@@ -196,7 +198,8 @@ class Session:
         self._check_room()
         request_id = RequestId(next(self._context.request_ids))
         request = request_from_submission(submission, request_id, self._context.limits, now_s, self._number)
-        entry = OpenRequest(request_id, handle, submission.epoch, len(request.prompt_ids), len(request.output_ids))
+        num_prompt_tokens, num_output_tokens = len(request.prompt_ids), len(request.output_ids)
+        entry = OpenRequest(request_id, handle, submission.epoch, now_s, num_prompt_tokens, num_output_tokens)
         self._by_handle[handle] = self._by_request[request_id] = entry
         self._context.owners[request_id] = self
         return request
@@ -216,7 +219,9 @@ class Session:
             )
 
     def _compile(self, request: Request, submission: pb.Submission) -> None:
-        """Starts what a request with a grammar needs before the step loop can have it; nobody else waits."""
+        """Starts what a request with a grammar needs before the step loop can have it; nobody else waits, and it waits
+        no longer than it has time.
+        """
         limits = self._context.limits
 
         def build(matcher: Matcher) -> Constraint:  # on a thread of the compiler
@@ -228,8 +233,18 @@ class Session:
             return constraint
 
         entry = self._by_request[request.request_id]
-        entry.compiling = asyncio.wrap_future(self._context.grammars.compile(submission.grammar, build))
+        try:
+            compiling = self._context.grammars.compile(submission.grammar, build)
+        except QueueFull as error:
+            self.reject(entry.request_id, error)
+            return
+        entry.compiling = asyncio.wrap_future(compiling)
         entry.compiling.add_done_callback(lambda compiled: self._hand_over(entry, request, compiled))
+        if (end := end_of_time(request)) is not None:
+            end_s, reason = end
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(end_s - time.monotonic(), self._end_compiling, entry, reason)
+            entry.compiling.add_done_callback(lambda _: timer.cancel())
 
     def _hand_over(self, entry: OpenRequest, request: Request, compiled: "asyncio.Future[Constraint]") -> None:
         """The grammar of a request is compiled, or cannot be."""
@@ -255,13 +270,19 @@ class Session:
         reason = _CANCEL_REASONS.get(batch.reason, FinishReason.CANCELLED)
         for entry in entries:
             if entry.compiling is not None:
-                self._close(entry.request_id)
-                self.outgoing.accept(entry.handle)
-                self._complete(entry, COMPLETION_REASONS[reason], "")
+                self._end_compiling(entry, reason)
         request_ids = tuple(entry.request_id for entry in entries)
         self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, reason))
 
-    def _complete(self, entry: OpenRequest, reason: pb.CompletionReason, detail: str) -> None:
+    def _end_compiling(self, entry: OpenRequest, reason: FinishReason) -> None:
+        """Ends a request whose grammar is being compiled."""
+        if self._by_request.get(entry.request_id) is not entry:
+            return  # it has ended in the same turn of the event loop
+        self._close(entry.request_id)
+        self.outgoing.accept(entry.handle)
+        self._complete(entry, COMPLETION_REASONS[reason], "", queued_s=time.monotonic() - entry.arrival_s)
+
+    def _complete(self, entry: OpenRequest, reason: pb.CompletionReason, detail: str, *, queued_s: float = 0.0) -> None:
         """Ends a request without the step loop."""
         self.outgoing.complete(
             pb.Completion(
@@ -270,6 +291,7 @@ class Session:
                 reason=reason,
                 num_prompt_tokens=entry.num_prompt_tokens,
                 num_output_tokens=entry.num_output_tokens,
+                queued_us=round(queued_s * 1e6),
                 detail=detail,
             )
         )

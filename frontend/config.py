@@ -23,6 +23,7 @@ MIN_GRAMMAR_MEMORY_BYTES = 16 << 20
 MAX_WORKERS = 256
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _METRICS_PREFIXES = ("chairlift", "vllm")
+_METAVARS = {int: "N", float: "S", Path: "PATH"}  # every float is a time
 
 _HELP = {
     "host": "address to listen on",
@@ -183,16 +184,23 @@ def add_arguments(
             if isinstance(default, str):
                 default = _to_bool(parser, variable, default)
             parser.add_argument(
-                f"--{name}", dest=option.name, default=default, help=text, action=argparse.BooleanOptionalAction
+                f"--{name}",
+                dest=option.name,
+                default=default,
+                help=f"{text} (default: {'on' if default else 'off'})",
+                action=argparse.BooleanOptionalAction,
             )
         else:
             kind = _kind(option)
+            if default not in (None, ""):
+                text += " (default: %(default)s)"
             parser.add_argument(
                 f"--{name}",
                 dest=option.name,
                 default=default,
                 type=kind,
-                help=f"{text} (default: %(default)s)" if listed else argparse.SUPPRESS,
+                metavar=_METAVARS.get(kind) or name.rpartition("-")[2].upper(),
+                help=text if listed else argparse.SUPPRESS,
             )
 
 
@@ -207,7 +215,11 @@ def config_from_arguments(arguments: argparse.Namespace) -> FrontendConfig:
 
 def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> FrontendConfig:
     """Parses a command line. A mistake ends the process with one line on stderr and status 2."""
-    parser = OneLineParser(prog="chairlift-frontend", description="Serves chairlift.v1 in front of an engine.")
+    parser = OneLineParser(
+        prog="chairlift-frontend",
+        description="Serves chairlift.v1 and OpenAI's API in front of an engine. Every flag is an environment variable "
+        "too, named in brackets; the command line wins.",
+    )
     add_arguments(parser, environ)
     try:
         return config_from_arguments(parser.parse_args(argv))

@@ -155,7 +155,7 @@ class Generations:
             permits[0].correct(len(prompt_ids), time.monotonic())
             before = "" if parsing is None else parsing.before_answer(prompt_ids)
             constraints = await constraints_of(request, model, self._grammars, before=before)
-            prompt = _echo(request, prompt_ids, model)
+            prompt = await _echo(request, prompt_ids, model)
             limited = with_max_tokens(request, max_tokens)
             if parsing is not None and parsing.needs_special_tokens:
                 limited = with_special_tokens(limited)
@@ -245,10 +245,11 @@ class Generations:
             permit.release(time.monotonic())
 
 
-def _echo(request: GenerationRequest, prompt_ids: list[int], model: ServedModel) -> PromptEcho | None:
+async def _echo(request: GenerationRequest, prompt_ids: list[int], model: ServedModel) -> PromptEcho | None:
     if not request.output.echo and request.output.prompt_logprobs is None:
         return None
-    return PromptEcho(request.output, prompt_ids, model.tokenizer)
+    # A thread's: the text of 100,000 tokens takes a tenth of a second.
+    return await asyncio.to_thread(PromptEcho, request.output, prompt_ids, model.tokenizer)
 
 
 async def tokenize(prompt: Prompt, model: ServedModel, path: str) -> list[int]:

@@ -16,7 +16,8 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
 
     Args:
         url: where it is.
-        spec: the server under load, whose certificates count here too, and its API key if it is on the same host.
+        spec: the server under load, whose certificates count here too, and its API key if it is on the same host and
+            does not travel in the clear where it did not before.
 
     Raises: TargetError: nobody answers within seconds, or not with text of a sensible size.
     """
@@ -25,7 +26,7 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
     context = ssl_context(spec) if url.startswith("https:") else None
     try:
         request = urllib.request.Request(url)
-        if spec.api_key and urlsplit(url).hostname == urlsplit(spec.url).hostname:
+        if spec.api_key and _may_have_key(url, spec.url):
             request.add_unredirected_header("Authorization", f"Bearer {spec.api_key}")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
             content: bytes = response.read(_LARGEST_BYTES + 1)
@@ -34,3 +35,9 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
     if len(content) > _LARGEST_BYTES:
         raise TargetError(f"--metrics-url {url}: answers with more than {_LARGEST_BYTES} bytes")
     return content.decode(errors="replace")
+
+
+def _may_have_key(url: str, target: str) -> bool:
+    is_secret = urlsplit(target).scheme in ("grpcs", "https")
+    same_host = urlsplit(url).hostname == urlsplit(target).hostname
+    return same_host and (url.startswith("https:") or not is_secret)

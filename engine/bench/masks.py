@@ -130,7 +130,7 @@ class _Draws:
         for step in range(self._num_steps):
             masked = [MaskedRow(row, row, step, constraint) for row, constraint in enumerate(constraints)]
             before_s = time.perf_counter()
-            token_masks = masks.prepare(masked, _NUM_ROWS)()
+            token_masks = masks.prepare(masked, _NUM_ROWS)() if masked else None
             masking_s += time.perf_counter() - before_s
             batch = _sampling_batch(step, token_masks)
             sampled = self._ops.sample(self._logits[step % len(self._logits)], batch)

@@ -36,13 +36,14 @@ class GrammarTokenizer:
         Args:
             tokenizer_json: in the Hugging Face format.
             vocab_size: of the model, which may be larger: no grammar allows ids that no token has.
-            end_token_ids: of the model: each of them may end an answer whose grammar is complete.
+            end_token_ids: of the model: each that it can draw may end an answer whose grammar is complete.
         Raises: InvalidRequest: no grammar can be served with it.
         """
-        if not end_token_ids:
+        ends = sorted(token_id for token_id in end_token_ids if token_id < vocab_size)
+        if not ends:
             raise InvalidRequest("grammar: the model has no end token to end such an answer with")
         try:
-            self.ll = LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=sorted(end_token_ids))
+            self.ll = LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=ends)
         except ValueError as error:
             raise InvalidRequest(f"grammar: this model's tokenizer cannot be used: {_short(str(error))}") from error
 

@@ -5,12 +5,21 @@ import heapq
 from engine.core.request import FinishReason, Request, RequestId
 
 
-class Deadlines:
-    """A heap of the moments at which requests end; those of finished requests stay until they come up or outnumber the
-    living.
+def end_of_time(request: Request) -> tuple[float, FinishReason] | None:
+    """When a request runs out of time, monotonic seconds, and what that is; None: never.
 
     A deadline ends a request with an error, a time budget ends it well. Of both the earlier one counts, of equals the
     budget.
+    """
+    deadline_s, budget_end_s = request.deadline_s, request.budget_end_s
+    if budget_end_s is not None and (deadline_s is None or budget_end_s <= deadline_s):
+        return budget_end_s, FinishReason.TIME_BUDGET
+    return None if deadline_s is None else (deadline_s, FinishReason.DEADLINE)
+
+
+class Deadlines:
+    """A heap of the moments at which requests end; those of finished requests stay until they come up or outnumber the
+    living.
 
     Invariant: at most twice as many entries as living requests, plus a constant.
     """
@@ -28,12 +37,10 @@ class Deadlines:
 
     def add(self, request: Request) -> None:
         """Watches a request, if it has a deadline or a time budget."""
-        end_s, reason = request.deadline_s, FinishReason.DEADLINE
-        if request.budget_end_s is not None and (end_s is None or request.budget_end_s <= end_s):
-            end_s, reason = request.budget_end_s, FinishReason.TIME_BUDGET
-        if end_s is not None:
-            self._alive[request.request_id] = (end_s, reason)
-            heapq.heappush(self._heap, (end_s, request.request_id))
+        end = end_of_time(request)
+        if end is not None:
+            self._alive[request.request_id] = end
+            heapq.heappush(self._heap, (end[0], request.request_id))
 
     def discard(self, request_id: RequestId) -> None:
         """Stops watching a request; one that is not watched is fine."""

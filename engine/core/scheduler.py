@@ -391,9 +391,9 @@ class Scheduler:
             charge_time(request, self._now_s)
             time = time_account(request)
             request.has_time_news = False
-        if request.first_token_s is None:
-            request.first_token_s = self._now_s
-            num_cached_tokens = request.num_cached_tokens
+            if request.first_token_s is None:
+                request.first_token_s = self._now_s
+                num_cached_tokens = request.num_cached_tokens
         if request.token_credit is not None:
             request.token_credit -= 1
             if request.token_credit <= 0 and not is_waiting:

@@ -159,10 +159,11 @@ class TorchModelRunner:
             step.done.wait()
             sampled = step.results.read(batch.top_logprobs, batch.max_top_logprobs)
             self._state.land_tokens(step.landing, sampled.token_ids[:num_samples])
-            for row in step.masked:
-                if row.sample in sampled.failures and row.constraint.error:
-                    sampled.failures[row.sample] = row.constraint.error
-            accept(step.masked, sampled.token_ids)
+            if step.masked:
+                for row in step.masked:
+                    if row.sample in sampled.failures and row.constraint.error:
+                        sampled.failures[row.sample] = row.constraint.error
+                accept(step.masked, sampled.token_ids)
             self._queue_steps()
         except (RuntimeError, MemoryError) as error:
             raise _step_error(plan, error) from error
@@ -185,11 +186,7 @@ class TorchModelRunner:
         results = self._results.popleft()
         results.reserve(batch.max_top_logprobs)
         landing = self._state.await_tokens(batch.columns.rows)
-        masked = self._masks.masked_rows(
-            (plan.rows[row].request_id for row in batch.sampling_rows),
-            landing.rows,
-            landing.positions - batch.columns.num_prompt_tokens,
-        )
+        masked = self._masks.masked_rows(plan, batch.sampling_rows, landing, batch.columns.num_prompt_tokens)
         step = StepInFlight(batch, landing, results, masked, self._stage_histories(plan))
         self._unsampled.append(step)
         self._queue_steps()
@@ -202,9 +199,11 @@ class TorchModelRunner:
             if not step.is_computed:
                 step.is_computed = True
                 self._stream.run(partial(self._compute, step))
-            if not are_known(step.masked):
-                return
-            masks = self._masks.prepare(step.masked, step.batch.num_logits)
+            masks = None
+            if step.masked:
+                if not are_known(step.masked):
+                    return
+                masks = self._masks.prepare(step.masked, step.batch.num_logits)
             self._stream.run(partial(self._sample, step, masks))
             step.done = self._stream.mark()
             self._unsampled.popleft()
@@ -219,14 +218,14 @@ class TorchModelRunner:
             self._tokens.resolve(batch.inputs.input_ids[: batch.num_unresolved])
         step.logits = self._step(batch.inputs)
 
-    def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks | None]) -> None:
+    def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks] | None) -> None:
         """Device work: the draws."""
         batch = step.batch
         if not batch.num_logits:
             return
         assert step.logits is not None, "a step is sampled before its forward pass"
         sampling = batch.sampling(self._tokens.history)
-        if step.masked:
+        if masks is not None:
             sampling = replace(sampling, masks=masks())
         sampled = self._ops.sample(step.logits, sampling)
         step.logits = None

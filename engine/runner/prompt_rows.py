@@ -33,6 +33,8 @@ class PromptRows(NamedTuple):
             sampled: by row of the sampler.
             num_samples: rows that come before these.
         """
+        if self is NO_PROMPT_ROWS:
+            return {}
         by_row: dict[int, list[TokenLogprobs]] = {}
         for index, plan_row in enumerate(self.plan_rows.tolist(), num_samples):
             if index in sampled:

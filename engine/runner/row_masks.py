@@ -15,6 +15,7 @@ from engine.constraints.constraint import Constraint
 from engine.constraints.token_bits import Words, num_words
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
+from engine.runner.request_state import Landing
 from engine.runner.sampling_state import Int32Array, Int64Array
 from engine.runner.stream import Stream
 from kernels.sampling import TokenMasks
@@ -60,28 +61,36 @@ class RowMasks:
                     constraint.accept(request.token_ids[known:])
 
     def masked_rows(
-        self, request_ids: Iterable[RequestId], state_rows: Int64Array, positions: Int32Array
+        self, plan: SchedulerOutput, sampling_rows: Int64Array, landing: Landing, num_prompt_tokens: Int32Array
     ) -> list[MaskedRow]:
-        """Those among the rows that sample, all in the same order, whose requests are constrained."""
+        """The rows whose requests are constrained.
+
+        Args:
+            plan: what was applied last.
+            sampling_rows: rows of it that sample.
+            landing: where their tokens will be written.
+            num_prompt_tokens: theirs.
+        """
         if not self._constraints:
             return []
-        rows = zip(request_ids, state_rows.tolist(), positions.tolist(), strict=True)
+        positions = (landing.positions - num_prompt_tokens).tolist()
+        request_ids = [plan.rows[row].request_id for row in sampling_rows]
         return [
             MaskedRow(sample, state_row, position, self._constraints[request_id])
-            for sample, (request_id, state_row, position) in enumerate(rows)
+            for sample, (request_id, state_row, position) in enumerate(
+                zip(request_ids, landing.rows.tolist(), positions, strict=True)
+            )
             if request_id in self._constraints
         ]
 
-    def prepare(self, masked: list[MaskedRow], num_rows: int) -> Callable[[], TokenMasks | None]:
+    def prepare(self, masked: list[MaskedRow], num_rows: int) -> Callable[[], TokenMasks]:
         """Computes masks that are out of date.
 
         Args:
-            masked: rows whose constraints know all tokens before.
+            masked: at least one row; the constraints know all tokens before.
             num_rows: that sample in all.
         Returns: device work that brings them to the device and says which row has which.
         """
-        if not masked:
-            return _no_masks
         if self._table is None:
             self._table = np.zeros(self._shape, dtype=np.int32)  # lazily committed
         changed = [row for row in masked if self._shown.get(row.state_row) != _shows(row)]
@@ -103,7 +112,7 @@ class RowMasks:
         device_table, parts = self._device_table, (changed, self._table[changed], rows)
         bounds = changed.nbytes, changed.nbytes + parts[1].nbytes
         sent = self._stream.host_buffer(bounds[1] + rows.nbytes)
-        sent.numpy()[:] = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
+        np.concatenate([part.reshape(-1).view(np.uint8) for part in parts], out=sent.numpy())
 
         def upload() -> TokenMasks:
             received = sent.to(self._stream.device, non_blocking=True)
@@ -140,7 +149,3 @@ def accept(masked: Iterable[MaskedRow], token_ids: Int64Array) -> None:
 
 def _shows(row: MaskedRow) -> tuple[Constraint, int]:
     return row.constraint, row.position if row.constraint.is_dynamic else 0
-
-
-def _no_masks() -> None:
-    """For a batch in which every row may become any token."""

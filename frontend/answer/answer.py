@@ -102,16 +102,18 @@ class Answer:
     def _chunk(self, batch: TokenBatch, num_tokens: int, parts: Parts) -> pb.Chunk:
         token_ids = batch.token_ids[:num_tokens]
         logprobs = batch.logprobs.first(num_tokens) if batch.logprobs else None
-        return pb.Chunk(
+        chunk = pb.Chunk(
             first_token_index=batch.first_index,
             num_tokens=num_tokens,
             text=parts.text,
             token_ids=token_ids if self._request.output.token_ids else (),
             logprobs=token_logprobs(logprobs, token_ids, self._model.tokenizer) if logprobs else None,
             answer_index=self._index,
-            reasoning=parts.reasoning,
-            tool_calls=parts.tool_calls,
         )
+        if self._parser is not None:
+            chunk.reasoning = parts.reasoning
+            chunk.tool_calls.extend(parts.tool_calls)
+        return chunk
 
     def _started(self) -> pb.Started:
         logprobs = self._stream.prompt_logprobs

@@ -69,7 +69,8 @@ class AnswerParsing:
         self._tool_names = frozenset(_tool_name(tool) for tool in chat.options.tools)
         if self._tool_names and chat_format.tools == "none":
             raise InvalidRequest(
-                "tools are not served with this model: its chat template shows no known form of tool calls",
+                "tools are not served with this model: its chat template shows no known form of tool calls, and the "
+                "server's --tool-call-parser names none",
                 field="spec.chat.tools_json",
             )
         self.needs_special_tokens = chat_format.needs_special_tokens

@@ -13,6 +13,16 @@ def complaint(error: GenerationError, target: str) -> str:
         return f"{line} (try again in {error.retry_delay_s:.1f} s)"
     if error.status is grpc.StatusCode.UNAUTHENTICATED:
         return f"{line} (put one of the server's keys into {KEY_VARIABLE})"
-    if error.status is grpc.StatusCode.UNAVAILABLE and not error.reason:  # grpc's own words: nobody answered
-        return f"{line} (no server at {target}? `chairlift up` starts one)"
+    if error.status is grpc.StatusCode.UNAVAILABLE and not error.reason:  # grpc's own words
+        return f"{line} ({_guess(line, target)})"
     return line
+
+
+def _guess(line: str, target: str) -> str:
+    if "handshake" in line:
+        return f"does the server at {target} speak TLS, and do --tls-ca and --tls-cert fit it?"
+    if "failed to connect" not in line:
+        return "the connection broke: the server ended, or something between here and there"
+    if "Socket closed" in line or "Connection reset" in line:
+        return f"does the server at {target} want TLS? --tls or --tls-ca"
+    return f"no server at {target}? `chairlift up` starts one"

@@ -28,12 +28,14 @@ def main(argv: Sequence[str]) -> int:
         with ChairliftClient(arguments.target, tls=tls) as client:
             as_whole = arguments.json or arguments.num_answers not in (None, 1)
             print_answer = _print_whole if as_whole else _print_stream
-            finished = print_answer(client, arguments, text, options)
-        if arguments.max_tokens is None and finished and finished.reason == pb.FINISH_REASON_MAX_TOKENS:
-            num_tokens = finished.usage.num_output_tokens
-            print(f"chairlift generate: cut off after {num_tokens} tokens; --max-tokens allows more", file=sys.stderr)
-        if arguments.stats and finished:
-            print(f"chairlift generate: {_stats(finished)}", file=sys.stderr)
+            endings = print_answer(client, arguments, text, options)
+        for number, finished in enumerate(endings, start=1):
+            whose = f"chairlift generate: answer {number}" if len(endings) > 1 else "chairlift generate"
+            if arguments.max_tokens is None and finished.reason == pb.FINISH_REASON_MAX_TOKENS:
+                num_tokens = finished.usage.num_output_tokens
+                print(f"{whose}: cut off after {num_tokens} tokens; --max-tokens allows more", file=sys.stderr)
+            if arguments.stats:
+                print(f"{whose}: {_stats(finished)}", file=sys.stderr)
     except ValueError as error:
         parser.error(str(error))
     except GenerationError as error:
@@ -46,17 +48,22 @@ def main(argv: Sequence[str]) -> int:
 
 def _print_stream(
     client: ChairliftClient, arguments: argparse.Namespace, text: str, options: GenerationOptions
-) -> pb.Finished | None:
+) -> list[pb.Finished]:
     prompt = None if arguments.chat else text
-    with client.stream(prompt, timeout_s=arguments.timeout, **options) as stream:
-        last_text = ""
-        for new_text in _texts(stream):
-            sys.stdout.write(new_text)
-            sys.stdout.flush()
-            last_text = new_text or last_text
+    last_text = ""
+    try:
+        with client.stream(prompt, timeout_s=arguments.timeout, **options) as stream:
+            for new_text in _texts(stream):
+                sys.stdout.write(new_text)
+                sys.stdout.flush()
+                last_text = new_text or last_text
+    except GenerationError:
+        if last_text and not last_text.endswith("\n"):
+            print(flush=True)  # so that the complaint has a line of its own
+        raise
     if not last_text.endswith("\n"):
         print(flush=True)
-    return stream.finished
+    return [] if stream.finished is None else [stream.finished]
 
 
 def _texts(stream: GenerationStream) -> Iterator[str]:
@@ -73,17 +80,18 @@ def _texts(stream: GenerationStream) -> Iterator[str]:
 
 def _print_whole(
     client: ChairliftClient, arguments: argparse.Namespace, text: str, options: GenerationOptions
-) -> pb.Finished | None:
+) -> list[pb.Finished]:
     prompt = None if arguments.chat else text
     response = client.generate(prompt, timeout_s=arguments.timeout, **options)
+    endings = [response.finished, *(other.finished for other in response.other_answers)]
     if arguments.json:
         print(MessageToJson(response, preserving_proto_field_name=True, ensure_ascii=False), flush=True)
-        return response.finished
+        return endings
     answers = [response.text, *(other.text for other in response.other_answers)]
     for number, answer in enumerate(answers, start=1):
         print(f"==> answer {number} of {len(answers)} <==")  # as head and tail separate files
         print(response.prompt.text + answer, end="" if answer.endswith("\n") else "\n", flush=True)
-    return response.finished
+    return endings
 
 
 def _stats(finished: pb.Finished) -> str:

@@ -22,7 +22,7 @@ def generate_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
     add_server_arguments(parser)
-    parser.add_argument("--timeout", type=float, metavar="S", help="deadline, seconds (default: none)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="deadline, seconds (default: the server's)")
     parser.add_argument("--model", help="model to use (default: the only one)")
     parser.add_argument(
         "--num-answers", type=int, metavar="N", help="answers to the prompt, each under a line of its own"
@@ -47,7 +47,7 @@ def generate_parser() -> argparse.ArgumentParser:
     forms.add_argument("--json-object", action="store_true", help="any JSON object")
     forms.add_argument("--regex", metavar="REGEX", help="a text that this matches")
     forms.add_argument("--choice", action="append", metavar="TEXT", help="this text; may be repeated: one of them")
-    forms.add_argument("--grammar", metavar="FILE", help="what this grammar makes, Lark or GBNF")
+    forms.add_argument("--grammar", metavar="FILE", help="what this grammar makes, Lark or GBNF; - reads it too")
 
     ending = parser.add_argument_group("ending")
     ending.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate (default: 256)")
@@ -85,7 +85,7 @@ def _content(flag: str, path: str | None) -> str | None:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
-        raise ValueError(f"{flag}: {path} cannot be read: {reason}") from error
+        raise ValueError(f"{flag}: {path} cannot be read: {reason}; a file, or - for standard input") from error
 
 
 def generation_options(arguments: argparse.Namespace, text: str) -> GenerationOptions:

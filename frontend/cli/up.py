@@ -50,7 +50,7 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
     try:
         config = config_from_arguments(arguments)
         if arguments.proof and config.tls_cert is not None:
-            raise ConfigError("--proof speaks no TLS: leave it out, or --tls-cert")
+            raise ConfigError("--proof speaks no TLS: add --no-proof, or leave out --tls-cert")
     except ConfigError as error:
         parser.error(str(error))
     log_to_stderr(config.log_level)
@@ -163,7 +163,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="chairlift up",
         allow_abbrev=False,  # an engine's flag is not short for one of ours
-        description="Runs an engine and a frontend together.",
+        description="Runs an engine and a frontend together. Most flags are environment variables too, named in "
+        "brackets; the command line wins.",
         epilog="All other flags (--max-num-seqs, --max-model-len, ...) are the engine's: see chairlift-engine --help.",
     )
     parser.add_argument(

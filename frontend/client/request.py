@@ -99,7 +99,7 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
 
     Raises:
         TypeError: an unknown argument, not exactly one of text, token_ids and chat, more than one form of the answer,
-            or what belongs to a chat without one.
+            what belongs to a chat without one, or a value of the wrong type; names the argument.
         ValueError: a value that its field cannot hold; names the argument.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -201,6 +201,8 @@ def _duration(name: str, seconds: float) -> Duration:
         duration.FromNanoseconds(round(seconds * 1e9))
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{name} is {seconds}: {error}") from error
+    except TypeError as error:
+        raise TypeError(f"{name} is {seconds!r}, it must be a number") from error
     return duration
 
 
@@ -211,6 +213,8 @@ def _message(kind: Callable[..., _Message], values: Mapping[str, Any]) -> _Messa
             kind(**{name: value})
         except ValueError as error:
             raise ValueError(f"{name} is {value}: {error}") from error
+        except TypeError as error:
+            raise TypeError(f"{name} is {value!r}: {error}") from error
     return kind(**values)
 
 

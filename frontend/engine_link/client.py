@@ -300,7 +300,8 @@ class EngineClient:
     def _note_state(self, status: pb.EngineStatus) -> None:
         if status.state != self._engine_state:
             self._engine_state = status.state
-            logger.info("engine %s is %s %s", self._address, pb.EngineState.Name(status.state), status.detail)
+            detail = f": {status.detail}" if status.detail else ""
+            logger.info("engine %s is %s%s", self._address, pb.EngineState.Name(status.state), detail)
             self._on_change()
 
 

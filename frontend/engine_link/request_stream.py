@@ -222,7 +222,8 @@ class RequestStream:
         Raises:
             RequestError: what `fail` was called with.
         """
-        self.client_wait_s(time.monotonic())
+        if self._engine_idle_since_s is not None:
+            self.client_wait_s(time.monotonic())
         self._reader_busy_since_s = None
         self._return_credit()
         while not (self._token_ids or self._closed):

@@ -6,8 +6,8 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.model.served_model import ServedModel
 from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.chat_parts import delta_objects, message_object
-from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason
-from frontend.openai.logprobs import chat_logprobs, prompt_logprobs
+from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason, prompt_facts
+from frontend.openai.logprobs import chat_logprobs
 from frontend.openai.spec import chat_spec
 from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
@@ -37,6 +37,7 @@ class Chat:
         self._model = model
         self._num_answers = body.n or 1
         self._one_call_only = body.parallel_tool_calls is False
+        self._calls_end_answers = not body.calls_one_tool  # OpenAI's call of a named function ends with "stop"
         self._calling: set[int] = set()  # answers that have called a tool
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._envelope = Envelope(body, model, kind=kind, request_id=request_id)
@@ -48,14 +49,15 @@ class Chat:
                 started = message.started
                 self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
                 choices = [_delta(index, {"role": "assistant", "content": ""}) for index in range(self._num_answers)]
-                return [self._envelope.event(choice) | self._of_prompt(started.prompt) for choice in choices]
+                of_prompt = prompt_facts(self._body, started.prompt, self._model.tokenizer)
+                return [self._envelope.event(choice) | of_prompt for choice in choices]
             case "chunk":
                 self._envelope.usage.num_output_tokens += message.chunk.num_tokens
                 choices = self._chunk_choices(message.chunk)
             case _:
                 finished = message.finished
                 index = finished.answer_index
-                choices = [_finish(_delta(index, {}), finished, has_calls=index in self._calling)]
+                choices = [self._finish(_delta(index, {}), finished, has_calls=index in self._calling)]
         return [self._envelope.event(choice) for choice in choices]
 
     def last_events(self) -> list[JsonObject]:
@@ -71,17 +73,9 @@ class Chat:
             choice: JsonObject = {"index": index, "message": message, "logprobs": self._logprobs(answer)}
             if self._body.return_token_ids:
                 choice["token_ids"] = list(answer.token_ids)
-            choices.append(_finish(choice, answer.finished, has_calls=bool(answer.tool_calls)))
-        return self._envelope.whole(choices, responses) | self._of_prompt(response.prompt)
-
-    def _of_prompt(self, prompt: pb.PromptEcho) -> JsonObject:
-        """What vLLM adds to the object around the choices."""
-        added: JsonObject = {}
-        if self._body.return_token_ids:
-            added["prompt_token_ids"] = list(prompt.token_ids)
-        if self._body.prompt_logprobs is not None:
-            added["prompt_logprobs"] = prompt_logprobs(prompt, self._model.tokenizer)
-        return added
+            choices.append(self._finish(choice, answer.finished, has_calls=bool(answer.tool_calls)))
+        of_prompt = prompt_facts(self._body, response.prompt, self._model.tokenizer)
+        return self._envelope.whole(choices, responses) | of_prompt
 
     def _chunk_choices(self, chunk: pb.Chunk) -> list[JsonObject]:
         """One choice per part; what belongs to the tokens goes with the first, and is sent even if no part is ready."""
@@ -102,13 +96,12 @@ class Chat:
     def _logprobs(self, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
         return chat_logprobs(part.logprobs, self._model.tokenizer) if part.HasField("logprobs") else None
 
+    def _finish(self, choice: JsonObject, finished: pb.Finished, *, has_calls: bool) -> JsonObject:
+        reason = finish_reason(finished)
+        if has_calls and reason == "stop" and self._calls_end_answers:
+            reason = "tool_calls"
+        return {**choice, "finish_reason": reason, **end_facts(finished)}
+
 
 def _delta(index: int, delta: JsonObject) -> JsonObject:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _finish(choice: JsonObject, finished: pb.Finished, *, has_calls: bool) -> JsonObject:
-    reason = finish_reason(finished)
-    if has_calls and reason == "stop":
-        reason = "tool_calls"
-    return {**choice, "finish_reason": reason, **end_facts(finished)}

@@ -7,13 +7,12 @@ from frontend.model.served_model import ServedModel
 from frontend.openai.bodies import CompletionBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.forms import answer_form
-from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason
+from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason, prompt_facts
 from frontend.openai.logprobs import (
     TextOffsets,
     completion_logprobs,
     echo_logprobs,
     joined_columns,
-    prompt_logprobs,
 )
 from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS, completion_specs
 
@@ -78,7 +77,7 @@ class Completion:
         choices: list[JsonObject] = []
         for prompt_index, response in enumerate(responses):
             echo, columns = self._echo(prompt_index, response.prompt)
-            of_prompt = self._of_prompt(response.prompt)
+            of_prompt = prompt_facts(self._body, response.prompt, self._model.tokenizer)
             for answer in answers(response):
                 index = len(choices)
                 self._offsets[index] = TextOffsets(len(echo))
@@ -97,17 +96,8 @@ class Completion:
         self._offsets.update((index, TextOffsets(len(echo))) for index in indices)
         if not (self._body.echo or self._body.return_token_ids):
             return []
-        of_prompt = self._of_prompt(prompt)
+        of_prompt = prompt_facts(self._body, prompt, self._model.tokenizer)
         return [self._envelope.event(_choice(index, echo, columns) | of_prompt) for index in indices]
-
-    def _of_prompt(self, prompt: pb.PromptEcho) -> JsonObject:
-        """What vLLM adds to a choice."""
-        added: JsonObject = {}
-        if self._body.return_token_ids:
-            added["prompt_token_ids"] = list(prompt.token_ids)
-        if self._body.prompt_logprobs is not None:
-            added["prompt_logprobs"] = prompt_logprobs(prompt, self._model.tokenizer)
-        return added
 
     def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
         if not part.HasField("logprobs"):

@@ -6,7 +6,6 @@ later becomes an event with an error object, which OpenAI's clients raise.
 
 import asyncio
 import contextlib
-import json
 import logging
 
 from starlette.responses import Response
@@ -19,13 +18,13 @@ from frontend.errors import ClientStalled
 from frontend.generation import Generations
 from frontend.openai.disconnect import ClientGone, cancelled_on_disconnect
 from frontend.openai.error_object import error_object
-from frontend.openai.job import Job, JsonObject
+from frontend.openai.job import Job
 from frontend.openai.play import play_stream
+from frontend.openai.rendering import asks_for_prompt_logprobs, rendered_events, rendered_prompt
 
 logger = logging.getLogger(__name__)
 
 _DONE = b"data: [DONE]\n\n"
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class EventStream(Response):
@@ -78,12 +77,17 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _play(self, send: Send) -> None:
+        scores_prompts = asks_for_prompt_logprobs(self._job)
+
         async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
-            await self._send_events(send, self._job.events(prompt_index, message))
+            if scores_prompts and message.HasField("started"):
+                await self._write(send, await rendered_prompt(self._job, prompt_index, message))
+            else:
+                await self._write(send, rendered_events(self._job.events(prompt_index, message)))
 
         try:
             await play_stream(self._generations, self._job, self._deadline, take)
-            await self._send_events(send, self._job.last_events())
+            await self._write(send, rendered_events(self._job.last_events()))
         except ClientStalled:
             raise
         except Exception as error:
@@ -92,13 +96,11 @@ class EventStream(Response):
             failure = error_object(error)
             if failure.status == 500:
                 logger.exception("%s failed", self._job.request_id)
-            await self._send_events(send, [failure.body])
-
-    async def _send_events(self, send: Send, events: list[JsonObject]) -> None:
-        if events:
-            await self._write(send, b"".join(_event(event) for event in events))
+            await self._write(send, rendered_events([failure.body]))
 
     async def _write(self, send: Send, data: bytes) -> None:
+        if not data:
+            return
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 if not self._started:
@@ -107,7 +109,3 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError as error:
             raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error
-
-
-def _event(content: JsonObject) -> bytes:
-    return b"data: " + _encode(content).encode() + b"\n\n"

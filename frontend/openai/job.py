@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.model.served_model import ServedModel
+from frontend.model.tokenizer import Tokenizer
 from frontend.openai.bodies import GenerationBody
+from frontend.openai.logprobs import prompt_logprobs
 from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
 
@@ -139,6 +141,16 @@ def finish_reason(finished: pb.Finished) -> str:
 def end_facts(finished: pb.Finished) -> JsonObject:
     """What a finished choice tells beyond OpenAI's: `stop_reason`, vLLM's addition, and `timing`, ours."""
     return {"stop_reason": _stop_reason(finished), "timing": _timing_object(finished.timing)}
+
+
+def prompt_facts(body: GenerationBody, prompt: pb.PromptEcho, tokenizer: Tokenizer) -> JsonObject:
+    """What vLLM tells of a prompt, if it is asked for: with each choice of a completion, beside those of a chat."""
+    facts: JsonObject = {}
+    if body.return_token_ids:
+        facts["prompt_token_ids"] = list(prompt.token_ids)
+    if body.prompt_logprobs is not None:
+        facts["prompt_logprobs"] = prompt_logprobs(prompt, tokenizer)
+    return facts
 
 
 def _stop_reason(finished: pb.Finished) -> str | int | None:

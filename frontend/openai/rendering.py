@@ -1,4 +1,4 @@
-"""Whole answers to JSON, without stopping everybody else's streams for a large one."""
+"""Answers to JSON, whole or as events, without stopping everybody else's streams for a large one."""
 
 import asyncio
 import json
@@ -6,24 +6,39 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.openai.job import Job
+from frontend.openai.job import Job, JsonObject
 from frontend.openai.logprobs import PromptRows
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _DEPTH = 4  # of the rows of choices[].prompt_logprobs
 
 
+def asks_for_prompt_logprobs(job: Job) -> bool:
+    """Whether a part of its answer may be a million numbers: 1.7 s of work and 54 MB."""
+    return any(spec.output.HasField("prompt_logprobs") for spec in job.specs)
+
+
 async def rendered(job: Job, responses: Sequence[pb.GenerateResponse]) -> bytes:
     """The body of the answer.
 
-    Log-probabilities of a prompt may be a million numbers: 1.7 s of work and 54 MB, which a thread does in pieces, so
-    that the event loop gets its turns.
+    Those with log-probabilities of a prompt are a thread's, which makes them in pieces, so that the event loop gets its
+    turns.
     """
-    if not any(spec.output.HasField("prompt_logprobs") for spec in job.specs):
+    if not asks_for_prompt_logprobs(job):
         return _encode(job.whole(responses)).encode()
     return await asyncio.to_thread(
         lambda: b"".join(piece.encode() for piece in _pieces(job.whole(responses), _DEPTH)),
     )
+
+
+def rendered_events(contents: Sequence[JsonObject]) -> bytes:
+    """Server-sent events."""
+    return b"".join(b"data: " + _encode(content).encode() + b"\n\n" for content in contents)
+
+
+async def rendered_prompt(job: Job, prompt_index: int, message: pb.StreamGenerateResponse) -> bytes:
+    """The events of a prompt that has its log-probabilities, made by a thread too."""
+    return await asyncio.to_thread(lambda: rendered_events(job.events(prompt_index, message)))
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:

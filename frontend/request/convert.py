@@ -224,7 +224,7 @@ def _stop(options: pb.StopOptions, model: ServedModel, *, may_be_empty: bool) ->
     if max_tokens is not None:
         if max_tokens < 1 and not may_be_empty:
             raise InvalidRequest(
-                "max_tokens is 0, it must be at least 1 unless the prompt is asked for", field=path + "max_tokens"
+                "max_tokens is 0, it must be at least 1 without echo or prompt_logprobs", field=path + "max_tokens"
             )
         if max_tokens >= model.max_model_len:
             raise RequestTooLong(
@@ -272,7 +272,7 @@ def _output(options: pb.OutputOptions, model: ServedModel, *, is_chat: bool) -> 
     if options.HasField("text") and options.text:
         _check_has_tokens("spec.output.text", model)
     if options.parse and not is_chat:
-        raise InvalidRequest("parse is for answers to a chat; the prompt is none", field="spec.output.parse")
+        raise InvalidRequest("parse is for answers to a chat, and this prompt is no chat", field="spec.output.parse")
     if options.parse and options.HasField("text") and not options.text:
         raise InvalidRequest("parse takes the text apart, and text is false", field="spec.output.parse")
     if options.echo and not options.token_ids:

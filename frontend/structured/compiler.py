@@ -14,7 +14,13 @@ from frontend.errors import InvalidRequest, QueueFull, ServerDraining
 from frontend.model.served_model import ServedModel
 from frontend.structured.cache import Outcome, OutcomeCache
 from frontend.structured.forms import FormError, OutputForm
-from frontend.structured.process import CompileLimits, CompilerProcess, GrammarTokenizer, LimitExceeded
+from frontend.structured.process import (
+    CompileLimits,
+    CompilerProcess,
+    GrammarTokenizer,
+    LimitExceeded,
+    first_frame,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +62,7 @@ class GrammarCompiler:
         self._jobs: dict[bytes, _Job] = {}
         self._seats = asyncio.Semaphore(_NUM_WORKERS)
         self._idle: list[_Worker] = []
+        self._hello: tuple[bytes, bytes] | None = None  # a model, and the first frame for its workers
 
     @property
     def num_jobs(self) -> int:
@@ -152,12 +159,13 @@ class GrammarCompiler:
             if worker.model == wanted and worker.process.is_alive:
                 return worker
             await worker.process.stop()
-        tokenizer = await asyncio.to_thread(_grammar_tokenizer, model)
-        return _Worker(await CompilerProcess.start(tokenizer, self._limits), wanted)
+        if self._hello is None or self._hello[0] != wanted:
+            self._hello = wanted, await asyncio.to_thread(self._first_frame, model)
+        return _Worker(await CompilerProcess.start(self._hello[1], self._limits), wanted)
 
-
-def _grammar_tokenizer(model: ServedModel) -> GrammarTokenizer:
-    return GrammarTokenizer(model.tokenizer.to_json(), model.vocab_size, model.end_token_ids)
+    def _first_frame(self, model: ServedModel) -> bytes:
+        tokenizer = GrammarTokenizer(model.tokenizer.to_json(), model.vocab_size, model.end_token_ids)
+        return first_frame(tokenizer, self._limits)
 
 
 def _model_key(model: ServedModel) -> bytes:

@@ -7,7 +7,6 @@ import signal
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from frontend.structured.forms import FormError, OutputForm
 
@@ -47,6 +46,17 @@ class CompileLimits:
     memory_bytes: int
 
 
+def first_frame(tokenizer: GrammarTokenizer, limits: CompileLimits) -> bytes:
+    """What a worker is told at its start. May be ten megabytes, made in a tenth of a second: keep it for the next."""
+    frame = {
+        "tokenizer": tokenizer.tokenizer_json,
+        "vocab_size": tokenizer.vocab_size,
+        "end_token_ids": tokenizer.end_token_ids,
+        "memory_bytes": limits.memory_bytes,
+    }
+    return json.dumps(frame, ensure_ascii=False).encode()
+
+
 class CompilerProcess:
     """One worker. Make it with `start`; after a LimitExceeded it is gone."""
 
@@ -55,26 +65,23 @@ class CompilerProcess:
         self._limits = limits
 
     @classmethod
-    async def start(cls, tokenizer: GrammarTokenizer, limits: CompileLimits) -> "CompilerProcess":
+    async def start(cls, hello: bytes, limits: CompileLimits) -> "CompilerProcess":
         """Starts a worker for one model.
+
+        Args:
+            hello: see `first_frame`.
 
         Raises:
             FormError: no grammar can be had with this tokenizer.
             OSError, EOFError, TimeoutError: there is no such process to be had.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "frontend.structured.worker"),
+            *(sys.executable, "-P", "-m", "frontend.structured.worker"),  # -P: not a folder called frontend here
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,  # what a form can make the library say
         )
         worker = cls(process, limits)
-        hello = {
-            "tokenizer": tokenizer.tokenizer_json,
-            "vocab_size": tokenizer.vocab_size,
-            "end_token_ids": tokenizer.end_token_ids,
-            "memory_bytes": limits.memory_bytes,
-        }
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 answer = await worker._ask(hello)
@@ -96,7 +103,7 @@ class CompilerProcess:
         job = {"kind": form.kind, "text": form.text, "before": form.before, "timeout_s": timeout_s}
         try:
             async with asyncio.timeout(timeout_s + _LATE_S):
-                answer = await self._ask(job)
+                answer = await self._ask(json.dumps(job).encode())
         except TimeoutError:
             await self.stop()
             raise LimitExceeded(self._too_slow) from None
@@ -122,10 +129,9 @@ class CompilerProcess:
             self._process.kill()
         await self._process.wait()
 
-    async def _ask(self, frame: dict[str, Any]) -> dict[str, str]:
+    async def _ask(self, data: bytes) -> dict[str, str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        data = json.dumps(frame).encode()
         self._process.stdin.write(LENGTH.pack(len(data)) + data)
         await self._process.stdin.drain()
         (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))

@@ -6,6 +6,7 @@ too few. It reads its own options from the schema; those are ours to set.
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -32,13 +33,17 @@ def check_schema(schema: dict[str, Any]) -> str:
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A schema and all within it, whatever their depth."""
+    """A schema and all within it, whatever their depth, and whatever else of it is referred to as one."""
     waiting: list[Any] = [schema]
+    seen: set[int] = set()
     while waiting:
         part = waiting.pop()
-        if not isinstance(part, dict):
+        if not isinstance(part, dict) or id(part) in seen:
             continue
+        seen.add(id(part))
         yield part
+        if isinstance(part.get("$ref"), str):
+            waiting.append(_referred(schema, part["$ref"]))
         for keyword in _SCHEMAS_BY_NAME:
             by_name = part.get(keyword)
             waiting.extend(by_name.values() if isinstance(by_name, dict) else ())
@@ -46,3 +51,15 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
             entries = part.get(keyword)
             waiting.extend(entries if isinstance(entries, list) else ())
         waiting.extend(part.get(keyword) for keyword in _SCHEMAS)
+
+
+def _referred(schema: dict[str, Any], reference: str) -> Any:
+    """What a JSON pointer behind # leads to; None: nothing."""
+    part: Any = schema
+    for step in unquote(reference.partition("#")[2]).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            part = part.get(name) if isinstance(part, dict) else None
+    return part

@@ -7,9 +7,11 @@ environment variables.
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from opentelemetry import context, trace
@@ -27,7 +29,32 @@ from frontend.tracing.request_trace import Attributes
 logger = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 3.0
+COMPLAINT_INTERVAL_S = 60.0
 _TRACES_PATH = "/v1/traces"
+
+
+class Rarely(logging.Filter):
+    """Lets one record through, and the next one after `COMPLAINT_INTERVAL_S`.
+
+    Args:
+        clock: seconds; another one in tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next_s = -math.inf
+
+    def filter(self, _: logging.LogRecord) -> bool:
+        """Whether it is time."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + COMPLAINT_INTERVAL_S
+        return True
+
+
+_rarely = Rarely()
 
 
 def exporter(endpoint: str) -> SpanExporter:
@@ -36,6 +63,8 @@ def exporter(endpoint: str) -> SpanExporter:
     Args:
         endpoint: URL; without a path, the one that collectors listen on.
     """
+    # It complains several times about each batch, as long as its collector is gone.
+    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_rarely)
     path = urlsplit(endpoint).path
     return OTLPSpanExporter(endpoint.rstrip("/") + _TRACES_PATH if path in ("", "/") else endpoint)
 

@@ -152,7 +152,10 @@ class Supervisor:
         place = WorkerPlace(index, self._folder, self._since)
         worker = await WorkerProcess.start(WorkerOrder(config, place, is_replacement), self._command)
         self._workers[index] = worker
-        note_pid(self._folder, index, worker.pid)
+        try:
+            note_pid(self._folder, index, worker.pid)
+        except OSError as error:  # it serves all the same
+            logger.warning("worker %d is missing in process_* metrics: %s", index, error)
         return worker
 
     async def _keep(self, config: FrontendConfig, index: int, worker: WorkerProcess) -> None:

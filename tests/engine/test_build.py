@@ -104,6 +104,18 @@ def test_what_the_cpu_lacks_is_said(
     assert all(part in warning for part, warning in zip(words, warnings, strict=True))
 
 
+def test_the_log_says_beforehand_that_kernels_are_compiled(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("engine.rank.cpu_ops", fail)
+    with caplog.at_level("INFO"), pytest.raises(RuntimeError):
+        build_engine(EngineConfig(model=str(model_dir)), lambda _: None)
+    assert "the first start on a machine compiles them" in caplog.text
+
+
 def test_without_a_size_the_cache_is_no_larger_than_requests_can_fill(model_dir: Path) -> None:
     parts = build_engine(EngineConfig(model=str(model_dir), max_num_seqs=3), lambda _: None)
     assert parts.info.num_kv_blocks == 3 * 512 // 16

@@ -17,7 +17,8 @@ from engine.errors import InvalidRequest
 from engine.testing_client import submission
 
 VOCAB_SIZE = 1000
-LIMITS = RequestLimits(VOCAB_SIZE, max_logprobs=5, end_token_ids=frozenset({2, 3}))
+BEYOND = 5000  # an end token of the model that its vocabulary does not have
+LIMITS = RequestLimits(VOCAB_SIZE, max_logprobs=5, end_token_ids=frozenset({2, 3, BEYOND}))
 
 
 class Anything:

@@ -3,14 +3,20 @@ for it.
 """
 
 import asyncio
+import itertools
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.commands import Inbox
 from engine.constraints.grammar import GrammarMatcher
+from engine.convert import RequestLimits
 from engine.demo import MODEL_DIR
+from engine.session import Session, SessionContext
 from engine.testing import FakeModel
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
@@ -85,6 +91,22 @@ async def test_a_bad_grammar_is_refused_alone_and_by_name(client, fields, detail
     assert len(good.token_ids) == 3
     (again,) = await client.generate(submission(1, [5], 2))
     assert len(again.token_ids) == 2
+
+
+async def test_without_a_thread_to_compile_on_the_request_alone_is_refused(client, monkeypatch):
+    """Their stacks are large: a host that promises no more memory than it has may deny them."""
+
+    def no_thread(executor):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", no_thread)
+        bad, good = await client.generate(submission(1, [5], 3, grammar=GRAMMAR), submission(2, [5], 3))
+    assert bad.rejection.reason == pb.REJECTION_REASON_QUEUE_FULL
+    assert "can't start new thread" in bad.rejection.detail
+    assert len(good.token_ids) == 3
+    (again,) = await client.generate(submission(1, [5], 3, grammar=GRAMMAR))
+    assert len(again.token_ids) == 3
 
 
 async def test_nobody_waits_for_a_grammar(client, compiling):
@@ -174,9 +196,39 @@ async def test_draining_refuses_what_is_still_compiled(server, client, compiling
     assert refused.rejection.reason == pb.REJECTION_REASON_DRAINING
 
 
-async def test_a_deadline_that_comes_while_a_grammar_is_compiled_ends_the_request_as_deadline(client, compiling):
-    await client.submit(submission(1, [5], 3, grammar=GRAMMAR, remaining_ms=0))
-    await compiling.begun()
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"remaining_ms": 1}, pb.COMPLETION_REASON_DEADLINE),
+        ({"stops": pb.TokenStops(time_budget_ms=1)}, pb.COMPLETION_REASON_TIME_BUDGET),
+    ],
+)
+async def test_time_that_runs_out_does_not_wait_for_a_grammar(client, compiling, fields, expected):
+    """Another's grammar is in the way of both threads, and nobody lets it go."""
+    await client.submit(*(submission(handle, [5], 3, grammar=GRAMMAR) for handle in (1, 2)))
+    await client.submit(submission(3, [5, 6], 3, grammar=GRAMMAR, output_ids=[9], **fields))
+    (answer,) = await client.ended(3)
+    assert answer.is_accepted
+    assert answer.completion.reason == expected
+    assert (answer.completion.num_prompt_tokens, answer.completion.num_output_tokens) == (2, 1)
+    assert answer.completion.queued_us >= 1000
     compiling.finish()
-    (answer,) = await client.ended(1)
-    assert answer.completion.reason == pb.COMPLETION_REASON_DEADLINE
+    assert [len(other.token_ids) for other in await client.ended(1, 2)] == [3, 3]
+
+
+async def test_time_that_runs_out_as_the_cancel_comes_ends_a_request_once():
+    """Both in one turn of the event loop, the cancel first."""
+    defects = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: defects.append(context))
+    sessions = {}
+    grammars = SimpleNamespace(compile=lambda grammar, build: Future())
+    context = SessionContext(Inbox(), RequestLimits(3072, 5), 8, itertools.count(1), {}, grammars, sessions)
+    session = sessions["one"] = Session("one", context, 0, 1)
+    late = submission(1, [5], 3, grammar=GRAMMAR, remaining_ms=0)
+    session.handle(pb.AttachRequest(command_seq=1, submit=pb.SubmitBatch(submissions=[late])))
+    loop.call_soon(session.handle, pb.AttachRequest(command_seq=2, cancel=pb.CancelBatch(handles=[1])))
+    messages = [await session.outgoing.next_message() for _ in range(2)]
+    assert list(messages[0].admission.accepted_handles) == [1]
+    assert [each.reason for each in messages[1].step.completions] == [pb.COMPLETION_REASON_CANCELLED]
+    assert not defects

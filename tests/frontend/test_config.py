@@ -16,6 +16,19 @@ def test_every_flag_has_a_help_text():
     assert set(config._HELP) == {option.name for option in fields(FrontendConfig)}
 
 
+def test_help_shows_short_names_and_no_default_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"], {"CHAIRLIFT_HTTP_PORT": "81"})
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--stall-timeout S " in text
+    assert "--tls-cert PATH " in text
+    assert "--log-level LEVEL " in text
+    assert "[CHAIRLIFT_UVLOOP] (default: off)" in text
+    assert "[CHAIRLIFT_HTTP_PORT] (default: 81)" in text
+    assert "(default: )" not in text
+    assert "None" not in text
+
+
 def test_flags_are_parsed():
     argv = [
         "--port",

@@ -47,13 +47,20 @@ def serve():
         thread.join()
 
 
-@pytest.mark.parametrize("target", ["grpc://127.0.0.1:50051", "http://127.0.0.1:8000/v1", "grpcs://127.0.0.1:1"])
+@pytest.mark.parametrize("target", ["grpc://127.0.0.1:50051", "http://127.0.0.1:8000/v1"])
 def test_the_servers_key_goes_along(serve, target):
     server = serve()
     url = f"http://127.0.0.1:{server.server_port}/metrics"
     assert read_server_metrics(url, TargetSpec(target, api_key="k")) == "up 1\n"
     assert read_server_metrics(url, TargetSpec(target)) == "up 1\n"
     assert server.seen == ["Bearer k", None]
+
+
+@pytest.mark.parametrize("target", ["grpcs://127.0.0.1:1", "https://127.0.0.1:1/v1"])
+def test_a_key_that_travels_encrypted_is_not_sent_in_the_clear(serve, target):
+    server = serve()
+    read_server_metrics(f"http://127.0.0.1:{server.server_port}/metrics", TargetSpec(target, api_key="k"))
+    assert server.seen == [None]
 
 
 def test_no_other_host_gets_the_key(serve):
@@ -68,7 +75,10 @@ def test_no_other_host_gets_the_key(serve):
 
 def test_the_targets_certificates_count_here_too(serve, make_authority):
     authority = make_authority("ours")
-    url = f"https://127.0.0.1:{serve(authority.sign('server')).server_port}/metrics"
-    assert read_server_metrics(url, TargetSpec("grpcs://127.0.0.1:1", tls_ca=authority.ca)) == "up 1\n"
+    server = serve(authority.sign("server"))
+    url = f"https://127.0.0.1:{server.server_port}/metrics"
+    spec = TargetSpec("grpcs://127.0.0.1:1", tls_ca=authority.ca, api_key="k")
+    assert read_server_metrics(url, spec) == "up 1\n"
+    assert server.seen == ["Bearer k"]
     with pytest.raises(TargetError, match=r"--metrics-url https://.*CERTIFICATE_VERIFY_FAILED"):
         read_server_metrics(url, TargetSpec("grpcs://127.0.0.1:1", tls_ca=make_authority("theirs").ca))

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from llguidance._lib import LLParserLimits
 from tokenizers import Tokenizer
 
 from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
@@ -81,6 +82,13 @@ def test_every_end_token_of_the_model_ends_a_complete_answer():
     other = matcher.copy()
     other.accept([2])
     assert (other.error, allowed(matcher)) == ("", allowed(GrammarMatcher.compile('start: "a"?', tokenizer)))
+
+
+def test_end_tokens_beyond_the_vocabulary_are_never_drawn_and_cost_no_grammar():
+    """A generation_config.json may name more than the model has."""
+    tokenizer = GrammarTokenizer(dict(FILES.files)["tokenizer.json"], VOCAB_SIZE, {END_ID, VOCAB_SIZE + 1000})
+    matcher = GrammarMatcher.compile('start: "a"?', tokenizer)
+    assert END_ID in allowed(matcher)
 
 
 def test_a_copy_goes_its_own_way(tokenizer):
@@ -161,6 +169,19 @@ def test_the_compiler_gives_each_answer_a_matcher_of_its_own_and_compiles_once(c
         matcher.accept(list(letter))
         assert allowed(matcher) == {END_ID}
     assert compiled == ['start: "a"']
+
+
+def test_a_grammar_that_one_answer_has_used_up_still_serves_the_next(compiler, monkeypatch):
+    """What the library learns of a grammar is shared by all its answers, and bounded."""
+    monkeypatch.setattr("engine.constraints.grammar.parser_limits", lambda: LLParserLimits(max_lexer_states=3000))
+    grammar, rng = r"start: /(.*[aeiou].{20})+z/", random.Random(1)
+    greedy, neighbour = (compiler.compile(grammar, lambda matcher: matcher).result() for _ in range(2))
+    beginning = allowed(neighbour)
+    for _ in range(400):
+        if drawable := sorted(allowed(greedy) - {END_ID}):
+            greedy.accept([rng.choice(drawable)])
+    assert "too many states" in greedy.error
+    assert allowed(compiler.compile(grammar, lambda matcher: matcher).result()) == beginning
 
 
 def test_the_least_recently_used_grammars_are_forgotten(compiler, monkeypatch):

@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 
+import grpc
 import pytest
 
+from frontend.cli.complaint import complaint
 from frontend.cli.generate_flags import generate_parser, generation_options
 from frontend.cli.main import main
+from frontend.client import GenerationError
 
 
 def run(*argv):
@@ -138,6 +141,40 @@ async def test_stats_go_to_stderr(target, capsys):
     assert re.fullmatch(pattern, err)
 
 
+async def test_stats_and_cuts_say_whose_they_are(target, capsys):
+    flags = ("--num-answers", "2", "--ignore-end-token", "--stats")
+    assert await run("ab", *flags, "--target", target) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(", ")[0] for line in lines] == [
+        "chairlift generate: answer 1: cut off after 256 tokens; --max-tokens allows more",
+        "chairlift generate: answer 1: 2 prompt tokens (1 cached)",
+        "chairlift generate: answer 2: cut off after 256 tokens; --max-tokens allows more",
+        "chairlift generate: answer 2: 2 prompt tokens (1 cached)",
+    ]
+
+
+async def test_an_error_inside_of_a_line_ends_it_first(target, engine, capsys):
+    engine.step_interval_s = 0.01
+    assert await run("ab", "--ignore-end-token", "--timeout", "0.5", "--target", target) == 1
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"(ab)+a?\n", out)
+    assert err.startswith("chairlift generate: DEADLINE_EXCEEDED: ")
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("failed to connect to all addresses; last error: Connection refused", "(no server at there:1? `chairlift up`"),
+        ("failed to connect to all addresses; Tls handshake failed", "(does the server at there:1 speak TLS, and"),
+        ("failed to connect to all addresses; Socket closed", "(does the server at there:1 want TLS? --tls"),
+        ("Stream removed (Socket closed)", "(the connection broke: "),
+    ],
+)
+def test_complaint_about_a_connection_guesses_why(message, says):
+    assert says in complaint(GenerationError(grpc.StatusCode.UNAVAILABLE, message), "there:1")
+    assert says not in complaint(GenerationError(grpc.StatusCode.UNAVAILABLE, message, reason="DRAINING"), "there:1")
+
+
 def test_form_of_the_answer_and_time_budget_become_options(tmp_path, monkeypatch):
     schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
     schema.write_text('{"type": "string"}')
@@ -164,7 +201,10 @@ def test_form_of_the_answer_and_time_budget_become_options(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("--json-schema no-such-file", "--json-schema: no-such-file cannot be read: No such file"),
+        (
+            "--json-schema no-such-file",
+            "--json-schema: no-such-file cannot be read: No such file or directory; a file, or -",
+        ),
         ("--regex a --json-object", "argument --json-object: not allowed with argument --regex"),
         ("--time-budget nan", "time_budget_s is nan"),
         ("--num-answers -1", "num_answers is -1"),

@@ -278,7 +278,10 @@ def test_proof_has_the_key_and_does_not_print_it(start_up, tmp_path):
         (["--workers", "0"], "chairlift up: error: --workers is 0, it must be between 1 and 256"),
         (["--workers", "2", "--api-key", "two words"], "chairlift up: error: --api-key: a key has 1 to 1024 printable"),
         (["--host", "0.0.0.0"], "chairlift up: error: --host 0.0.0.0 is open to other machines"),
-        (["--proof", "--tls-cert", "c", "--tls-key", "k"], "chairlift up: error: --proof speaks no TLS"),
+        (
+            ["--proof", "--tls-cert", "c", "--tls-key", "k"],
+            "chairlift up: error: --proof speaks no TLS: add --no-proof",
+        ),
         (["--tls-cert", "c", "--tls-key", "k"], "chairlift up: error: --tls-cert c cannot be read"),
         (["--api-key", "two words"], "chairlift up: error: --api-key: a key has 1 to 1024 printable"),
         (["--engine", "127.0.0.1:1"], "chairlift up: error: --engine: `up` starts an engine of its own"),

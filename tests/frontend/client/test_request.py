@@ -158,6 +158,12 @@ def test_number_that_its_field_cannot_hold_is_named(name, value):
         generation_spec("x", {name: value})
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_tokens", "5"), ("temperature", "hot"), ("time_budget_s", "2")])
+def test_value_of_the_wrong_type_is_named(name, value):
+    with pytest.raises(TypeError, match=f"{name} is '{value}'"):
+        generation_spec("x", {name: value})
+
+
 def test_schema_that_json_cannot_say_is_named():
     for schema in ({"a": {1, 2}}, {"a": math.nan}):
         with pytest.raises(ValueError, match="json_schema cannot be said in JSON"):

@@ -123,7 +123,7 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
     assert finished.reason == pb.FINISH_REASON_STOP_TEXT
     check_sum(finished.timing)
     (parked_us,) = microseconds(finished.timing, "parked")
-    assert parked_us >= 49_000
+    assert parked_us >= 47_000  # FakeEngine says 2 ms of prefill, however little it took
 
 
 async def test_answer_that_lies_ready_is_parked_until_it_is_taken(make_pair, text_request):
@@ -137,7 +137,7 @@ async def test_answer_that_lies_ready_is_parked_until_it_is_taken(make_pair, tex
         await asyncio.sleep(0.05)  # the time that is to be accounted for
         finished = finished_of([message async for message in messages])[0]
     check_sum(finished.timing)
-    assert microseconds(finished.timing, "parked")[0] >= 49_000
+    assert microseconds(finished.timing, "parked")[0] >= 47_000  # as above
     assert microseconds(finished.timing, "decode")[0] < 49_000
 
 

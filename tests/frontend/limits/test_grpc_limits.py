@@ -9,6 +9,7 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend import app
+from frontend.answer import prompt_echo
 
 MANY_IDS = list(range(300))
 TOOL = json.dumps({"type": "function", "function": {"name": "f"}})
@@ -170,6 +171,17 @@ def check(error, message, field):
     assert re.search(message, error.details()), error.details()
     (trailer,) = (value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")
     assert field.encode() in trailer
+
+
+async def test_what_comes_back_of_a_prompt_fits_one_message(pair, monkeypatch):
+    assert (prompt_echo.MAX_PROMPT_LOGPROBS, prompt_echo.MAX_ECHO_BYTES) == (1 << 18, 8 << 20)
+    monkeypatch.setattr(prompt_echo, "MAX_PROMPT_LOGPROBS", 42)
+    monkeypatch.setattr(prompt_echo, "MAX_ECHO_BYTES", 20)
+    scores, echo = pb.OutputOptions(prompt_logprobs=20), pb.OutputOptions(echo=True)
+    await pair.stub().Generate(pb.GenerateRequest(spec=text(2, output=scores)))
+    check(await refused(pair, text(3, output=scores)), "63 .* at most 42", "spec.output.prompt_logprobs")
+    await pair.stub().Generate(pb.GenerateRequest(spec=text(18, output=echo)))
+    check(await refused(pair, text(19, output=echo)), "21 bytes .* at most 20", "spec.output.echo")
 
 
 async def test_count_tokens_has_the_same_bound_on_characters(pair):

@@ -118,6 +118,18 @@ async def test_named_call_leaves_only_its_tool(connect_to):
     assert "start: calls\ncalls: marked\n" in lark["lark_grammar"], "one call"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_call_of_a_named_function_ends_with_stop_as_openais_does(connect_to, stream):
+    client, _ = await connect_to(HERMES)
+    call = '<tool_call>\n{"name": "news", "arguments": {"city": "Rom"}}\n</tool_call>'
+    answer = await client.chat.completions.create(
+        model="fake", messages=user(call), tools=[tool("news")], tool_choice=named("news"), stream=stream
+    )
+    choices = [event.choices[0] async for event in answer] if stream else answer.choices
+    assert any((choice.delta if stream else choice.message).tool_calls for choice in choices)
+    assert choices[-1].finish_reason == "stop"
+
+
 async def test_form_beside_tools_leaves_the_choice(connect_to):
     client, engine = await connect_to(HERMES)
     await client.chat.completions.create(

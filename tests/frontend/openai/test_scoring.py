@@ -1,11 +1,13 @@
 """Log-probabilities of prompts over HTTP: as lm-evaluation-harness reads them, and as vLLM's clients do."""
 
 import json
+import threading
 
 import openai
 import pytest
 import tokenizers
 
+from frontend import generation
 from frontend.openai import completions
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine
@@ -177,6 +179,23 @@ async def test_large_answer_is_the_same_json_as_a_small_one(client, http_pair):
     parsed = json.loads(response.text)
     assert json.dumps(parsed, ensure_ascii=False, separators=(",", ":")) == response.text
     assert parsed["choices"][0]["text"] == '"quoted" \\ é"'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(client, monkeypatch, stream):
+    threads = []
+
+    def noted(make):
+        return lambda *args: threads.append(threading.current_thread()) or make(*args)
+
+    monkeypatch.setattr(completions, "echo_logprobs", noted(completions.echo_logprobs))
+    monkeypatch.setattr(generation, "PromptEcho", noted(generation.PromptEcho))
+    answer = await client.completions.create(
+        model="fake", prompt=TEXT, echo=True, logprobs=1, max_tokens=1, stream=stream
+    )
+    await columns_of(answer, stream=stream)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 async def test_more_than_one_answer_can_hold_is_refused(client, monkeypatch):

@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import json
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -75,6 +77,28 @@ async def test_form_becomes_grammar_and_workers_start_with_the_first(make_compil
     assert len(worker_ids()) == 1
     await compiler.compile(good(8), model)
     assert len(worker_ids()) == 1, "the idle one does it"
+
+
+async def test_folder_of_the_same_name_where_the_server_was_started_is_not_run(
+    make_compiler, model, tmp_path, monkeypatch
+):
+    theirs = tmp_path / "frontend"
+    theirs.mkdir()
+    (theirs / "__init__.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    assert await make_compiler().compile(good(), model)
+
+
+async def test_tokenizer_is_written_out_once_for_all_workers(make_compiler, model, monkeypatch):
+    written = []
+    to_json = Tokenizer.to_json
+    monkeypatch.setattr(Tokenizer, "to_json", lambda tokenizer: written.append(1) or to_json(tokenizer))
+    compiler = make_compiler(timeout_s=0.5)
+    await compiler.compile(good(1), model)
+    await refusal(compiler, schema(ENDLESS), model)  # the end of this worker
+    await compiler.compile(good(2), model)
+    assert written == [1]
 
 
 async def test_refusal_names_field_and_cause_and_leaves_the_worker(make_compiler, model):

@@ -178,6 +178,20 @@ def test_what_is_no_schema_is_refused(case, compiled):
         compiled(grammar_of(FormKind.JSON_SCHEMA, text))
 
 
+HIDDEN = {
+    "in an example": {"$ref": "#/examples/0", "examples": [{"type": "object", "minProperties": 3}]},
+    "in a default": {"$defs": {"a": {"default": {"minProperties": 3}}}, "$ref": "#/$defs/a/default"},
+    "under escaped names": {"$ref": "#/default/a~1b/c%20d", "default": {"a/b": {"c d": {"minProperties": 3}}}},
+    "under an address": {"$id": "http://a/b", "$ref": "http://a/b#/default", "default": {"minProperties": 3}},
+    "behind another": {"$ref": "#/default", "default": {"$ref": "#/examples/0"}, "examples": [{"minProperties": 3}]},
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_what_is_refused_is_found_wherever_a_reference_points(case, compiled):
+    assert "minProperties 3" in refused(HIDDEN[case], compiled)
+
+
 def test_members_that_must_be_there_count_as_least_members(compiled):
     assert not refused({"type": "object", "minProperties": 2, "required": ["a", "b"]}, compiled)
     assert "minProperties 3" in refused({"type": "object", "minProperties": 3, "required": ["a", "b"]}, compiled)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 import sys
 import threading
 import time
@@ -254,6 +255,18 @@ async def test_a_collector_that_answers_nobody_costs_requests_nothing(make_pair,
     for thread in threading.enumerate():
         if thread.name == "last-spans":
             await asyncio.to_thread(thread.join, 10)
+
+
+def test_a_collector_that_is_gone_is_complained_about_once_a_minute(monkeypatch, caplog):
+    log = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    monkeypatch.setattr(log, "filters", [])
+    now_s = 0.0
+    monkeypatch.setattr(otlp, "_rarely", otlp.Rarely(clock=lambda: now_s))
+    for _ in range(2):
+        otlp.exporter("http://127.0.0.1:4318").shutdown()
+    for now_s in (0.0, 1.0, 59.0, 60.0, 61.0, 119.0, 120.0):
+        log.warning("at %g", now_s)
+    assert [record.getMessage() for record in caplog.records if record.name == log.name] == ["at 0", "at 60", "at 120"]
 
 
 def test_without_its_packages_the_flag_is_refused_in_one_line(monkeypatch):

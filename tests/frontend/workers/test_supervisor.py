@@ -1,7 +1,10 @@
 """The parent's decisions, with shell scripts as workers."""
 
 import asyncio
+import errno
 import logging
+import os
+import signal
 
 import pytest
 
@@ -65,6 +68,26 @@ async def test_worker_that_dies_again_and_again_is_replaced_with_growing_pauses(
     assert caplog.messages[:4] == [
         f"worker 0 ended: exit status 3; replacing it in {pause} s" for pause in ("0.01", "0.02", "0.04", "0.08")
     ]
+
+
+async def test_worker_that_metrics_cannot_be_told_of_serves_all_the_same(monkeypatch, caplog):
+    started = []
+
+    def note_pid(folder, index, pid):
+        started.append(pid)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("frontend.workers.supervisor.note_pid", note_pid)
+    workers = supervisor(f"echo '{LISTENING}'; exec sleep 100", num_workers=1)
+    await workers.start()
+    os.kill(started[0], signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while len(started) < 2:
+            await asyncio.sleep(0.01)
+    assert await workers.drain(0) == 0, "the one that replaces it is known"
+    assert "missing in process_* metrics: [Errno 28]" in caplog.text
+    assert "cannot be started" not in caplog.text
+    await workers.stop()
 
 
 async def test_worker_that_ignores_the_signal_is_killed():

@@ -398,8 +398,8 @@ def masks_of_the_row_before(monkeypatch):
     """Rows of the batch are masked as if all of them were constrained."""
     masked_rows = RowMasks.masked_rows
 
-    def mutant(self, request_ids, state_rows, positions):
-        rows = masked_rows(self, request_ids, state_rows, positions)
+    def mutant(*args):
+        rows = masked_rows(*args)
         return [row._replace(sample=index) for index, row in enumerate(rows)]
 
     monkeypatch.setattr(RowMasks, "masked_rows", mutant)
