@@ -58,6 +58,7 @@ class EngineConfig:
         exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
         tensor_parallel_size: processes that the model is divided among.
         rank_timeout_s: how long these processes may keep one another waiting.
+        log_stats_interval_s: pause between two lines of throughput while there is work; 0: none.
     """
 
     model: str
@@ -93,6 +94,8 @@ class EngineConfig:
     step_log: Path | None = None
     integrity_check_interval_s: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    log_stats_interval_s: float = 10.0
 
     @property
     def address(self) -> str:

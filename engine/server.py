@@ -68,7 +68,13 @@ class EngineService(EngineServiceServicer):
     stream that has ended and is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log_stats_interval_s: float = 0.0) -> None:
+        """Nothing is served yet.
+
+        Args:
+            log_stats_interval_s: pause between two lines of throughput; 0: none.
+        """
+        self._log_stats_interval_s = log_stats_interval_s
         self.instance_id = uuid.uuid4().hex
         self._state = EngineState.LOADING
         self._detail = "starting"
@@ -138,10 +144,10 @@ class EngineService(EngineServiceServicer):
 
     async def pulse(self) -> None:
         """Sends a status to every session each HEARTBEAT_S, and logs throughput; runs until cancelled."""
-        throughput = ThroughputLog(time.monotonic())
+        throughput = ThroughputLog(self._log_stats_interval_s, time.monotonic())
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if self._parts is not None:
+            if self._parts is not None and self._log_stats_interval_s:
                 throughput.tick(self._parts.snapshot(), time.monotonic())
             self._send_status()
 

@@ -1,18 +1,22 @@
-"""The line every ten seconds that people look for, while there is work."""
+"""The line every few seconds that people look for, while there is work."""
 
 import logging
 
 from engine.reports import LoopSnapshot
 
-LOG_INTERVAL_S = 10.0
-
 _log = logging.getLogger(__name__)
 
 
 class ThroughputLog:
-    """Compares the snapshot with the one of the last line."""
+    """Compares the snapshot with the one of the last line.
 
-    def __init__(self, now_s: float) -> None:
+    Args:
+        interval_s: between two lines.
+        now_s: the time.
+    """
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self._interval_s = interval_s
         self._logged_at_s = now_s
         self._last: LoopSnapshot | None = None
 
@@ -21,7 +25,7 @@ class ThroughputLog:
         if self._last is None:
             self._last = snapshot
         elapsed_s = now_s - self._logged_at_s
-        if elapsed_s < LOG_INTERVAL_S:
+        if elapsed_s < self._interval_s:
             return
         last, stats = self._last, snapshot.stats
         num_prompt = snapshot.num_prompt_tokens_total - last.num_prompt_tokens_total

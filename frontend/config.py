@@ -6,7 +6,6 @@ variable `CHAIRLIFT_<FLAG>`; a flag wins over its variable. Knows nothing of the
 
 import argparse
 import ipaddress
-import logging
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
@@ -17,11 +16,11 @@ from urllib.parse import urlsplit
 
 from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.errors import ConfigError
+from frontend.logs import LOG_FORMATS, LOG_LEVELS
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 MIN_GRAMMAR_MEMORY_BYTES = 16 << 20
 MAX_WORKERS = 256
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 _METRICS_PREFIXES = ("chairlift", "vllm")
 
 _HELP = {
@@ -58,7 +57,11 @@ _HELP = {
     "reasoning_parser": f"marks of the model's reasoning: one of {', '.join(REASONING_FORMATS)}",
     "metrics_prefix": f"what the names of metrics begin with: one of {', '.join(_METRICS_PREFIXES)}",
     "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, as OTLP over HTTP; empty: none",
-    "log_level": f"one of {', '.join(_LOG_LEVELS)}",
+    "log_level": f"one of {', '.join(LOG_LEVELS)}",
+    "log_format": f"one of {', '.join(LOG_FORMATS)}; json: one object per line",
+    "log_stats_interval_s": "seconds between two lines of throughput while there is traffic; 0: none",
+    "log_requests": "log one line for each request when it has ended, without any text of it",
+    "log_prompts": "with --log-requests: the beginning of its prompt too",
 }
 
 
@@ -107,6 +110,10 @@ class FrontendConfig:
     metrics_prefix: str = "chairlift"
     otlp_traces_endpoint: str = ""
     log_level: str = "info"
+    log_format: str = "text"
+    log_stats_interval_s: float = 10.0
+    log_requests: bool = False
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         """Checks every range."""
@@ -120,7 +127,7 @@ class FrontendConfig:
         for name in ("max_queued_requests", "max_queued_tokens", "token_window"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _check(0 < self.stall_timeout_s < float("inf"), "stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
-        for name in ("shutdown_timeout_s", "default_timeout_s"):
+        for name in ("shutdown_timeout_s", "default_timeout_s", "log_stats_interval_s"):
             _check(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "at least 0 seconds")
         _check(0.01 <= self.grammar_timeout_s <= 60, "grammar_timeout_s", self.grammar_timeout_s, "0.01 to 60 seconds")
         least, memory_bytes = MIN_GRAMMAR_MEMORY_BYTES, self.grammar_memory_bytes
@@ -132,7 +139,10 @@ class FrontendConfig:
             _check(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
         prefixes = ", ".join(_METRICS_PREFIXES)
         _check(self.metrics_prefix in _METRICS_PREFIXES, "metrics_prefix", self.metrics_prefix, f"one of {prefixes}")
-        _check(self.log_level in _LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
+        _check(self.log_level in LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(LOG_LEVELS)}")
+        _check(self.log_format in LOG_FORMATS, "log_format", self.log_format, f"one of {', '.join(LOG_FORMATS)}")
+        if self.log_prompts and not self.log_requests:
+            raise ConfigError("--log-prompts needs --log-requests: it adds to its lines")
         url = self.otlp_traces_endpoint
         _check(not url or _is_http_url(url), "otlp_traces_endpoint", url, "a URL such as http://127.0.0.1:4318")
         folder = self.tokenizer
@@ -213,15 +223,6 @@ def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ
         return config_from_arguments(parser.parse_args(argv))
     except ConfigError as error:
         parser.error(str(error))
-
-
-def log_to_stderr(level_name: str, who: str = "") -> None:
-    """Sends the log to stderr, in the same form as the engine's; `who` goes in front of the logger's name."""
-    logging.basicConfig(
-        level=level_name.upper(),
-        format=f"%(asctime)s.%(msecs)03d %(levelname)s {who}%(name)s: %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
 
 
 class OneLineParser(argparse.ArgumentParser):
