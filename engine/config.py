@@ -1,5 +1,6 @@
 """The engine's configuration as one frozen value; `engine/flags.py` makes it from flags and environment."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -112,7 +113,7 @@ class EngineConfig:
         path = Path(self.model)
         if path == MODEL_DIR:
             return DEMO_MODEL_NAME
-        return path.resolve().name if path.is_dir() else self.model
+        return path.resolve().name if os.path.isdir(path) else self.model  # noqa: PTH112 - False where it may not look
 
     def max_steps_in_flight(self, device: str) -> int:
         """2 with asynchronous scheduling, else 1. By default 2 on "cuda" and 1 on "cpu": a CPU that computes a step has

@@ -146,7 +146,8 @@ class FrontendConfig:
         url = self.otlp_traces_endpoint
         _check(not url or _is_http_url(url), "otlp_traces_endpoint", url, "a URL such as http://127.0.0.1:4318")
         folder = self.tokenizer
-        _check(folder is None or folder.is_dir(), "tokenizer", folder, "a folder that exists")
+        is_there = folder is None or os.path.isdir(folder)  # noqa: PTH112 - False where this user may not look
+        _check(is_there, "tokenizer", folder, "a folder that exists, and that this user may enter")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key belong together: one is missing")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -176,7 +177,7 @@ def add_arguments(
     """
     for option in fields(FrontendConfig):
         name = _flag_name(option.name)
-        variable = "CHAIRLIFT_" + name.upper().replace("-", "_")
+        variable = _variable(name)
         default = environ.get(variable) or option.default  # an empty variable counts as unset
         text = f"{_HELP[option.name]} [{variable}]"
         listed = option.name not in unlisted
@@ -197,6 +198,8 @@ def add_arguments(
             )
         else:
             kind = _kind(option)
+            if variable in environ and isinstance(default, str):
+                default = _converted(parser, variable, default, kind)
             parser.add_argument(
                 f"--{name}",
                 dest=option.name,
@@ -222,7 +225,16 @@ def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ
     try:
         return config_from_arguments(parser.parse_args(argv))
     except ConfigError as error:
-        parser.error(str(error))
+        parser.error(with_source(str(error), argv, environ))
+
+
+def with_source(complaint: str, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """A complaint about a flag; names the variable too if that is where the value came from."""
+    flag = complaint.partition(" ")[0]
+    variable = _variable(flag.removeprefix("--"))
+    if not environ.get(variable) or any(word == flag or word.startswith(f"{flag}=") for word in argv):
+        return complaint
+    return f"{complaint} (from {variable})"
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -250,6 +262,17 @@ class _Repeated(argparse.Action):
 
 def _flag_name(field_name: str) -> str:
     return field_name.removesuffix("_s").replace("_", "-")
+
+
+def _variable(flag_name: str) -> str:
+    return "CHAIRLIFT_" + flag_name.upper().replace("-", "_")
+
+
+def _converted(parser: argparse.ArgumentParser, variable: str, value: str, kind: type) -> object:
+    try:
+        return kind(value)
+    except ValueError:
+        parser.error(f"{variable} is {value!r}, it must be a {'whole ' if kind is int else ''}number")
 
 
 def _kind(option: Field[Any]) -> type:

@@ -39,10 +39,13 @@ def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: 
     Raises: CheckpointError: neither a folder nor fetchable; says why.
     """
     path = Path(name_or_dir).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise CheckpointError(f"{name_or_dir}: is a file, expected a checkpoint folder")
+    try:
+        if path.is_dir():
+            return path
+        if path.exists():
+            raise CheckpointError(f"{name_or_dir}: is a file, expected a checkpoint folder")
+    except OSError as error:
+        raise CheckpointError(f"{name_or_dir}: cannot be looked at: {error.strerror}") from error
     try:
         return Path(snapshot_download(name_or_dir, allow_patterns=_FILES, tqdm_class=_bar(progress)))
     except HFValidationError:

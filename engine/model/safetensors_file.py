@@ -63,7 +63,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         entries = json.loads(raw)
     except (ValueError, RecursionError) as error:

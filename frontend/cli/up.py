@@ -22,7 +22,7 @@ from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
 from frontend.cli.proof import show_proof
 from frontend.client import GenerationError
-from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments
+from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, with_source
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
 from frontend.logs import complain, log_to_stderr
@@ -51,7 +51,7 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
         if arguments.proof and config.tls_cert is not None:
             raise ConfigError("--proof speaks no TLS: leave it out, or --tls-cert")
     except ConfigError as error:
-        parser.error(str(error))
+        parser.error(with_source(str(error), argv))
     log_to_stderr(config.log_level, config.log_format)
     logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves: `up` itself says what it waits for
     try:

@@ -109,3 +109,25 @@ def test_file_is_refused(tmp_path):
     file.touch()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is a file, expected a checkpoint folder"):
         resolve_model(str(file))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (PermissionError(13, "Permission denied", "/cache/token"), "Permission denied: '/cache/token'"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_one_line(fetch, error, words):
+    fetch(error)
+    with pytest.raises(CheckpointError, match=f"owner/name: no such folder, and cannot be fetched .*{words}"):
+        resolve_model("owner/name")
+
+
+def test_a_folder_that_this_user_may_not_look_into_says_so(monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
+    with pytest.raises(CheckpointError, match=r"^/secret/model: cannot be looked at: Permission denied$"):
+        resolve_model("/secret/model")
