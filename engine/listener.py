@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import grpc.aio
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from chairlift.engine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
 from engine.errors import ConfigError
@@ -48,6 +49,7 @@ class Listener:
         Raises: ConfigError: the address cannot be bound.
         """
         add_EngineServiceServicer_to_server(self._service, self._server)
+        add_HealthServicer_to_server(self._service.health, self._server)
         self.address = _bind(self._server, self.address)
         await self._server.start()
         self._pulse = asyncio.create_task(self._service.pulse())
