@@ -39,6 +39,7 @@ _MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait
 _MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 4
 _PROGRESS_LOG_S = 5.0  # between two lines about an engine that loads
+_SAID_LATELY = "loading"
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
@@ -177,8 +178,8 @@ class EngineClient:
             case EngineNotReadyError():
                 level, now_s = logging.INFO, time.monotonic()
                 if now_s < self._progress_logged_at_s + _PROGRESS_LOG_S:
-                    level = logging.DEBUG
-                else:
+                    cause = _SAID_LATELY
+                elif cause not in self._noted_causes:
                     self._progress_logged_at_s = now_s
                 reason = f"not ready, {reason}"
             case TokenizerMismatch():
@@ -187,7 +188,7 @@ class EngineClient:
                 pass
             case _:
                 level, is_defect = logging.ERROR, True
-        if cause in self._noted_causes:
+        if cause in self._noted_causes or cause == _SAID_LATELY:
             level = logging.DEBUG
         self._noted_causes.add(cause)
         logger.log(level, "no engine at %s: %s", self._address, reason, exc_info=error if is_defect else None)
