@@ -9,15 +9,18 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.flags import parse_config
 from engine.io_thread import IoThread
+from engine.logs import JSON, log_to_stderr, terminal
 from engine.server import EngineService
 from engine.serving import FAREWELL_S, Engine
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
+from engine.startup import Startup
 from engine.step_log import StepLog
 
 _log = logging.getLogger("engine")
@@ -25,59 +28,54 @@ _log = logging.getLogger("engine")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine until it is told to stop; returns the exit status."""
+    began_at_s = time.monotonic()
     config = parse_config(sys.argv[1:] if argv is None else argv)
-    _log_to_stderr(config.log_level)
+    log_to_stderr(config.log_level, config.log_format)
     try:
-        _run(config)
+        _run(config, began_at_s)
     except (ConfigError, CheckpointError) as error:
-        _complain(error)
+        _complain(error, config)
         return 2
     except StoppedWhileLoading:
         _log.info("stopped while loading")
     except DeviceError as error:
-        _complain(error)
+        _complain(error, config)
         os._exit(1)  # torch would free what it has on the device, and fail at that, in many lines
     except IntegrityError as error:
-        _complain(error)
+        _complain(error, config)
         return 1
     except StepError:
         return 1
     return 0
 
 
-def _log_to_stderr(level_name: str) -> None:
-    """The level is that of the engine's own lines; of libraries, warnings are enough: numba's debug lines are
-    thousands.
-    """
-    level = logging.getLevelNamesMapping()[level_name.upper()]
-    logging.basicConfig(
-        level=max(level, logging.WARNING),
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
-    for package in ("engine", "kernels"):
-        logging.getLogger(package).setLevel(level)
-
-
-def _run(config: EngineConfig) -> None:
+def _run(config: EngineConfig, began_at_s: float) -> None:
     signals = ShutdownSignals(config.shutdown_timeout_s)
     if config.exit_on_stdin_close:
         signals.watch_stdin()
     step_log = StepLog(config.step_log) if config.step_log is not None else None
-    service = EngineService()
+    service = EngineService(config.log_stats_interval_s)
     io = IoThread(service, config.address, on_failure=signals.stop)
     io.start()
     _log.info("listening on %s, loading", io.address)
     try:
-        # Imports torch: seconds that a bad flag or a taken port should not cost.
-        from engine.build import build_engine
+        shown = terminal()
+        startup = Startup(
+            lambda detail: io.call(service.set_loading, detail),
+            shown.show if shown is not None else None,
+            began_at_s=began_at_s,
+        )
+        with startup.watched():
+            # Imports torch: seconds that a bad flag or a taken port should not cost.
+            startup.begin("imports", "loading libraries")
+            from engine.build import build_engine
 
-        parts = build_engine(config, lambda detail: io.call(service.set_loading, detail), _ending(service, io))
+            parts = build_engine(config, startup, _ending(service, io, config))
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not walk it
         engine = Engine(service, io, parts, step_log, integrity_check_interval_s=config.integrity_check_interval_s)
         signals.control(engine)
+        _log.info("ready in %s", startup.end())
         _log.info("serving on %s, model %s", io.address, parts.info.model)
         engine.run()
     except StoppedWhileLoading:
@@ -90,11 +88,11 @@ def _run(config: EngineConfig) -> None:
             step_log.close()
 
 
-def _ending(service: EngineService, io: IoThread) -> Callable[[EngineError], None]:
+def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Callable[[EngineError], None]:
     """What to do when another process of the model fails: the main thread may wait for it, and for ever."""
 
     def end(error: EngineError) -> None:
-        _complain(error)
+        _complain(error, config)
         with contextlib.suppress(RuntimeError):  # the event loop is gone too
             io.call(service.fail, str(error))
         io.stop(FAREWELL_S)
@@ -103,8 +101,11 @@ def _ending(service: EngineService, io: IoThread) -> Callable[[EngineError], Non
     return end
 
 
-def _complain(error: EngineError) -> None:
-    print(f"chairlift-engine: error: {error}", file=sys.stderr, flush=True)
+def _complain(error: EngineError, config: EngineConfig) -> None:
+    if config.log_format == JSON:
+        _log.critical("%s", error)
+    else:
+        print(f"chairlift-engine: error: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

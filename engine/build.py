@@ -4,7 +4,6 @@ the usual log lines.
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from engine.parallel.process_group import ProcessGroup
 from engine.rank import RankTask, build_runner
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.serving import EngineParts
+from engine.startup import Startup
 from engine.tokenizer_files import TokenizerFiles
 from engine.warm_up import warm_up
 from kernels.cpu.cpu_features import cpu_features
@@ -39,14 +39,12 @@ from kernels.cpu.threads import set_num_threads
 _log = logging.getLogger(__name__)
 
 
-def build_engine(
-    config: EngineConfig, progress: Callable[[str], None], on_rank_failure: OnFailure | None = None
-) -> EngineParts:
+def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFailure | None = None) -> EngineParts:
     """Loads the model and everything around it.
 
     Args:
         config: what the user wants.
-        progress: told what is being done, for people.
+        startup: told what is being done, for people.
         on_rank_failure: see `engine.parallel.followers.Followers`; None ends this process on the spot.
     Returns: the parts of an engine, warmed up.
 
@@ -54,7 +52,6 @@ def build_engine(
         CheckpointError: the model's files: which one, and why.
         ConfigError: a flag or the memory: what to change, with numbers.
     """
-    started_s = time.monotonic()
     device = choose_device(config)
     check_numbers(config, device)
     limits = config.step_limits(device.type)
@@ -63,8 +60,8 @@ def build_engine(
     if config.batch_invariant:
         _log.info("Batch-invariant, as CPU kernels always are: every value is added up in one order")
 
-    progress(f"finding model {config.model}")
-    model_dir = _find_model(config)
+    startup.begin("model", f"finding model {config.model_name}")
+    model_dir = _find_model(config, startup)
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
     dtype = resolve_dtype(config.dtype, model_config, device)
@@ -83,15 +80,14 @@ def build_engine(
             config.num_gpu_blocks_override,
         )
 
-    _log.info("Starting to load model %s", config.model)
+    _log.info("Starting to load model %s from %s", config.model_name, model_dir)
     task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads)
-    runner, kv_plan = build_runner(task, group, device, progress, on_rank_failure or _end_process)
+    runner, kv_plan = build_runner(task, group, device, startup, on_rank_failure or _end_process)
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
-    progress("warming up")
+    startup.begin("warm-up", "warming up")
     warm_up(runner, scheduler_config, model_config.vocab_size)
     num_late_compiles = _watch_compiles(device)
-    _log.info("init engine (load model, create kv cache, warmup model) took %.2f seconds", time.monotonic() - started_s)
     return EngineParts(
         scheduler=Scheduler(scheduler_config),
         runner=runner,
@@ -132,12 +128,12 @@ def _end_process(error: EngineError) -> None:
     os._exit(1)
 
 
-def _find_model(config: EngineConfig) -> Path:
+def _find_model(config: EngineConfig, startup: Startup) -> Path:
     """The folder of the checkpoint, or of a shape that is to be filled with random weights."""
     if config.load_format == "dummy" and (shape := find_shape(config.model)) is not None:
         _log.info("%s is one of the shapes that come with the engine: %s", config.model, shape)
         return shape
-    return resolve_model(config.model)
+    return resolve_model(config.model, startup.at)
 
 
 def _set_threads(config: EngineConfig, device: torch.device) -> int:

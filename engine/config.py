@@ -1,5 +1,6 @@
 """The engine's configuration as one frozen value; `engine/flags.py` makes it from flags and environment."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -58,6 +59,7 @@ class EngineConfig:
         exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
         tensor_parallel_size: processes that the model is divided among.
         rank_timeout_s: how long these processes may keep one another waiting.
+        log_stats_interval_s: pause between two lines of throughput while there is work; 0: none.
     """
 
     model: str
@@ -93,6 +95,8 @@ class EngineConfig:
     step_log: Path | None = None
     integrity_check_interval_s: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    log_stats_interval_s: float = 10.0
 
     @property
     def address(self) -> str:
@@ -109,7 +113,7 @@ class EngineConfig:
         path = Path(self.model)
         if path == MODEL_DIR:
             return DEMO_MODEL_NAME
-        return path.resolve().name if path.is_dir() else self.model
+        return path.resolve().name if os.path.isdir(path) else self.model  # noqa: PTH112 - False where it may not look
 
     def max_steps_in_flight(self, device: str) -> int:
         """2 with asynchronous scheduling, else 1. By default 2 on "cuda" and 1 on "cpu": a CPU that computes a step has

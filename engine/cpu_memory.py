@@ -47,8 +47,14 @@ def kv_cache_bytes(
         kv_dtype: of keys and values.
         limits: of a step.
         free_bytes: what the weights leave to this rank.
+    Raises: ConfigError: more is asked for than is free.
     """
     if config.kv_cache_memory_bytes is not None:
+        if config.kv_cache_memory_bytes > free_bytes:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} is {config.kv_cache_memory_bytes / _GIB:.4g} "
+                f"GiB, the weights leave {free_bytes / _GIB:.4g} GiB of the memory that is free: lower it"
+            )
         return config.kv_cache_memory_bytes
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     blocks_per_request = -(-max_model_len // config.block_size)

@@ -29,6 +29,7 @@ ENV_PREFIX = "CHAIRLIFT_"
 ENV_NAMES = {"--host": "CHAIRLIFT_ENGINE_HOST", "--port": "CHAIRLIFT_ENGINE_PORT"}
 BLOCK_SIZES = (16, 32, 64, 128)
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -240,6 +241,12 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
         dest="integrity_check_interval_s", metavar="S",
     )  # fmt: skip
     flags.choice("--log-level", LOG_LEVELS, "info", "what to log on stderr")
+    flags.choice("--log-format", LOG_FORMATS, "text", "json: one object per line")
+    flags.add(
+        "--log-stats-interval", _number(0, 86400), 10.0,
+        "seconds between two lines of throughput while there is work; 0: none (default: 10)",
+        dest="log_stats_interval_s", metavar="S",
+    )  # fmt: skip
     return parser
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from engine.errors import EngineError, StepError
+from engine.logs import log_to_stderr
 from engine.parallel.plans import COLLECT, unpack_plan
 
 _log = logging.getLogger(__name__)
@@ -50,20 +51,17 @@ def _follow(channel: Connection) -> None:
     """
     from engine.parallel.process_group import ProcessGroup
     from engine.rank import Assignment, build_rank, collective_timeout_s
+    from engine.startup import Startup
 
     assignment = channel.recv()
     assert isinstance(assignment, Assignment)
     task = assignment.task
-    logging.basicConfig(
-        level=logging.DEBUG if task.config.log_level == "debug" else logging.WARNING,
-        stream=sys.stderr,
-        format=f"%(asctime)s.%(msecs)03d %(levelname)s rank {assignment.rank} %(name)s: %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    level = "debug" if task.config.log_level == "debug" else "warning"
+    log_to_stderr(level, task.config.log_format, rank=assignment.rank)
     group = ProcessGroup(assignment.rank, assignment.size, assignment.device)
     group.join(assignment.meeting_folder, collective_timeout_s(task.config))
     try:
-        runner = build_rank(task, group, assignment.device, _log.debug).runner
+        runner = build_rank(task, group, assignment.device, Startup(_log.debug)).runner
         channel.send(None)
         while True:
             message = channel.recv_bytes()

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import grpc.aio
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from chairlift.engine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
 from engine.errors import ConfigError
@@ -48,6 +49,7 @@ class Listener:
         Raises: ConfigError: the address cannot be bound.
         """
         add_EngineServiceServicer_to_server(self._service, self._server)
+        add_HealthServicer_to_server(self._service.health, self._server)
         self.address = _bind(self._server, self.address)
         await self._server.start()
         self._pulse = asyncio.create_task(self._service.pulse())
@@ -71,13 +73,19 @@ class Listener:
 def _bind(server: grpc.aio.Server, address: str) -> str:
     if address.startswith("unix:"):
         return _bind_unix_socket(server, Path(address.removeprefix("unix:")))
+    host, _, wanted = address.rpartition(":")
     try:
+        # First by ourselves: gRPC's own complaint is lines on stderr and does not name the cause.
+        bare_host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in bare_host else socket.AF_INET
+        socket.create_server((bare_host, int(wanted)), family=family).close()
         port = server.add_insecure_port(address)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
+        reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else str(error)
         raise ConfigError(
-            f"cannot listen on {address}: is the port taken? Choose another with --port, or 0 for any that is free"
+            f"cannot listen on {address}: {reason}; choose another --host or --port, 0 for any port that is free"
         ) from error
-    return f"{address.rpartition(':')[0]}:{port}"
+    return f"{host}:{port}"
 
 
 def _bind_unix_socket(server: grpc.aio.Server, path: Path) -> str:

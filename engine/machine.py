@@ -1,17 +1,28 @@
-"""What this machine gives a process: cores and memory, control groups included."""
+"""What this machine gives a process: cores and memory, control groups included, of both versions."""
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+class _Limit(NamedTuple):
+    """Of a control group, in bytes."""
+
+    limit: int
+    used: int
+    cached: int
 
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
     """Cores this process may keep busy: its affinity, cut by the control group's quota; at least 1."""
     cpus = len(os.sched_getaffinity(0))
-    quota = _words(cgroup / "cpu.max")
-    if len(quota) == 2 and quota[0] != "max":
-        cpus = min(cpus, max(1, int(quota[0]) // int(quota[1])))
+    quota, period = (*_words(cgroup / "cpu.max"), "", "")[:2]
+    if not quota:
+        quota, period = (_word(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    if quota.isdigit() and period.isdigit():  # else "max", or -1 in version 1: none
+        cpus = min(cpus, max(1, int(quota) // int(period)))
     return cpus
 
 
@@ -23,13 +34,32 @@ def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path =
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    limit, used = _words(cgroup / "memory.max"), _words(cgroup / "memory.current")
-    if limit and used and limit[0] != "max":
-        words = _words(cgroup / "memory.stat")
-        stat = dict(zip(words[::2], map(int, words[1::2]), strict=False))
-        num_cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
-        available = min(available, max(0, int(limit[0]) - int(used[0]) + num_cached))
+    group = _limit(cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat", "") or _limit(
+        # Version 1: without a limit it is a number of 19 digits.
+        cgroup / "memory" / "memory.limit_in_bytes",
+        cgroup / "memory" / "memory.usage_in_bytes",
+        cgroup / "memory" / "memory.stat",
+        "total_",
+    )
+    if group is not None:
+        available = min(available, max(0, group.limit - group.used + group.cached))
     return available
+
+
+def _limit(limit: Path, used: Path, stat: Path, prefix: str) -> _Limit | None:
+    """None if there is none. Page cache that is a file of a tmpfs is on neither list, and is not free."""
+    limit_word, used_word = _word(limit), _word(used)
+    if not limit_word.isdigit() or not used_word.isdigit():
+        return None
+    words = _words(stat)
+    counts = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+    num_cached = sum(counts.get(f"{prefix}{name}_file", 0) for name in ("inactive", "active"))
+    return _Limit(int(limit_word), int(used_word), num_cached)
+
+
+def _word(path: Path) -> str:
+    """The first one; empty if there is none."""
+    return (*_words(path), "")[0]
 
 
 def _words(path: Path) -> list[str]:

@@ -1,16 +1,13 @@
 """One rank's part of the engine: model, cache and runner on its device, built alike in every process of a group."""
 
 import logging
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from engine.config import EngineConfig, StepLimits
 from engine.errors import ConfigError
@@ -30,10 +27,9 @@ from engine.runner.buckets import decode_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import CudaStream
+from engine.startup import Startup
 from kernels.gpu.targets import UnsupportedTargetError
 from kernels.ops import KernelOps, cpu_ops, reference_ops
-
-_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +86,7 @@ def build_runner(
     task: RankTask,
     group: ProcessGroup | SingleRank,
     device: torch.device,
-    progress: Callable[[str], None],
+    startup: Startup,
     on_failure: OnFailure,
 ) -> RankParts:
     """The runner of the whole model; starts the other ranks' processes where there are any.
@@ -99,21 +95,22 @@ def build_runner(
         task: what to build.
         group: of this process, rank 0.
         device: of rank 0; the other ranks have the ones after it, or the same CPU.
-        progress: told what is being done, for people.
+        startup: told what is being done, for people.
         on_failure: see `Followers`.
     Raises: EngineError: rank 0 could not build its part.
     """
     if isinstance(group, SingleRank):
-        return build_rank(task, group, device, progress)
+        return build_rank(task, group, device, startup)
     followers = Followers(group, timeout_s=task.config.rank_timeout_s, on_failure=on_failure)
     try:
-        progress(f"starting {group.size} ranks")
+        startup.begin("ranks", f"starting {group.size} ranks")
         folder = followers.meeting_folder
         devices = [device if device.type == "cpu" else torch.device(device.type, rank) for rank in range(group.size)]
         followers.assign([Assignment(rank, group.size, devices[rank], folder, task) for rank in range(1, group.size)])
         with followers.waiting_for("the other ranks to start", START_TIMEOUT_S):
             group.join(folder, collective_timeout_s(task.config))
-        parts = build_rank(task, group, device, progress)
+        parts = build_rank(task, group, device, startup)
+        startup.begin("ranks", "waiting for the other ranks")
         followers.wait_ready()
     except BaseException:
         followers.close()
@@ -126,9 +123,7 @@ def collective_timeout_s(config: EngineConfig) -> float:
     return 2 * max(config.rank_timeout_s, START_TIMEOUT_S)
 
 
-def build_rank(
-    task: RankTask, group: ParallelGroup, device: torch.device, progress: Callable[[str], None]
-) -> RankParts:
+def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, startup: Startup) -> RankParts:
     """The runner of this rank's part.
 
     Raises:
@@ -137,22 +132,37 @@ def build_rank(
     """
     if device.type == "cuda":
         try:
-            return _build_on_gpu(task, group, open_gpu(device.index, task.config.gpu_memory_utilization), progress)
+            return _build_on_gpu(task, group, open_gpu(device.index, task.config.gpu_memory_utilization), startup)
         except UnsupportedTargetError as error:
             raise ConfigError(str(error)) from error
     if group.size == 1:
-        _log.info("Loading the CPU kernels; the first start on a machine compiles them, which takes about a minute")
-        ops = cpu_ops(quantization="int8" if task.config.quantization == "int8" else None, num_threads=task.num_threads)
+        ops = _cpu_ops(task, startup)
     else:  # the fast operations run a step as one native program, and a collective is none of its instructions
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
     assert task.kv_plan is not None, "a CPU's memory is divided before anything is loaded"
-    model = _load(task, group, ops, device, progress)
-    progress("allocating the KV cache")
+    model = _load(task, group, ops, device, startup)
+    startup.begin("KV cache", "allocating the KV cache")
     return RankParts(_make_runner(task, group, model, ops, task.kv_plan), task.kv_plan)
 
 
-def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Callable[[str], None]) -> RankParts:
+def _cpu_ops(task: RankTask, startup: Startup) -> KernelOps:
+    num_compiled = 0
+
+    def on_compiled(done: int, total: int) -> None:
+        nonlocal num_compiled
+        num_compiled = done
+        startup.at(f"compiling CPU kernels, {done} of {total}; later starts find them on the disk")
+
+    startup.begin("kernels", "loading CPU kernels")
+    quantization: Literal["int8"] | None = "int8" if task.config.quantization == "int8" else None
+    ops = cpu_ops(quantization=quantization, num_threads=task.num_threads, on_compiled=on_compiled)
+    what = f"Compiling {num_compiled} CPU kernels" if num_compiled else "Loading the CPU kernels"
+    _log.info("%s took %.2f seconds", what, startup.phase_s())
+    return ops
+
+
+def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Startup) -> RankParts:
     from engine.gpu_profile import measure_memory, smallest_cache  # and with it Triton, which takes half a second
     from kernels.gpu.ops import GpuOps
 
@@ -166,7 +176,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Call
         num_processors=gpu.num_processors,
         quantize_weights=config.quantization == "fp8",
         quantize_inputs=has_fp8_weights,
-        progress=partial(_progress_bar, is_shown=_is_watched(group)),
+        progress=startup.count,
     )
     is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
     if is_measured:
@@ -178,11 +188,11 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Call
     ladder = () if config.enforce_eager else decode_buckets(task.limits.max_num_seqs)
     stream = CudaStream(gpu.device)
     try:
-        model = _load(task, group, ops, gpu.device, progress)
+        model = _load(task, group, ops, gpu.device, startup)
         make_runner = partial(_make_runner, task, group, model, ops, stream=stream)
         cache_bytes = config.kv_cache_memory_bytes or 0  # counts for nothing where the number of blocks is given
         if is_measured:
-            progress("compiling kernels and measuring the largest step")
+            startup.begin("kernels", "compiling kernels and measuring the largest step")
             use = measure_memory(
                 gpu,
                 ops,
@@ -198,11 +208,14 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Call
                 vocab_size=shard.vocab_size,
             )
             cache_bytes = group.least(kv_cache_bytes(gpu.memory, use))
+            _log.info("Compiling kernels and measuring the largest step took %.2f seconds", startup.phase_s())
         kv_plan = plan_kv_cache(
             shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
         )
-        progress("allocating the KV cache and recording CUDA graphs")
-        return RankParts(make_runner(kv_plan, decode_sizes=ladder), kv_plan)
+        startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
+        runner = make_runner(kv_plan, decode_sizes=ladder)
+        _log.info("Recording %d CUDA graphs took %.2f seconds", len(ladder), startup.phase_s())
+        return RankParts(runner, kv_plan)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the GPU's memory does not suffice: {str(error).splitlines()[0]} Lower --gpu-memory-utilization or "
@@ -210,10 +223,18 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, progress: Call
         ) from error
 
 
-def _load(
-    task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, progress: Callable[[str], None]
-) -> Decoder:
-    started_s = time.monotonic()
+def _load(task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: Startup) -> Decoder:
+    num_bytes = 0
+
+    def on_loaded(done: int, total: int) -> None:
+        nonlocal num_bytes
+        num_bytes = done
+        if done < total:
+            startup.at(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
+        else:
+            startup.at("packing weights")
+
+    startup.begin("weights", "loading weights")
     model = load_model(
         task.model_dir,
         task.model_config,
@@ -224,11 +245,16 @@ def _load(
         load_format=task.config.load_format,
         seed=task.config.seed,
         group=group,
-        progress=lambda fraction: progress(f"loading weights {100 * fraction:.0f} %"),
-        show_progress_bar=_is_watched(group),
+        progress=on_loaded,
     )
-    _log.info("Loading weights took %.2f seconds", time.monotonic() - started_s)
+    seconds = startup.phase_s()
+    read = f" ({_amount(num_bytes, seconds)})" if num_bytes else ", which are random"
+    _log.info("Loading weights took %.2f seconds%s", seconds, read)
     return model
+
+
+def _amount(num_bytes: int, seconds: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB, {num_bytes / 1e9 / max(seconds, 1e-6):.2f} GB/s"
 
 
 def _make_runner(
@@ -253,11 +279,3 @@ def _make_runner(
         max_steps_in_flight=task.config.max_steps_in_flight("cpu" if stream is None else "cuda"),
         decode_buckets=decode_sizes,
     )
-
-
-def _is_watched(group: ParallelGroup) -> bool:
-    return group.rank == 0 and sys.stderr.isatty()
-
-
-def _progress_bar(items: Iterable[_T], *, desc: str, total: int, is_shown: bool) -> Iterable[_T]:
-    return tqdm(items, desc=desc, total=total, disable=not is_shown)

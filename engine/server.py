@@ -24,6 +24,7 @@ from engine.commands import Inbox
 from engine.convert import RequestLimits
 from engine.core.request import RequestId
 from engine.grammar_compiler import GrammarCompiler
+from engine.health import EngineHealth
 from engine.outgoing import STEP_WINDOW, StreamRefused
 from engine.packing import duration_message, status_message
 from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
@@ -64,12 +65,22 @@ class ServingParts:
 class EngineService(EngineServiceServicer):
     """The engine's side of the wire.
 
+    Attributes:
+        health: the same for those who only ask for that.
+
     Invariants: `_owners` holds exactly the open requests of all sessions; a report about any other request is about a
     stream that has ended and is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log_stats_interval_s: float = 0.0) -> None:
+        """Nothing is served yet.
+
+        Args:
+            log_stats_interval_s: pause between two lines of throughput; 0: none.
+        """
+        self._log_stats_interval_s = log_stats_interval_s
         self.instance_id = uuid.uuid4().hex
+        self.health = EngineHealth()
         self._state = EngineState.LOADING
         self._detail = "starting"
         self._tokenizer: TokenizerFiles | None = None
@@ -115,6 +126,7 @@ class EngineService(EngineServiceServicer):
         """
         if self._state is not EngineState.FAILED:
             self._set_state(EngineState.DRAINING, detail)
+        self.health.close()
         for session in self._sessions.values():
             session.end_all(pb.COMPLETION_REASON_CANCELLED, detail)
             session.close()
@@ -138,10 +150,10 @@ class EngineService(EngineServiceServicer):
 
     async def pulse(self) -> None:
         """Sends a status to every session each HEARTBEAT_S, and logs throughput; runs until cancelled."""
-        throughput = ThroughputLog(time.monotonic())
+        throughput = ThroughputLog(self._log_stats_interval_s, time.monotonic())
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if self._parts is not None:
+            if self._parts is not None and self._log_stats_interval_s:
                 throughput.tick(self._parts.snapshot(), time.monotonic())
             self._send_status()
 
@@ -245,6 +257,7 @@ class EngineService(EngineServiceServicer):
 
     def _set_state(self, state: EngineState, detail: str) -> None:
         self._state, self._detail = state, detail
+        self.health.set_serving(state is EngineState.SERVING)
         self._send_status()
 
     def _send_status(self) -> None:

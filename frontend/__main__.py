@@ -6,9 +6,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from frontend.config import FrontendConfig, log_to_stderr, parse_arguments
+from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
+from frontend.logs import complain, log_to_stderr
 from frontend.workers.run import run_workers
 from frontend.workers.supervisor import WorkerFailed
 
@@ -16,7 +17,7 @@ from frontend.workers.supervisor import WorkerFailed
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the frontend; returns the exit status."""
     config = parse_arguments(sys.argv[1:] if argv is None else argv)
-    log_to_stderr(config.log_level)
+    log_to_stderr(config.log_level, config.log_format)
     os.setpriority(os.PRIO_PROCESS, 0, max(config.nice, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
         if config.workers > 1:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
                 num_drained = runner.run(_serve(config))
     except (ConfigError, WorkerFailed) as error:
-        print(f"chairlift-frontend: error: {error}", file=sys.stderr)
+        complain("chairlift-frontend", error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
     print(f"drained {num_drained}", flush=True)
     return 0

@@ -25,6 +25,7 @@ from frontend.grpc_door.key_interceptor import KeyInterceptor
 from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
 from frontend.metrics.metrics import Metrics
+from frontend.metrics.traffic import log_traffic
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 from frontend.structured.compiler import GrammarCompiler
@@ -90,8 +91,12 @@ class FrontendApp:
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
             spans=self._spans,
+            log_requests=config.log_requests,
+            log_prompts=config.log_prompts,
         )
+        self._needs_origins = self._spans is not None or config.log_requests
         self._http = self._http_server() if config.http else None
+        self._traffic_log: asyncio.Task[None] | None = None
         self._draining = False
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -112,7 +117,7 @@ class FrontendApp:
             interceptors=[
                 ErrorInterceptor(stall_timeout_s=config.stall_timeout_s),
                 KeyInterceptor(self._keys),
-                *([GrpcOrigin()] if self._spans is not None else []),
+                *([GrpcOrigin()] if self._needs_origins else []),
             ],
             options=_server_options(config),
         )
@@ -143,6 +148,9 @@ class FrontendApp:
         await server.start()
         self._server = server
         self.engine.start()
+        if config.log_stats_interval_s:
+            traffic = self.metrics.requests.traffic
+            self._traffic_log = asyncio.create_task(log_traffic(traffic, config.log_stats_interval_s))
         for watch in self._watches:
             watch.start()
         logger.info("listening on %s:%d, engine %s", host, self.port, config.engine)
@@ -185,6 +193,8 @@ class FrontendApp:
             await self._http.stop()
         if self._server is not None:
             await self._server.stop(_SETTLE_S if self.calls.num_active else None)
+        if self._traffic_log is not None:
+            self._traffic_log.cancel()
         for watch in self._watches:
             await watch.stop()
         await self.grammars.stop()
@@ -227,7 +237,7 @@ class FrontendApp:
         )
         app: ASGIApp = make_app(door, facts, self._keys)
         return HttpServer(
-            HttpOrigin(app) if self._spans is not None else app,
+            HttpOrigin(app) if self._needs_origins else app,
             config.http_host or config.host,
             config.http_port,
             tls=self._tls.context if self._tls else None,

@@ -6,7 +6,6 @@ variable `CHAIRLIFT_<FLAG>`; a flag wins over its variable. Knows nothing of the
 
 import argparse
 import ipaddress
-import logging
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
@@ -17,11 +16,11 @@ from urllib.parse import urlsplit
 
 from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.errors import ConfigError
+from frontend.logs import LOG_FORMATS, LOG_LEVELS
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 MIN_GRAMMAR_MEMORY_BYTES = 16 << 20
 MAX_WORKERS = 256
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 _METRICS_PREFIXES = ("chairlift", "vllm")
 _METAVARS = {int: "N", float: "S", Path: "PATH"}  # every float is a time
 
@@ -59,7 +58,11 @@ _HELP = {
     "reasoning_parser": f"marks of the model's reasoning: one of {', '.join(REASONING_FORMATS)}",
     "metrics_prefix": f"what the names of metrics begin with: one of {', '.join(_METRICS_PREFIXES)}",
     "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, as OTLP over HTTP; empty: none",
-    "log_level": f"one of {', '.join(_LOG_LEVELS)}",
+    "log_level": f"one of {', '.join(LOG_LEVELS)}",
+    "log_format": f"one of {', '.join(LOG_FORMATS)}; json: one object per line",
+    "log_stats_interval_s": "seconds between two lines of throughput while there is traffic; 0: none",
+    "log_requests": "log one line for each request when it has ended, without any text of it",
+    "log_prompts": "with --log-requests: the beginning of its prompt too",
 }
 
 
@@ -108,6 +111,10 @@ class FrontendConfig:
     metrics_prefix: str = "chairlift"
     otlp_traces_endpoint: str = ""
     log_level: str = "info"
+    log_format: str = "text"
+    log_stats_interval_s: float = 10.0
+    log_requests: bool = False
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         """Checks every range."""
@@ -121,7 +128,7 @@ class FrontendConfig:
         for name in ("max_queued_requests", "max_queued_tokens", "token_window"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _check(0 < self.stall_timeout_s < float("inf"), "stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
-        for name in ("shutdown_timeout_s", "default_timeout_s"):
+        for name in ("shutdown_timeout_s", "default_timeout_s", "log_stats_interval_s"):
             _check(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "at least 0 seconds")
         _check(0.01 <= self.grammar_timeout_s <= 60, "grammar_timeout_s", self.grammar_timeout_s, "0.01 to 60 seconds")
         least, memory_bytes = MIN_GRAMMAR_MEMORY_BYTES, self.grammar_memory_bytes
@@ -133,11 +140,15 @@ class FrontendConfig:
             _check(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
         prefixes = ", ".join(_METRICS_PREFIXES)
         _check(self.metrics_prefix in _METRICS_PREFIXES, "metrics_prefix", self.metrics_prefix, f"one of {prefixes}")
-        _check(self.log_level in _LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
+        _check(self.log_level in LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(LOG_LEVELS)}")
+        _check(self.log_format in LOG_FORMATS, "log_format", self.log_format, f"one of {', '.join(LOG_FORMATS)}")
+        if self.log_prompts and not self.log_requests:
+            raise ConfigError("--log-prompts needs --log-requests: it adds to its lines")
         url = self.otlp_traces_endpoint
         _check(not url or _is_http_url(url), "otlp_traces_endpoint", url, "a URL such as http://127.0.0.1:4318")
         folder = self.tokenizer
-        _check(folder is None or folder.is_dir(), "tokenizer", folder, "a folder that exists")
+        is_there = folder is None or os.path.isdir(folder)  # noqa: PTH112 - False where this user may not look
+        _check(is_there, "tokenizer", folder, "a folder that exists, and that this user may enter")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("--tls-cert and --tls-key belong together: one is missing")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -167,7 +178,7 @@ def add_arguments(
     """
     for option in fields(FrontendConfig):
         name = _flag_name(option.name)
-        variable = "CHAIRLIFT_" + name.upper().replace("-", "_")
+        variable = _variable(name)
         default = environ.get(variable) or option.default  # an empty variable counts as unset
         text = f"{_HELP[option.name]} [{variable}]"
         listed = option.name not in unlisted
@@ -194,6 +205,8 @@ def add_arguments(
             kind = _kind(option)
             if default not in (None, ""):
                 text += " (default: %(default)s)"
+            if variable in environ and isinstance(default, str):
+                default = _converted(parser, variable, default, kind)
             parser.add_argument(
                 f"--{name}",
                 dest=option.name,
@@ -224,16 +237,16 @@ def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ
     try:
         return config_from_arguments(parser.parse_args(argv))
     except ConfigError as error:
-        parser.error(str(error))
+        parser.error(with_source(str(error), argv, environ))
 
 
-def log_to_stderr(level_name: str, who: str = "") -> None:
-    """Sends the log to stderr, in the same form as the engine's; `who` goes in front of the logger's name."""
-    logging.basicConfig(
-        level=level_name.upper(),
-        format=f"%(asctime)s.%(msecs)03d %(levelname)s {who}%(name)s: %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+def with_source(complaint: str, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """A complaint about a flag; names the variable too if that is where the value came from."""
+    flag = complaint.partition(" ")[0]
+    variable = _variable(flag.removeprefix("--"))
+    if not environ.get(variable) or any(word == flag or word.startswith(f"{flag}=") for word in argv):
+        return complaint
+    return f"{complaint} (from {variable})"
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -261,6 +274,17 @@ class _Repeated(argparse.Action):
 
 def _flag_name(field_name: str) -> str:
     return field_name.removesuffix("_s").replace("_", "-")
+
+
+def _variable(flag_name: str) -> str:
+    return "CHAIRLIFT_" + flag_name.upper().replace("-", "_")
+
+
+def _converted(parser: argparse.ArgumentParser, variable: str, value: str, kind: type) -> object:
+    try:
+        return kind(value)
+    except ValueError:
+        parser.error(f"{variable} is {value!r}, it must be a {'whole ' if kind is int else ''}number")
 
 
 def _kind(option: Field[Any]) -> type:

@@ -20,6 +20,7 @@ from frontend.engine_link.client import EngineClient
 from frontend.engine_link.request_stream import CancelReason, RequestStream
 from frontend.engine_link.timing import AnswerTimes
 from frontend.errors import ClientStalled, DeadlineExceeded
+from frontend.metrics.request_log import RequestLine
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.metrics.request_watch import RequestWatch
 from frontend.model.served_model import ServedModel
@@ -56,6 +57,8 @@ class Generations:
         coalesce: whether tokens that are there together leave in one message.
         tool_call_parser, reasoning_parser: names of the formats of chat answers.
         spans: where traces go; None: nowhere.
+        log_requests: whether each has a line in the log.
+        log_prompts: with the beginning of its prompt.
     """
 
     def __init__(
@@ -70,7 +73,11 @@ class Generations:
         tool_call_parser: str = "auto",
         reasoning_parser: str = "auto",
         spans: Spans | None = None,
+        log_requests: bool = False,
+        log_prompts: bool = False,
     ) -> None:
+        self._log_requests = log_requests
+        self._log_prompts = log_prompts
         self._spans = spans
         self._engine = engine
         self._admission = admission
@@ -122,7 +129,8 @@ class Generations:
             RequestError: any; nothing is left behind.
         """
         trace = self._trace(spec, is_chat=chat is not None or spec.HasField("chat"))
-        with RequestWatch(self._metrics, time_remaining_s, streamed=streamed, trace=trace) as watch:
+        line = RequestLine(current_origin(), spec, with_prompt=self._log_prompts) if self._log_requests else None
+        with RequestWatch(self._metrics, time_remaining_s, streamed=streamed, trace=trace, line=line) as watch:
             async with self._open(spec, chat, form, default_max_tokens, time_remaining_s, watch) as answers:
                 yield answers
 
@@ -142,7 +150,7 @@ class Generations:
         request = convert.generation_request(spec, model, chat, form)
         parsing = self._parsing(request, model)
         accepted_at_s = time.monotonic()
-        watch.accept(model.name, attachment.engine, num_answers=request.num_answers, now_s=accepted_at_s)
+        watch.accept(request, model.name, attachment.engine, now_s=accepted_at_s)
         permits = self._admission.admit_group(request.num_answers, _guess_num_tokens(request.prompt), accepted_at_s)
         streams: dict[int, RequestStream] = {}  # of the answers
         answers: AnswerGroup | None = None

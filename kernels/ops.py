@@ -158,13 +158,19 @@ def reference_ops() -> KernelOps:
     return ReferenceOps()
 
 
-def cpu_ops(*, quantization: Quantization | None = None, num_threads: int = 1) -> KernelOps:
-    """Fast CPU operations; needs numba.
+def cpu_ops(
+    *,
+    quantization: Quantization | None = None,
+    num_threads: int = 1,
+    on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
+) -> KernelOps:
+    """Fast CPU operations; needs numba. Every kernel is compiled before it returns, or loaded from the disk.
 
     Args:
         quantization: of the weights of linear layers.
         num_threads: threads that compute, the caller's included.
+        on_compiled: told how many kernels have been compiled, of how many there are; not of those loaded.
     """
     from kernels.cpu.ops import CpuOps
 
-    return CpuOps(quantization=quantization, num_threads=num_threads)
+    return CpuOps(quantization=quantization, num_threads=num_threads, on_compiled=on_compiled)

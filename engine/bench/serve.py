@@ -95,8 +95,9 @@ class Run:
 def engine(config: EngineConfig) -> EngineParts:
     """Builds an engine, warmed up."""
     from engine.build import build_engine
+    from engine.startup import Startup
 
-    return build_engine(config, lambda _: None)
+    return build_engine(config, Startup())
 
 
 def serve(

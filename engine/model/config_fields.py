@@ -27,7 +27,9 @@ class ConfigFields:
             values = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; a checkpoint is a folder with config.json") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: holds a {type(values).__name__}, expected an object")

@@ -82,7 +82,6 @@ def load_model(
     seed: int = 0,
     group: ParallelGroup = SINGLE_RANK,
     progress: Progress | None = None,
-    show_progress_bar: bool = True,
 ) -> Decoder:
     """Makes the model of a checkpoint and fills its weights.
 
@@ -95,8 +94,7 @@ def load_model(
         max_model_len: longest sequence; None is what the checkpoint was made for.
         load_format: `dummy` fills random weights drawn with `seed`; `auto` and `safetensors` read the checkpoint.
         group: the ranks that share the model; this one loads its part.
-        progress: told the fraction loaded, 0 to 1.
-        show_progress_bar: a bar on stderr.
+        progress: see `load_weights`.
 
     Raises:
         CheckpointError: see `load_weights`.
@@ -115,7 +113,7 @@ def load_model(
     if load_format == "dummy":
         fill_random_weights(parts, seed)
     else:
-        load_weights(path, parts, progress=progress, show_progress_bar=show_progress_bar)
+        load_weights(path, parts, progress=progress)
     del parts  # else the loaded form of every matrix would outlive its packing
     model.pack()
     return model

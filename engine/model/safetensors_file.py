@@ -16,7 +16,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 FP8_NAME = "F8_E4M3"
 
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1}
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         entries = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -84,9 +84,9 @@ def _entry(path: Path, name: str, values: Any) -> TensorEntry:
             raise ValueError("shape and data_offsets must be integers >= 0")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: corrupt header entry of tensor {name}: {error!r}") from error
-    if dtype not in _ITEM_BYTES:
-        raise CheckpointError(f"{path}: tensor {name} is {dtype}, supported are {', '.join(_ITEM_BYTES)}")
-    expected, span = math.prod(shape) * _ITEM_BYTES[dtype], stop - start
+    if dtype not in ITEM_BYTES:
+        raise CheckpointError(f"{path}: tensor {name} is {dtype}, supported are {', '.join(ITEM_BYTES)}")
+    expected, span = math.prod(shape) * ITEM_BYTES[dtype], stop - start
     if expected != span:
         raise CheckpointError(
             f"{path}: tensor {name} of shape {list(shape)} in {dtype} takes {expected} bytes, its offsets span {span}"

@@ -7,25 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from tqdm import tqdm
 
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.fp8 import FP8_DTYPE
-from engine.model.safetensors_file import FP8_NAME, TensorEntry, read_safetensors_header
+from engine.model.safetensors_file import FP8_NAME, ITEM_BYTES, TensorEntry, read_safetensors_header
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-Progress = Callable[[float], None]
-"""Called with the fraction loaded, 0 to 1."""
+Progress = Callable[[int, int], None]
+"""Called with the bytes read and the bytes in all."""
 
 _log = logging.getLogger(__name__)
 
 
-def load_weights(
-    path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None, show_progress_bar: bool = True
-) -> None:
+def load_weights(path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None) -> None:
     """Fills parameters from a checkpoint folder, converting to their dtype. What a rank does not hold is not read.
 
     All headers are checked before the first byte is copied, so a broken checkpoint costs no time.
@@ -33,27 +30,21 @@ def load_weights(
     Args:
         path: folder with model.safetensors, or with model.safetensors.index.json and its shards.
         parts: name in the checkpoint -> what to fill from it.
-        progress: told the fraction of weights after each tensor.
-        show_progress_bar: a bar over the shards on stderr.
+        progress: told how far it is after each tensor.
     Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another shape,
         or one that the model has no place for.
     """
     shards = _find_shards(path, parts)
-    total = sum(parts[name].tensor.numel() for names in shards.values() for name in names)
+    total = sum(sum(sizes.values()) for sizes in shards.values())
     loaded = 0
-    for file, names in tqdm(
-        shards.items(),
-        desc="Loading safetensors checkpoint shards",
-        disable=not show_progress_bar,
-        bar_format="{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]",
-    ):
+    for file, sizes in shards.items():
         try:
             with safe_open(file, framework="pt") as reader:
-                for name in names:
+                for name, num_bytes in sizes.items():
                     _fill(parts[name], reader, name)
-                    loaded += parts[name].tensor.numel()
+                    loaded += num_bytes
                     if progress is not None:
-                        progress(loaded / total)
+                        progress(loaded, total)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: cannot be read: {error}") from error
 
@@ -68,9 +59,9 @@ def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
         part.tensor.copy_(reader.get_slice(name)[part.slices])
 
 
-def _find_shards(path: Path, parts: dict[str, CheckpointPart]) -> dict[Path, list[str]]:
-    """File -> names to read from it, after every check that needs no data."""
-    shards: dict[Path, list[str]] = {}
+def _find_shards(path: Path, parts: dict[str, CheckpointPart]) -> dict[Path, dict[str, int]]:
+    """File -> names to read from it, with the bytes of each, after every check that needs no data."""
+    shards: dict[Path, dict[str, int]] = {}
     found: set[str] = set()
     num_activation_scales = 0
     for file in _shard_files(path):
@@ -86,7 +77,7 @@ def _find_shards(path: Path, parts: dict[str, CheckpointPart]) -> dict[Path, lis
                 raise CheckpointError(f"{file}: tensor {name} is in another shard too")
             _check_entry(file, name, entry, parts[name])
             found.add(name)
-            shards.setdefault(file, []).append(name)
+            shards.setdefault(file, {})[name] = parts[name].tensor.numel() * ITEM_BYTES[entry.dtype]
     if missing := sorted(set(parts) - found):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
     if num_activation_scales:

@@ -78,8 +78,8 @@ def plan_kv_cache(
         held_bytes = num_tokens * bytes_per_token if num_blocks_override is not None else max(0, available_bytes)
         raise ConfigError(
             f"KV cache is too small: one request of max_model_len {wanted} tokens needs "
-            f"{wanted * bytes_per_token / _GIB:.2f} GiB ({bytes_per_token} bytes per token), "
-            f"{held_bytes / _GIB:.2f} GiB is available, enough for a max_model_len of {num_tokens}. "
+            f"{wanted * bytes_per_token / _GIB:.4g} GiB ({bytes_per_token} bytes per token), "
+            f"{held_bytes / _GIB:.4g} GiB is available, enough for a max_model_len of {num_tokens}. "
             "Lower --max-model-len, or give the cache more memory"
         )
     return KVCachePlan(num_blocks, block_size, bytes_per_token, min(wanted, num_tokens))

@@ -1,4 +1,7 @@
-"""`chairlift health`: whether a server takes requests, its model and limits. Exit status 0 if it does, else 1."""
+"""`chairlift health`: whether a server takes requests, its model and limits. Exit status 0 if it does, else 1.
+
+With `--engine ADDRESS` an engine is asked instead, by whoever may reach it: also how far it is while it loads.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -7,6 +10,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
 from frontend.cli.server_options import add_server_arguments, tls_from_arguments
@@ -25,7 +30,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait (default: %(default)s)"
     )
+    parser.add_argument("--engine", metavar="ADDRESS", help="ask the engine at HOST:PORT or unix:PATH instead")
     arguments = parser.parse_args(argv)
+    if arguments.engine is not None:
+        return _show_engine(arguments.engine, arguments.timeout)
     tls = tls_from_arguments(parser, arguments)
     try:
         if not _takes_requests(arguments.target, tls, arguments.timeout):
@@ -54,6 +62,25 @@ def _takes_requests(target: str, tls: Tls | None, timeout_s: float) -> bool:
         except grpc.RpcError as error:
             raise generation_error(error) from error
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _show_engine(address: str, timeout_s: float) -> int:
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            response = EngineServiceStub(channel).GetEngineStatus(engine_pb.GetEngineStatusRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            print("NOT_SERVING")
+            print(f"chairlift health: {complaint(generation_error(error), address)}", file=sys.stderr)
+            return 1
+    status = response.status
+    name = engine_pb.EngineState.Name(status.state).removeprefix("ENGINE_STATE_")
+    print(f"{name}: {status.detail}" if status.detail else name)
+    if response.HasField("info"):
+        info, load = response.info, status.load
+        print(f"model: {info.model}\nmax_model_len: {info.max_model_len} tokens")
+        print(f"KV cache: {info.num_kv_blocks * info.block_size} tokens, {load.num_free_blocks * info.block_size} free")
+        print(f"running: {load.num_running}, waiting: {load.num_waiting}")
+    return 0 if status.state == engine_pb.ENGINE_STATE_SERVING else 1
 
 
 def _description(model: pb.GetModelResponse) -> str:

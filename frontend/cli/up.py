@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,14 +22,14 @@ from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
 from frontend.cli.proof import show_proof
 from frontend.client import GenerationError
-from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, log_to_stderr
+from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, with_source
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
+from frontend.logs import complain, log_to_stderr
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
 _MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
-_PROGRESS_EVERY_S = 5.0
 _LINK_LOGGER = "frontend.engine_link.client"
 
 
@@ -52,15 +51,15 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
         if arguments.proof and config.tls_cert is not None:
             raise ConfigError("--proof speaks no TLS: add --no-proof, or leave out --tls-cert")
     except ConfigError as error:
-        parser.error(str(error))
-    log_to_stderr(config.log_level)
+        parser.error(with_source(str(error), argv))
+    log_to_stderr(config.log_level, config.log_format)
     logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves: `up` itself says what it waits for
     try:
         with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             pair = Pair(config, [*engine_command, *engine_flags], folder)
             return runner.run(pair.run(with_proof=arguments.proof))
     except (ConfigError, WorkerFailed) as error:
-        print(f"chairlift up: error: {error}", file=sys.stderr)
+        complain("chairlift up", error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:  # before there was a handler
         return 130
@@ -82,7 +81,8 @@ class Pair:
         self._app = FrontendApp(self._config) if config.workers == 1 else Supervisor(self._config)
         self._engine_command = [
             *engine_command,
-            *("--log-level", config.log_level),
+            *("--log-level", config.log_level, "--log-format", config.log_format),
+            *("--log-stats-interval", f"{config.log_stats_interval_s:g}"),
             *("--shutdown-timeout", str(config.shutdown_timeout_s)),
             *("--uds", str(socket), "--exit-on-stdin-close"),
         ]
@@ -136,13 +136,8 @@ class Pair:
         return stop
 
     async def _announce(self, with_proof: bool) -> None:
-        """Says how long the engine has been loading, that it serves, and shows the proof."""
-        started_s = time.monotonic()
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await self._app.wait_serving(_PROGRESS_EVERY_S)
-                break
-            print(f"waiting for the engine ... {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
+        """Says that the pair serves, and shows the proof; how far the engine is, it says itself."""
+        await self._app.wait_serving(None)
         logging.getLogger(_LINK_LOGGER).setLevel(logging.NOTSET)
         target = _target(self._config.host, self._app.port)
         if self._app.http_port is not None:

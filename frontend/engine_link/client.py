@@ -8,6 +8,7 @@ and health says NOT_SERVING.
 import asyncio
 import logging
 import random
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ _MIN_BACKOFF_S = 0.1
 _MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
 _MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 4
+_PROGRESS_LOG_S = 5.0  # between two lines about an engine that loads
+_SAID_LATELY = "loading"
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
@@ -104,6 +107,7 @@ class EngineClient:
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
         self._noted_causes: set[str] = set()  # why there is no engine, as far as the log has said it since the last one
+        self._progress_logged_at_s = float("-inf")
         self._num_messages = 0
         self._due = asyncio.Event()
         self._parting_error: RequestError | None = None
@@ -172,14 +176,19 @@ class EngineClient:
                 elif not was_attached:
                     level = logging.INFO
             case EngineNotReadyError():
-                level, cause = logging.INFO, "not ready"  # without the progress, which is the engine's to log
+                level, now_s = logging.INFO, time.monotonic()
+                if now_s < self._progress_logged_at_s + _PROGRESS_LOG_S:
+                    cause = _SAID_LATELY
+                elif cause not in self._noted_causes:
+                    self._progress_logged_at_s = now_s
+                reason = f"not ready, {reason}"
             case TokenizerMismatch():
                 level = logging.ERROR
             case EngineLostError() | ProtocolViolation():
                 pass
             case _:
                 level, is_defect = logging.ERROR, True
-        if cause in self._noted_causes:
+        if cause in self._noted_causes or cause == _SAID_LATELY:
             level = logging.DEBUG
         self._noted_causes.add(cause)
         logger.log(level, "no engine at %s: %s", self._address, reason, exc_info=error if is_defect else None)

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from frontend.errors import EngineUnavailable, InvalidRequest, ModelNotFound, RequestTooLong
 from frontend.metrics.outcome import Outcome
+from frontend.metrics.traffic import Traffic
 from frontend.status import error_reason
 
 LABELS = ("model_name", "engine")
@@ -62,9 +63,14 @@ class RequestMetrics:
     Args:
         prefix: of every name, without the colon.
         registry: where they are registered.
+
+    Attributes:
+        traffic: of this process alone, for its log.
     """
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        self.traffic = Traffic()
+
         def counter(name: str, text: str, labels: tuple[str, ...] = LABELS) -> Counter:
             return Counter(f"{prefix}:{name}", text, labels, registry=registry)
 

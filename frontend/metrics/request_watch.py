@@ -15,7 +15,9 @@ from frontend.deadline import Deadline
 from frontend.engine_link.request_stream import EngineAccount
 from frontend.errors import RequestError
 from frontend.metrics.outcome import COMPLETE_OUTCOMES, Outcome, failed_outcome, is_refusal
+from frontend.metrics.request_log import RequestLine
 from frontend.metrics.request_metrics import RequestMetrics, RequestSeries
+from frontend.request.request import GenerationRequest
 from frontend.status import error_reason
 from frontend.tracing.request_trace import RequestTrace
 
@@ -40,6 +42,7 @@ class RequestWatch:
         time_remaining_s: until the call's deadline; None if it has none.
         streamed: whether tokens are sent as they come. If not, nothing is sent, and billed, before all are there.
         trace: is told what a trace needs; None: nobody traces this.
+        line: of the log; None: it gets none.
     """
 
     def __init__(
@@ -49,9 +52,12 @@ class RequestWatch:
         *,
         streamed: bool,
         trace: RequestTrace | None = None,
+        line: RequestLine | None = None,
     ) -> None:
         self._metrics = metrics
+        self._traffic = metrics.traffic
         self._trace = trace
+        self._line = line
         self._deadline = Deadline(time_remaining_s)
         self._streamed = streamed
         self._series: RequestSeries | None = None
@@ -78,7 +84,11 @@ class RequestWatch:
         series = self._series
         if series is None or is_refusal(error):
             self._metrics.refuse(error)
-            self._end_trace(error_reason(error))
+            if series is None:
+                self._traffic.num_rejected += 1
+            else:
+                self._traffic.end(has_started=self._started is not None, is_rejected=True)
+            self._tell_end(error_reason(error), error_reason(error))
             return
         outcome = self._outcome if error is None and self._num_complete == self._num_answers else None
         if outcome is not None:
@@ -89,14 +99,19 @@ class RequestWatch:
             if self._streamed:
                 self._bill(series)
         series.ends[outcome].inc()
-        self._end_trace(_error_code(error, outcome))
+        self._traffic.end(has_started=self._started is not None, is_rejected=outcome is Outcome.SHED)
+        error_code = _error_code(error, outcome)
+        self._tell_end(error_code, error_code or outcome.value)
 
-    def accept(self, model_name: str, engine: str, *, num_answers: int, now_s: float) -> None:
+    def accept(self, request: GenerationRequest, model_name: str, engine: str, *, now_s: float) -> None:
         """It asks for something that can be served here."""
+        if self._line is not None:
+            self._line.accept(request, model_name)
         self._series = series = self._metrics.series(model_name, engine)
         self._accepted_at_s = now_s
-        self._num_answers = num_answers
-        series.params_n.observe(num_answers)
+        self._num_answers = request.num_answers
+        series.params_n.observe(request.num_answers)
+        self._traffic.num_waiting += 1
 
     def submit(self, *, max_tokens: int, now_s: float) -> None:
         """It goes to the engine."""
@@ -143,6 +158,7 @@ class RequestWatch:
 
     def _note_started(self, series: RequestSeries, started: pb.Started) -> None:
         self._started = started
+        self._traffic.start(started.num_prompt_tokens, self._first_token_at_s - self._accepted_at_s)
         if self._trace is not None:
             self._trace.started(started)
         if self._streamed:
@@ -166,6 +182,7 @@ class RequestWatch:
         answer.num_tokens += num_tokens
         answer.last_token_at_s = self._last_token_at_s = taken_at_s
         self._num_sent_tokens += num_tokens
+        self._traffic.num_output_tokens += num_tokens
         if self._streamed:
             series.generation_tokens.inc(num_tokens)
 
@@ -204,14 +221,23 @@ class RequestWatch:
         if self._prefill_s is not None and self._decode_s is not None:
             series.inference_s.observe(self._prefill_s + self._decode_s)
 
-    def _end_trace(self, error_code: str) -> None:
+    def _tell_end(self, error_code: str, reason: str) -> None:
+        trace_id = ""
         if self._trace is not None:
-            self._trace.end(
+            trace_id = self._trace.end(
                 time.monotonic(),
                 num_output_tokens=self._num_sent_tokens,
                 first_token_at_s=self._first_token_at_s,
                 last_token_at_s=self._last_token_at_s,
                 error=error_code,
+            )
+        if self._line is not None:
+            self._line.end(
+                self._started,
+                num_output_tokens=self._num_sent_tokens,
+                first_token_at_s=self._first_token_at_s,
+                reason=reason,
+                trace_id=trace_id,
             )
 
 

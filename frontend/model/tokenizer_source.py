@@ -38,9 +38,11 @@ class TokenizerSource:
         self._tokenizer: Tokenizer | None = None
         self._defaults = SamplingDefaults()
         if folder is not None:
-            files = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
             try:
+                files = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
                 self._tokenizer = Tokenizer.from_files(files)
+            except OSError as error:
+                raise ConfigError(f"--tokenizer: {error.filename} cannot be read: {error.strerror}") from error
             except ValueError as error:
                 raise ConfigError(f"--tokenizer {folder}: {error}") from error
             self._defaults = sampling_defaults(files)

@@ -1,7 +1,7 @@
 """Where a call came from, as a trace tells it: its name, its door's attributes and the caller's trace context.
 
 Set at the door, read where the call's requests begin; the two are joined by the task that serves the call, so that
-nothing between them has to carry it. Both doors are only wrapped while traces are on.
+nothing between them has to carry it. Both doors are only wrapped while traces or lines for requests are on.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping

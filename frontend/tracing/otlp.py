@@ -117,6 +117,7 @@ class _RequestSpan:
     def __init__(self, tracer: trace.Tracer, span: trace.Span, wall_clock_ns: int) -> None:
         self._tracer = tracer
         self._context = trace.set_span_in_context(span, context.Context())
+        self.trace_id = trace.format_trace_id(span.get_span_context().trace_id)
         self._wall_clock_ns = wall_clock_ns
 
     def phase(self, name: str, start_s: float, end_s: float, attributes: Attributes) -> None:

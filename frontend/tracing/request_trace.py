@@ -18,7 +18,13 @@ _SAMPLING = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_pen
 
 
 class RequestSpan(Protocol):
-    """A server span that has been handed over; phases may still follow."""
+    """A server span that has been handed over; phases may still follow.
+
+    Attributes:
+        trace_id: of the trace it is part of, in hexadecimal.
+    """
+
+    trace_id: str
 
     def phase(self, name: str, start_s: float, end_s: float, attributes: Attributes) -> None:
         """Hands over a span inside it."""
@@ -82,8 +88,8 @@ class RequestTrace:
 
     def end(
         self, now_s: float, *, num_output_tokens: int, first_token_at_s: float, last_token_at_s: float, error: str
-    ) -> None:
-        """It has ended; nothing but `account` may follow.
+    ) -> str:
+        """It has ended; nothing but `account` may follow. Returns the id of its trace.
 
         Args:
             num_output_tokens: tokens that its client was sent; without any, the two times mean nothing.
@@ -96,6 +102,7 @@ class RequestTrace:
         if num_output_tokens:
             self._span.phase("decode", first_token_at_s, last_token_at_s, {})
         self._hand_over(self._span)
+        return self._span.trace_id
 
     def _hand_over(self, span: RequestSpan) -> None:
         for phase in self._engine_phases:

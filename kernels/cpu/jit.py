@@ -7,13 +7,16 @@ across files: whatever is older than the newest file of this folder is deleted o
 
 import contextlib
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core import event
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
@@ -21,6 +24,35 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 failed."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_OnCompiled = Callable[[int, int], None]
+
+_log = logging.getLogger(__name__)
+
+_kernels: list[Any] = []  # all of this process; an engine uses every one of them
+
+
+class _Cache(FunctionCache):
+    """Numba's own, but a disk that fails costs a warning and time, not the process."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """None if the kernel is not there or cannot be read."""
+        try:
+            return cast(Any, super()).load_overload(sig, target_context)
+        except OSError as error:
+            _warn_uncached(str(error))
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keeps a kernel for the next start, if it can."""
+        try:
+            cast(Any, super()).save_overload(sig, data)
+        except OSError as error:
+            _warn_uncached(str(error))
+
+
+@functools.cache  # once per cause and process
+def _warn_uncached(reason: str) -> None:
+    _log.warning("CPU kernels are not cached, every start compiles them again: %s", reason)
 
 
 @functools.cache  # once per folder and process
@@ -37,9 +69,47 @@ def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool =
     try:
         jitted: Any = njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
         _drop_stale_cache(Path(__file__).parent, Path(jitted.stats.cache_path))
+        jitted._cache = cast(Any, _Cache)(function)
     except RuntimeError:  # no folder to cache in, neither beside the source nor in the user's home: compile every time
+        _warn_uncached("no folder can be written; NUMBA_CACHE_DIR names one")
         jitted = njit(nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
+    _kernels.append(jitted)
     return cast(_Function, jitted)
+
+
+@contextlib.contextmanager
+def watch_compiles(on_compiled: _OnCompiled) -> Iterator[None]:
+    """Within it, `on_compiled` is told how many kernels have been compiled, of how many there are.
+
+    Those that are loaded from the disk it never hears of. Called on the thread that compiles.
+    """
+    listener = _Listener(on_compiled)
+    events: Any = event
+    events.register(_COMPILE, listener)
+    try:
+        yield
+    finally:
+        events.unregister(_COMPILE, listener)
+
+
+_COMPILE = "numba:compile"
+
+
+class _Listener(event.Listener):
+    def __init__(self, on_compiled: _OnCompiled) -> None:
+        self._on_compiled = on_compiled
+        self._compiled: set[int] = set()
+        self._known = {id(kernel) for kernel in _kernels}
+
+    def on_start(self, event: Any) -> None:
+        """Nothing to say yet."""
+
+    def on_end(self, event: Any) -> None:
+        """A kernel has been compiled, or a part of one, or once more for other types."""
+        kernel = id(event.data["dispatcher"])
+        if kernel in self._known and kernel not in self._compiled:
+            self._compiled.add(kernel)
+            self._on_compiled(len(self._compiled), len(self._known))
 
 
 def kernel(function: _Function) -> _Function:

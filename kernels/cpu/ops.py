@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from kernels.cpu.jit import watch_compiles
 from kernels.cpu.kv_cache import CpuKVCache, make_kv_cache
 from kernels.cpu.linear import PackedLinear, emit_linear, pack_linear
 from kernels.cpu.paged_attention import emit_paged_attention, emit_plan
@@ -29,10 +30,17 @@ class CpuOps:
 
     name = "cpu"
 
-    def __init__(self, *, quantization: Quantization | None = None, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        quantization: Quantization | None = None,
+        num_threads: int = 1,
+        on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
         self._quantize = quantization == "int8"
-        self._pool = WorkerPool(num_threads)
-        compile_sampler()
+        with watch_compiles(on_compiled):
+            self._pool = WorkerPool(num_threads)
+            compile_sampler()
         self._step: Recording | None = None  # while one is recorded
         self._plans: dict[int, torch.Tensor] = {}  # of the step, by query heads per KV head
 

@@ -47,11 +47,10 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, with_target: bool =
     if with_target:
         group.add_argument(
             "--target",
-            default=DEFAULT_TARGET,
+            default=_target_of(os.environ.get("CHAIRLIFT_TARGET", "")) or DEFAULT_TARGET,
             metavar="URL",
             help="grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1 (OpenAI-compatible), or null:; its "
-            "key is that of CHAIRLIFT_API_KEY, over HTTP of OPENAI_API_KEY "
-            "(default: %(default)s)",
+            "key is that of CHAIRLIFT_API_KEY, over HTTP of OPENAI_API_KEY [CHAIRLIFT_TARGET] (default: %(default)s)",
         )
     group.add_argument(
         "--api",
@@ -158,6 +157,15 @@ def add_measure_arguments(group: Any) -> None:
         metavar="P,P,...",
         help="default: 50,90,95,99,99.9",
     )
+
+
+def _target_of(address: str) -> str:
+    """The URL of what the variable says, which for `chairlift` itself is an address without a scheme."""
+    if address.startswith("unix:"):
+        return f"grpc+{address}"
+    if not address or "://" in address or address.startswith(("grpc+unix:", "null:")):
+        return address
+    return f"grpc://{address}"
 
 
 def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSpec:

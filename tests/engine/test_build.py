@@ -14,6 +14,7 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import CheckpointError, ConfigError
 from engine.machine import usable_cpus
 from engine.serving import EngineParts
+from engine.startup import Startup
 from kernels.cpu.cpu_features import CpuFeatures
 
 
@@ -44,7 +45,7 @@ def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
     tokens = []
     for async_scheduling, max_steps_in_flight in ((None, 1), (False, 1), (True, 2)):
         config = EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, async_scheduling=async_scheduling)
-        parts = build_engine(config, lambda _: None)
+        parts = build_engine(config, Startup())
         assert parts.scheduler.max_steps_in_flight == max_steps_in_flight
         tokens.append(_tokens(parts))
     assert tokens[0] == tokens[1] == tokens[2]
@@ -54,13 +55,13 @@ def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
 def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
     details: list[str] = []
     config = EngineConfig(model=str(model_dir), max_num_seqs=4, kv_cache_memory_bytes=2**18, max_num_queued_reqs=6)
-    parts = build_engine(config, details.append)
+    parts = build_engine(config, Startup(details.append))
     assert parts.info.num_kv_blocks == 2**18 // 512 // 16
     assert (parts.info.max_num_seqs, parts.info.max_num_batched_tokens, parts.info.max_model_len) == (4, 512, 512)
     assert list(parts.info.end_token_ids) == [2]
     assert parts.info.tokenizer_sha256 == parts.tokenizer.sha256()
     assert parts.max_open_requests == 10
-    assert "loading weights 100 %" in details
+    assert "loading weights" in details
     assert details[-1] == "warming up"
     assert len(_tokens(parts)) == 3
 
@@ -78,7 +79,7 @@ def test_int8_engines_serve(model_dir: Path, quantization: Quantization | None, 
         kv_cache_memory_bytes=2**18,
         threads=min(threads, usable_cpus()),
     )
-    parts = build_engine(config, lambda _: None)
+    parts = build_engine(config, Startup())
     assert parts.info.num_kv_blocks == 2**18 // (2 * 2 * 2 * (16 + 4)) // 16
     assert len(_tokens(parts)) == 3
 
@@ -98,7 +99,7 @@ def test_what_the_cpu_lacks_is_said(
     words: list[str],
 ) -> None:
     monkeypatch.setattr("engine.build.cpu_features", lambda: features)
-    build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), lambda _: None)
+    build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), Startup())
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == len(words)
     assert all(part in warning for part, warning in zip(words, warnings, strict=True))
@@ -117,15 +118,15 @@ def test_the_log_says_beforehand_that_kernels_are_compiled(
 
 
 def test_without_a_size_the_cache_is_no_larger_than_requests_can_fill(model_dir: Path) -> None:
-    parts = build_engine(EngineConfig(model=str(model_dir), max_num_seqs=3), lambda _: None)
+    parts = build_engine(EngineConfig(model=str(model_dir), max_num_seqs=3), Startup())
     assert parts.info.num_kv_blocks == 3 * 512 // 16
 
 
 def test_the_model_length_is_cut_to_the_cache_unless_it_was_asked_for(model_dir: Path) -> None:
-    parts = build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), lambda _: None)
+    parts = build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), Startup())
     assert parts.info.max_model_len == 8 * 16
     with pytest.raises(ConfigError, match=r"512 tokens needs .* --max-model-len"):
-        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, max_model_len=512), lambda _: None)
+        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, max_model_len=512), Startup())
 
 
 def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded(
@@ -134,14 +135,14 @@ def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded
     details: list[str] = []
     monkeypatch.setattr("engine.cpu_memory.available_memory_bytes", lambda: 200_000)
     with pytest.raises(ConfigError, match=r"the weights take 0\.00\d\d GiB in float32, 0\.0002 GiB of memory is free"):
-        build_engine(EngineConfig(model=str(model_dir)), details.append)
+        build_engine(EngineConfig(model=str(model_dir)), Startup(details.append))
     assert not [detail for detail in details if "loading" in detail]
 
 
 def test_the_cache_is_sized_by_what_the_weights_leave(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights_bytes = (model_dir / "model.safetensors").stat().st_size
     monkeypatch.setattr("engine.cpu_memory.available_memory_bytes", lambda: weights_bytes + 2 * 2**20)
-    parts = build_engine(EngineConfig(model=str(model_dir)), lambda _: None)
+    parts = build_engine(EngineConfig(model=str(model_dir)), Startup())
     header_blocks = 1  # the file's header is counted as a weight above
     assert 0 <= parts.info.num_kv_blocks - 2**20 // 512 // 16 <= header_blocks
 
@@ -151,7 +152,7 @@ def test_a_model_without_its_tokenizer_is_refused(model_dir: Path, tmp_path: Pat
     shutil.copytree(model_dir, path)
     (path / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
-        build_engine(EngineConfig(model=str(path)), lambda _: None)
+        build_engine(EngineConfig(model=str(path)), Startup())
 
 
 def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
@@ -161,7 +162,7 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
     shutil.copy(model_dir / "config.json", tmp_path / "tiny-1b")
     monkeypatch.setattr("engine.model.shapes._FOLDER", tmp_path)
     with caplog.at_level("INFO"):
-        parts = build_engine(EngineConfig(model="Tiny-1B", load_format="dummy"), lambda _: None)
+        parts = build_engine(EngineConfig(model="Tiny-1B", load_format="dummy"), Startup())
     assert "Tiny-1B is one of the shapes that come with the engine" in caplog.text
     assert (parts.info.model, parts.info.weights_revision) == ("Tiny-1B", "dummy-0")
     assert parts.tokenizer.files == ()
@@ -181,4 +182,4 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
 def test_what_this_machine_cannot_do_is_said(model_dir: Path, fields: dict[str, object], words: str) -> None:
     config = EngineConfig(model=str(model_dir), device="cpu", **fields)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        build_engine(config, lambda _: None)
+        build_engine(config, Startup())

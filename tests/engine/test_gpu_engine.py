@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 from engine.gpu import Gpu
 from engine.gpu_memory import GpuMemory
 from engine.serving import EngineParts
+from engine.startup import Startup
 from engine.testing_stream import LateStream
 from kernels.gpu.targets import TARGETS
 from kernels.metadata import StepInputs
@@ -86,7 +87,7 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
 
 def build(model_dir: Path, **fields: object) -> EngineParts:
     limits = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_model_len": 64, "dtype": "float32", **fields}
-    return build_engine(EngineConfig(model=str(model_dir), **limits), lambda _: None)  # type: ignore[arg-type]
+    return build_engine(EngineConfig(model=str(model_dir), **limits), Startup())  # type: ignore[arg-type]
 
 
 def answers(parts: EngineParts) -> dict[int, list[int]]:

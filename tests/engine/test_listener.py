@@ -29,7 +29,7 @@ async def test_a_taken_port_is_a_config_error_even_for_another_engine() -> None:
     await first.start()
     second = Listener(EngineService(), first.address)
     try:
-        with pytest.raises(ConfigError, match=r"cannot listen on 127.0.0.1:\d+: .*--port"):
+        with pytest.raises(ConfigError, match=r"cannot listen on 127.0.0.1:\d+: Address already in use; .*--port"):
             await second.start()
     finally:
         await second.stop(0)
@@ -109,3 +109,15 @@ async def test_impossible_paths_are_explained(tmp_path: Path, name: str, words: 
     with pytest.raises(ConfigError, match=words):
         await listener.start()
     await listener.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [("1.2.3.4:0", "Cannot assign requested address"), ("no.such.invalid:0", "Name or service not known")],
+)
+async def test_what_is_wrong_with_an_address_is_said_once_and_by_nobody_else(
+    address: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on {address}: {reason}; choose another --host"):
+        await Listener(EngineService(), address).start()
+    assert capfd.readouterr().err == ""

@@ -113,8 +113,8 @@ async def test_while_it_loads_it_says_so(tmp_path: Path, model_dir: Path) -> Non
 def test_the_log_level_is_that_of_the_engine_and_not_of_its_libraries() -> None:
     code = """
 import logging
-from engine.__main__ import _log_to_stderr
-_log_to_stderr("debug")
+from engine.logs import log_to_stderr
+log_to_stderr("debug", "text")
 logging.getLogger("engine.step_loop").debug("ours")
 logging.getLogger("numba.core.byteflow").debug("noise: hundreds of lines for each kernel that is compiled")
 logging.getLogger("httpx").info("noise: each request of a download")

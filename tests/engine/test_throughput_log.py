@@ -16,7 +16,7 @@ def snapshot(step: int, *, running: int = 0, generated: int = 0, prompt: int = 0
 
 def test_rates_are_those_since_the_last_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    log = ThroughputLog(0.0)
+    log = ThroughputLog(10.0, 0.0)
     log.tick(snapshot(0), 0.25)
     log.tick(snapshot(5, running=3, generated=500, prompt=100, hits=40), 9.0)
     assert caplog.records == []
@@ -27,11 +27,13 @@ def test_rates_are_those_since_the_last_line(caplog: pytest.LogCaptureFixture) -
     assert "KV cache usage: 25.0%, Prefix cache hit rate: 50.0%" in first
     assert "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 20.0 tokens/s" in second
     assert "Prefix cache hit rate: 0.0%" in second
+    fields = vars(caplog.records[0])  # what a log of JSON lines shows beside the text
+    assert (fields["prompt_tokens_per_s"], fields["kv_cache_usage"], fields["num_running"]) == (10.0, 0.25, 3)
 
 
 def test_an_idle_engine_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    log = ThroughputLog(0.0)
+    log = ThroughputLog(10.0, 0.0)
     log.tick(snapshot(7), 0.25)
     log.tick(snapshot(7), 10.0)
     assert [record.levelno for record in caplog.records] == [logging.DEBUG]

@@ -186,3 +186,26 @@ def test_bad_variable_is_named(capsys):
 def test_config_made_in_code_is_checked_too():
     with pytest.raises(ConfigError, match="--port is -1"):
         FrontendConfig(port=-1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PORT", "abc", "CHAIRLIFT_PORT is 'abc', it must be a whole number"),
+        ("STALL_TIMEOUT", "soon", "CHAIRLIFT_STALL_TIMEOUT is 'soon', it must be a number"),
+        ("HTTP_PORT", "99999", "--http-port is 99999, it must be between 0 and 65535 (from CHAIRLIFT_HTTP_PORT)"),
+        ("LOG_FORMAT", "xml", "--log-format is xml, it must be one of text, json (from CHAIRLIFT_LOG_FORMAT)"),
+        ("ENGINE", "nowhere", "--engine is nowhere, it must be HOST:PORT or unix:PATH (from CHAIRLIFT_ENGINE)"),
+    ],
+)
+def test_a_bad_variable_is_named(capsys, variable, value, words):
+    with pytest.raises(SystemExit):
+        parse_arguments([], {f"CHAIRLIFT_{variable}": value})
+    assert capsys.readouterr().err == f"chairlift-frontend: error: {words}\n"
+
+
+@pytest.mark.parametrize("argv", [["--http-port", "70000"], ["--http-port=70000"]])
+def test_a_variable_that_a_flag_overrides_is_not_blamed(capsys, argv):
+    with pytest.raises(SystemExit):
+        parse_arguments(argv, {"CHAIRLIFT_HTTP_PORT": "8000"})
+    assert "CHAIRLIFT_HTTP_PORT" not in capsys.readouterr().err

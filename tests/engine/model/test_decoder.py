@@ -128,7 +128,7 @@ def run(model, ops, prompts, chunk_lens, kv_dtype=torch.float32):
 )
 def test_logits_equal_transformers(case, make_ops, chunk_lens):
     ops = make_ops()
-    model = load_model(case.path, case.config, ops, show_progress_bar=False)
+    model = load_model(case.path, case.config, ops)
     logits = run(model, ops, case.prompts, chunk_lens)
     error = max(float((a - e).abs().max()) for a, e in zip(logits, case.expected, strict=True))
     print(f"largest error {error:.1e}, standard deviation {float(torch.cat(case.expected).std()):.2f}")  # noqa: T201
@@ -144,7 +144,7 @@ def test_logits_equal_transformers(case, make_ops, chunk_lens):
 def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
     """Root mean square of the errors, as a part of the standard deviation of the logits."""
     ops = cpu_ops(quantization=quantization)
-    model = load_model(case.path, case.config, ops, show_progress_bar=False)
+    model = load_model(case.path, case.config, ops)
     logits, expected = torch.cat(run(model, ops, case.prompts, [17, 1, 40], kv_dtype)), torch.cat(case.expected)
     error = float((logits - expected).square().mean().sqrt() / expected.std())
     print(f"error {error:.4f}")  # noqa: T201
@@ -154,7 +154,7 @@ def test_int8_logits_are_near(case, quantization, kv_dtype, limit):
 def test_embeddings_are_shared_when_tied(make_checkpoint):
     path = make_checkpoint("llama", tie_word_embeddings=True)
     config = ModelConfig.from_dir(path)
-    model = load_model(path, config, reference_ops(), show_progress_bar=False)
+    model = load_model(path, config, reference_ops())
     assert model.compute_logits(torch.ones(1, config.hidden_size)).any()
     model.embed_tokens.zero_()
     assert not model.compute_logits(torch.ones(1, config.hidden_size)).any()
@@ -186,7 +186,7 @@ def test_loaded_weights_do_not_outlive_their_packing(make_checkpoint, monkeypatc
         return pack(weight, bias, **options)
 
     monkeypatch.setattr(ops, "pack_linear", pack_linear)
-    model = load_model(path, ModelConfig.from_dir(path), ops, show_progress_bar=False)
+    model = load_model(path, ModelConfig.from_dir(path), ops)
     assert len(loaded) == 4 * len(model.layers) + 1
     assert loaded[-1]() is None
 
@@ -205,7 +205,7 @@ def test_operations_know_what_logits_are_computed_of(make_checkpoint, monkeypatc
     for name in ("rms_norm", "add_rms_norm"):
         monkeypatch.setattr(ops, name, recorded(getattr(ops, name), "for_linear"))
     monkeypatch.setattr(ops, "pack_linear", recorded(ops.pack_linear, "for_logits"))
-    model = load_model(path, ModelConfig.from_dir(path), ops, show_progress_bar=False)
+    model = load_model(path, ModelConfig.from_dir(path), ops)
     assert calls == [False] * (4 * len(model.layers)) + [True]
     calls.clear()
     run(model, ops, [torch.arange(5)], [5])

@@ -79,13 +79,13 @@ def loaded_parts(path):
     parts = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "pack", lambda model: parts.update(model.checkpoint_parts()))
-        load_model(path, ModelConfig.from_dir(path), reference_ops(), show_progress_bar=False)
+        load_model(path, ModelConfig.from_dir(path), reference_ops())
     return parts
 
 
 def layer_outputs(path, ops):
     """What every linear layer of the last decoder layer makes of the same rows, and the head."""
-    model = load_model(path, ModelConfig.from_dir(path), ops, show_progress_bar=False)
+    model = load_model(path, ModelConfig.from_dir(path), ops)
     layer = model.layers[-1]
     generator = torch.Generator().manual_seed(0)
     outputs = [model.compute_logits(torch.randn(5, 64, generator=generator))]
@@ -141,7 +141,7 @@ def test_layers_that_are_not_quantised_stay_as_they_are(make_twins, field, patte
 def test_one_matrix_cannot_be_half_in_8_bits(make_twins):
     small, _ = make_twins("tensor", {**DYNAMIC, "ignored_layers": [PROJECTION]}, except_for=(PROJECTION,))
     with pytest.raises(CheckpointError, match=f"one matrix here: .* {PROJECTION} is not"):
-        load_model(small, ModelConfig.from_dir(small), reference_ops(), show_progress_bar=False)
+        load_model(small, ModelConfig.from_dir(small), reference_ops())
 
 
 def test_scales_of_static_schemes_are_left_aside_and_that_is_said(make_twins, caplog):
@@ -185,7 +185,7 @@ def test_what_does_not_fit_the_configuration_is_named(make_twins, change, messag
     small, _ = make_twins("tensor", DYNAMIC)
     rewrite(small, change)
     with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
-        load_model(small, ModelConfig.from_dir(small), reference_ops(), show_progress_bar=False)
+        load_model(small, ModelConfig.from_dir(small), reference_ops())
     assert str(small / FILE) in str(caught.value) or "missing" in message
 
 
@@ -193,7 +193,7 @@ def test_8_bits_without_a_quantization_config_are_refused(make_twins):
     small, twin = make_twins("tensor", DYNAMIC)
     shutil.copy(twin / "config.json", small / "config.json")
     with pytest.raises(CheckpointError, match=r"is F8_E4M3, supported are|has no place in this architecture"):
-        load_model(small, ModelConfig.from_dir(small), reference_ops(), show_progress_bar=False)
+        load_model(small, ModelConfig.from_dir(small), reference_ops())
 
 
 def test_memory_counts_weights_as_they_are_kept(make_twins):
@@ -211,7 +211,7 @@ def test_memory_counts_weights_as_they_are_kept(make_twins):
 def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins):
     small, _ = make_twins("tensor", DYNAMIC)
     ops = cpu_ops()
-    model = load_model(small, ModelConfig.from_dir(small), ops, load_format="dummy", show_progress_bar=False)
+    model = load_model(small, ModelConfig.from_dir(small), ops, load_format="dummy")
     x = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
     assert 0.9 < float(model.layers[0].qkv(ops, x).std()) < 1.1
     assert 0.9 < float(model.layers[0].gate_up(ops, x).std()) < 1.1

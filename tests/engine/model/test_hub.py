@@ -29,7 +29,11 @@ def fetch(monkeypatch):
     asked = []
 
     def set_answer(answer):
-        def snapshot_download(repo_id, *, allow_patterns):
+        def snapshot_download(repo_id, *, allow_patterns, tqdm_class):
+            bar = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download", desc="Reconstructing")
+            bar.total = 4_000_000_000
+            bar.update(1_000_000_000)
+            bar.close()
             asked.append((repo_id, allow_patterns))
             if isinstance(answer, Exception):
                 raise answer
@@ -45,6 +49,14 @@ def test_folder_is_taken_as_it_is(tmp_path, fetch):
     asked = fetch(AssertionError("the hub was asked for a folder that is here"))
     assert resolve_model(str(tmp_path)) == tmp_path
     assert not asked
+
+
+def test_what_has_been_fetched_is_told_and_no_bar_is_drawn(tmp_path, fetch, capfd):
+    fetch(str(tmp_path))
+    told = []
+    resolve_model("owner/name", told.append)
+    assert told[-1] == "fetching the model 25 % (1.00 of 4.00 GB)"
+    assert capfd.readouterr().err == ""
 
 
 def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
@@ -97,3 +109,25 @@ def test_file_is_refused(tmp_path):
     file.touch()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is a file, expected a checkpoint folder"):
         resolve_model(str(file))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (PermissionError(13, "Permission denied", "/cache/token"), "Permission denied: '/cache/token'"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_one_line(fetch, error, words):
+    fetch(error)
+    with pytest.raises(CheckpointError, match=f"owner/name: no such folder, and cannot be fetched .*{words}"):
+        resolve_model("owner/name")
+
+
+def test_a_folder_that_this_user_may_not_look_into_says_so(monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
+    with pytest.raises(CheckpointError, match=r"^/secret/model: cannot be looked at: Permission denied$"):
+        resolve_model("/secret/model")

@@ -78,7 +78,7 @@ def on_all_ranks(size, function):
 
 def load(path, group=None, **options):
     groups = {} if group is None else {"group": group}
-    return load_model(path, ModelConfig.from_dir(path), reference_ops(), show_progress_bar=False, **groups, **options)
+    return load_model(path, ModelConfig.from_dir(path), reference_ops(), **groups, **options)
 
 
 def logits_of(model, group=None):

@@ -18,6 +18,7 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
 from engine.parallel.leading_runner import LeadingRunner
 from engine.serving import EngineParts
+from engine.startup import Startup
 from engine.testing import Answer, AnswerLedger
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,7 +54,7 @@ def pair(
 
 def build(path: Path, **fields: Any) -> EngineParts:
     limits = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "kv_cache_memory_bytes": 2**18, "threads": 1}
-    return build_engine(EngineConfig(model=str(path), **limits, **fields), lambda _: None, pytest.fail)
+    return build_engine(EngineConfig(model=str(path), **limits, **fields), Startup(), pytest.fail)
 
 
 def close(parts: EngineParts) -> None:

@@ -55,7 +55,7 @@ class TinyEngine:
     def __init__(self, path: Path, ops: KernelOps, device: torch.device | None = None) -> None:
         self.config = ModelConfig.from_dir(path)
         self.ops = ops
-        self.model: Decoder = load_model(path, self.config, ops, device=device, show_progress_bar=False)
+        self.model: Decoder = load_model(path, self.config, ops, device=device)
 
     def runner(self, kv_plan: KVCachePlan, **config: Any) -> TorchModelRunner:
         """A runner with a cache of its own."""

@@ -65,3 +65,20 @@ async def test_reader_that_leaves_ends_it_quietly(target):
     os.close(writer)
     _, err = await process.communicate()
     assert (process.returncode, err) == (1, b"")
+
+
+async def test_an_engine_says_its_state_model_and_load(engine, capsys):
+    flags = ["health", "--engine", engine.address]
+    assert await asyncio.to_thread(main, flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["SERVING", "model: fake", "max_model_len: 4096 tokens"]
+    assert lines[-1] == "running: 0, waiting: 0"
+    engine.set_state(engine_pb.ENGINE_STATE_LOADING)
+    assert await asyncio.to_thread(main, flags) == 1
+    assert capsys.readouterr().out.startswith("LOADING\n")
+
+
+async def test_no_engine_there(capsys):
+    assert await asyncio.to_thread(main, ["health", "--engine", "127.0.0.1:1"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("NOT_SERVING\n", 1)

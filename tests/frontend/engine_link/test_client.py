@@ -224,12 +224,14 @@ class LoadingEngine(FakeEngine):
     """Refuses to be attached to while it loads, as the real one does, with its progress for a reason."""
 
     loading = True
+    detail = ""
 
     async def Attach(self, request_iterator, context):
         if self.loading:
             self.hellos.append((await anext(request_iterator)).hello)
             self._notify()
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"loading weights {len(self.hellos)} %")
+            detail = self.detail or f"loading weights {len(self.hellos)} %"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, detail)
         async for response in super().Attach(request_iterator, context):
             yield response
 
@@ -247,6 +249,30 @@ async def test_loading_engine_is_tried_often_and_logged_once(make_pair, caplog, 
     assert {record.levelno for record in said[1:]} == {logging.DEBUG}
 
 
+async def test_progress_of_a_loading_engine_is_logged_now_and_then(make_pair, caplog, monkeypatch):
+    """Also what was heard of before, but too soon to be said."""
+    monkeypatch.setattr("frontend.engine_link.client.random.uniform", lambda low, high: 0.01)
+    engine = LoadingEngine()
+
+    def said(words):
+        return [record for record in caplog.records if words in record.message]
+
+    with caplog.at_level(logging.INFO, "frontend.engine_link.client"):
+        await make_pair(engine=engine, wait=False)
+        await engine.wait_for(lambda: engine.hellos)
+        engine.detail = "compiling CPU kernels, 3 of 47"
+        await engine.wait_for(lambda: len(engine.hellos) >= 5)
+        assert said("loading weights 1 %")
+        assert not said("3 of 47")
+        monkeypatch.setattr("frontend.engine_link.client._PROGRESS_LOG_S", 0.0)
+        async with asyncio.timeout(10):
+            while not said("3 of 47"):
+                await asyncio.sleep(0.001)
+        num_hellos = len(engine.hellos)
+        await engine.wait_for(lambda: len(engine.hellos) >= num_hellos + 3)
+    assert len(said("3 of 47")) == 1
+
+
 async def test_pauses_stay_short_until_an_engine_has_been_there_and_while_it_loads(make_pair, monkeypatch):
     pauses = []
     sleep = asyncio.sleep
@@ -256,7 +282,7 @@ async def test_pauses_stay_short_until_an_engine_has_been_there_and_while_it_loa
         await sleep(0)
 
     monkeypatch.setattr("frontend.engine_link.client.random.uniform", lambda low, high: high)
-    pair = await make_pair(engine=LoadingEngine(), wait=False)
+    pair = await make_pair(engine=LoadingEngine(), wait=False, log_stats_interval_s=0.0)  # whose pauses are not meant
     monkeypatch.setattr("frontend.engine_link.client.asyncio.sleep", short_sleep)
     await pair.engine.wait_for(lambda: len(pair.engine.hellos) >= 6)
     assert max(pauses) == 0.25

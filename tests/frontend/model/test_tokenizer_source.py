@@ -88,3 +88,14 @@ async def test_an_engine_without_a_tokenizer_is_one(caplog):
     assert detokenizer.push([5, 6]) + detokenizer.finish() == ""
     assert "prompts must be token ids" in caplog.text
     source.close()
+
+
+def test_files_that_this_user_may_not_read_are_named(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"--tokenizer: .*/tokenizer\.json cannot be read: Permission denied"):
+        TokenizerSource(tmp_path)

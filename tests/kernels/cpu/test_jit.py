@@ -1,13 +1,19 @@
 """Compiling where nothing can be cached."""
 
-import numpy as np
-from numba.core import caching
+import errno
+import os
 
+import numpy as np
+import pytest
+from numba.core import caching, config
+
+from kernels.cpu import jit
 from kernels.cpu.jit import kernel
 
 
-def test_kernels_compile_without_a_folder_to_cache_in(monkeypatch):
+def test_kernels_compile_without_a_folder_to_cache_in(monkeypatch, caplog):
     """As on a read-only file system."""
+    jit._warn_uncached.cache_clear()
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
 
     @kernel
@@ -18,3 +24,54 @@ def test_kernels_compile_without_a_folder_to_cache_in(monkeypatch):
         return result
 
     assert total(np.arange(4.0)) == 6.0
+    (record,) = caplog.records
+    assert "no folder can be written" in record.message
+
+
+def test_a_kernel_that_is_compiled_is_counted_once(monkeypatch):
+    """Parts of it are not, nor is it again when it is compiled for other types."""
+    monkeypatch.setattr(jit, "_kernels", [])
+
+    @jit.inline
+    def doubled(value):
+        return 2 * value
+
+    @jit.kernel
+    def first(value):
+        return doubled(value)
+
+    @jit.kernel
+    def second(value):
+        return first(value) + 1
+
+    told = []
+    with jit.watch_compiles(lambda done, total: told.append((done, total))):
+        assert second(3) == 7
+        assert second(0.5) == 2.0
+    assert told == [(1, 2), (2, 2)]
+    second(np.float32(1))
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("method", ["_save_index", "_save_data", "_load_index"])
+def test_a_disk_that_fails_costs_one_warning_and_no_kernel(monkeypatch, tmp_path, caplog, method):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(caching.IndexDataCacheFile, method, fail)
+    jit._warn_uncached.cache_clear()
+
+    @jit.kernel
+    def first(value):
+        return 3 * value
+
+    @jit.kernel
+    def second(value):
+        return first(value) + 1
+
+    assert second(2) == 7
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "not cached" in record.message
+    assert "No space left on device" in record.message

@@ -40,3 +40,14 @@ def test_a_server_that_is_not_there_leaves_no_folder(capsys: pytest.CaptureFixtu
     assert main(["run", "--target", "grpc://127.0.0.1:9", *_FLAGS]) == 2
     assert "nobody serves at grpc://127.0.0.1:9" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("prefix", ["grpc://", ""])
+def test_a_variable_says_where_the_server_is(
+    prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a URL, or as `chairlift` itself takes it."""
+    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
+        monkeypatch.setenv("CHAIRLIFT_TARGET", prefix + server.url.removeprefix("grpc://"))
+        assert main(["run", *_FLAGS, "--random-input-len", "5"]) == 0
+        assert len(server.record.played()) == 12

@@ -1,0 +1,64 @@
+"""What the log looks like: text for people, or one JSON object per line for machines. All of it goes to stderr."""
+
+import logging
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+TEXT, JSON = LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_log = logging.getLogger("frontend")
+
+
+def log_to_stderr(level_name: str, log_format: str, *, worker: int | None = None) -> None:
+    """Sets up the log of this process, in the same form as the engine's.
+
+    Args:
+        level_name: one of LOG_LEVELS.
+        log_format: one of LOG_FORMATS.
+        worker: index of this process, where there are several.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_formatter(log_format, worker))
+    logging.basicConfig(level=level_name.upper(), handlers=[handler])
+    if log_format == JSON:
+        logging.captureWarnings(True)
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its C core prints, no handler can format
+        sys.excepthook = _log_exception
+        threading.excepthook = lambda failure: _log_exception(
+            failure.exc_type, failure.exc_value, failure.exc_traceback
+        )
+
+
+def complain(program: str, error: object, log_format: str) -> None:
+    """Says on stderr, in one line, what ends the process."""
+    if log_format == JSON:
+        _log.critical("%s", error)
+    else:
+        print(f"{program}: error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _formatter(log_format: str, worker: int | None) -> logging.Formatter:
+    if log_format == TEXT:
+        who = "" if worker is None else f"[{worker}] "
+        return logging.Formatter(
+            f"%(asctime)s.%(msecs)03d %(levelname)s {who}%(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"
+        )
+    from pythonjsonlogger.json import JsonFormatter
+
+    fields: dict[str, Any] = {"program": "chairlift-frontend"} | ({} if worker is None else {"worker": worker})
+    return JsonFormatter(
+        "{levelname} {name} {message}",
+        style="{",
+        rename_fields={"levelname": "level", "name": "logger", "message": "msg"},
+        static_fields=fields,
+        timestamp="ts",
+    )
+
+
+def _log_exception(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
+    """In place of the interpreter's own many lines."""
+    _log.critical("ended by a defect", exc_info=(kind, error, traceback) if error is not None else None)

@@ -1,0 +1,73 @@
+"""The line of throughput: what passed, in the engine's words, and nothing when nothing did."""
+
+import asyncio
+import logging
+
+import grpc
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+
+
+@pytest.fixture
+def log(caplog):
+    """Logs what has passed in 2 s; returns the records so far."""
+    caplog.set_level(logging.INFO, "frontend.throughput")
+
+    def read(pair):
+        pair.app.metrics.requests.traffic.log(2.0)
+        return [record for record in caplog.records if record.name == "frontend.throughput"]
+
+    return read
+
+
+async def test_what_has_passed_is_counted_once(pair, text_request, log):
+    for text in ("abc", "defgh"):
+        await pair.stub().Generate(pb.GenerateRequest(spec=text_request(text).spec))
+    refused = text_request("abc")
+    refused.spec.model = "another"
+    with pytest.raises(grpc.aio.AioRpcError):
+        await pair.stub().Generate(pb.GenerateRequest(spec=refused.spec))
+    await pair.idle()
+    (line,) = log(pair)
+    assert line.getMessage().startswith(
+        "Avg prompt throughput: 4.0 tokens/s, Avg generation throughput: 5.0 tokens/s, Running: 0 reqs, "
+        "Waiting: 0 reqs, Finished: 2 reqs, Rejected: 1 reqs, TTFT p50: "
+    )
+    assert line.num_finished == 2
+    assert len(log(pair)) == 1  # silent since
+
+
+async def test_requests_wait_until_their_first_token_and_run_until_they_end(pair, text_request, log):
+    pair.engine.pause()
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    waiting = log(pair)[-1]
+    assert (waiting.num_waiting, waiting.num_running, waiting.ttft_p50_s) == (1, 0, None)
+    await pair.engine.step()
+    await call.read()
+    await call.read()
+    traffic = pair.app.metrics.requests.traffic
+    async with asyncio.timeout(10):
+        while not traffic.num_output_tokens:
+            await asyncio.sleep(0)
+    running = log(pair)[-1]
+    assert (running.num_waiting, running.num_running) == (0, 1)
+    assert running.ttft_p50_s > 0
+    call.cancel()
+    await pair.engine.wait_for(lambda: pair.engine.cancels)
+    pair.engine.resume()
+    await pair.idle()
+    ended = log(pair)[-1]
+    assert (ended.num_running, ended.num_finished) == (0, 1)
+
+
+async def test_it_is_logged_at_the_interval_and_not_at_all_with_0(make_pair, text_request, caplog):
+    caplog.set_level(logging.INFO, "frontend.throughput")
+    off, on = await make_pair(log_stats_interval_s=0.0), await make_pair(log_stats_interval_s=0.001)
+    for pair in (off, on):
+        await pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
+    async with asyncio.timeout(10):
+        while not caplog.records:
+            await asyncio.sleep(0)
+    assert off.app._traffic_log is None

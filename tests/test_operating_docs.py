@@ -1,0 +1,44 @@
+"""docs/operating.md speaks of what there is."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.flags import parse_config
+from engine.health import SERVICE_NAMES
+from frontend.config import FrontendConfig, parse_arguments
+from frontend.grpc_door.server import SERVICE_NAME
+from frontend.metrics.request_log import MAX_PROMPT_CHARS
+
+PAGE = (Path(__file__).parents[1] / "docs" / "operating.md").read_text()
+
+
+@pytest.fixture
+def flags(capsys: pytest.CaptureFixture[str]) -> set[str]:
+    for parse in (parse_config, parse_arguments):
+        with pytest.raises(SystemExit):
+            parse(["--help"])
+    return set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) | {"--target"}
+
+
+def test_every_flag_it_names_exists(flags: set[str]) -> None:
+    named = set(re.findall(r"--[a-z][a-z-]+", PAGE))
+    assert len(named) > 10
+    assert named <= flags
+
+
+def test_both_programs_have_the_flags_of_logs() -> None:
+    shared = ["--log-format", "json", "--log-level", "warning", "--log-stats-interval", "3"]
+    engine, frontend = parse_config(shared, {}), parse_arguments(shared, {})
+    for config in (engine, frontend):
+        assert (config.log_format, config.log_level, config.log_stats_interval_s) == ("json", "warning", 3.0)
+    defaults = {field.name: field.default for field in dataclasses.fields(FrontendConfig)}
+    assert (defaults["log_requests"], defaults["log_prompts"]) == (False, False)
+
+
+def test_names_and_numbers_are_those_of_the_code() -> None:
+    assert f"`{SERVICE_NAME}`" in PAGE
+    assert all(f"`{name}`" in PAGE for name in SERVICE_NAMES if name)
+    assert f"{MAX_PROMPT_CHARS:,} characters" in PAGE
