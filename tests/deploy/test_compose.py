@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 
 from frontend.client import ChairliftClient, GenerationError
 
@@ -99,7 +101,7 @@ def run(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]
 
 
 def _clean_environment() -> dict[str, str]:
-    known = ("MODEL", "MODELS_DIR", "GRPC_PORT", "HTTP_PORT", "RESTART", "HF_", "CHAIRLIFT_", "COMPOSE_")
+    known = ("MODEL", "GRPC_PORT", "HTTP_PORT", "PROMETHEUS_", "GRAFANA_", "RESTART", "HF_", "CHAIRLIFT_", "COMPOSE_")
     return {name: value for name, value in os.environ.items() if not name.startswith(known)}
 
 
@@ -133,11 +135,26 @@ def ports() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def stack(ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def watch_ports() -> dict[str, int]:
+    """Those of the profile monitoring, by service."""
+    return {"prometheus": free_port(), "grafana": free_port()}
+
+
+@pytest.fixture(scope="module")
+def stack(
+    ports: tuple[int, int], watch_ports: dict[str, int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
     """The pair, up and healthy."""
     assert COMMAND is not None
     env_file = tmp_path_factory.mktemp("compose") / "env"
-    env_file.write_text(f"GRPC_PORT={ports[0]}\nHTTP_PORT={ports[1]}\nCHAIRLIFT_SERVED_MODEL_NAME=from-the-env-file\n")
+    settings = {
+        "GRPC_PORT": ports[0],
+        "HTTP_PORT": ports[1],
+        "PROMETHEUS_PORT": watch_ports["prometheus"],
+        "GRAFANA_PORT": watch_ports["grafana"],
+        "CHAIRLIFT_SERVED_MODEL_NAME": "from-the-env-file",
+    }
+    env_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     made = Stack(tuple(COMMAND), ROOT, f"chairlift-test-{os.getpid()}", env_file)
     try:
         made.compose("--profile", "load", "build")
@@ -145,7 +162,7 @@ def stack(ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> I
         made.wait_healthy("frontend")
         yield made
     finally:
-        made.compose("down", "--volumes", "--timeout", "20", check=False)
+        made.compose("--profile", "monitoring", "down", "--volumes", "--timeout", "20", check=False)
 
 
 def answer(ports: tuple[int, int]) -> str:
@@ -222,6 +239,43 @@ def test_load_generator_replays_a_trace(stack: Stack, tmp_path: Path) -> None:
     words = " ".join(done.stdout.split())
     assert "Errors: 0" in words
     assert "Output tokens: 80 of 80" in words
+
+
+def read_json(port: int, path: str) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+        return json.load(response)
+
+
+def start_watcher(stack: Stack, service: str) -> None:
+    """Starts a service of the profile monitoring and waits for it; skips where its image cannot be had."""
+    image = yaml.safe_load((stack.root / "compose.yaml").read_text())["services"][service]["image"]
+    if not _works(["docker", "image", "inspect", image]) and not _works(["docker", "pull", image]):
+        pytest.skip(f"{image} is not here and cannot be pulled")
+    stack.compose("--profile", "monitoring", "up", "--detach", "--no-deps", service)
+    stack.wait_healthy(service)
+
+
+def test_prometheus_watches_the_frontend(stack: Stack, watch_ports: dict[str, int]) -> None:
+    start_watcher(stack, "prometheus")
+
+    def targets() -> list[tuple[str, str]]:
+        data = read_json(watch_ports["prometheus"], "/api/v1/targets")["data"]
+        return [(target["labels"]["job"], target["health"]) for target in data["activeTargets"]]
+
+    stack.wait("prometheus", lambda _: targets() == [("chairlift", "up")])
+
+
+def test_grafana_shows_the_dashboard_to_everybody_and_lets_nobody_change_it(
+    stack: Stack, watch_ports: dict[str, int]
+) -> None:
+    start_watcher(stack, "grafana")
+    port = watch_ports["grafana"]
+    shown = read_json(port, "/api/dashboards/uid/chairlift")
+    assert shown["meta"]["provisioned"] is True
+    assert shown["meta"]["canSave"] is False
+    assert len(shown["dashboard"]["panels"]) > 10
+    with pytest.raises(urllib.error.HTTPError, match=r"40[13]"):
+        read_json(port, "/api/admin/settings")
 
 
 def test_killed_engine_is_unavailable_and_comes_back(stack: Stack, ports: tuple[int, int]) -> None:
@@ -321,7 +375,7 @@ def test_taken_port_is_named(stack: Stack, ports: tuple[int, int]) -> None:
 
 
 def test_down_leaves_nothing(stack: Stack) -> None:
-    stack.compose("down", "--volumes", "--timeout", "20")
+    stack.compose("--profile", "monitoring", "down", "--volumes", "--timeout", "20")
     assert docker("ps", "--all", "--quiet", *stack.filters) == ""
     assert docker("network", "ls", "--quiet", *stack.filters) == ""
     assert docker("volume", "ls", "--quiet", *stack.filters) == ""

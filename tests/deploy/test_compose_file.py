@@ -10,7 +10,9 @@ import yaml
 from engine.flags import parse_config
 from frontend.config import parse_arguments
 
-SERVICES = ["engine", "engine-gpu", "frontend", "loadgen"]
+BUILT = ["engine", "engine-gpu", "frontend", "loadgen"]  # here, by deploy/Dockerfile
+PULLED = ["prometheus", "grafana"]
+SERVICES = BUILT + PULLED
 # Variables of the programs that are not for .env: compose.yaml gives the flag itself, or a container has no use for it.
 ENGINE_KEEPS = {"DEVICE", "ENGINE_HOST", "ENGINE_PORT", "UDS", "EXIT_ON_STDIN_CLOSE", "STEP_LOG"}
 FRONTEND_KEEPS = {
@@ -50,11 +52,38 @@ def test_service_is_locked_down(compose: dict[str, Any], name: str) -> None:
     assert re.fullmatch(r"\d+g", service["mem_limit"])
     assert service["tmpfs"]
     assert all("size=" in mount for mount in service["tmpfs"])
-    assert not {"privileged", "cap_add", "pid", "ipc", "network_mode", "user"} & set(service)
+    assert not {"privileged", "cap_add", "pid", "ipc", "network_mode"} & set(service)
     assert "docker.sock" not in str(service)
 
 
-@pytest.mark.parametrize("name", ["engine", "engine-gpu", "frontend"])
+def test_nobody_is_root(compose: dict[str, Any]) -> None:
+    assert not any("user" in compose["services"][name] for name in BUILT)  # the Dockerfile says it
+    users = {name: compose["services"][name]["user"].partition(":")[0] for name in PULLED}
+    assert users == {"prometheus": "65534", "grafana": "472"}  # those of the images, whose volumes belong to them
+
+
+@pytest.mark.parametrize("name", PULLED)
+def test_images_of_others_have_a_version(compose: dict[str, Any], name: str) -> None:
+    assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(-\w+)?", compose["services"][name]["image"])
+
+
+@pytest.mark.parametrize("name", PULLED)
+def test_monitoring_reads_its_settings_and_writes_its_own_volume_alone(
+    compose: dict[str, Any], root: Path, name: str
+) -> None:
+    mounts = compose["services"][name]["volumes"]
+    assert [mount.partition(":")[0] for mount in mounts if isinstance(mount, str)] == [name]
+    for mount in mounts:
+        if isinstance(mount, dict):
+            assert mount["read_only"] is True
+            assert (root / mount["source"]).is_dir()
+
+
+def test_watching_does_not_wait_for_what_is_watched(compose: dict[str, Any]) -> None:
+    assert not any("depends_on" in compose["services"][name] for name in PULLED)
+
+
+@pytest.mark.parametrize("name", ["engine", "engine-gpu", "frontend", *PULLED])
 def test_failing_service_is_not_started_for_ever(compose: dict[str, Any], name: str) -> None:
     assert re.fullmatch(r"on-failure:\d", compose["services"][name]["restart"])
 
@@ -72,12 +101,17 @@ def test_engines_have_no_port_and_meet_frontends_on_an_internal_network(compose:
 
 def test_ports_are_published_on_loopback_alone(compose: dict[str, Any]) -> None:
     assert compose["services"]["frontend"]["ports"] == ["127.0.0.1:50051:50051", "127.0.0.1:8000:8000"]
-    assert [name for name in SERVICES if "ports" in compose["services"][name]] == ["frontend"]
+    assert compose["services"]["prometheus"]["ports"] == ["127.0.0.1:9090:9090"]
+    assert compose["services"]["grafana"]["ports"] == ["127.0.0.1:3000:3000"]
+    assert [name for name in SERVICES if "ports" in compose["services"][name]] == ["frontend", *PULLED]
 
 
 def test_profiles_add_to_the_pair(compose: dict[str, Any]) -> None:
     profiles = {name: service.get("profiles", []) for name, service in compose["services"].items()}
-    assert profiles == {"engine": [], "engine-gpu": ["gpu"], "frontend": [], "loadgen": ["load"]}
+    assert profiles == {
+        "engine": [], "engine-gpu": ["gpu"], "frontend": [], "loadgen": ["load"],
+        "prometheus": ["monitoring"], "grafana": ["monitoring"],
+    }  # fmt: skip
     (device,) = compose["services"]["engine-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
     assert "gpu" in device["capabilities"]
@@ -114,7 +148,7 @@ def test_every_variable_of_the_example_is_one_that_compose_reads(compose: dict[s
 
 
 def test_frontend_image_has_no_part_that_computes(compose: dict[str, Any]) -> None:
-    extras = {name: service["build"]["args"]["EXTRA"] for name, service in compose["services"].items()}
+    extras = {name: compose["services"][name]["build"]["args"]["EXTRA"] for name in BUILT}
     assert extras == {"engine": "engine", "engine-gpu": "engine", "frontend": "frontend,otel", "loadgen": "loadgen"}
 
 

@@ -1,0 +1,58 @@
+"""A page of /metrics as a frontend with an engine serves it, and the files of deploy/monitoring."""
+
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import ModuleType
+
+import grpc
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.app import FrontendApp
+from frontend.config import FrontendConfig
+from frontend.testing.fake_engine import FakeEngine
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def promql() -> ModuleType:
+    """promql.py beside this file."""
+    spec = importlib.util.spec_from_file_location("monitoring_promql", HERE / "promql.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def monitoring() -> Path:
+    """deploy/monitoring."""
+    return HERE.parents[2] / "deploy" / "monitoring"
+
+
+@pytest.fixture(params=["chairlift", "vllm"])
+def prefix(request: pytest.FixtureRequest) -> str:
+    """Of --metrics-prefix."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def page(prefix: str) -> AsyncIterator[str]:
+    """What /metrics says after one request, through a real frontend in front of an engine without a model."""
+    engine = FakeEngine()
+    engine.load = engine_pb.LoadStats(num_free_blocks=100)
+    address = await engine.start()
+    app = FrontendApp(FrontendConfig(port=0, http=False, engine=address, metrics_prefix=prefix))
+    await app.start()
+    await app.wait_serving(10)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
+        await GenerationServiceStub(channel).Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="abc")))
+    await app.calls.wait_idle()
+    yield app.metrics.render().decode()
+    await app.stop()
+    await engine.kill()

@@ -1,0 +1,143 @@
+"""A real Prometheus, with the configuration of deploy/monitoring, on a real frontend that asks for a key."""
+
+import asyncio
+import json
+import math
+import shutil
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.app import FrontendApp
+from frontend.config import FrontendConfig
+from frontend.testing.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus, a package of Debian's")
+
+KEY = "0123456789abcdef"
+TIMEOUT_S = 60.0
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+async def frontend() -> AsyncIterator[FrontendApp]:
+    """A frontend with traffic: a request after the other, on an engine whose totals grow."""
+    engine = FakeEngine(heartbeat_s=0.05)
+    engine.load = engine_pb.LoadStats(step_us=2000, execute_us=1500, num_batched_tokens=8, num_free_blocks=100)
+    address = await engine.start()
+    app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=address, api_key=(KEY,)))
+    await app.start()
+    await app.wait_serving(10)
+
+    async def talk() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
+            call = GenerationServiceStub(channel).Generate
+            while True:
+                request = pb.GenerateRequest(spec=pb.GenerationSpec(text="abc"))
+                await call(request, metadata=[("authorization", f"Bearer {KEY}")])
+                assert engine.load is not None
+                for total in ("prefix_cache_queries", "prefix_cache_hits", "num_generated_tokens"):
+                    name = f"{total}_total"
+                    setattr(engine.load, name, getattr(engine.load, name) + 4)
+
+    traffic = asyncio.create_task(talk())
+    yield app
+    traffic.cancel()
+    await asyncio.gather(traffic, return_exceptions=True)
+    await app.stop()
+    await engine.kill()
+
+
+@pytest.fixture
+async def prometheus(frontend: FrontendApp, monitoring: Path, tmp_path: Path) -> AsyncIterator[Ask]:
+    """ask(path, **parameters): the data of Prometheus' answer."""
+    config = yaml.safe_load((monitoring / "prometheus" / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
+    (job,) = config["scrape_configs"]
+    del job["dns_sd_configs"]  # names of containers; the rest is as it is
+    job["static_configs"] = [{"targets": [f"127.0.0.1:{frontend.http_port}"]}]
+    job["authorization"]["credentials_file"] = "api-key"
+    (tmp_path / "api-key").write_text(KEY)
+    (tmp_path / "alerts.yml").write_text((monitoring / "prometheus" / "alerts.yml").read_text())
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            "prometheus", "--config.file=prometheus.yml", f"--web.listen-address={address}", "--storage.tsdb.path=data",
+            cwd=tmp_path, stdout=log, stderr=log,
+        )  # fmt: skip
+
+    def read(path: str, parameters: dict[str, str]) -> Any:
+        url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    async def ask(path: str, **parameters: str) -> Any:
+        return await asyncio.to_thread(read, path, parameters)
+
+    async def is_up() -> bool:
+        try:
+            targets = (await ask("targets"))["activeTargets"]
+        except OSError:
+            return False
+        return [target["health"] for target in targets] == ["up"]
+
+    try:
+        await until(is_up, lambda: (tmp_path / "log").read_text())
+        yield ask
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def until(is_so: Callable[[], Any], why_not: Callable[[], str]) -> None:
+    """Waits for something of another process, which can only be asked again and again."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + TIMEOUT_S
+    while not await is_so():
+        assert loop.time() < deadline, why_not()
+        await asyncio.sleep(0.2)
+
+
+@pytest.mark.slow
+async def test_every_panel_has_data(prometheus: Ask, monitoring: Path) -> None:
+    dashboard = json.loads((monitoring / "grafana" / "dashboards" / "chairlift.json").read_text())
+    variables = {"$__rate_interval": "5s", "$model": "(fake)", "$engine": "(0)"}
+    (instance,) = await prometheus("label/instance/values", **{"match[]": "chairlift:engine_up"})
+    missing = {target["expr"]: panel for panel in dashboard["panels"] for target in panel.get("targets", ())}
+
+    async def ask_again() -> bool:
+        for query in list(missing):
+            text = query.replace("$frontend", instance)
+            for variable, value in variables.items():
+                text = text.replace(variable, value)
+            samples = (await prometheus("query", query=text))["result"]
+            if samples and all(math.isfinite(float(sample["value"][1])) for sample in samples):
+                del missing[query]
+        return not missing
+
+    await until(ask_again, lambda: "\n".join(missing))
+
+
+@pytest.mark.slow
+async def test_alerts_are_evaluated_and_silent(prometheus: Ask) -> None:
+    states: dict[str, tuple[str, str]] = {}
+
+    async def are_silent() -> bool:
+        (group,) = (await prometheus("rules"))["groups"]
+        states.update({rule["name"]: (rule["health"], rule["state"]) for rule in group["rules"]})
+        return set(states.values()) == {("ok", "inactive")}  # before the first scrape one of them waits
+
+    await until(are_silent, lambda: str(states))
