@@ -10,6 +10,8 @@ from typing import Any, TextIO
 
 TEXT, JSON = "text", "json"
 
+_CLEAR = "\x1b[K"  # from the cursor to the end of the line
+
 _log = logging.getLogger("engine")
 
 
@@ -21,19 +23,23 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """Shows a line below the log, in place of the one before; "" takes it away."""
+        """Shows a line below the log, in place of the one before; "" takes it away.
+
+        The cursor stays in front of it: what another process writes to this terminal goes over it, not behind it.
+        """
         with self.lock or threading.RLock():
             width = os.get_terminal_size(self.stream.fileno()).columns or 80
-            self._write("\r\x1b[K" + text[: width - 1] if text or self._shown else "")
-            self._shown = text
+            if text or self._shown:
+                self._write(f"{_CLEAR}{text[: width - 1]}\r")
+            self._shown = text[: width - 1]
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line above it."""
         if self._shown:
-            self._write("\r\x1b[K")
+            self._write(_CLEAR)
         super().emit(record)
         if self._shown:
-            self._write(self._shown)
+            self._write(f"{self._shown}\r")
 
     def _write(self, text: str) -> None:
         self.stream.write(text)

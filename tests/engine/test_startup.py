@@ -90,4 +90,4 @@ def test_log_lines_go_above_the_line_that_is_shown() -> None:
         handler.emit(logging.LogRecord("engine", logging.INFO, "", 0, "a line", None, None))
         handler.show("")
         written = screen.read(1000)
-    assert written == b"\r\x1b[Kloading weights\r\x1b[Ka line\r\nloading weights\r\x1b[K"
+    assert written == b"\x1b[Kloading weights\r\x1b[Ka line\r\nloading weights\r\x1b[K\r"

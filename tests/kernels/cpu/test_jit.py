@@ -28,8 +28,9 @@ def test_kernels_compile_without_a_folder_to_cache_in(monkeypatch, caplog):
     assert "no folder can be written" in record.message
 
 
-def test_a_kernel_that_is_compiled_is_counted_once(monkeypatch):
+def test_a_kernel_that_is_compiled_is_counted_once(monkeypatch, tmp_path):
     """Parts of it are not, nor is it again when it is compiled for other types."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))  # an empty one
     monkeypatch.setattr(jit, "_kernels", [])
 
     @jit.inline
