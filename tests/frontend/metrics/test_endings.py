@@ -254,7 +254,7 @@ async def test_request_that_only_the_engine_finds_too_long_is_refused(pair, text
 async def test_request_without_an_engine_is_refused(make_pair, text_request, ended):
     pair = await make_pair()
     pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
-    await until(lambda: not pair.app.engine.serving)
+    await until(lambda: not pair.app.engines.serving)
     assert await status_of(pair.stub().StreamGenerate(text_request("abc"))) is grpc.StatusCode.UNAVAILABLE
     assert ended(pair) == {"ENGINE_UNAVAILABLE": 1}
     pair.engine.set_state(engine_pb.ENGINE_STATE_SERVING)

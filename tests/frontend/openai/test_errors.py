@@ -83,7 +83,7 @@ async def test_client_retries_what_the_engine_refuses_for_now(make_pair, connect
 async def test_without_an_engine_everything_is_503(make_pair, connect):
     pair = await make_pair(http=True)
     pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
-    while pair.app.engine.serving:
+    while pair.app.engines.serving:
         await asyncio.sleep(0)
     client = connect(pair)
     for call in (client.completions.create(model="fake", prompt="x"), client.models.list()):
