@@ -233,7 +233,7 @@ async def test_deadline_ends_the_wait_for_the_queue(pair):
 
 
 async def test_engine_that_goes_away_fails_all_answers_quietly(make_pair, caplog):
-    pair = await make_pair()
+    pair = await make_pair(failover_timeout_s=0)
     call = await running(pair, several("abc", 8))
     await pair.engine.kill()
     assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE

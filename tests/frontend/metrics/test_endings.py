@@ -222,7 +222,7 @@ async def test_engine_that_dies_and_frontend_that_stops_are_errors_billed_for_wh
         assert ended(pair) == {"error": 1}
         assert billed(pair) == (6, 2)
 
-    pair = await make_pair()
+    pair = await make_pair(failover_timeout_s=0)
     await after_two_tokens(pair, pair.engine.kill)
     pair = await make_pair()
     await after_two_tokens(pair, lambda: pair.app.drain(0.0))

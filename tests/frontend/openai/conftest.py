@@ -15,7 +15,7 @@ from frontend.testing.fake_engine import FakeEngine
 
 @pytest.fixture
 async def http_pair(make_pair):
-    return await make_pair(http=True)
+    return await make_pair(http=True, failover_timeout_s=0)
 
 
 @pytest.fixture
