@@ -37,8 +37,8 @@ _HELP = {
     "tls_key": "its key, PEM, not encrypted",
     "tls_client_ca": "certificates, PEM; clients must show one that these have signed",
     "insecure_bind": "take a --host beyond this machine without TLS and a key",
-    "engine": "address of an engine: HOST:PORT or unix:PATH; may be repeated (the variable: separated by commas); a name "
-    "stands for all of its addresses, and is looked up again and again",
+    "engine": "address of an engine: HOST:PORT or unix:PATH; may be repeated (the variable: separated by commas); a "
+    "name stands for all of its addresses, and is looked up again and again",
     "tokenizer": "folder with the tokenizer's files; without it they come from the engine",
     "max_queued_requests": "most requests that may wait for their first token",
     "max_queued_tokens": "most prompt tokens that may wait to be computed",

@@ -1,4 +1,4 @@
-"""All engines of this frontend: each has a client, each request goes to one of them, and on to another when that is lost.
+"""All engines of this frontend: each has a client, each request goes to one of them, and to another when that is lost.
 
 Engines come from addresses that are given and from names that are looked up again and again (`resolver.py`). All that
 are used serve the same model: that of the engine which has been attached longest. Which one gets a request is
@@ -98,7 +98,9 @@ class EnginePool:
             raise self._unavailable()
         return self._usable[self._placement.least_loaded(self._candidates())][1]
 
-    def submit(self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool, now_s: float) -> Ticket:
+    def submit(
+        self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool, now_s: float
+    ) -> Ticket:
         """Sends a request to an engine; if none is there any more, it waits for one.
 
         Args:

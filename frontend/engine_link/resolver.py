@@ -1,7 +1,7 @@
 """The addresses of engines, as they are given and as a name server knows them.
 
-`dns:NAME:PORT`, and NAME:PORT for any name but localhost, stands for all addresses of the name, which may change: each is
-an engine. Everything else (HOST:PORT with a number for a host, unix:PATH) is one engine, always.
+`dns:NAME:PORT`, and NAME:PORT for any name but localhost, stands for all addresses of the name, which may change: each
+is an engine. Everything else (HOST:PORT with a number for a host, unix:PATH) is one engine, always.
 """
 
 import asyncio

@@ -47,9 +47,7 @@ class EngineSession:
         num_waiting_tokens: prompt tokens of the requests here that have no first token yet.
     """
 
-    def __init__(
-        self, *, vocab_size: int, step_window: int, wake: Callable[[], None], give_back: GivesBack
-    ) -> None:
+    def __init__(self, *, vocab_size: int, step_window: int, wake: Callable[[], None], give_back: GivesBack) -> None:
         self._vocab_size = vocab_size
         self._give_back = give_back
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)

@@ -81,7 +81,8 @@ class RequestMetrics:
             self.refused.labels(error_reason(kind("")))  # there at zero, or sums over it would have no value
         self.success = counter("request_success", "Accepted requests by how they ended.", (*LABELS, "finished_reason"))
         self.lost_engine = counter(
-            "requests_lost_engine", "Requests whose engine was lost while it had them, to go on elsewhere, by that engine."
+            "requests_lost_engine",
+            "Requests whose engine was lost while it had them, to go on elsewhere, by that engine.",
         )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens billed: of requests with an answer, whole or not.")
         self.prompt_tokens_cached = counter("prompt_tokens_cached", "Of these, tokens found in the prefix cache.")

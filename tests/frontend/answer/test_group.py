@@ -209,9 +209,9 @@ async def test_first_answer_that_finds_the_queue_full_ends_the_call(pair):
 
 
 async def test_other_answer_that_is_refused_for_good_ends_the_call(pair):
-    pair.engine.rejections = [None, None, rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping", retry_after_s=0)]
+    pair.engine.rejections = [None, None, rejection(engine_pb.REJECTION_REASON_TOO_LONG, "9 blocks, 8 in all")]
     error = await failure(stream(pair, several("abc", 4, **ENDLESS)))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     await pair.idle()
 
 

@@ -159,7 +159,9 @@ class Reading:
 def read(text_request: Any) -> Callable[..., Reading]:
     """read(world, text, ...) -> Reading of an answer with its token ids."""
 
-    def start(world: World, text: str, *, output: dict[str, Any] | None = None, timeout: Any = None, **stop: Any) -> Any:
+    def start(
+        world: World, text: str, *, output: dict[str, Any] | None = None, timeout: Any = None, **stop: Any
+    ) -> Any:
         stop = {"max_tokens": 3000, **stop}
         options = pb.OutputOptions(token_ids=True, **(output or {}))
         return Reading(world.stub.StreamGenerate(text_request(text, output=options, **stop), timeout=timeout))

@@ -7,7 +7,6 @@ import grpc
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from chairlift.v1 import generation_service_pb2 as pb
 from frontend.engine_link import resolver
 from frontend.engine_link.resolver import name_and_port
 from frontend.testing.byte_tokenizer import byte_tokenizer_files

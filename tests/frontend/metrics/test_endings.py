@@ -182,7 +182,9 @@ async def test_too_much_waiting_here_or_in_the_engine_is_shed(make_pair, text_re
     assert billed(pair) == (400, 256)
 
 
-async def test_failure_in_the_engine_or_here_is_an_error(pair, text_request, ended, monkeypatch):
+async def test_failure_in_the_engine_or_here_is_an_error(make_pair, text_request, ended, monkeypatch):
+    pair = await make_pair(failover_timeout_s=0)
+
     def broken(step):
         for completion in step.completions:
             completion.reason = engine_pb.COMPLETION_REASON_ENGINE_ERROR
@@ -193,7 +195,7 @@ async def test_failure_in_the_engine_or_here_is_an_error(pair, text_request, end
     await pair.idle()
     assert ended(pair) == {"error": 1}
     pair.engine.rewrite_step = lambda step: [step]
-    pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping")]
+    pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping") for _ in range(2)]
     assert await status_of(pair.stub().StreamGenerate(text_request("abc"))) is grpc.StatusCode.UNAVAILABLE
     await pair.idle()
     assert ended(pair) == {"error": 2}

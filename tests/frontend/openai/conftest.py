@@ -45,7 +45,9 @@ def blocking_client() -> Iterator[openai.OpenAI]:
 
     async def serve() -> None:
         engine = FakeEngine()
-        app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=(await engine.start(),), tool_call_parser="hermes"))
+        app = FrontendApp(
+            FrontendConfig(port=0, http_port=0, engine=(await engine.start(),), tool_call_parser="hermes")
+        )
         await app.start()
         await app.wait_serving(10)
         stop = asyncio.Event()

@@ -92,7 +92,10 @@ async def test_without_an_engine_everything_is_503(make_pair, connect):
 
 
 async def test_one_prompt_of_a_list_that_fails_ends_all(client, http_pair):
-    http_pair.engine.rejections = [None, *(rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping") if n in (0, 2) else None for n in range(3))]
+    http_pair.engine.rejections = [
+        None,
+        *(rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping") if n in (0, 2) else None for n in range(3)),
+    ]
     error = await refused(client.completions.create(model="fake", prompt=["aaaaaaaaaa", "b", "cccccccccc"]))
     assert error.status_code == 503
     await http_pair.idle()
