@@ -163,9 +163,10 @@ class RequestStream:
         """
         if self._closed:
             return
-        num_known = self.num_tokens - start_index
+        num_tokens = len(self.output_ids)
+        num_known = num_tokens - start_index
         if num_known < 0:
-            raise EngineFault(f"the engine sent output token {start_index} when {self.num_tokens} was next")
+            raise EngineFault(f"the engine sent output token {start_index} when {num_tokens} was next")
         if num_known:
             token_ids = token_ids[num_known:]
             logprobs = logprobs.without_first(num_known) if logprobs else None
@@ -180,7 +181,7 @@ class RequestStream:
             self.first_token_at_s = time.monotonic()
             self.on_first_token()
         self.output_ids.extend(token_ids)
-        if self._num_granted <= self.num_tokens < self._max_tokens:
+        if self._num_granted <= num_tokens + len(token_ids) < self._max_tokens:
             self._engine_idle_since_s = time.monotonic()
         self._token_ids += token_ids
         if logprobs is not None:

@@ -190,6 +190,7 @@ async def test_reader_without_credit_loses_nothing(make_world, text_request, ids
         assert (await anext(messages)).HasField("started")
         index = await held(world)
         await world.until(lambda: world.engines[index].all_parked)
+        await asyncio.sleep(0.05)  # nobody but the lost engine could have told of it
         await world.kill(index)
         text, finished = "", []
         async for message in messages:
@@ -198,6 +199,7 @@ async def test_reader_without_credit_loses_nothing(make_world, text_request, ids
     assert text == TEXT
     assert len(finished) == 1
     check_account(finished[0])
+    assert finished[0].timing.parked.ToMicroseconds() >= 45_000
 
 
 async def test_cancelled_request_is_not_moved(make_world, read):
