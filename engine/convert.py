@@ -79,6 +79,7 @@ def request_from_submission(
         token_credit=submission.token_credit or None,
         label=submission.request_id,
         session=session,
+        has_moved=submission.epoch > 0,
         constraint=constraint_from_submission(submission, limits.vocab_size, limits.end_token_ids),
     )
 

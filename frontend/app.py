@@ -17,7 +17,7 @@ from frontend.access.tls import load_tls
 from frontend.admission import Admission
 from frontend.calls import ActiveCalls
 from frontend.config import FrontendConfig
-from frontend.engine_link.client import EngineClient
+from frontend.engine_link.pool import EnginePool
 from frontend.errors import ConfigError, ServerDraining
 from frontend.generation import Generations
 from frontend.grpc_door.interceptor import ErrorInterceptor
@@ -71,18 +71,20 @@ class FrontendApp:
         self._health = Health(SERVICE_NAME)
         self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
         self.metrics = Metrics(config.metrics_prefix, self.admission, place)
-        self.engine = EngineClient(
+        self.engines = EnginePool(
             config.engine,
             self._tokenizers,
-            self.metrics.engine(),
+            self.metrics,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
+            failover_timeout_s=config.failover_timeout_s,
+            max_moves=config.max_moves,
             on_change=self._update_health,
         )
         self.calls = ActiveCalls()
         self._spans = _spans(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
         self.grammars = GrammarCompiler(CompileLimits(config.grammar_timeout_s, config.grammar_memory_bytes))
         self._generations = Generations(
-            self.engine,
+            self.engines,
             self.admission,
             self.metrics.requests,
             self.grammars,
@@ -107,7 +109,7 @@ class FrontendApp:
         return self._http.port if self._http is not None else None
 
     async def start(self) -> None:
-        """Opens the ports and starts looking for the engine.
+        """Opens the ports and starts looking for engines.
 
         Raises:
             ConfigError: a port cannot be had.
@@ -147,13 +149,13 @@ class FrontendApp:
         self._start_http()
         await server.start()
         self._server = server
-        self.engine.start()
+        self.engines.start()
         if config.log_stats_interval_s:
             traffic = self.metrics.requests.traffic
             self._traffic_log = asyncio.create_task(log_traffic(traffic, config.log_stats_interval_s))
         for watch in self._watches:
             watch.start()
-        logger.info("listening on %s:%d, engine %s", host, self.port, config.engine)
+        logger.info("listening on %s:%d, engine %s", host, self.port, ", ".join(config.engine))
 
     async def wait_serving(self, timeout_s: float | None) -> None:
         """Waits until requests are taken.
@@ -180,7 +182,7 @@ class FrontendApp:
         except TimeoutError:
             logger.warning("%d calls have not finished within %g s", self.calls.num_active, grace_s)
         num_cut = self.calls.num_active
-        await self.engine.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
+        await self.engines.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
         return num_running - num_cut
 
     async def stop(self) -> None:
@@ -188,7 +190,7 @@ class FrontendApp:
         self._draining = True
         self._update_health()
         self.calls.refuse_new()
-        await self.engine.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
+        await self.engines.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
         if self._http is not None:
             await self._http.stop()
         if self._server is not None:
@@ -257,7 +259,7 @@ class FrontendApp:
         logger.info("serving HTTP on port %d", self._http.port)
 
     def _update_health(self) -> None:
-        self._health.set_serving(self.engine.serving and not self._draining)
+        self._health.set_serving(self.engines.serving and not self._draining)
 
 
 def _spans(endpoint: str) -> "OtlpSpans":

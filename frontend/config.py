@@ -37,7 +37,8 @@ _HELP = {
     "tls_key": "its key, PEM, not encrypted",
     "tls_client_ca": "certificates, PEM; clients must show one that these have signed",
     "insecure_bind": "take a --host beyond this machine without TLS and a key",
-    "engine": "address of the engine: HOST:PORT or unix:PATH",
+    "engine": "address of an engine: HOST:PORT or unix:PATH; may be repeated (the variable: separated by commas); a "
+    "name stands for all of its addresses, and is looked up again and again",
     "tokenizer": "folder with the tokenizer's files; without it they come from the engine",
     "max_queued_requests": "most requests that may wait for their first token",
     "max_queued_tokens": "most prompt tokens that may wait to be computed",
@@ -49,6 +50,8 @@ _HELP = {
     "grammar_timeout_s": "most seconds that compiling the form of an answer (a schema, a grammar) may take",
     "grammar_memory_bytes": "most bytes of memory that compiling one may take",
     "heartbeat_timeout_s": "seconds without a message after which the engine counts as gone",
+    "failover_timeout_s": "seconds that a request whose engine is gone waits for another; 0: none",
+    "max_moves": "most engines in a row that a request may lose without getting further; then it fails",
     "workers": "processes that share the ports and the engine; more than 1 helps only where one takes all of a core",
     "reuse_port": "share the port with other frontend processes (SO_REUSEPORT)",
     "reflection": "serve gRPC server reflection",
@@ -85,7 +88,7 @@ class FrontendConfig:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     insecure_bind: bool = False
-    engine: str = "127.0.0.1:50052"
+    engine: tuple[str, ...] = ("127.0.0.1:50052",)
     tokenizer: Path | None = None
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 18
@@ -99,6 +102,8 @@ class FrontendConfig:
     grammar_timeout_s: float = 2.0
     grammar_memory_bytes: int = 512 << 20
     heartbeat_timeout_s: float = 5.0
+    failover_timeout_s: float = 30.0
+    max_moves: int = 3
     workers: int = 1
     reuse_port: bool = False
     reflection: bool = True
@@ -124,11 +129,14 @@ class FrontendConfig:
         _check(1 <= self.workers <= MAX_WORKERS, "workers", self.workers, f"between 1 and {MAX_WORKERS}")
         if not hasattr(socket, "SO_REUSEPORT"):
             _check(self.workers == 1, "workers", self.workers, "1: this system cannot share a port (SO_REUSEPORT)")
-        _check(_is_address(self.engine), "engine", self.engine, "HOST:PORT or unix:PATH")
+        _check(bool(self.engine), "engine", "empty", "HOST:PORT or unix:PATH")
+        for address in self.engine:
+            _check(_is_address(address), "engine", address, "HOST:PORT or unix:PATH")
+        _check(self.max_moves >= 0, "max_moves", self.max_moves, "at least 0")
         for name in ("max_queued_requests", "max_queued_tokens", "token_window"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _check(0 < self.stall_timeout_s < float("inf"), "stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
-        for name in ("shutdown_timeout_s", "default_timeout_s", "log_stats_interval_s"):
+        for name in ("shutdown_timeout_s", "default_timeout_s", "failover_timeout_s", "log_stats_interval_s"):
             _check(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "at least 0 seconds")
         _check(0.01 <= self.grammar_timeout_s <= 60, "grammar_timeout_s", self.grammar_timeout_s, "0.01 to 60 seconds")
         least, memory_bytes = MIN_GRAMMAR_MEMORY_BYTES, self.grammar_memory_bytes
@@ -183,13 +191,15 @@ def add_arguments(
         text = f"{_HELP[option.name]} [{variable}]"
         listed = option.name not in unlisted
         if isinstance(option.default, tuple):
+            if isinstance(default, str):
+                default = tuple(default.split(",")) if option.name == "engine" else (default,)
             parser.add_argument(
                 f"--{name}",
                 dest=option.name,
-                default=(default,) if isinstance(default, str) else default,
-                metavar="KEY",
+                default=default,
+                metavar="KEY" if option.name == "api_key" else "ADDRESS",
                 action=_Repeated,
-                help=text,
+                help=text if listed else argparse.SUPPRESS,
             )
         elif isinstance(option.default, bool):
             if isinstance(default, str):
@@ -308,7 +318,7 @@ def _is_loopback(host: str) -> bool:
 def _is_address(address: str) -> bool:
     if address.startswith("unix:"):
         return len(address) > len("unix:")
-    host, colon, port = address.rpartition(":")
+    host, colon, port = address.removeprefix("dns:").rpartition(":")
     return bool(host and colon and port.isascii() and port.isdigit() and 0 < int(port) <= 65535)
 
 

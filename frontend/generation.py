@@ -16,7 +16,7 @@ from frontend.answer.prompt_echo import PromptEcho
 from frontend.chat import ChatFormat, chat_format
 from frontend.deadline import Deadline
 from frontend.engine_link import messages
-from frontend.engine_link.client import EngineClient
+from frontend.engine_link.pool import EnginePool
 from frontend.engine_link.request_stream import CancelReason, RequestStream
 from frontend.engine_link.timing import AnswerTimes
 from frontend.errors import ClientStalled, DeadlineExceeded
@@ -46,10 +46,10 @@ _CHARS_PER_TOKEN = 4
 
 
 class Generations:
-    """Opens generations on the engine that is attached.
+    """Opens generations on the engines that are attached.
 
     Args:
-        engine: the link.
+        engines: the link.
         admission: the queue's bound.
         metrics: where requests are counted.
         grammars: makes grammars of the forms of answers.
@@ -63,7 +63,7 @@ class Generations:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engines: EnginePool,
         admission: Admission,
         metrics: RequestMetrics,
         grammars: GrammarCompiler,
@@ -79,7 +79,7 @@ class Generations:
         self._log_requests = log_requests
         self._log_prompts = log_prompts
         self._spans = spans
-        self._engine = engine
+        self._engines = engines
         self._admission = admission
         self._metrics = metrics
         self._grammars = grammars
@@ -95,7 +95,7 @@ class Generations:
             EngineUnavailable: none is.
             ModelNotFound: `name` is another one.
         """
-        model = self._engine.attachment().model
+        model = self._engines.attachment().model
         convert.check_model(name, model)
         return model
 
@@ -145,7 +145,7 @@ class Generations:
         watch: RequestWatch,
     ) -> AsyncIterator[AnswerGroup]:
         deadline = Deadline(time_remaining_s)
-        attachment = self._engine.attachment()
+        attachment = self._engines.attachment()
         model = attachment.model
         request = convert.generation_request(spec, model, chat, form)
         parsing = self._parsing(request, model)
@@ -180,11 +180,12 @@ class Generations:
                     elapsed_s=submitted_at_s - accepted_at_s,
                     constraints=constraints,
                 )
-                stream = streams[index] = attachment.session.submit(
-                    submission, window=self._token_window, coalesce=self._coalesce
+                ticket = self._engines.submit(
+                    submission, model.key, window=self._token_window, coalesce=self._coalesce, now_s=submitted_at_s
                 )
+                stream = streams[index] = ticket.stream
                 if not index:
-                    watch.submit(max_tokens=max_tokens, now_s=submitted_at_s)
+                    watch.submit(max_tokens=max_tokens, engine=ticket.engine, now_s=submitted_at_s)
                     stream.on_account = watch.account
                 stream.on_first_token = lambda: permits[index].release(time.monotonic(), served=True)
                 return Answer(

@@ -1,5 +1,5 @@
-"""grpc.health.v1 that tells the truth: "" while the process lives, the service's name while an engine is attached and
-takes requests.
+"""grpc.health.v1 that tells the truth: "" while the process lives, the service's name while any engine is attached
+and takes requests.
 
 Not grpc_health's own servicer: when one of several watchers of a service leaves, that one forgets the others, who then
 wait for ever; and one watcher who does not read holds up every change. Here each watcher waits for the next version of

@@ -9,6 +9,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.fair_queue import FairQueue
 from engine.core.request import Request
 
+_AHEAD_TOKENS = 2**50  # more than any start tag; their sum is still exact as a float
 EXPECTED_OUTPUT_TOKENS = 256
 """What an answer that may become that long is thought to cost until it has ended: most stop long before max_tokens."""
 
@@ -58,6 +59,9 @@ class FcfsPolicy:
 
     A request costs its prompt and its answer. The answer's length is a guess until it has ended; what the guess was
     wrong by is charged to the session's next requests.
+
+    Requests that have moved here from an engine that was lost go first, among themselves in the same order: their
+    answers are under way. Their sessions pay for them all the same.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -72,8 +76,8 @@ class FcfsPolicy:
         request.start_tag = self._queue.arrive(request.session, request.request_id, cost)
 
     def order_key(self, request: Request) -> float:
-        """By start tag."""
-        return request.start_tag
+        """By start tag, after those that have moved."""
+        return request.start_tag - _AHEAD_TOKENS if request.has_moved else request.start_tag
 
     def admit(self, request: Request) -> None:
         """Virtual time goes on."""

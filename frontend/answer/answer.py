@@ -156,7 +156,7 @@ class Answer:
         stream, now_s = self._stream, time.monotonic()
         return timing(
             self._times,
-            stream.engine_time,
+            stream.engine_time(now_s),
             first_token_at_s=stream.first_token_at_s,
             client_wait_s=stream.client_wait_s(now_s),
             now_s=now_s,

@@ -76,7 +76,7 @@ class Pair:
 
     def __init__(self, config: FrontendConfig, engine_command: Sequence[str], folder: Path) -> None:
         socket = folder / "engine.sock"
-        self._config = dataclasses.replace(config, engine=f"unix:{socket}")
+        self._config = dataclasses.replace(config, engine=(f"unix:{socket}",))
         self._folder = folder
         self._app = FrontendApp(self._config) if config.workers == 1 else Supervisor(self._config)
         self._engine_command = [

@@ -1,8 +1,8 @@
-"""The one Attach stream of this process: connects, keeps watch, and connects again for ever.
+"""The Attach stream to one engine: connects, keeps watch, and connects again for ever.
 
 What happens on the stream is `session.py`'s; here is the socket: Hello and Welcome, the reading and the writing task,
-the heartbeat, the back-off. An engine that cannot be reached is a state, not an error: requests are refused meanwhile
-and health says NOT_SERVING.
+the heartbeat, the back-off. An engine that cannot be reached is a state, not an error; what it means for requests is
+`pool.py`'s.
 """
 
 import asyncio
@@ -10,16 +10,18 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from frontend import __version__
+from frontend.engine_link.load import EngineLoad, LoadEstimate
 from frontend.engine_link.session import EngineSession, ProtocolViolation
+from frontend.engine_link.ticket import Ticket
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.metrics.engine_metrics import EngineMetrics
 from frontend.model.served_model import ServedModel
@@ -36,7 +38,7 @@ PROTOCOL_MINOR = 0
 _WELCOME_TIMEOUT_S = 10.0
 _MIN_BACKOFF_S = 0.1
 _MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
-_MAX_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 4
 _PROGRESS_LOG_S = 5.0  # between two lines about an engine that loads
 _SAID_LATELY = "loading"
@@ -70,12 +72,32 @@ class Attachment:
 
     Attributes:
         engine: its name in the metrics.
+        block_size: tokens of a block of its cache.
     """
 
     engine: str
     instance_id: str
+    block_size: int
     model: ServedModel
     session: EngineSession
+
+
+class EngineUsers(Protocol):
+    """Who works with engines, as far as an engine's client needs to tell them."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether no other engine serves."""
+        ...
+
+    def changed(self) -> None:
+        """Whether an engine serves, and what, may have changed."""
+
+    def lost(self, client: "EngineClient", tickets: list[Ticket]) -> None:
+        """An engine is gone, with these requests open."""
+
+    def given_back(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+        """An engine does not serve this request now, see `session.py`; another one may."""
 
 
 class EngineClient:
@@ -86,7 +108,8 @@ class EngineClient:
         tokenizers: gives the tokenizer that the engine's model needs.
         metrics: told what the engine says of itself.
         heartbeat_timeout_s: without a message for this long the engine counts as gone.
-        on_change: called when `serving` may have changed.
+        users: told what happens.
+        was_found: nobody has named this address: that nobody is there need not be said.
     """
 
     def __init__(
@@ -96,13 +119,16 @@ class EngineClient:
         metrics: EngineMetrics,
         *,
         heartbeat_timeout_s: float,
-        on_change: Callable[[], None],
+        users: EngineUsers,
+        was_found: bool = False,
     ) -> None:
-        self._address = address
+        self.address = address
         self._tokenizers = tokenizers
-        self._metrics = metrics
+        self.metrics = metrics
+        self._users = users
+        self._was_found = was_found
+        self._load = LoadEstimate()
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._on_change = on_change
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
@@ -118,18 +144,26 @@ class EngineClient:
         """Whether requests are taken."""
         return self._attachment is not None and self._engine_state == pb.ENGINE_STATE_SERVING
 
-    def attachment(self) -> Attachment:
-        """The engine to work with now.
-
-        Raises:
-            EngineUnavailable: there is none, or it takes nothing new.
-        """
-        if self._attachment is None:
-            raise EngineUnavailable("no engine is attached", retry_after_s=_MAX_BACKOFF_S)  # why: see the log
-        if not self.serving:
-            state = pb.EngineState.Name(self._engine_state).removeprefix("ENGINE_STATE_").lower()
-            raise EngineUnavailable(f"the engine is {state}", retry_after_s=_MAX_BACKOFF_S)
+    @property
+    def attachment(self) -> Attachment | None:
+        """The engine that is there, whether it takes requests or not; None: none is."""
         return self._attachment
+
+    @property
+    def state(self) -> str:
+        """What the engine does, in a word."""
+        return pb.EngineState.Name(self._engine_state).removeprefix("ENGINE_STATE_").lower()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that the engine has from here."""
+        return self._attachment.session.num_open if self._attachment is not None else 0
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        assert self._attachment is not None, "there is no engine"
+        session = self._attachment.session
+        return self._load.now(num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
 
     def start(self) -> None:
         """Starts connecting in the background. May be called again."""
@@ -157,9 +191,9 @@ class EngineClient:
                 was_attached = self._attachment is not None
                 self._detach()
             if was_attached:
-                backoff_s, max_backoff_s = _MIN_BACKOFF_S, _MAX_BACKOFF_S
+                backoff_s, max_backoff_s = _MIN_BACKOFF_S, MAX_BACKOFF_S
             else:
-                backoff_s = min(backoff_s * 2, max_backoff_s)
+                backoff_s = min(backoff_s * 2, max_backoff_s if self._users.is_urgent else MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     def _note_away(self, error: Exception) -> None:
@@ -174,7 +208,7 @@ class EngineClient:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     level = logging.ERROR  # waiting will not help, unless somebody does something
                 elif not was_attached:
-                    level = logging.INFO
+                    level = logging.DEBUG if self._was_found else logging.INFO
             case EngineNotReadyError():
                 level, now_s = logging.INFO, time.monotonic()
                 if now_s < self._progress_logged_at_s + _PROGRESS_LOG_S:
@@ -191,34 +225,44 @@ class EngineClient:
         if cause in self._noted_causes or cause == _SAID_LATELY:
             level = logging.DEBUG
         self._noted_causes.add(cause)
-        logger.log(level, "no engine at %s: %s", self._address, reason, exc_info=error if is_defect else None)
+        logger.log(level, "no engine at %s: %s", self.address, reason, exc_info=error if is_defect else None)
 
     def _detach(self) -> None:
         attachment, self._attachment = self._attachment, None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
         if attachment is not None:
-            self._metrics.detach()
-            attachment.session.end(
-                self._parting_error or EngineUnavailable("the engine went away", retry_after_s=_MAX_BACKOFF_S)
-            )
-            self._on_change()
+            self.metrics.detach()
+            error = EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
+            tickets = attachment.session.end(self._parting_error or error)
+            if self._parting_error is not None:
+                for ticket in tickets:
+                    ticket.stream.fail(self._parting_error)
+                tickets = []
+            self._users.changed()
+            self._users.lost(self, tickets)
 
     async def _attach(self) -> None:
-        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
             stub: EngineServiceAsyncStub = EngineServiceStub(channel)
             call = stub.Attach()
             try:
                 welcome = await self._hello(channel, call)
                 model = await self._served_model(stub, welcome.info)
                 session = EngineSession(
-                    vocab_size=model.vocab_size, step_window=welcome.step_window, wake=self._due.set
+                    vocab_size=model.vocab_size,
+                    step_window=welcome.step_window,
+                    wake=self._due.set,
+                    give_back=self._users.given_back,
                 )
-                self._attachment = Attachment(self._metrics.engine, welcome.engine_instance_id, model, session)
-                self._metrics.attach(welcome)
+                self._load = LoadEstimate()
+                self._attachment = Attachment(
+                    self.metrics.engine, welcome.engine_instance_id, welcome.info.block_size, model, session
+                )
+                self.metrics.attach(welcome)
                 self._noted_causes.clear()
                 logger.info(
                     "engine %s attached: instance %s, model %s, max_model_len %d",
-                    self._address,
+                    self.address,
                     welcome.engine_instance_id,
                     model.name,
                     model.max_model_len,
@@ -275,17 +319,21 @@ class EngineClient:
             match response.WhichOneof("event"):
                 case "step":
                     session.deal_step(response.step)
-                    self._metrics.note_step(response.step)
+                    self.metrics.note_step(response.step)
+                    if response.step.HasField("load"):
+                        self._note_load(response.step.load, session)
                 case "admission":
                     session.deal_admission(response.admission)
                 case "status":
-                    self._metrics.note_status(response.status)
+                    self.metrics.note_status(response.status)
+                    if response.status.HasField("load"):
+                        self._note_load(response.status.load, session)
                     self._note_state(response.status)
                 case "drain":
-                    logger.warning("engine %s stops in %d s", self._address, response.drain.grace.seconds)
+                    logger.warning("engine %s stops in %d s", self.address, response.drain.grace.seconds)
                     self._note_state(pb.EngineStatus(state=pb.ENGINE_STATE_DRAINING))
                 case other:
-                    logger.debug("engine %s sent %s, which this version does not know", self._address, other)
+                    logger.debug("engine %s sent %s, which this version does not know", self.address, other)
 
     async def _write(self, call: AttachCall, session: EngineSession) -> None:
         while True:
@@ -306,12 +354,21 @@ class EngineClient:
             await asyncio.sleep(self._heartbeat_timeout_s / _HEARTBEAT_CHECKS)
         raise EngineLostError(f"no message for {self._heartbeat_timeout_s:g} s")
 
+    def _note_load(self, load: pb.LoadStats, session: EngineSession) -> None:
+        if self._attachment is not None:
+            told = EngineLoad(
+                load.num_running + load.num_waiting,
+                load.num_waiting_prefill_tokens,
+                load.num_free_blocks * self._attachment.block_size,
+            )
+            self._load.note(told, num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
+
     def _note_state(self, status: pb.EngineStatus) -> None:
         if status.state != self._engine_state:
             self._engine_state = status.state
             detail = f": {status.detail}" if status.detail else ""
-            logger.info("engine %s is %s%s", self._address, pb.EngineState.Name(status.state), detail)
-            self._on_change()
+            logger.info("engine %s is %s%s", self.address, pb.EngineState.Name(status.state), detail)
+            self._users.changed()
 
 
 async def _until_first_fails(*coroutines: Coroutine[object, object, None]) -> None:

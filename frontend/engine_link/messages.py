@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.engine_link.logprobs import LogprobBatch
-from frontend.engine_link.request_stream import EndReason, EngineAccount, RequestEnd
-from frontend.engine_link.timing import EngineTime
+from frontend.engine_link.request_stream import EndReason, RequestEnd
+from frontend.engine_link.timing import EngineAccount, EngineTime
 from frontend.errors import (
     DeadlineExceeded,
     EngineFault,
@@ -54,7 +54,7 @@ def submission(
     constraints = constraints or Constraints()
     sampling, stop = request.sampling, request.stop
     return pb.Submission(
-        prompt_ids=_u32_bytes(prompt_ids),
+        prompt_ids=ids_to_bytes(prompt_ids),
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -74,9 +74,9 @@ def submission(
             min_tokens=stop.min_tokens,
             stop_token_ids=stop.stop_token_ids,
             ignore_end_token=stop.ignore_end_token,
-            time_budget_ms=None if stop.time_budget_s is None else _budget_ms(stop.time_budget_s - elapsed_s),
+            time_budget_ms=None if stop.time_budget_s is None else budget_ms(stop.time_budget_s - elapsed_s),
         ),
-        remaining_ms=None if remaining_s is None else _remaining_ms(remaining_s),
+        remaining_ms=None if remaining_s is None else remaining_ms(remaining_s),
         priority=request.priority,
         cache_salt=request.cache_salt.encode(),
         top_logprobs=request.output.top_logprobs,
@@ -96,7 +96,7 @@ def request_end(completion: pb.Completion) -> RequestEnd:
     """
     reason = _END_REASONS.get(completion.reason)
     if reason is None:
-        raise _completion_error(completion)
+        raise completion_error(completion)
     return RequestEnd(
         reason=reason,
         stop_token_id=completion.stop_token_id,
@@ -129,7 +129,8 @@ def engine_time(account: pb.TimeAccount) -> EngineTime:
     )
 
 
-def _completion_error(completion: pb.Completion) -> RequestError:
+def completion_error(completion: pb.Completion) -> RequestError:
+    """What a Completion says of a request that ended badly."""
     if completion.reason == pb.COMPLETION_REASON_DEADLINE:
         return DeadlineExceeded(f"the deadline passed after {completion.num_output_tokens} output tokens")
     if completion.reason == pb.COMPLETION_REASON_CANCELLED:
@@ -180,17 +181,20 @@ def prompt_columns(prompt: pb.PromptLogprobs) -> LogprobBatch:
     return LogprobBatch(prompt.top_width, list(prompt.chosen), list(prompt.top_ids), list(prompt.top_values))
 
 
-def _u32_bytes(token_ids: Sequence[int]) -> bytes:
+def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
+    """Token ids as the wire has them."""
     ids = array("I", token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
     return ids.tobytes()
 
 
-def _budget_ms(left_s: float) -> int:
+def budget_ms(left_s: float) -> int:
+    """What is left of a time budget."""
     return max(math.ceil(left_s * 1000), 0)  # one that is used up is the engine's to end, like any other
 
 
-def _remaining_ms(remaining_s: float) -> int:
+def remaining_ms(remaining_s: float) -> int:
+    """What is left until a deadline."""
     # A client may say "for ever" with a deadline of centuries; the field has 32 bits.
     return min(max(int(remaining_s * 1000), 0), 2**32 - 1)

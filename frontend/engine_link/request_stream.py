@@ -2,18 +2,21 @@
 
 The buffer is bounded by credits: the engine may generate `window` tokens ahead of what the client has taken and is then
 parked with its KV cache kept. Credit goes back when the reader comes for more, which it does only after the transport
-has taken what it got before. Knows neither text nor protos; one event loop, one reader.
+has taken what it got before. A stream outlives the engine: when that goes away, it waits for the next one and goes on
+where it was. Knows neither text nor protos; one event loop, one reader.
 """
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from frontend.engine_link.engine_times import EngineTimes
 from frontend.engine_link.logprobs import LogprobBatch, PromptLogprobs
-from frontend.engine_link.timing import EngineTime
+from frontend.engine_link.timing import EngineAccount, EngineTime
 from frontend.errors import EngineFault, RequestError
 
 
@@ -47,13 +50,6 @@ class RequestEnd:
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAccount(EngineTime):
-    """What the engine says of any request that has ended in it, well or not."""
-
-    num_output_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """What was buffered when the reader came: tokens, the end, or both.
@@ -71,7 +67,7 @@ class TokenBatch:
 
 
 class StreamOwner(Protocol):
-    """The session a stream belongs to, as far as the stream needs it."""
+    """Who has the stream now, an engine's session as a rule, as far as the stream needs it."""
 
     def grant(self, handle: int, num_tokens: int) -> None:
         """Lets the engine generate more tokens for a request."""
@@ -86,51 +82,40 @@ class RequestStream:
     Invariant: every index of the output is handed to the reader exactly once, in order, until the end or a failure.
 
     Args:
-        handle: the request's name on the engine's stream.
-        epoch: rows of another epoch belong to an earlier submission.
-        start_index: index of the first token to come.
         window: tokens the engine may be ahead of the reader.
         max_tokens: no credit is granted beyond it.
-        owner: gets the grants and the cancellation.
         prompt_logprobs: gathers those of the prompt, which come before the first token; None: none were asked for.
         coalesce: whether `take` takes all that is there, or one token at a time.
 
     Attributes:
+        handle: the request's name on the engine's stream; 0: no engine has it.
+        epoch: engines that have had it before; rows of another epoch belong to an earlier submission.
+        output_ids: all tokens that have arrived.
         num_cached_tokens: prompt tokens whose KV cache was reused; known from the first token on.
-        engine_time: the engine's newest account of its time; None before the first token.
         on_first_token: called once, when the first token arrives.
-        on_account: called once, with the engine's account; also after `close`, but not if the engine goes away.
+        on_account: called once, with the account of all engines; also after `close`, but not if the engine goes away.
     """
 
     def __init__(
-        self,
-        *,
-        handle: int,
-        epoch: int,
-        start_index: int,
-        window: int,
-        max_tokens: int,
-        owner: StreamOwner,
-        prompt_logprobs: PromptLogprobs | None = None,
-        coalesce: bool = True,
+        self, *, window: int, max_tokens: int, prompt_logprobs: PromptLogprobs | None = None, coalesce: bool = True
     ) -> None:
-        self.handle = handle
-        self.epoch = epoch
+        self.handle = 0
+        self.epoch = 0
+        self.output_ids = array("I")
         self.prompt_logprobs = prompt_logprobs
         self.num_cached_tokens = 0
         self.first_token_at_s: float | None = None  # time.monotonic()
-        self.engine_time: EngineTime | None = None
+        self._times = EngineTimes()
         self._client_wait_s = 0.0
         self._engine_idle_since_s: float | None = None  # without credit, or done; time.monotonic()
         self._reader_busy_since_s: float | None = None  # with what it has taken
         self.on_first_token: Callable[[], None] = _do_nothing
         self.on_account: Callable[[EngineAccount], None] = _ignore
-        self._next_index = start_index
         self._window = window
         self._coalesce = coalesce
-        self._num_granted = start_index + window
+        self._num_granted = window
         self._max_tokens = max_tokens
-        self._owner = owner
+        self._owner: StreamOwner = _NOBODY
         self._token_ids: list[int] = []
         self._logprobs: LogprobBatch | None = None
         self._end: RequestEnd | None = None
@@ -145,7 +130,30 @@ class RequestStream:
         """Whether nothing more is taken from the engine: it has ended, failed, or was closed."""
         return self._closed
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have arrived."""
+        return len(self.output_ids)
+
     # The engine's side.
+
+    def bind(self, handle: int, owner: StreamOwner) -> int:
+        """An engine gets it, under this handle; `owner` gets the grants and the cancellation.
+
+        Returns: tokens it may generate: at least one, because 0 would say any number.
+        """
+        self.handle, self._owner = handle, owner
+        self._times.submit(time.monotonic())
+        self._num_granted = max(self._num_granted, self.num_tokens + 1)
+        return self._num_granted - self.num_tokens
+
+    def lose(self, owner: StreamOwner) -> None:
+        """The engine that had it does not have it any more; until the next one has it, it is `owner`'s."""
+        now_s = time.monotonic()
+        self._times.lose(now_s, parked_s=self.client_wait_s(now_s))
+        self._client_wait_s, self._engine_idle_since_s = 0.0, None
+        self.handle, self._owner = 0, owner
+        self.epoch += 1
 
     def push(self, start_index: int, token_ids: list[int], logprobs: LogprobBatch | None) -> None:
         """Takes new tokens; what is known already is dropped.
@@ -155,9 +163,10 @@ class RequestStream:
         """
         if self._closed:
             return
-        num_known = self._next_index - start_index
+        num_tokens = len(self.output_ids)
+        num_known = num_tokens - start_index
         if num_known < 0:
-            raise EngineFault(f"the engine sent output token {start_index} when {self._next_index} was next")
+            raise EngineFault(f"the engine sent output token {start_index} when {num_tokens} was next")
         if num_known:
             token_ids = token_ids[num_known:]
             logprobs = logprobs.without_first(num_known) if logprobs else None
@@ -171,8 +180,8 @@ class RequestStream:
                 )
             self.first_token_at_s = time.monotonic()
             self.on_first_token()
-        self._next_index += len(token_ids)
-        if self._num_granted <= self._next_index < self._max_tokens:
+        self.output_ids.extend(token_ids)
+        if self._num_granted <= num_tokens + len(token_ids) < self._max_tokens:
             self._engine_idle_since_s = time.monotonic()
         self._token_ids += token_ids
         if logprobs is not None:
@@ -184,8 +193,13 @@ class RequestStream:
 
     def tell_time(self, engine_time: EngineTime) -> None:
         """Takes the engine's account so far."""
-        self.engine_time = engine_time
+        self._times.tell(engine_time)
         self._client_wait_s, self._engine_idle_since_s = 0.0, None
+
+    def tell_account(self, account: EngineAccount) -> None:
+        """Takes the engine's account of all of its time; it has ended there."""
+        self.tell_time(account)
+        self.on_account(self._times.account(account))
 
     def finish(self, end: RequestEnd) -> None:
         """Takes the end.
@@ -195,8 +209,8 @@ class RequestStream:
         """
         if self._closed:
             return
-        if end.num_output_tokens != self._next_index:
-            raise EngineFault(f"the engine counts {end.num_output_tokens} output tokens, {self._next_index} arrived")
+        if end.num_output_tokens != self.num_tokens:
+            raise EngineFault(f"the engine counts {end.num_output_tokens} output tokens, {self.num_tokens} arrived")
         self._end = end
         self._closed = True
         self._engine_idle_since_s = time.monotonic()
@@ -232,7 +246,7 @@ class RequestStream:
         self._reader_busy_since_s = time.monotonic()
         if self._failure is not None:
             raise self._failure
-        first_index = self._next_index - len(self._token_ids)
+        first_index = self.num_tokens - len(self._token_ids)
         if not self._coalesce and len(self._token_ids) > 1:
             return self._take_one(first_index)
         token_ids, self._token_ids = self._token_ids, []
@@ -255,6 +269,10 @@ class RequestStream:
             self._closed = True
             self._owner.cancel(self.handle, reason)
 
+    def engine_time(self, now_s: float) -> EngineTime | None:
+        """The account of all engines so far; None before the first token."""
+        return self._times.so_far(now_s)
+
     def client_wait_s(self, now_s: float) -> float:
         """How long there was nothing to do but to wait for the reader, as far as the engine's account does not tell."""
         if self._engine_idle_since_s is not None and self._reader_busy_since_s is not None:
@@ -272,6 +290,19 @@ class RequestStream:
         self._num_granted += self._num_ungranted
         self._engine_idle_since_s = None
         self._num_ungranted = 0
+
+
+class _Nobody:
+    """Has a stream that no engine has had yet."""
+
+    def grant(self, handle: int, num_tokens: int) -> None:
+        """Is part of what the engine gets with the request."""
+
+    def cancel(self, handle: int, reason: CancelReason) -> None:
+        """There is nothing to stop."""
+
+
+_NOBODY = _Nobody()
 
 
 def _do_nothing() -> None:

@@ -7,19 +7,28 @@ Everything here is synchronous and runs on the event loop's thread.
 import logging
 from collections.abc import Callable
 from itertools import repeat
+from typing import Protocol
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.engine_link import messages
 from frontend.engine_link.command_outbox import CommandOutbox
-from frontend.engine_link.logprobs import LogprobBatch, PromptLogprobs
+from frontend.engine_link.logprobs import LogprobBatch
 from frontend.engine_link.request_stream import CancelReason, RequestStream
-from frontend.errors import EngineFault, FrontendError, RequestError
+from frontend.engine_link.ticket import Ticket
+from frontend.errors import EngineFault, EngineUnavailable, FrontendError, QueueFull, RequestError
 
 logger = logging.getLogger(__name__)
 
 
 class ProtocolViolation(FrontendError):  # noqa: N818 - reads as the reason it is
     """The engine's stream itself cannot be trusted any more; it is dropped and opened anew."""
+
+
+class GivesBack(Protocol):
+    """Takes a request back that the engine cannot serve now, and another one may."""
+
+    def __call__(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+        """`error` is what its client gets if nobody takes it; `was_taken` says that the engine had taken it."""
 
 
 class EngineSession:
@@ -32,12 +41,20 @@ class EngineSession:
         vocab_size: token ids at or above it are a fault of the engine.
         step_window: StepResults the engine sends without an acknowledgement.
         wake: called when there are commands to send.
+        give_back: gets what this engine is too full for, or has given up because it stops.
+
+    Attributes:
+        num_waiting_tokens: prompt tokens of the requests here that have no first token yet.
     """
 
-    def __init__(self, *, vocab_size: int, step_window: int, wake: Callable[[], None]) -> None:
+    def __init__(self, *, vocab_size: int, step_window: int, wake: Callable[[], None], give_back: GivesBack) -> None:
         self._vocab_size = vocab_size
+        self._give_back = give_back
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)
         self._streams: dict[int, RequestStream] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._waiting_tokens: dict[int, int] = {}  # by handle
+        self.num_waiting_tokens = 0
         self._free_handles: list[int] = []
         self._last_step_seq = 0
         self._lost: RequestError | None = None
@@ -47,12 +64,8 @@ class EngineSession:
         """Handles in use."""
         return len(self._streams)
 
-    def submit(self, submission: pb.Submission, *, window: int, coalesce: bool = True) -> RequestStream:
-        """Queues a submission under a free handle, which is written into it together with its credit.
-
-        Args:
-            submission: all but these two.
-            window, coalesce: see RequestStream.
+    def submit(self, ticket: Ticket) -> None:
+        """Queues a request under a free handle.
 
         Raises:
             RequestError: the stream has ended; what `end` was called with.
@@ -60,25 +73,14 @@ class EngineSession:
         if self._lost is not None:
             raise self._lost
         handle = self._free_handles.pop() if self._free_handles else len(self._streams) + 1
+        submission = ticket.next_submission()
         submission.handle = handle
-        submission.token_credit = window
-        prompt_logprobs = None
-        if submission.HasField("prompt_logprobs"):
-            num_prompt_tokens = len(submission.prompt_ids) // messages.BYTES_PER_ID
-            prompt_logprobs = PromptLogprobs(top_width=submission.prompt_logprobs, num_prompt_tokens=num_prompt_tokens)
-        stream = RequestStream(
-            handle=handle,
-            epoch=submission.epoch,
-            start_index=submission.start_index,
-            window=window,
-            max_tokens=submission.stops.max_tokens,
-            owner=self,
-            prompt_logprobs=prompt_logprobs,
-            coalesce=coalesce,
-        )
-        self._streams[handle] = stream
+        submission.token_credit = ticket.stream.bind(handle, self)
+        self._streams[handle] = ticket.stream
+        self._tickets[handle] = ticket
+        self._waiting_tokens[handle] = ticket.num_prompt_tokens + ticket.stream.num_tokens
+        self.num_waiting_tokens += self._waiting_tokens[handle]
         self._outbox.submit(submission)
-        return stream
 
     def grant(self, handle: int, num_tokens: int) -> None:
         """Lets the engine generate more tokens for a request."""
@@ -94,21 +96,30 @@ class EngineSession:
         """All commands that are due, in the order in which they must be sent."""
         return self._outbox.take()
 
-    def end(self, error: RequestError) -> None:
-        """The stream has ended: every open request fails with `error`, and so does every later submission."""
+    def end(self, error: RequestError) -> list[Ticket]:
+        """The stream has ended, and every later submission fails with `error`.
+
+        Returns: the requests that were open and that somebody still waits for.
+        """
         if self._lost is None:
             self._lost = error
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(error)
+        self._streams.clear()
+        self._waiting_tokens.clear()
+        tickets, self._tickets = self._tickets, {}
+        return [ticket for ticket in tickets.values() if not ticket.stream.closed]
 
     def deal_admission(self, result: pb.AdmissionResult) -> None:
-        """Fails the submissions that the engine did not take."""
+        """Fails the submissions that the engine did not take, or gives them back."""
         for rejection in result.rejections:
             stream = self._streams.get(rejection.handle)
             if stream is not None and stream.epoch == rejection.epoch:
-                self._release(stream)
-                stream.fail(messages.rejection_error(rejection))
+                ticket = self._release(stream)
+                error = messages.rejection_error(rejection)
+                # A full queue is for who has just come; whoever has been promised an answer waits for a place.
+                if isinstance(error, EngineUnavailable) or (isinstance(error, QueueFull) and stream.epoch):
+                    self._return(ticket, error, was_taken=False)
+                else:
+                    stream.fail(error)
 
     def deal_step(self, step: pb.StepResult) -> None:
         """Deals one step out to its requests and acknowledges it.
@@ -122,7 +133,9 @@ class EngineSession:
         for first in step.first_tokens:
             stream = self._streams.get(first.handle)
             if stream is not None and stream.epoch == first.epoch:
-                stream.num_cached_tokens = first.num_cached_tokens
+                self.num_waiting_tokens -= self._waiting_tokens.pop(first.handle, 0)
+                if not stream.num_tokens:  # else it has been told with a first token elsewhere
+                    stream.num_cached_tokens = first.num_cached_tokens
         for account in step.time_accounts:
             stream = self._streams.get(account.handle)
             if stream is not None and stream.epoch == account.epoch:
@@ -134,8 +147,7 @@ class EngineSession:
         for completion in step.completions:
             stream = self._streams.get(completion.handle)
             if stream is not None and stream.epoch == completion.epoch:
-                self._release(stream)
-                self._complete(stream, completion)
+                self._complete(self._release(stream), completion)
         self._outbox.acknowledge(step.step_seq)
 
     def _deal_prompt_logprobs(self, step_seq: int, prompt: pb.PromptLogprobs) -> None:
@@ -183,23 +195,36 @@ class EngineSession:
         stream.fail(EngineFault(message))
         self.cancel(stream.handle, CancelReason.CLIENT)
 
-    def _complete(self, stream: RequestStream, completion: pb.Completion) -> None:
+    def _complete(self, ticket: Ticket, completion: pb.Completion) -> None:
+        stream = ticket.stream
         account = messages.engine_account(completion)
-        stream.tell_time(account)
-        stream.on_account(account)
+        if completion.reason == pb.COMPLETION_REASON_CANCELLED and not stream.closed:  # not by us
+            stream.tell_time(account)
+            self._return(ticket, messages.completion_error(completion), was_taken=True)
+            return
+        stream.tell_account(account)
         try:
             stream.finish(messages.request_end(completion))
         except RequestError as error:
             stream.fail(error)
 
-    def _release(self, stream: RequestStream) -> None:
-        del self._streams[stream.handle]
-        self._outbox.forget(stream.handle)
-        self._free_handles.append(stream.handle)
+    def _return(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+        if not ticket.stream.closed:
+            self._give_back(ticket, error, was_taken=was_taken)
+
+    def _release(self, stream: RequestStream) -> Ticket:
+        handle = stream.handle
+        del self._streams[handle]
+        self.num_waiting_tokens -= self._waiting_tokens.pop(handle, 0)
+        self._outbox.forget(handle)
+        self._free_handles.append(handle)
+        return self._tickets.pop(handle)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; used by tests."""
         assert not set(self._free_handles) & set(self._streams), "a handle is free and in use"
         assert len(set(self._free_handles)) == len(self._free_handles), "a handle is free twice"
+        assert self._tickets.keys() == self._streams.keys() >= self._waiting_tokens.keys()
+        assert self._lost or self.num_waiting_tokens == sum(self._waiting_tokens.values())
         used = self._free_handles + list(self._streams)
         assert sorted(used) == list(range(1, len(used) + 1)) or self._lost, "a handle has been lost"

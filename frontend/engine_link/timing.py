@@ -13,13 +13,25 @@ from chairlift.v1 import generation_service_pb2 as pb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTime:
-    """Where the engine says the time of a request went so far; what stands in none of these was decoding."""
+    """Where the engine says the time of a request went so far; what stands in none of these was decoding.
+
+    Attributes:
+        moved_s: from the loss of an engine to the first step of the next; no engine tells that, `engine_times.py` does.
+    """
 
     queued_s: float
     prefill_s: float
     parked_s: float = 0.0
     preempted_s: float = 0.0
     num_preemptions: int = 0
+    moved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAccount(EngineTime):
+    """The same of a request that has ended, well or not."""
+
+    num_output_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +80,7 @@ def timing(
     prefill = part(engine.prefill_s)
     preempted = part(engine.preempted_s)
     parked = part(engine.parked_s + client_wait_s)
+    moved = part(engine.moved_s)
     if first_token_at_s is None:
         queued, left_us, first_token = _duration(left_us), 0, None
     else:
@@ -83,7 +96,7 @@ def timing(
         decode=_duration(left_us),
         parked=parked,
         preempted=preempted,
-        moved=Duration(),
+        moved=moved,
     )
 
 

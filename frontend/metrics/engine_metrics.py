@@ -78,11 +78,17 @@ class EngineMetrics:
             metrics.step_s.labels(*labels), metrics.execute_s.labels(*labels), metrics.num_tokens.labels(*labels)
         )
         self._requests.series(*labels)
+        self._requests.lost_engine.labels(*labels)
         self.note_status(welcome.status)
 
     def detach(self) -> None:
         """The engine has gone."""
         self.welcome = self.load = self._steps = None
+
+    def count_lost(self, num_requests: int) -> None:
+        """So many requests have lost this engine, and are to go on elsewhere."""
+        assert self.model_name is not None, "it has been attached"
+        self._requests.lost_engine.labels(self.model_name, self.engine).inc(num_requests)
 
     def note_status(self, status: pb.EngineStatus) -> None:
         """Takes the load out of a heartbeat."""

@@ -1,5 +1,7 @@
 """All metrics of one frontend process, or of all workers together, and their text for Prometheus."""
 
+from itertools import count
+
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, generate_latest
 
 from frontend.admission import Admission
@@ -57,10 +59,16 @@ class Metrics:
         self._told.register(EngineCollector(prefix, self._engines))
 
     def engine(self) -> EngineMetrics:
-        """One more engine; its label counts from 0, as vLLM's."""
-        engine = EngineMetrics(str(len(self._engines)), self._steps, self.requests)
+        """One more engine; its label is the lowest number that none has, from 0, as vLLM's."""
+        taken = {engine.engine for engine in self._engines}
+        label = next(label for label in map(str, count()) if label not in taken)
+        engine = EngineMetrics(label, self._steps, self.requests)
         self._engines.append(engine)
         return engine
+
+    def drop_engine(self, engine: EngineMetrics) -> None:
+        """An engine that will not come back; its number is free again."""
+        self._engines.remove(engine)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""

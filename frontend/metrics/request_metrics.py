@@ -53,6 +53,7 @@ class RequestSeries:
         self.params_n = metrics.params_n.labels(*labels)
         self.params_max_tokens = metrics.params_max_tokens.labels(*labels)
         self.num_preemptions = metrics.num_preemptions.labels(*labels)
+        self.moved_s = metrics.moved_s.labels(*labels)
 
 
 class RequestMetrics:
@@ -85,6 +86,10 @@ class RequestMetrics:
         for kind in (InvalidRequest, RequestTooLong, ModelNotFound, EngineUnavailable):
             self.refused.labels(error_reason(kind("")))  # there at zero, or sums over it would have no value
         self.success = counter("request_success", "Accepted requests by how they ended.", (*LABELS, "finished_reason"))
+        self.lost_engine = counter(
+            "requests_lost_engine",
+            "Requests whose engine was lost while it had them, to go on elsewhere, by that engine.",
+        )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens billed: of requests with an answer, whole or not.")
         self.prompt_tokens_cached = counter("prompt_tokens_cached", "Of these, tokens found in the prefix cache.")
         self.generation_tokens = counter("generation_tokens", "Output tokens billed: those sent to clients.")
@@ -119,6 +124,11 @@ class RequestMetrics:
         self.params_n = histogram("request_params_n", "Answers asked for.", _N_BUCKETS)
         self.params_max_tokens = histogram(
             "request_params_max_tokens", "The limit in force on output tokens.", _TOKEN_BUCKETS
+        )
+        self.moved_s = histogram(
+            "request_moved_time_seconds",
+            "From the loss of an engine to the first step of the next, of requests that moved.",
+            _PHASE_BUCKETS,
         )
         self.num_preemptions = histogram(
             "request_num_preemptions", "Times a request lost its KV cache and was recomputed.", _PREEMPTION_BUCKETS

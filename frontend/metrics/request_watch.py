@@ -12,7 +12,7 @@ from typing import Self
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.deadline import Deadline
-from frontend.engine_link.request_stream import EngineAccount
+from frontend.engine_link.timing import EngineAccount
 from frontend.errors import RequestError
 from frontend.metrics.outcome import COMPLETE_OUTCOMES, Outcome, failed_outcome, is_refusal
 from frontend.metrics.request_log import RequestLine
@@ -61,6 +61,7 @@ class RequestWatch:
         self._deadline = Deadline(time_remaining_s)
         self._streamed = streamed
         self._series: RequestSeries | None = None
+        self._model_name = self._engine = ""
         self._num_answers = 1
         self._accepted_at_s = 0.0
         self._submitted_at_s = 0.0
@@ -104,17 +105,22 @@ class RequestWatch:
         self._tell_end(error_code, error_code or outcome.value)
 
     def accept(self, request: GenerationRequest, model_name: str, engine: str, *, now_s: float) -> None:
-        """It asks for something that can be served here."""
+        """It asks for something that can be served here, as things stand by this engine."""
         if self._line is not None:
             self._line.accept(request, model_name)
         self._series = series = self._metrics.series(model_name, engine)
+        self._model_name, self._engine = model_name, engine
         self._accepted_at_s = now_s
         self._num_answers = request.num_answers
         series.params_n.observe(request.num_answers)
         self._traffic.num_waiting += 1
 
-    def submit(self, *, max_tokens: int, now_s: float) -> None:
-        """It goes to the engine."""
+    def submit(self, *, max_tokens: int, engine: str | None, now_s: float) -> None:
+        """It goes to an engine, under whose name it counts from now on, wherever it may go later; None: it waits for
+        one.
+        """
+        if engine is not None and engine != self._engine:
+            self._series = self._metrics.series(self._model_name, engine)
         self._submitted_at_s = now_s
         self._accepted_series.params_max_tokens.observe(max_tokens)
 
@@ -144,6 +150,8 @@ class RequestWatch:
         series = self._accepted_series
         series.queued_s.observe(self._submitted_at_s - self._accepted_at_s + account.queued_s)
         series.num_preemptions.observe(account.num_preemptions)
+        if account.moved_s:
+            series.moved_s.observe(account.moved_s)
         if self._trace is not None:
             self._trace.account(account, accepted_at_s=self._accepted_at_s, submitted_at_s=self._submitted_at_s)
         if account.num_output_tokens:

@@ -1,9 +1,22 @@
 """The model behind the engine as the frontend knows it: its limits, its tokenizer, its defaults."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from frontend.model.defaults import SamplingDefaults
 from frontend.model.tokenizer import Tokenizer
+
+
+class ModelKey(NamedTuple):
+    """What must be equal in two engines for a request to go to either, or on from one to the other."""
+
+    name: str
+    weights_revision: str
+    tokenizer_sha256: bytes
+    max_model_len: int
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+    max_logprobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +41,16 @@ class ServedModel:
     max_logprobs: int
     tokenizer: Tokenizer
     defaults: SamplingDefaults
+
+    @property
+    def key(self) -> ModelKey:
+        """See ModelKey."""
+        return ModelKey(
+            self.name,
+            self.weights_revision,
+            self.tokenizer.sha256,
+            self.max_model_len,
+            self.vocab_size,
+            self.end_token_ids,
+            self.max_logprobs,
+        )

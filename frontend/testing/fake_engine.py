@@ -47,6 +47,7 @@ class FakeEngine(EngineServiceServicer):
         heartbeat_s: pause between status messages.
         files: what GetTokenizer sends; the byte tokenizer's files if None.
         state: what the engine says of itself.
+        weights_revision: so does this.
 
     Attributes:
         submissions: everything submitted, in order.
@@ -68,7 +69,9 @@ class FakeEngine(EngineServiceServicer):
         heartbeat_s: float = 0.1,
         files: Mapping[str, bytes] | None = None,
         state: pb.EngineState = pb.ENGINE_STATE_SERVING,
+        weights_revision: str = "none",
     ) -> None:
+        self._weights_revision = weights_revision
         self.address = address
         self.max_model_len = max_model_len
         self.step_interval_s = step_interval_s
@@ -232,7 +235,7 @@ class FakeEngine(EngineServiceServicer):
             self.submissions.append(submission)
             rejection = self.rejections.pop(0) if self.rejections else None
             if rejection is not None:
-                rejection.handle = submission.handle
+                rejection.handle, rejection.epoch = submission.handle, submission.epoch
                 result.rejections.append(rejection)
                 continue
             result.accepted_handles.append(submission.handle)
@@ -299,7 +302,7 @@ class FakeEngine(EngineServiceServicer):
     def _info(self) -> pb.EngineInfo:
         return pb.EngineInfo(
             model="fake",
-            weights_revision="none",
+            weights_revision=self._weights_revision,
             tokenizer_sha256=self.sha256,
             max_model_len=self.max_model_len,
             block_size=16,

@@ -37,8 +37,12 @@ class FakeRequest:
         self._budget_end_s = now_s + submission.stops.time_budget_ms / 1000 if has_budget else float("inf")
         self._parked_since_s: float | None = None
         self._parked_s = 0.0
-        self._num_output_tokens = submission.start_index
+        self._num_output_tokens = 0
         self._started = False
+        for token_id in _ids(submission.output_ids):  # the same answer, or it is nobody's
+            assert token_id == self._next_token(), f"output {self._num_output_tokens} is {token_id}"
+            self._num_output_tokens += 1
+        assert self._num_output_tokens == submission.start_index, "start_index is the number of output_ids"
 
     def advance(self, step: pb.StepResult, max_tokens: int, now_s: float) -> None:
         """Adds up to `max_tokens` tokens of this request to a step, and its Completion if it ends."""
@@ -49,6 +53,8 @@ class FakeRequest:
         elif now_s >= min(self._deadline_s, self._budget_end_s):
             is_budget = self._budget_end_s <= self._deadline_s
             reason = pb.COMPLETION_REASON_TIME_BUDGET if is_budget else pb.COMPLETION_REASON_DEADLINE
+        if self._num_output_tokens and not reason and not self._started:  # a continuation may have nothing left to do
+            reason = self._stop_reason(self._last_token())
         was_parked = self._leave_parking(now_s)
         while not reason and len(token_ids) < max_tokens and self.credit > 0:
             token_ids.append(self._next_token())
@@ -67,7 +73,7 @@ class FakeRequest:
                 handle=self.submission.handle,
                 epoch=self.submission.epoch,
                 reason=reason,
-                stop_token_id=token_ids[-1] if is_stop else 0,
+                stop_token_id=self._last_token() if is_stop else 0,
                 num_prompt_tokens=len(self._prompt_ids),
                 num_cached_tokens=1,
                 num_output_tokens=self._num_output_tokens,
@@ -122,6 +128,12 @@ class FakeRequest:
                 top_ids=[(self._prompt_ids[index] + rank) % VOCAB_SIZE for index in indices for rank in range(width)],
                 top_values=[prompt_logprob(index) - rank for index in indices for rank in range(width)],
             )
+
+    def _last_token(self) -> int:
+        self._num_output_tokens -= 1
+        token_id = self._next_token()
+        self._num_output_tokens += 1
+        return token_id
 
     def _next_token(self) -> int:
         position = self._num_output_tokens % (len(self._prompt_ids) + 1)

@@ -41,7 +41,7 @@ async def _serve(order: WorkerOrder, reports: BinaryIO) -> None:
     watches = [asyncio.create_task(_watch_parent(stop))]
     try:
         if order.is_replacement:
-            app.engine.start()
+            app.engines.start()
             with suppress(TimeoutError):
                 await app.wait_serving(_ENGINE_PATIENCE_S)
         await app.start()

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -33,14 +34,14 @@ class Pair:
 
     @property
     def session(self) -> Any:
-        return self.app.engine.attachment().session
+        return self.app.engines.attachment().session
 
     async def idle(self) -> None:
         """Waits until nothing is left of any request, on either side."""
         async with asyncio.timeout(10):
             await self.app.calls.wait_idle()
             await self.engine.wait_for(lambda: self.engine.num_open == 0)
-            while self.app.engine.serving and self.session.num_open:
+            while self.app.engines.serving and self.session.num_open:
                 await asyncio.sleep(0)
         assert self.app.admission.num_requests == 0
         assert self.app.admission.num_tokens == 0
@@ -59,7 +60,7 @@ async def make_pair() -> AsyncIterator[MakePair]:
         engine = engine or FakeEngine()
         address = await engine.start()
         config = {"http": False, **config}
-        pair = Pair(engine, FrontendApp(FrontendConfig(port=0, http_port=0, engine=address, **config)))
+        pair = Pair(engine, FrontendApp(FrontendConfig(port=0, http_port=0, engine=(address,), **config)))
         pairs.append(pair)
         await pair.app.start()
         if wait:
@@ -70,7 +71,7 @@ async def make_pair() -> AsyncIterator[MakePair]:
     for pair in pairs:
         for channel in pair.channels:
             await channel.close()
-        if pair.app.engine.serving:
+        if pair.app.engines.serving:
             pair.engine.resume()
             await pair.idle()
             pair.session.check_integrity()
@@ -97,3 +98,25 @@ def text_request() -> Callable[..., pb.StreamGenerateRequest]:
         )
 
     return make
+
+
+@pytest.fixture
+def scrape() -> Callable[..., Any]:
+    """Samples of one name by the values of some labels: a bare value for one label, the one sample's value for none."""
+
+    def read(metrics: Any, name: str, *labels: str) -> Any:
+        samples = [
+            sample
+            for family in text_string_to_metric_families(metrics.render().decode())
+            for sample in family.samples
+            if sample.name == name
+        ]
+        if not labels:
+            return sum(sample.value for sample in samples)
+        values = {}
+        for sample in samples:
+            key = tuple(sample.labels[label] for label in labels)
+            values[key[0] if len(key) == 1 else key] = sample.value
+        return values
+
+    return read

@@ -35,6 +35,8 @@ def test_flags_are_parsed():
         "0",
         "--engine",
         "unix:/run/e.sock",
+        "--engine",
+        "dns:engines:50052",
         "--stall-timeout",
         "2.5",
         "--no-reflection",
@@ -43,7 +45,8 @@ def test_flags_are_parsed():
         "9",
     ]
     parsed = parse_arguments(argv, {})
-    assert (parsed.port, parsed.engine, parsed.stall_timeout_s) == (0, "unix:/run/e.sock", 2.5)
+    assert (parsed.port, parsed.stall_timeout_s) == (0, 2.5)
+    assert parsed.engine == ("unix:/run/e.sock", "dns:engines:50052")
     assert (parsed.reflection, parsed.uvloop, parsed.max_queued_tokens) == (False, True, 9)
 
 
@@ -59,7 +62,6 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
         "http": False,
         "http_host": "::1",
         "http_port": 4321,
-        "engine": "there:1",
         "tokenizer": tmp_path,
         "max_queued_requests": 3,
         "max_queued_tokens": 4,
@@ -67,6 +69,8 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
         "stall_timeout_s": 6.5,
         "shutdown_timeout_s": 7.5,
         "heartbeat_timeout_s": 8.5,
+        "failover_timeout_s": 9.5,
+        "max_moves": 7,
         "reuse_port": True,
         "reflection": False,
         "uvloop": True,
@@ -77,7 +81,9 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
     }
     environ = {"CHAIRLIFT_" + name.removesuffix("_s").upper(): str(value) for name, value in values.items()}
     environ["CHAIRLIFT_API_KEY"] = "one,key"
-    assert parse_arguments([], environ) == FrontendConfig(**values, api_key=("one,key",))
+    environ["CHAIRLIFT_ENGINE"] = "there:1,[::1]:2"
+    expected = FrontendConfig(**values, api_key=("one,key",), engine=("there:1", "[::1]:2"))
+    assert parse_arguments([], environ) == expected
 
 
 def test_flag_wins_over_its_variable():

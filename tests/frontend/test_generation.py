@@ -261,8 +261,8 @@ async def test_small_windows_lose_nothing(make_pair, text_request, window):
     assert pair.engine.submissions[0].token_credit == window
 
 
-async def test_engine_replaced_while_tokenizing(make_pair, text_request, monkeypatch):
-    pair = await make_pair()
+async def test_engine_lost_while_tokenizing(make_pair, text_request, monkeypatch):
+    pair = await make_pair(failover_timeout_s=0)
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(*args):
@@ -274,7 +274,7 @@ async def test_engine_replaced_while_tokenizing(make_pair, text_request, monkeyp
     call = asyncio.create_task(failure(pair.stub().StreamGenerate(text_request("abc"))))
     await entered.wait()
     await pair.engine.kill()
-    while pair.app.engine.serving:
+    while pair.app.engines.serving:
         await asyncio.sleep(0)
     go_on.set()
     assert (await call).code() is grpc.StatusCode.UNAVAILABLE

@@ -42,7 +42,7 @@ async def test_answer_ends_well_with_what_there_is(make_pair, text_request):
 async def test_budget_runs_from_acceptance(make_pair, text_request):
     """What tokenizing has taken is gone."""
     pair = await make_pair()
-    tokenizer = pair.app.engine.attachment().model.tokenizer
+    tokenizer = pair.app.engines.attachment().model.tokenizer
     encode = tokenizer.encode
 
     async def slow(text):
@@ -58,7 +58,7 @@ async def test_budget_runs_from_acceptance(make_pair, text_request):
 
 async def test_answer_whose_time_is_used_up_before_the_engine_has_it_is_empty(make_pair, text_request):
     pair = await make_pair()
-    tokenizer = pair.app.engine.attachment().model.tokenizer
+    tokenizer = pair.app.engines.attachment().model.tokenizer
     encode = tokenizer.encode
 
     async def slow(text):

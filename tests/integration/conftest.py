@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,16 +94,17 @@ def wait_until_served(target: str, processes: Processes, *, api_key: str | None 
 
 @pytest.fixture(scope="module")
 def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., PairAddress]]:
-    """start_pair(*engine_flags) -> PairAddress; everything ends with the module."""
+    """start_pair(*engine_flags, frontend_flags=()) -> PairAddress; everything ends with the module."""
     started: list[Processes] = []
 
-    def start(*engine_flags: str) -> PairAddress:
+    def start(*engine_flags: str, frontend_flags: Sequence[str] = ()) -> PairAddress:
         processes = Processes(tmp_path_factory.mktemp("pair"))
         started.append(processes)
         path = processes.folder / "engine.sock"
         port = find_free_port()
         engine = processes.start("engine", "--uds", str(path), *engine_flags)
-        frontend = processes.start("frontend", "--engine", f"unix:{path}", "--port", str(port), "--no-http")
+        flags = ("--engine", f"unix:{path}", "--port", str(port), "--no-http", *frontend_flags)
+        frontend = processes.start("frontend", *flags)
         target = f"127.0.0.1:{port}"
         wait_until_served(target, processes)
         return PairAddress(target, f"unix:{path}", processes, engine, frontend)

@@ -27,6 +27,16 @@ def test_fcfs_orders_by_acceptance_and_knows_one_class(make_request: MakeRequest
     assert policy.preemption_class(early) == policy.preemption_class(late)
 
 
+def test_requests_that_have_moved_go_first_and_among_themselves_in_order(make_request: MakeRequest) -> None:
+    policy = FcfsPolicy(4)
+    requests = [make_request(number, 1000, has_moved=number >= 3, session=number % 2) for number in range(6)]
+    for request in requests:
+        policy.arrive(request)
+    order = sorted(requests, key=lambda request: (policy.order_key(request), request.request_id))
+    assert [request.request_id for request in order] == [3, 4, 5, 0, 1, 2]
+    assert policy.order_key(requests[5]) > policy.order_key(requests[3])  # exact, however far ahead they are
+
+
 @pytest.mark.parametrize(("waited_s", "comes_first"), [(19.0, False), (21.0, True)])
 def test_priority_ageing_is_worth_one_level_per_ageing_s(
     make_request: MakeRequest, waited_s: float, comes_first: bool

@@ -209,9 +209,9 @@ async def test_first_answer_that_finds_the_queue_full_ends_the_call(pair):
 
 
 async def test_other_answer_that_is_refused_for_good_ends_the_call(pair):
-    pair.engine.rejections = [None, None, rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping", retry_after_s=0)]
+    pair.engine.rejections = [None, None, rejection(engine_pb.REJECTION_REASON_TOO_LONG, "9 blocks, 8 in all")]
     error = await failure(stream(pair, several("abc", 4, **ENDLESS)))
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     await pair.idle()
 
 
@@ -233,7 +233,7 @@ async def test_deadline_ends_the_wait_for_the_queue(pair):
 
 
 async def test_engine_that_goes_away_fails_all_answers_quietly(make_pair, caplog):
-    pair = await make_pair()
+    pair = await make_pair(failover_timeout_s=0)
     call = await running(pair, several("abc", 8))
     await pair.engine.kill()
     assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE

@@ -79,8 +79,8 @@ async def test_loading_engine_takes_no_requests(make_pair, text_request):
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_engine_that_dies_ends_every_stream_at_once(make_pair, text_request):
-    pair = await make_pair()
+async def test_engine_that_dies_ends_every_stream_at_once_where_nothing_may_wait(make_pair, text_request):
+    pair = await make_pair(failover_timeout_s=0)
     pair.engine.pause()
     stub = pair.stub()
     calls = [asyncio.create_task(failure(stub.StreamGenerate(text_request(str(n))))) for n in range(100)]
@@ -97,7 +97,7 @@ async def test_engine_that_dies_ends_every_stream_at_once(make_pair, text_reques
 
 
 async def test_silent_engine_counts_as_gone(make_pair, text_request):
-    pair = await make_pair(heartbeat_timeout_s=2.0)
+    pair = await make_pair(heartbeat_timeout_s=2.0, failover_timeout_s=0)
     pair.engine.pause()
     call = pair.stub().StreamGenerate(text_request("abc"))
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
@@ -123,16 +123,14 @@ async def test_heartbeats_alone_keep_a_slow_engine(make_pair, text_request):
 async def test_restarted_engine_is_a_new_one(make_pair, text_request, tmp_path):
     address = f"unix:{tmp_path}/engine.sock"
     pair = await make_pair(engine=FakeEngine(address=address))
-    pair.engine.pause()
-    old = asyncio.create_task(failure(pair.stub().StreamGenerate(text_request("old"))))
-    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
-    instance = pair.app.engine.attachment().instance_id
+    instance = pair.app.engines.attachment().instance_id
     await pair.engine.kill()
-    assert (await old).code() is grpc.StatusCode.UNAVAILABLE
+    while pair.app.engines.serving:
+        await asyncio.sleep(0)
     pair.engine = FakeEngine(address=address)
     await pair.engine.start()
     await pair.app.wait_serving(10)
-    assert pair.app.engine.attachment().instance_id != instance
+    assert pair.app.engines.attachment().instance_id != instance
     assert (await pair.stub().Generate(pb.GenerateRequest(spec=text_request("new").spec))).text == "new"
     assert pair.engine.num_tokenizer_fetches == 0  # the same files: nothing to fetch
 
@@ -142,7 +140,7 @@ async def test_another_tokenizer_is_fetched_again(make_pair, text_request, tmp_p
     pair = await make_pair(engine=FakeEngine(address=address))
     assert (await pair.stub().GetModel(pb.GetModelRequest())).has_chat_template
     await pair.engine.kill()
-    while pair.app.engine.serving:
+    while pair.app.engines.serving:
         await asyncio.sleep(0)
     files = {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}
     pair.engine = FakeEngine(address=address, files=files)
@@ -157,7 +155,7 @@ async def test_draining_engine_finishes_what_it_has(pair, text_request):
     call = stub.StreamGenerate(text_request("abc"))
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
     pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
-    while pair.app.engine.serving:
+    while pair.app.engines.serving:
         await asyncio.sleep(0)
     error = await failure(stub.StreamGenerate(text_request("abc")))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -178,8 +176,9 @@ REJECTIONS = {
 
 
 @pytest.mark.parametrize("why", REJECTIONS, ids=engine_pb.RejectionReason.Name)
-async def test_rejection_reaches_the_client_as_its_status(pair, text_request, why):
-    pair.engine.rejections = [rejection(why, "the numbers", retry_after_s=7)]
+async def test_rejection_reaches_the_client_as_its_status(make_pair, text_request, why):
+    pair = await make_pair(failover_timeout_s=0)
+    pair.engine.rejections = [rejection(why, "the numbers", retry_after_s=7) for _ in range(2)]
     error = await failure(pair.stub().StreamGenerate(text_request("abc")))
     assert (error.code(), *details(error)) == REJECTIONS[why]
     assert "the numbers" in error.details()
@@ -216,7 +215,7 @@ async def test_own_tokenizer_of_another_model_is_refused_not_served(make_pair, t
         await other.start()
         await other.wait_for(lambda: len(other.hellos) >= 2)  # refused, and tried again
     pair.engine = other
-    assert not pair.app.engine.serving
+    assert not pair.app.engines.serving
     assert "FAILED_PRECONDITION" in caplog.text
 
 
@@ -302,7 +301,7 @@ async def test_defect_in_the_link_is_logged_with_its_traceback_once(make_pair, c
         await asyncio.sleep(0.01)
     errors = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.exc_info is not None for record in errors] == [True]
-    assert not pair.app.engine.serving
+    assert not pair.app.engines.serving
 
 
 async def test_write_that_meets_the_end_of_the_stream_is_no_defect(make_pair, caplog, monkeypatch):
@@ -312,7 +311,7 @@ async def test_write_that_meets_the_end_of_the_stream_is_no_defect(make_pair, ca
     pair = await make_pair()
     monkeypatch.setattr("grpc.aio._call.StreamStreamCall.write", finished)
     pair.session._outbox.submit(engine_pb.Submission(handle=7))
-    while pair.app.engine.serving:
+    while pair.app.engines.serving:
         await asyncio.sleep(0)
     monkeypatch.undo()
     await pair.app.wait_serving(10)
@@ -325,4 +324,4 @@ async def test_proxy_of_the_environment_is_not_for_the_engine(make_pair, monkeyp
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "grpc_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
-    assert (await make_pair()).app.engine.serving
+    assert (await make_pair()).app.engines.serving

@@ -19,16 +19,10 @@ class Owner:
         self.cancels.append((handle, reason))
 
 
-def make_stream(owner=None, *, window=8, max_tokens=1000, start_index=0, coalesce=True):
-    return RequestStream(
-        handle=3,
-        epoch=0,
-        start_index=start_index,
-        window=window,
-        max_tokens=max_tokens,
-        owner=owner or Owner(),
-        coalesce=coalesce,
-    )
+def make_stream(owner=None, *, window=8, max_tokens=1000, coalesce=True):
+    stream = RequestStream(window=window, max_tokens=max_tokens, coalesce=coalesce)
+    assert stream.bind(3, owner or Owner()) == window
+    return stream
 
 
 def end(num_output_tokens):
@@ -118,10 +112,39 @@ def test_end_that_counts_otherwise_is_a_fault():
         stream.finish(end(2))
 
 
-async def test_continuation_starts_at_its_index():
-    stream = make_stream(start_index=5)
-    stream.push(5, [1], None)
-    assert (await stream.take()).first_index == 5
+async def test_continuation_starts_where_the_engine_before_was_lost():
+    first, second = Owner(), Owner()
+    stream = make_stream(first)
+    stream.push(0, [5, 6, 7], None)
+    stream.lose(second)
+    assert (stream.handle, stream.epoch, list(stream.output_ids)) == (0, 1, [5, 6, 7])
+    assert stream.bind(4, second) == 5  # what is left of the window
+    stream.push(3, [8], None)
+    batch = await stream.take()
+    assert (batch.first_index, batch.token_ids) == (0, [5, 6, 7, 8])
+    stream.close(CancelReason.CLIENT)
+    assert (first.cancels, second.cancels) == ([], [(4, CancelReason.CLIENT)])
+
+
+async def test_credit_that_comes_back_between_two_engines_goes_to_the_next():
+    owner = Owner()
+    stream = make_stream(owner, window=4)
+    stream.push(0, [1, 2, 3, 4], None)
+    stream.lose(Owner())
+    await stream.take()
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert stream.bind(1, owner) == 4
+    assert owner.grants == []
+    reader.cancel()
+
+
+def test_stream_without_credit_gets_one_token_because_none_would_mean_any_number():
+    owner = Owner()
+    stream = make_stream(owner, window=2)
+    stream.push(0, [1, 2], None)
+    stream.lose(Owner())
+    assert stream.bind(1, owner) == 1
 
 
 async def test_failure_comes_before_what_is_buffered():

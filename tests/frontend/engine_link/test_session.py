@@ -7,11 +7,23 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.engine_link.request_stream import CancelReason
 from frontend.engine_link.session import EngineSession, ProtocolViolation
+from frontend.engine_link.ticket import Ticket
 from frontend.errors import EngineFault, EngineUnavailable
 
 
 def make_session(**arguments):
-    return EngineSession(**{"vocab_size": 10, "step_window": 4, "wake": lambda: None, **arguments})
+    defaults = {"vocab_size": 10, "step_window": 4, "wake": lambda: None, "give_back": fail}
+    return EngineSession(**{**defaults, **arguments})
+
+
+def fail(ticket, error, *, was_taken):
+    ticket.stream.fail(error)
+
+
+def submit(session, submission, *, window):
+    ticket = Ticket(submission, None, window=window, now_s=0.0)
+    session.submit(ticket)
+    return ticket.stream
 
 
 def submission(max_tokens=100):
@@ -24,44 +36,51 @@ def completion(handle, reason=pb.COMPLETION_REASON_CANCELLED):
 
 def test_handles_are_free_again_after_completion_only():
     session = make_session()
-    first, second = session.submit(submission(), window=4), session.submit(submission(), window=4)
+    first, second = submit(session, submission(), window=4), submit(session, submission(), window=4)
     assert (first.handle, second.handle) == (1, 2)
     first.close(CancelReason.CLIENT)
-    assert session.submit(submission(), window=4).handle == 3
+    assert submit(session, submission(), window=4).handle == 3
     session.deal_step(pb.StepResult(step_seq=1, completions=[completion(1)]))
-    assert session.submit(submission(), window=4).handle == 1
+    assert submit(session, submission(), window=4).handle == 1
     session.check_integrity()
 
 
 def test_a_cancellation_that_the_end_overtakes_does_not_hit_the_next_request_of_its_handle():
     session = make_session()
-    session.submit(submission(), window=4).close(CancelReason.CLIENT)
+    submit(session, submission(), window=4).close(CancelReason.CLIENT)
     session.deal_step(pb.StepResult(step_seq=1, completions=[completion(1)]))
-    assert session.submit(submission(), window=4).handle == 1
+    assert submit(session, submission(), window=4).handle == 1
     kinds = [command.WhichOneof("command") for command in session.take_commands()]
     assert "cancel" not in kinds
 
 
 def test_handles_are_free_again_after_rejection():
     session = make_session()
-    session.submit(submission(), window=4)
+    submit(session, submission(), window=4)
     rejection = pb.Rejection(handle=1, reason=pb.REJECTION_REASON_QUEUE_FULL)
     session.deal_admission(pb.AdmissionResult(rejections=[rejection]))
     assert session.num_open == 0
-    assert session.submit(submission(), window=4).handle == 1
+    assert submit(session, submission(), window=4).handle == 1
 
 
 def test_ended_session_fails_all_and_takes_nothing():
     session = make_session()
-    stream = session.submit(submission(), window=4)
-    session.end(EngineUnavailable("gone"))
-    assert stream.closed
+    stream = submit(session, submission(), window=4)
+    (ticket,) = session.end(EngineUnavailable("gone"))
+    assert ticket.stream is stream
     with pytest.raises(EngineUnavailable, match="gone"):
-        session.submit(submission(), window=4)
+        submit(session, submission(), window=4)
     stream.close(CancelReason.CLIENT)
     session.grant(1, 5)
     session.cancel(1, CancelReason.CLIENT)
     assert [command.WhichOneof("command") for command in session.take_commands()] == ["submit"]
+
+
+def test_of_an_ended_session_nothing_is_left_that_nobody_waits_for():
+    session = make_session()
+    submit(session, submission(), window=4).close(CancelReason.CLIENT)
+    assert session.num_open == 1
+    assert session.end(EngineUnavailable("gone")) == []
 
 
 @pytest.mark.parametrize("step_seq", [0, 2, 5])
@@ -72,7 +91,7 @@ def test_steps_out_of_order_break_the_session(step_seq):
 
 def test_row_may_hold_several_tokens():
     session = make_session()
-    one, two = session.submit(submission(), window=4), session.submit(submission(), window=4)
+    one, two = submit(session, submission(), window=4), submit(session, submission(), window=4)
     session.deal_step(
         pb.StepResult(
             step_seq=1, handles=[1, 2], token_counts=[2, 1], token_ids=[5, 6, 7], start_indices=[0, 0],
@@ -85,7 +104,7 @@ def test_row_may_hold_several_tokens():
 
 def test_counts_and_epochs_may_be_left_out():
     session = make_session()
-    streams = [session.submit(submission(), window=4) for _ in range(2)]
+    streams = [submit(session, submission(), window=4) for _ in range(2)]
     session.deal_step(pb.StepResult(step_seq=1, handles=[1, 2], token_ids=[5, 6], start_indices=[0, 0]))
     assert [stream._token_ids for stream in streams] == [[5], [6]]
 
@@ -96,7 +115,7 @@ def test_random_engine_leaves_the_invariants_standing():
     for _ in range(4000):
         match rng.randrange(5):
             case 0 | 1:
-                stream = session.submit(submission(), window=rng.randrange(1, 9))
+                stream = submit(session, submission(), window=rng.randrange(1, 9))
                 assert stream.handle not in engine, "the handle is in use in the engine"
                 engine[stream.handle] = stream
                 tokens[stream.handle] = 0
@@ -130,7 +149,7 @@ def asking_session():
     session = make_session()
     asking = submission()
     asking.prompt_ids, asking.prompt_logprobs = bytes(4 * 5), 0
-    return session, session.submit(asking, window=4)
+    return session, submit(session, asking, window=4)
 
 
 def first_token(handle, *prompts):
@@ -153,7 +172,7 @@ def test_gap_in_a_prompts_log_probabilities_breaks_the_session(prompt):
 
 def test_log_probabilities_that_nobody_asked_for_break_the_session():
     session = make_session()
-    session.submit(submission(), window=4)
+    submit(session, submission(), window=4)
     with pytest.raises(ProtocolViolation, match="nobody asked"):
         session.deal_step(pb.StepResult(step_seq=1, prompt_logprobs=[prompt_logprobs(1, 1, 1)]))
 

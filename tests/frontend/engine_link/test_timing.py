@@ -101,13 +101,13 @@ async def test_every_answer_has_a_whole_account(make_pair, text_request, stop, r
 async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_that(make_pair, text_request):
     """The reader comes back when the engine has long used up its credit, and finds the stop text in what it missed."""
     pair = await make_pair(engine=FakeEngine(tokens_per_step=4), token_window=8)
-    attachment = pair.app.engine.attachment()
+    attachment = pair.app.engines.attachment()
     streams = []
     submit = attachment.session.submit
 
-    def watched(*args, **kwargs):
-        streams.append(submit(*args, **kwargs))
-        return streams[-1]
+    def watched(ticket):
+        streams.append(ticket.stream)
+        submit(ticket)
 
     attachment.session.submit = watched
     generations = pair.app._generations
@@ -116,7 +116,7 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
         messages = answer.messages()
         assert (await anext(messages)).HasField("started")
         await pair.engine.wait_for(lambda: pair.engine.num_steps >= 2)
-        while streams[0]._next_index < 8 or not pair.engine.all_parked:
+        while streams[0].num_tokens < 8 or not pair.engine.all_parked:
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)  # the time that is to be accounted for
         finished = finished_of([message async for message in messages])[0]

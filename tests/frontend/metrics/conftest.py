@@ -4,31 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 Scrape = Callable[..., dict[Any, float]]
-
-
-@pytest.fixture
-def scrape() -> Scrape:
-    """Samples of one name by the values of some labels: a bare value for one label, the one sample's value for none."""
-
-    def read(metrics: Any, name: str, *labels: str) -> Any:
-        samples = [
-            sample
-            for family in text_string_to_metric_families(metrics.render().decode())
-            for sample in family.samples
-            if sample.name == name
-        ]
-        if not labels:
-            return sum(sample.value for sample in samples)
-        values = {}
-        for sample in samples:
-            key = tuple(sample.labels[label] for label in labels)
-            values[key[0] if len(key) == 1 else key] = sample.value
-        return values
-
-    return read
 
 
 @pytest.fixture

@@ -182,7 +182,9 @@ async def test_too_much_waiting_here_or_in_the_engine_is_shed(make_pair, text_re
     assert billed(pair) == (400, 256)
 
 
-async def test_failure_in_the_engine_or_here_is_an_error(pair, text_request, ended, monkeypatch):
+async def test_failure_in_the_engine_or_here_is_an_error(make_pair, text_request, ended, monkeypatch):
+    pair = await make_pair(failover_timeout_s=0)
+
     def broken(step):
         for completion in step.completions:
             completion.reason = engine_pb.COMPLETION_REASON_ENGINE_ERROR
@@ -193,7 +195,7 @@ async def test_failure_in_the_engine_or_here_is_an_error(pair, text_request, end
     await pair.idle()
     assert ended(pair) == {"error": 1}
     pair.engine.rewrite_step = lambda step: [step]
-    pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping")]
+    pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping") for _ in range(2)]
     assert await status_of(pair.stub().StreamGenerate(text_request("abc"))) is grpc.StatusCode.UNAVAILABLE
     await pair.idle()
     assert ended(pair) == {"error": 2}
@@ -222,7 +224,7 @@ async def test_engine_that_dies_and_frontend_that_stops_are_errors_billed_for_wh
         assert ended(pair) == {"error": 1}
         assert billed(pair) == (6, 2)
 
-    pair = await make_pair()
+    pair = await make_pair(failover_timeout_s=0)
     await after_two_tokens(pair, pair.engine.kill)
     pair = await make_pair()
     await after_two_tokens(pair, lambda: pair.app.drain(0.0))
@@ -254,7 +256,7 @@ async def test_request_that_only_the_engine_finds_too_long_is_refused(pair, text
 async def test_request_without_an_engine_is_refused(make_pair, text_request, ended):
     pair = await make_pair()
     pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
-    await until(lambda: not pair.app.engine.serving)
+    await until(lambda: not pair.app.engines.serving)
     assert await status_of(pair.stub().StreamGenerate(text_request("abc"))) is grpc.StatusCode.UNAVAILABLE
     assert ended(pair) == {"ENGINE_UNAVAILABLE": 1}
     pair.engine.set_state(engine_pb.ENGINE_STATE_SERVING)

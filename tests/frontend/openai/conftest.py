@@ -15,7 +15,7 @@ from frontend.testing.fake_engine import FakeEngine
 
 @pytest.fixture
 async def http_pair(make_pair):
-    return await make_pair(http=True)
+    return await make_pair(http=True, failover_timeout_s=0)
 
 
 @pytest.fixture
@@ -45,7 +45,9 @@ def blocking_client() -> Iterator[openai.OpenAI]:
 
     async def serve() -> None:
         engine = FakeEngine()
-        app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=await engine.start(), tool_call_parser="hermes"))
+        app = FrontendApp(
+            FrontendConfig(port=0, http_port=0, engine=(await engine.start(),), tool_call_parser="hermes")
+        )
         await app.start()
         await app.wait_serving(10)
         stop = asyncio.Event()

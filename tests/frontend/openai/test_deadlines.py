@@ -167,7 +167,7 @@ async def test_finished_choices_tell_where_their_time_went(slow_pair, connect, s
 
 async def test_deadline_covers_tokenizing(make_pair, connect):
     pair = await make_pair(http=True)
-    tokenizer = pair.app.engine.attachment().model.tokenizer
+    tokenizer = pair.app.engines.attachment().model.tokenizer
     never = asyncio.Event()
 
     async def stuck(text):

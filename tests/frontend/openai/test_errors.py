@@ -83,7 +83,7 @@ async def test_client_retries_what_the_engine_refuses_for_now(make_pair, connect
 async def test_without_an_engine_everything_is_503(make_pair, connect):
     pair = await make_pair(http=True)
     pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
-    while pair.app.engine.serving:
+    while pair.app.engines.serving:
         await asyncio.sleep(0)
     client = connect(pair)
     for call in (client.completions.create(model="fake", prompt="x"), client.models.list()):
@@ -92,7 +92,10 @@ async def test_without_an_engine_everything_is_503(make_pair, connect):
 
 
 async def test_one_prompt_of_a_list_that_fails_ends_all(client, http_pair):
-    http_pair.engine.rejections = [None, rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping"), None]
+    http_pair.engine.rejections = [
+        None,
+        *(rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping") if n in (0, 2) else None for n in range(3)),
+    ]
     error = await refused(client.completions.create(model="fake", prompt=["aaaaaaaaaa", "b", "cccccccccc"]))
     assert error.status_code == 503
     await http_pair.idle()

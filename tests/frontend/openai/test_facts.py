@@ -49,7 +49,7 @@ async def test_models_are_listed_and_found(client):
 async def test_health_follows_the_engine(http_pair):
     assert (await fetch(http_pair, "/health"))[0] == 200
     http_pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
-    while http_pair.app.engine.serving:
+    while http_pair.app.engines.serving:
         await anyio.sleep(0)
     assert (await fetch(http_pair, "/health"))[0] == 503
 

@@ -1,0 +1,88 @@
+"""The time account of a request over all engines that have had it. Each tells only its own part, and only now and then;
+the time between two of them is nobody's but ours. Pure: times of time.monotonic() in.
+"""
+
+from dataclasses import replace
+
+from frontend.engine_link.timing import EngineAccount, EngineTime
+
+_NOTHING = EngineTime(queued_s=0.0, prefill_s=0.0)
+
+
+class EngineTimes:
+    """What has been told and measured so far.
+
+    Up to the first step on the next engine the time since a loss counts as moved. So does all the time with an engine
+    that took the request over and was lost too before it said anything; if it was the first one that said nothing, that
+    time was spent in queues, as far as anybody knows.
+    """
+
+    def __init__(self) -> None:
+        self._before = _NOTHING  # with the engines that are gone, and between them
+        self._now: EngineTime | None = None  # with the one that has it
+        self._began_at_s: float | None = None  # when that one got it
+        self._lost_at_s: float | None = None
+        self._has_moved = False
+
+    def submit(self, now_s: float) -> None:
+        """It goes to an engine."""
+        if self._lost_at_s is not None:
+            self._add_moved(now_s - self._lost_at_s)
+            self._lost_at_s = None
+            self._has_moved = True
+        self._began_at_s = now_s
+
+    def tell(self, time: EngineTime) -> None:
+        """The engine's account so far."""
+        self._now = time
+
+    def lose(self, now_s: float, *, parked_s: float) -> None:
+        """The engine is gone, or has given it back.
+
+        Args:
+            now_s: monotonic seconds.
+            parked_s: time without credit that the engine has not told any more.
+        """
+        told = self._now
+        if told is None:
+            began_at_s = now_s if self._began_at_s is None else self._began_at_s
+            told = EngineTime(queued_s=max(now_s - began_at_s, 0.0), prefill_s=0.0)
+        self._before = self._with(replace(told, parked_s=told.parked_s + parked_s))
+        self._now, self._lost_at_s = None, now_s
+
+    def so_far(self, now_s: float) -> EngineTime | None:
+        """All of it; None as long as nothing is known."""
+        if self._now is not None:
+            return self._with(self._now)
+        if self._lost_at_s is not None:
+            return replace(self._before, moved_s=self._before.moved_s + max(now_s - self._lost_at_s, 0.0))
+        return self._before if self._has_moved else None
+
+    def account(self, last: EngineAccount) -> EngineAccount:
+        """All of it, with the last engine's own account at the end."""
+        if not self._has_moved:
+            return last
+        total = self._with(last)
+        return EngineAccount(
+            queued_s=total.queued_s,
+            prefill_s=total.prefill_s,
+            parked_s=total.parked_s,
+            preempted_s=total.preempted_s,
+            num_preemptions=total.num_preemptions,
+            moved_s=total.moved_s,
+            num_output_tokens=last.num_output_tokens,
+        )
+
+    def _with(self, told: EngineTime) -> EngineTime:
+        before, moved = self._before, self._has_moved
+        return EngineTime(
+            queued_s=before.queued_s + (0.0 if moved else told.queued_s),
+            prefill_s=before.prefill_s + told.prefill_s,
+            parked_s=before.parked_s + told.parked_s,
+            preempted_s=before.preempted_s + told.preempted_s,
+            num_preemptions=before.num_preemptions + told.num_preemptions,
+            moved_s=before.moved_s + (told.queued_s if moved else 0.0),
+        )
+
+    def _add_moved(self, elapsed_s: float) -> None:
+        self._before = replace(self._before, moved_s=self._before.moved_s + max(elapsed_s, 0.0))

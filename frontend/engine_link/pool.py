@@ -1,0 +1,266 @@
+"""All engines of this frontend: each has a client, each request goes to one of them, and to another when that is lost.
+
+Engines come from addresses that are given and from names that are looked up again and again (`resolver.py`). All that
+are used serve the same model: that of the engine which has been attached longest. Which one gets a request is
+`placement.py`'s to say, what becomes of requests without an engine `mover.py`'s.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.engine_link.client import MAX_BACKOFF_S, Attachment, EngineClient
+from frontend.engine_link.mover import Mover
+from frontend.engine_link.placement import Candidate, Placement
+from frontend.engine_link.resolver import Resolver, name_and_port
+from frontend.engine_link.ticket import Ticket
+from frontend.errors import EngineUnavailable, RequestError
+from frontend.metrics.metrics import Metrics
+from frontend.model.served_model import ModelKey
+from frontend.model.tokenizer_source import TokenizerSource
+
+logger = logging.getLogger(__name__)
+
+
+class EnginePool:
+    """Keeps this process attached to its engines.
+
+    Args:
+        addresses: of engines, or names of several; see `resolver.py`.
+        tokenizers: gives the tokenizer that the model needs.
+        metrics: told what each engine says of itself.
+        heartbeat_timeout_s: without a message for this long an engine counts as gone.
+        failover_timeout_s: how long a request whose engine is lost waits for another.
+        max_moves: most engines in a row that a request may lose without getting further.
+        on_change: called when `serving` may have changed.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        tokenizers: TokenizerSource,
+        metrics: Metrics,
+        *,
+        heartbeat_timeout_s: float,
+        failover_timeout_s: float,
+        max_moves: int,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._tokenizers = tokenizers
+        self._metrics = metrics
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._on_change = on_change
+        self._mover = Mover(self._place, timeout_s=failover_timeout_s, max_moves=max_moves)
+        self._placement = Placement()
+        self._clients: dict[str, EngineClient] = {}  # by address
+        self._found: dict[str, list[str]] = {}  # addresses by name
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._attached: list[Attachment] = []  # longest first
+        self._usable: list[tuple[EngineClient, Attachment]] = []
+        self._key: ModelKey | None = None  # of all of these
+        self._foreign: set[tuple[str, ModelKey]] = set()  # what the log has said of engines with another model
+        self._is_running = False
+        self._resolvers: list[Resolver] = []
+        self._fixed: set[str] = set()
+        for address in dict.fromkeys(addresses):
+            name = name_and_port(address)
+            if name is None:
+                self._fixed.add(address)
+                self._add_client(address, was_found=False)
+            else:
+                self._resolvers.append(self._resolver(address, *name))
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests are taken."""
+        return bool(self._usable)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether no engine serves."""
+        return not self._usable
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for an engine."""
+        return self._mover.num_waiting
+
+    def attachment(self) -> Attachment:
+        """The engine that is least busy now, for what the model is and can.
+
+        Raises:
+            EngineUnavailable: none takes requests.
+        """
+        if len(self._usable) == 1:
+            return self._usable[0][1]
+        if not self._usable:
+            raise self._unavailable()
+        return self._usable[self._placement.least_loaded(self._candidates())][1]
+
+    def submit(
+        self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool, now_s: float
+    ) -> Ticket:
+        """Sends a request to an engine; if none is there any more, it waits for one.
+
+        Args:
+            submission: all but handle and credit; becomes the ticket's.
+            model: what it has been checked against.
+            window, coalesce: see RequestStream.
+            now_s: time.monotonic().
+
+        Raises:
+            RequestError: the frontend stops.
+        """
+        ticket = Ticket(submission, model, window=window, coalesce=coalesce, now_s=now_s)
+        self._mover.submit(ticket, self._unavailable())
+        return ticket
+
+    def start(self) -> None:
+        """Starts connecting in the background. May be called again."""
+        self._is_running = True
+        for resolver in self._resolvers:
+            resolver.start()
+        for client in self._clients.values():
+            client.start()
+
+    async def stop(self, error: RequestError) -> None:
+        """Ends all streams; what is still open fails with `error`. May be called again."""
+        self._is_running = False
+        self._mover.stop(error)
+        await asyncio.gather(
+            *(resolver.stop() for resolver in self._resolvers),
+            *(client.stop(error) for client in self._clients.values()),
+            *self._leaving,
+        )
+
+    # What clients tell.
+
+    def changed(self) -> None:
+        """See EngineUsers."""
+        self._note_attached()
+        self._key = key = self._attached[0].model.key if self._attached else None
+        usable: list[tuple[EngineClient, Attachment]] = []
+        instance_ids: set[str] = set()
+        for client in self._clients.values():
+            attachment = client.attachment
+            if attachment is None or not client.serving or not self._is_named(client.address):
+                continue
+            if attachment.model.key != key:
+                self._note_foreign(client.address, attachment.model.key)
+            elif attachment.instance_id not in instance_ids:  # else an engine with two addresses
+                instance_ids.add(attachment.instance_id)
+                usable.append((client, attachment))
+        self._usable = usable
+        self._placement.keep_only(instance_ids)
+        self._mover.retry()  # before anybody hears of it: who has waited goes first
+        self._on_change()
+
+    def lost(self, client: EngineClient, tickets: list[Ticket]) -> None:
+        """See EngineUsers."""
+        if tickets:
+            self._mover.lost(tickets, EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S))
+            num_waiting = sum(self._mover.is_waiting(ticket) for ticket in tickets)
+            num_failed = sum(ticket.stream.closed for ticket in tickets)
+            num_moved = len(tickets) - num_waiting - num_failed
+            client.metrics.count_lost(len(tickets))
+            logger.warning(
+                "engine %s lost %d open requests: %d moved to another engine, %d wait for one, %d failed",
+                client.address,
+                len(tickets),
+                num_moved,
+                num_waiting,
+                num_failed,
+            )
+        self._drop_vanished()
+
+    def given_back(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+        """See EngineUsers."""
+        if was_taken:
+            self._mover.lost([ticket], error)
+        else:
+            self._mover.returned(ticket, error)
+
+    # Placing.
+
+    def _place(self, ticket: Ticket) -> bool:
+        if not self._usable or ticket.model != self._key:
+            return False
+        chosen = 0
+        if len(self._usable) > 1:
+            submission = ticket.submission
+            chosen = self._placement.choose(self._candidates(), submission.prompt_ids, submission.cache_salt)
+        attachment = self._usable[chosen][1]
+        attachment.session.submit(ticket)
+        ticket.engine = attachment.engine
+        return True
+
+    def _candidates(self) -> list[Candidate]:
+        return [Candidate(attachment.instance_id, client.load()) for client, attachment in self._usable]
+
+    def _unavailable(self) -> EngineUnavailable:
+        states = sorted({client.state for client in self._clients.values() if client.attachment is not None})
+        message = f"the engine is {' or '.join(states)}" if states else "no engine is attached"  # why: see the log
+        return EngineUnavailable(message, retry_after_s=MAX_BACKOFF_S)
+
+    def _note_attached(self) -> None:
+        attached = [client.attachment for client in self._clients.values() if client.attachment is not None]
+        known = [attachment for attachment in self._attached if attachment in attached]
+        self._attached = known + [attachment for attachment in attached if attachment not in known]
+
+    def _note_foreign(self, address: str, key: ModelKey) -> None:
+        if (address, key) in self._foreign:
+            return
+        self._foreign.add((address, key))
+        ours = self._attached[0].model.key
+        differences = [
+            f"{name} {_shown(theirs)} instead of {_shown(our)}"
+            for name, theirs, our in zip(ModelKey._fields, key, ours, strict=True)
+            if theirs != our
+        ]
+        logger.error("engine %s is not used: it has %s", address, ", ".join(differences))
+
+    # Addresses.
+
+    def _resolver(self, address: str, name: str, port: int) -> Resolver:
+        def take(addresses: list[str]) -> None:
+            if addresses != self._found.get(address):
+                logger.info("engines at %s: %s", name, ", ".join(addresses))
+                self._found[address] = addresses
+                for found in addresses:
+                    if found not in self._clients:
+                        self._add_client(found, was_found=True)
+                self.changed()
+            self._drop_vanished()
+
+        return Resolver(name, port, take, lambda: self.is_urgent)
+
+    def _add_client(self, address: str, *, was_found: bool) -> None:
+        client = self._clients[address] = EngineClient(
+            address,
+            self._tokenizers,
+            self._metrics.engine(),
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            users=self,
+            was_found=was_found,
+        )
+        if self._is_running:
+            client.start()
+
+    def _is_named(self, address: str) -> bool:
+        return address in self._fixed or any(address in found for found in self._found.values())
+
+    def _drop_vanished(self) -> None:
+        """Lets go of engines that no name stands for any more, once they have nothing left to do for us."""
+        for address, client in list(self._clients.items()):
+            if not self._is_named(address) and not client.num_open:
+                del self._clients[address]
+                self._metrics.drop_engine(client.metrics)
+                leaving = asyncio.create_task(client.stop(self._unavailable()), name="engine-leaving")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+                logger.info("engine %s is no longer named: let go", address)
+
+
+def _shown(value: object) -> str:
+    return value.hex()[:12] if isinstance(value, bytes) else str(value)

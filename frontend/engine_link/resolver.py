@@ -1,0 +1,87 @@
+"""The addresses of engines, as they are given and as a name server knows them.
+
+`dns:NAME:PORT`, and NAME:PORT for any name but localhost, stands for all addresses of the name, which may change: each
+is an engine. Everything else (HOST:PORT with a number for a host, unix:PATH) is one engine, always.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+_EVERY_WHILE_NONE_S = 0.5
+_SCHEME = "dns:"
+
+
+def name_and_port(address: str) -> tuple[str, int] | None:
+    """The name to be looked up and the port; None: the address is one engine's."""
+    if address.startswith("unix:"):
+        return None
+    explicit = address.startswith(_SCHEME)
+    host, _, port = address.removeprefix(_SCHEME).rpartition(":")
+    host = host.strip("[]")
+    if not explicit and (host == "localhost" or _is_number(host)):
+        return None
+    return host, int(port)
+
+
+class Resolver:
+    """Looks one name up again and again.
+
+    A name that cannot be looked up keeps the addresses it had: engines do not vanish because a name server does.
+
+    Args:
+        name, port: of the engines.
+        on_addresses: called with the addresses, sorted, whenever they have been looked up.
+        is_urgent: whether to hurry, because no engine is there.
+    """
+
+    def __init__(
+        self, name: str, port: int, on_addresses: Callable[[list[str]], None], is_urgent: Callable[[], bool]
+    ) -> None:
+        self._name = name
+        self._port = port
+        self._on_addresses = on_addresses
+        self._is_urgent = is_urgent
+        self._complained = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts looking it up. May be called again."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="engine-resolver")
+
+    async def stop(self) -> None:
+        """Stops. May be called again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._look_up()
+            await asyncio.sleep(_EVERY_WHILE_NONE_S if self._is_urgent() else _EVERY_S)
+
+    async def _look_up(self) -> None:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            if not self._complained:
+                logger.info("no address of %s: %s", self._name, error)
+                self._complained = True
+            return
+        self._complained = False
+        hosts = sorted({str(info[4][0]) for info in found})
+        self._on_addresses([f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts])
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,359 @@
+"""An engine dies at every moment of a request's life: its client sees one stream, with every token once."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.testing.fake_engine import FakeEngine, rejection
+from frontend.testing.fake_requests import prompt_logprob
+
+TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
+
+
+def paused(**options):
+    engine = FakeEngine(**options)
+    engine.pause()
+    return engine
+
+
+def holder(world):
+    """Index of the engine that has the one request there is."""
+    ((index, _),) = [(index, engine) for index, engine in world.engines.items() if engine.num_open]
+    return index
+
+
+async def held(world, num_open=1):
+    """Waits until some engine has so many requests; returns its index."""
+    await world.until(lambda: sum(engine.num_open for engine in world.engines.values()) == num_open)
+    return holder(world)
+
+
+async def advance(world, index, reading, num_steps):
+    """Makes steps, each when the token of the one before is with the client."""
+    for _ in range(num_steps):
+        num_tokens = len(reading.token_ids)
+        await world.engines[index].step()
+        await world.until(lambda num_tokens=num_tokens: len(reading.token_ids) > num_tokens)
+
+
+def check_account(finished):
+    timing = finished.timing
+    parts = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
+    assert sum(getattr(timing, part).ToMicroseconds() for part in parts) == timing.total.ToMicroseconds()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 30, -2, -1])
+async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, num_steps, caplog, scrape):
+    world = await make_world(2, make_engine=paused)
+    num_steps %= len(ids(TEXT))
+    reading = read(world, TEXT, output={"top_logprobs": 1})
+    index = await held(world)
+    await advance(world, index, reading, num_steps)
+    await world.kill(index)
+    (other,) = world.engines.values()
+    await other.wait_for(lambda: other.num_open == 1)
+    (moved,) = other.submissions
+    assert (moved.epoch, moved.start_index, len(moved.output_ids)) == (1, num_steps, 4 * num_steps)
+    other.resume()
+    finished = await reading.whole(ids(TEXT))
+    assert (reading.text, reading.logprobs) == (TEXT, [-0.5] * (len(TEXT) + 1))
+    assert finished.reason == pb.FINISH_REASON_END_TOKEN
+    check_account(finished)
+    assert finished.timing.moved.ToMicroseconds() > 0
+    lost = [record.message for record in caplog.records if "lost 1 open" in record.message]
+    assert len(lost) == 1
+    assert "1 moved to another engine" in lost[0]
+    assert scrape(world.app.metrics, "chairlift:requests_lost_engine_total", "engine") == {"0": 1, "1": 0}
+    assert scrape(world.app.metrics, "chairlift:request_moved_time_seconds_count") == 1
+    ended = scrape(world.app.metrics, "chairlift:request_success_total", "engine", "finished_reason")
+    assert {key for key, value in ended.items() if value} == {("0", "stop")}  # where it began
+
+
+async def test_submission_that_never_reached_its_engine_is_sent_to_another(make_world, read, ids):
+    world = await make_world(2)
+
+    class Broken:
+        """An outbox that loses what it gets."""
+
+        def submit(self, submission):
+            pass
+
+        def __getattr__(self, name):
+            return lambda *args: []
+
+    client, attachment = world.app.engines._usable[0]
+    attachment.session._outbox = Broken()
+    reading = read(world, TEXT)
+    await world.until(lambda: attachment.session.num_open == 1)
+    index = world.addresses.index(client.address)
+    assert world.engines[index].submissions == []
+    await world.kill(index)
+    await reading.whole(ids(TEXT))
+
+
+async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, monkeypatch):
+    world = await make_world(1)
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args):
+        entered.set()
+        await go_on.wait()
+        return ids("abc")[:3]
+
+    monkeypatch.setattr("frontend.generation.tokenize", slow)
+    reading = read(world, "abc")
+    await entered.wait()
+    await world.kill(0)
+    go_on.set()
+    await world.until(lambda: world.app.engines.num_waiting == 1)
+    await world.start(0)
+    check_account(await reading.whole(ids("abc")))
+
+
+async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, ids):
+    world = await make_world(1, make_engine=paused)
+    readings = [read(world, TEXT + str(number)) for number in range(3)]
+    await world.engines[0].wait_for(lambda: world.engines[0].num_open == 3)
+    for _ in range(5):
+        await world.engines[0].step()
+    await world.until(lambda: all(len(reading.token_ids) == 5 for reading in readings))
+    await world.kill(0)
+    assert world.app.engines.num_waiting == 3
+    assert not world.app._health.serving
+    await asyncio.sleep(0.05)  # the time that is to be accounted for
+    refused = await read(world, "new").end()
+    assert refused.error.code() is grpc.StatusCode.UNAVAILABLE  # who has no answer yet need not wait
+    engine = await world.start(0)
+    await engine.wait_for(lambda: engine.num_open == 3)
+    new = read(world, "new")
+    await engine.wait_for(lambda: engine.num_open == 4)
+    assert [submission.epoch for submission in engine.submissions] == [1, 1, 1, 0]  # who has waited goes first
+    engine.resume()
+    for number, reading in enumerate(readings):
+        finished = await reading.whole(ids(TEXT + str(number)))
+        check_account(finished)
+        assert finished.timing.moved.ToMicroseconds() >= 50_000
+    await new.whole(ids("new"))
+
+
+async def test_row_that_comes_late_from_the_lost_engine_is_nobodys(make_world, read, ids):
+    """The new engine sends a row of the old epoch, as a stream that was cut and joined again might."""
+    world = await make_world(2, make_engine=paused)
+    reading = read(world, TEXT)
+    index = await held(world)
+    await world.engines[index].step()
+    await world.until(lambda: len(reading.token_ids) == 1)
+    await world.kill(index)
+    (other,) = world.engines.values()
+    await other.wait_for(lambda: other.num_open == 1)
+
+    def stale(step):
+        old = engine_pb.StepResult()
+        old.CopyFrom(step)
+        old.epochs[0], old.token_ids[0] = 0, 5
+        (session,) = other._sessions
+        session.step_seq += 1
+        step.step_seq += 1
+        other.rewrite_step = lambda step: [step]
+        return [old, step]
+
+    other.rewrite_step = stale
+    other.resume()
+    await reading.whole(ids(TEXT))
+
+
+async def test_text_that_was_held_back_comes_from_the_next_engine(make_world, read):
+    world = await make_world(2, make_engine=paused)
+    reading = read(world, TEXT, stop_texts=["brown bear", "over the"])
+    index = await held(world)
+    for _ in range(len("The quick brown ")):
+        await world.engines[index].step()
+    await world.until(lambda: len(reading.token_ids) == len("The quick brown "))
+    assert reading.text == "The quick "  # the rest may become a stop text
+    await world.kill(index)
+    world.engines[1 - index].resume()
+    await reading.end()
+    assert reading.text == "The quick brown fox jumps "
+    (finished,) = reading.finished
+    assert (finished.reason, finished.stop_text) == (pb.FINISH_REASON_STOP_TEXT, "over the")
+
+
+async def test_reader_without_credit_loses_nothing(make_world, text_request, ids):
+    """The answer lies ready up to its window; its reader comes when the engine is long gone."""
+    world = await make_world(2, token_window=8)
+    request = text_request(TEXT)
+    async with world.app._generations.open(request.spec, lambda: None) as answer:
+        messages = answer.messages()
+        assert (await anext(messages)).HasField("started")
+        index = await held(world)
+        await world.until(lambda: world.engines[index].all_parked)
+        await asyncio.sleep(0.05)  # nobody but the lost engine could have told of it
+        await world.kill(index)
+        text, finished = "", []
+        async for message in messages:
+            text += message.chunk.text
+            finished += [message.finished] if message.HasField("finished") else []
+    assert text == TEXT
+    assert len(finished) == 1
+    check_account(finished[0])
+    assert finished[0].timing.parked.ToMicroseconds() >= 45_000
+
+
+async def test_cancelled_request_is_not_moved(make_world, read):
+    world = await make_world(2, make_engine=paused)
+    reading = read(world, TEXT)
+    index = await held(world)
+    reading.call.cancel()
+    await asyncio.gather(reading.task, return_exceptions=True)
+    await world.engines[index].wait_for(lambda: world.engines[index].cancels)
+    await world.kill(index)
+    (other,) = world.engines.values()
+    assert other.submissions == []
+
+
+async def test_request_that_is_cancelled_while_it_waits_is_dropped(make_world, read):
+    world = await make_world(1, make_engine=paused)
+    reading = read(world, TEXT)
+    await held(world)
+    await world.kill(0)
+    assert world.app.engines.num_waiting == 1
+    reading.call.cancel()
+    await world.until(lambda: world.app.engines.num_waiting == 0)
+    engine = await world.start(0)
+    await world.until_usable(1)
+    assert engine.submissions == []
+
+
+async def test_engine_that_dies_with_the_completion_on_its_way(make_world, read, ids):
+    """The last token is there, its Completion is not: the next engine has only to say that it is over."""
+    world = await make_world(2, make_engine=paused)
+
+    def without_end(step):
+        del step.completions[:]
+        return [step]
+
+    for engine in world.engines.values():
+        engine.rewrite_step = without_end
+    reading = read(world, TEXT)
+    index = await held(world)
+    await advance(world, index, reading, len(ids(TEXT)))
+    (other,) = [engine for number, engine in world.engines.items() if number != index]
+    other.rewrite_step = lambda step: [step]
+    other.resume()
+    await world.kill(index)
+    finished = await reading.whole(ids(TEXT))
+    assert finished.reason == pb.FINISH_REASON_END_TOKEN
+
+
+async def test_log_probabilities_of_the_prompt_are_whole_and_asked_for_no_longer_than_needed(make_world, read, ids):
+    world = await make_world(2, make_engine=paused)
+
+    def first_part_only(step):
+        del step.prompt_logprobs[1:]
+        for column in (step.handles, step.epochs, step.start_indices, step.token_counts, step.token_ids):
+            del column[:]
+        del step.first_tokens[:]
+        return [step]
+
+    reading = read(world, TEXT, output={"echo": True, "prompt_logprobs": 0})
+    index = await held(world)
+    world.engines[index].rewrite_step = first_part_only  # dies in the middle of its prefill
+    await world.engines[index].step()
+    (ticket,) = world.app.engines._usable[index][1].session._tickets.values()
+    await world.until(lambda: ticket.stream.prompt_logprobs.columns.chosen)
+    await world.kill(index)
+    (other,) = world.engines.values()
+    await other.wait_for(lambda: other.num_open == 1)
+    assert other.submissions[0].HasField("prompt_logprobs")
+    await other.step()
+    await world.until(lambda: reading.started)
+    await world.start(index)
+    await world.until_usable(2)
+    await world.kill(1 - index)
+    (third,) = world.engines.values()
+    await third.wait_for(lambda: third.num_open == 1)
+    assert not third.submissions[0].HasField("prompt_logprobs")
+    third.resume()
+    await reading.whole(ids(TEXT))
+    assert list(reading.started[0].prompt.logprobs.chosen) == [prompt_logprob(n) for n in range(1, len(TEXT))]
+    assert reading.started[0].prompt.text == TEXT
+
+
+async def test_deadline_and_budget_go_on_while_nobody_has_the_request(make_world, read):
+    world = await make_world(1, make_engine=paused)
+    late = read(world, TEXT, timeout=0.6)
+    spec = {"time_budget": {"nanos": 600_000_000}}
+    cut = read(world, TEXT, **spec)
+    engine = world.engines[0]
+    await engine.wait_for(lambda: engine.num_open == 2)
+    for _ in range(3):
+        await engine.step()
+    await world.until(lambda: len(cut.token_ids) == 3)
+    await world.kill(0)
+    assert (await late.end()).error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    (finished,) = (await cut.end()).finished
+    assert finished.reason == pb.FINISH_REASON_TIME_BUDGET
+    assert finished.usage.num_output_tokens == 3
+    check_account(finished)
+
+
+async def test_what_is_left_of_the_times_goes_along(make_world, read):
+    world = await make_world(2, make_engine=paused)
+    reading = read(world, TEXT, timeout=30, time_budget={"seconds": 20})
+    index = await held(world)
+    first = world.engines[index].submissions[0]
+    await asyncio.sleep(0.05)  # the time that must be missing
+    await world.kill(index)
+    (other,) = world.engines.values()
+    await other.wait_for(lambda: other.num_open == 1)
+    (moved,) = other.submissions
+    assert 0 < moved.remaining_ms <= first.remaining_ms - 50
+    assert 0 < moved.stops.time_budget_ms <= first.stops.time_budget_ms - 50
+    assert (moved.sampling, moved.stops.max_tokens) == (first.sampling, first.stops.max_tokens)
+    other.resume()
+    await reading.end()
+
+
+async def test_no_engine_in_time_is_unavailable_with_a_time_to_come_back(make_world, read):
+    world = await make_world(1, make_engine=paused, failover_timeout_s=0.3)
+    reading = read(world, TEXT)
+    await held(world)
+    await world.kill(0)
+    assert (await reading.end()).error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "went away" in reading.error.details()
+    assert any(key == "grpc-retry-pushback-ms" for key, _ in reading.error.trailing_metadata())
+
+
+async def test_full_engine_is_tried_again(make_world, read, ids):
+    world = await make_world(2, make_engine=paused)
+    reading = read(world, TEXT)
+    index = await held(world)
+    (other,) = [engine for number, engine in world.engines.items() if number != index]
+    other.rejections = [rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "full") for _ in range(3)]
+    other.resume()
+    await world.kill(index)
+    await reading.whole(ids(TEXT))
+    assert [submission.epoch for submission in other.submissions] == [1, 2, 3, 4]
+
+
+async def test_several_answers_go_on_each_by_itself(make_world, text_request, ids):
+    world = await make_world(2, make_engine=lambda **options: FakeEngine(step_interval_s=0.002, **options))
+    request = text_request(TEXT, output=pb.OutputOptions(token_ids=True), max_tokens=3000)
+    request.spec.num_answers = 4
+    tokens, finished, killed = {index: [] for index in range(4)}, [], False
+    async for message in world.stub.StreamGenerate(request):
+        if message.HasField("chunk"):
+            answer = tokens[message.chunk.answer_index]
+            assert message.chunk.first_token_index == len(answer)
+            answer += message.chunk.token_ids
+            if not killed and len(tokens[3]) > 20:
+                killed = True
+                await world.kill(max(world.engines, key=lambda index: world.engines[index].num_open))
+        if message.HasField("finished"):
+            finished.append(message.finished.answer_index)
+    assert killed
+    assert all(answer == ids(TEXT) for answer in tokens.values())
+    assert sorted(finished) == [0, 1, 2, 3]

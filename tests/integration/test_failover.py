@@ -1,0 +1,189 @@
+"""kill -9 of real engines under real answers: the client's stream goes on, with the tokens of an undisturbed run.
+
+Greedy answers may differ from an undisturbed run where two tokens are equally good, because matrix products may sum in
+another order in another batch; these prompts have no such places (`test_pair.py` counts them).
+"""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.client import ChairliftClient, GenerationError
+
+PATIENCE_S = 90.0
+SCHEMA = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 12}},
+    "required": ["names"],
+    "additionalProperties": False,
+}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "max_tokens": 400, "ignore_end_token": True},
+    "sampled": {"temperature": 1.0, "seed": 5, "max_tokens": 400, "ignore_end_token": True},
+    "penalties": {
+        "temperature": 0.8,
+        "seed": 6,
+        "max_tokens": 400,
+        "ignore_end_token": True,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "min_p": 0.02,
+    },
+    "structured": {"temperature": 1.0, "seed": 7, "max_tokens": 400, "json_schema": SCHEMA},
+    "stopped": {"temperature": 1.0, "seed": 8, "max_tokens": 400, "ignore_end_token": True, "stop_texts": ["zzzz"]},
+}
+
+
+def answer(client: ChairliftClient, name: str, on_chunk: Callable[[int], None]) -> tuple[list[int], str, pb.Finished]:
+    """One whole stream; checks that no index is missing or twice."""
+    token_ids: list[int] = []
+    text = ""
+    stream = client.stream("Once upon a time", return_token_ids=True, timeout_s=PATIENCE_S, **REQUESTS[name])
+    for chunk in stream:
+        assert chunk.first_token_index == len(token_ids)
+        token_ids += chunk.token_ids
+        text += chunk.text
+        on_chunk(len(token_ids))
+    assert stream.finished is not None
+    assert stream.finished.usage.num_output_tokens == len(token_ids)
+    return token_ids, text, stream.finished
+
+
+def play(target: str, on_chunk: Callable[[int], None]) -> dict[str, tuple[list[int], str, pb.Finished]]:
+    """All requests at once."""
+    answers: dict[str, tuple[list[int], str, pb.Finished]] = {}
+    errors: list[BaseException] = []
+
+    def run(name: str) -> None:
+        try:
+            with ChairliftClient(target) as client:
+                answers[name] = answer(client, name, on_chunk)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in REQUESTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not errors, errors
+    return answers
+
+
+class Engines:
+    """Two engines on sockets of their own and one frontend before both."""
+
+    def __init__(self, folder: Path, processes: Any, port: int) -> None:
+        self.processes = processes
+        self.target = f"127.0.0.1:{port}"
+        self._sockets = [folder / f"{index}.sock" for index in range(2)]
+        self.running = [self._start(index) for index in range(2)]
+        flags = [flag for socket in self._sockets for flag in ("--engine", f"unix:{socket}")]
+        self.frontend = processes.start("frontend", *flags, "--port", str(port), "--no-http")
+
+    def _start(self, index: int) -> subprocess.Popen[str]:
+        process: subprocess.Popen[str] = self.processes.start(
+            "engine", "--uds", str(self._sockets[index]), "--threads", "1"
+        )
+        return process
+
+    def log(self) -> str:
+        """What the frontend says."""
+        return str(self.processes.log(self.frontend))
+
+    def wait_attached(self, num_times: int) -> None:
+        """Until engines have been attached so many times in all."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.log().count("is ENGINE_STATE_SERVING") < num_times:
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)  # another process's log
+
+    def kill_and_restart(self, index: int) -> None:
+        """kill -9."""
+        self.running[index].kill()
+        self.running[index].wait()
+        self.running[index] = self._start(index)
+
+
+@pytest.fixture(name="engines")
+def start_engines(
+    tmp_path: Path, make_processes: Callable[[Path], Any], free_port: Callable[[], int]
+) -> Iterator[Engines]:
+    processes = make_processes(tmp_path)
+    yield Engines(tmp_path, processes, free_port())
+    processes.stop()
+
+
+@pytest.mark.slow
+def test_kill_9_in_the_middle_of_answers_changes_no_token(engines: Engines) -> None:
+    engines.wait_attached(2)
+    undisturbed = play(engines.target, lambda num_tokens: None)
+    rng = random.Random(3)
+    num_attached = 2
+    for turn in range(3):
+        kill_at, killed = rng.randrange(5, 120), threading.Event()
+        lock = threading.Lock()
+
+        def kill(num_tokens: int, turn: int = turn, kill_at: int = kill_at, killed: Any = killed) -> None:
+            with lock:  # noqa: B023 - used within this turn
+                if num_tokens >= kill_at and not killed.is_set():
+                    killed.set()
+                    engines.kill_and_restart(turn % 2)
+
+        answers = play(engines.target, kill)
+        assert killed.is_set()
+        for name, (token_ids, text, finished) in answers.items():
+            assert token_ids == undisturbed[name][0], f"{name}, killed at {kill_at}"
+            assert text == undisturbed[name][1]
+            assert finished.reason == undisturbed[name][2].reason
+        moved = [name for name, (_, _, finished) in answers.items() if finished.timing.moved.ToMicroseconds()]
+        assert moved, engines.log()
+        num_attached += 1
+        engines.wait_attached(num_attached)
+    assert engines.log().count("open requests: ") == 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+@pytest.mark.slow
+def test_alone_the_engine_is_restarted_and_the_stream_goes_on(
+    tmp_path: Path, make_processes: Callable[[Path], Any], free_port: Callable[[], int]
+) -> None:
+    processes, port = make_processes(tmp_path), free_port()
+    process = processes.start("frontend.cli.main", "up", "--port", str(port), "--http-port", "0", "--threads", "1")
+    target = f"127.0.0.1:{port}"
+    deadline = time.monotonic() + PATIENCE_S
+    while f"serving on {target}" not in processes.log(process):
+        assert time.monotonic() < deadline, processes.log(process)
+        time.sleep(0.05)  # another process's log
+    killed = threading.Event()
+
+    def kill(num_tokens: int) -> None:
+        if num_tokens >= 50 and not killed.is_set():
+            killed.set()
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            (engine,) = [pid for pid in children if b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(int(engine), signal.SIGKILL)
+
+    try:
+        undisturbed = play(target, lambda num_tokens: None)
+        answers = play(target, kill)
+        assert killed.is_set()
+        for name, (token_ids, text, finished) in answers.items():
+            assert (token_ids, text) == undisturbed[name][:2], name
+            assert finished.timing.moved.ToMicroseconds() > 0
+        with ChairliftClient(target) as client:
+            try:
+                assert client.generate("Once upon a time", max_tokens=4).finished.usage.num_output_tokens > 0
+            except GenerationError as error:
+                pytest.fail(f"{error}; {processes.log(process)}")
+    finally:
+        processes.stop()
