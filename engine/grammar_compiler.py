@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from engine.constraints.constraint import Matcher
 from engine.constraints.token_bits import num_words
 from engine.errors import InvalidRequest, QueueFull
@@ -109,8 +111,6 @@ class GrammarCompiler:
 
     def _is_used_up(self, matcher: "GrammarMatcher") -> bool:
         """Whether not even the first mask can be computed."""
-        import numpy as np
-
         matcher.fill(np.zeros(num_words(self._vocab_size), dtype=np.int32))
         return bool(matcher.error)
 

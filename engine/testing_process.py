@@ -17,6 +17,19 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'protos
 END_TIMEOUT_S = 30.0
 
 
+def run_main(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Runs a program that starts an engine of its own making, on a socket in this folder, until it ends.
+
+    Args:
+        code: of the program; its one argument is the socket.
+        folder: for both.
+    """
+    script = folder / "main.py"
+    script.write_text(code)
+    command = [sys.executable, str(script), str(folder / "engine.sock")]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+
+
 class EngineProcess:
     """One engine, and what it has said on stderr.
 

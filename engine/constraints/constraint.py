@@ -74,14 +74,17 @@ class Constraint:
         """
         bad_sequences = list(bad_sequences)
         self._matcher = matcher
-        self._ends = ends or HeldBackEnds()
-        self._all_but_ends = ~words_of(self._ends.token_ids, vocab_size)
-        self._all_but_ignored = ~words_of(self._ends.always, vocab_size)
+        ends = ends or HeldBackEnds()
+        self._min_tokens = ends.min_tokens
+        # Each takes a tenth of a millisecond for a large vocabulary, and few requests need one.
+        self._all_but_ends = ~words_of(ends.token_ids, vocab_size) if ends.min_tokens else None
+        self._all_but_ignored = ~words_of(ends.always, vocab_size) if ends.always else None
         self._sequences = BadSequences(bad_sequences)
         singles = [sequence[0] for sequence in bad_sequences if len(sequence) == 1]
-        self._has_static = bool(allowed_ids or singles)
-        self._static = words_of(allowed_ids, vocab_size) if allowed_ids else all_words(vocab_size)
-        remove(self._static, singles)
+        self._static: Words | None = None  # None: the matcher alone says what there is
+        if allowed_ids or singles or matcher is None:
+            self._static = words_of(allowed_ids, vocab_size) if allowed_ids else all_words(vocab_size)
+            remove(self._static, singles)
         self._failure = ""
         self.is_dynamic = matcher is not None or bool(self._sequences)
         self.num_accepted = 0
@@ -109,12 +112,12 @@ class Constraint:
         Args:
             words: [num_words], overwritten.
         """
-        if self._matcher is None:
-            words[:] = self._static
-        else:
+        if self._matcher is not None:
             self._matcher.fill(words)
-            if self._has_static:
+            if self._static is not None:
                 words &= self._static
+        elif self._static is not None:
+            words[:] = self._static
         if self._sequences:
             remove(words, self._sequences.forbidden_ids())
         if self._matcher is not None:
@@ -123,11 +126,7 @@ class Constraint:
             words[:] = 0
 
     def _hold_back_ends(self, words: Words) -> None:
-        if self.num_accepted < self._ends.min_tokens:
-            others = words & self._all_but_ends
-        elif self._ends.always:
-            others = words & self._all_but_ignored
-        else:
-            return
-        if others.any():
+        held_back = self.num_accepted < self._min_tokens
+        others = self._all_but_ends if held_back else self._all_but_ignored
+        if others is not None and (others := words & others).any():
             words[:] = others

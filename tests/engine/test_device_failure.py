@@ -1,8 +1,5 @@
 """A device that fails ends the process: with one line, and with every request told."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,7 @@ from engine.errors import DeviceError
 from engine.testing import FakeModel
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
-
-ROOT = Path(__file__).parents[2]
+from engine.testing_process import run_main
 
 MAIN = """
 import sys
@@ -42,12 +38,7 @@ sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning"]))
 
 
 def test_the_process_says_so_in_one_line(tmp_path: Path) -> None:
-    script = tmp_path / "main.py"
-    script.write_text(MAIN)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
-    result = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "engine.sock")], env=environment, capture_output=True, text=True
-    )
+    result = run_main(MAIN, tmp_path)
     assert result.returncode == 1
     assert result.stderr == (
         "chairlift-engine: error: step 1 with 3 rows, 7 tokens: CUDA error: an illegal memory access was encountered\n"

@@ -2,9 +2,6 @@
 every request told.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +16,8 @@ from engine.step_loop import StepLoop
 from engine.testing import FakeModel, FakeModelRunner
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
+from engine.testing_process import run_main
 
-ROOT = Path(__file__).parents[2]
 MODEL = FakeModel(end_probability=0.0)
 
 MAIN = """
@@ -135,12 +132,7 @@ async def test_every_request_and_every_frontend_is_told(caplog: pytest.LogCaptur
 
 
 def test_process_ends_with_one_line(tmp_path: Path) -> None:
-    script = tmp_path / "main.py"
-    script.write_text(MAIN)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
-    result = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "engine.sock")], env=environment, capture_output=True, text=True
-    )
+    result = run_main(MAIN, tmp_path)
     assert result.returncode == 1
     assert result.stderr == (
         "chairlift-engine: error: the books contradict each other, no answer can be trusted any more: "
