@@ -47,7 +47,7 @@ async def test_accounts_add_up_and_say_what_cost_the_time() -> None:
     kinds = dict.fromkeys(PARTS, 0)
     reasons = set()
     async with run_engine(small_engine()) as server:
-        config = FrontendConfig(port=0, http=False, engine=server.address, token_window=4)
+        config = FrontendConfig(port=0, http=False, engine=(server.address,), token_window=4)
         app = FrontendApp(config)
         await app.start()
         await app.wait_serving(20)

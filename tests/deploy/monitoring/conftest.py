@@ -47,7 +47,7 @@ async def page(prefix: str) -> AsyncIterator[str]:
     engine = FakeEngine()
     engine.load = engine_pb.LoadStats(num_free_blocks=100)
     address = await engine.start()
-    app = FrontendApp(FrontendConfig(port=0, http=False, engine=address, metrics_prefix=prefix))
+    app = FrontendApp(FrontendConfig(port=0, http=False, engine=(address,), metrics_prefix=prefix))
     await app.start()
     await app.wait_serving(10)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:

@@ -36,7 +36,7 @@ async def frontend() -> AsyncIterator[FrontendApp]:
     engine = FakeEngine(heartbeat_s=0.05)
     engine.load = engine_pb.LoadStats(step_us=2000, execute_us=1500, num_batched_tokens=8, num_free_blocks=100)
     address = await engine.start()
-    app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=address, api_key=(KEY,)))
+    app = FrontendApp(FrontendConfig(port=0, http_port=0, engine=(address,), api_key=(KEY,)))
     await app.start()
     await app.wait_serving(10)
 
