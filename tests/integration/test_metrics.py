@@ -15,7 +15,7 @@ from frontend.config import FrontendConfig
 @pytest.fixture
 async def app(pair: Any) -> AsyncIterator[FrontendApp]:
     """One more frontend on the pair's engine, in this process."""
-    app = FrontendApp(FrontendConfig(port=0, http=False, engine=pair.engine_target))
+    app = FrontendApp(FrontendConfig(port=0, http=False, engine=(pair.engine_target,)))
     await app.start()
     await app.wait_serving(30)
     yield app
