@@ -214,7 +214,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         )
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
         runner = make_runner(kv_plan, decode_sizes=ladder)
-        _log.info("Recording %d CUDA graphs took %.2f seconds", len(ladder), startup.phase_s())
+        _log_recording(is_measured, len(ladder), startup)
         return RankParts(runner, kv_plan)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -223,16 +223,28 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         ) from error
 
 
+def _log_recording(is_compiled: bool, num_graphs: int, startup: Startup) -> None:
+    done = [] if is_compiled else ["compiling kernels"]
+    if num_graphs:
+        done.append(f"recording {num_graphs} CUDA graphs")
+    if done:
+        _log.info("%s took %.2f seconds", " and ".join(done).capitalize().replace("cuda", "CUDA"), startup.phase_s())
+
+
 def _load(task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: Startup) -> Decoder:
-    num_bytes = 0
+    num_bytes, loading_s = 0, 0.0
 
     def on_loaded(done: int, total: int) -> None:
         nonlocal num_bytes
         num_bytes = done
-        if done < total:
-            startup.at(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
-        else:
-            startup.at("packing weights")
+        startup.at(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
+
+    def on_packed(done: int, total: int) -> None:
+        nonlocal loading_s
+        if done == 0:
+            loading_s = startup.phase_s()
+            startup.begin("packing", "packing weights")
+        startup.at(f"packing weights, {done} of {total} layers")
 
     startup.begin("weights", "loading weights")
     model = load_model(
@@ -246,10 +258,10 @@ def _load(task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.de
         seed=task.config.seed,
         group=group,
         progress=on_loaded,
+        on_packed=on_packed,
     )
-    seconds = startup.phase_s()
-    read = f" ({_amount(num_bytes, seconds)})" if num_bytes else ", which are random"
-    _log.info("Loading weights took %.2f seconds%s", seconds, read)
+    read = _amount(num_bytes, loading_s) if num_bytes else "random"
+    _log.info("Loading weights took %.2f seconds (%s), packing them %.2f", loading_s, read, startup.phase_s())
     return model
 
 

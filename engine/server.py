@@ -150,7 +150,7 @@ class EngineService(EngineServiceServicer):
 
     async def pulse(self) -> None:
         """Sends a status to every session each HEARTBEAT_S, and logs throughput; runs until cancelled."""
-        throughput = ThroughputLog(self._log_stats_interval_s, time.monotonic())
+        throughput = ThroughputLog(self._log_stats_interval_s)
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if self._parts is not None and self._log_stats_interval_s:

@@ -8,22 +8,21 @@ _log = logging.getLogger(__name__)
 
 
 class ThroughputLog:
-    """Compares the snapshot with the one of the last line.
+    """Compares the snapshot with the one of the last line, the first one with nothing: a load is no time of work.
 
     Args:
         interval_s: between two lines.
-        now_s: the time.
     """
 
-    def __init__(self, interval_s: float, now_s: float) -> None:
+    def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._logged_at_s = now_s
+        self._logged_at_s = 0.0
         self._last: LoopSnapshot | None = None
 
     def tick(self, snapshot: LoopSnapshot, now_s: float) -> None:
         """Logs a line if it is time: at INFO while there is work, at DEBUG when idle."""
         if self._last is None:
-            self._last = snapshot
+            self._last, self._logged_at_s = snapshot, now_s
         elapsed_s = now_s - self._logged_at_s
         if elapsed_s < self._interval_s:
             return

@@ -1,6 +1,6 @@
 """The decoder skeleton every architecture shares: embedding, layers, norm, output head, on a ragged batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -73,9 +73,14 @@ class Decoder:
             parts |= layer.checkpoint_parts()
         return parts
 
-    def pack(self) -> None:
-        """Makes the loaded weights ready for use, one matrix after the other: both forms exist of one at a time."""
-        for layer in self.layers:
+    def pack(self, on_packed: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+        """Makes the loaded weights ready for use, one matrix after the other: both forms exist of one at a time.
+
+        Args:
+            on_packed: told how many layers are done, of how many; 0 at the beginning.
+        """
+        for number, layer in enumerate(self.layers):
+            on_packed(number, len(self.layers))
             layer.pack()
         assert self._lm_head is not None, "packed twice"
         self._packed_lm_head = self._ops.pack_linear(self._lm_head, None, for_logits=True)

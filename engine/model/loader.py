@@ -1,5 +1,6 @@
 """From a checkpoint folder to a model ready to run."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -82,6 +83,7 @@ def load_model(
     seed: int = 0,
     group: ParallelGroup = SINGLE_RANK,
     progress: Progress | None = None,
+    on_packed: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Decoder:
     """Makes the model of a checkpoint and fills its weights.
 
@@ -95,6 +97,7 @@ def load_model(
         load_format: `dummy` fills random weights drawn with `seed`; `auto` and `safetensors` read the checkpoint.
         group: the ranks that share the model; this one loads its part.
         progress: see `load_weights`.
+        on_packed: see `Decoder.pack`.
 
     Raises:
         CheckpointError: see `load_weights`.
@@ -115,5 +118,5 @@ def load_model(
     else:
         load_weights(path, parts, progress=progress)
     del parts  # else the loaded form of every matrix would outlive its packing
-    model.pack()
+    model.pack(on_packed)
     return model

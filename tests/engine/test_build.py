@@ -1,5 +1,7 @@
 """From a configuration to an engine, on a tiny model."""
 
+import json
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -105,16 +107,23 @@ def test_what_the_cpu_lacks_is_said(
     assert all(part in warning for part, warning in zip(words, warnings, strict=True))
 
 
-def test_the_log_says_beforehand_that_kernels_are_compiled(
+def test_reading_and_packing_weights_are_told_apart(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(**_: object) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr("engine.rank.cpu_ops", fail)
-    with caplog.at_level("INFO"), pytest.raises(RuntimeError):
-        build_engine(EngineConfig(model=str(model_dir)), lambda _: None)
-    assert "the first start on a machine compiles them" in caplog.text
+    details: list[str] = []
+    startup = Startup()
+    monkeypatch.setattr(startup, "at", details.append)  # all of it, however fast it comes
+    with caplog.at_level("INFO"):
+        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), startup)
+    num_layers = json.loads((model_dir / "config.json").read_text())["num_hidden_layers"]
+    loading = [detail for detail in details if detail.startswith("loading weights")]
+    assert loading[-1].startswith("loading weights 100 %")
+    assert [detail for detail in details if detail.startswith("packing weights")] == [
+        f"packing weights, {number} of {num_layers} layers" for number in range(num_layers)
+    ]
+    [line] = [record.getMessage() for record in caplog.records if "Loading weights took" in record.getMessage()]
+    assert re.fullmatch(r"Loading weights took [\d.]+ seconds \([\d.]+ GB, [\d.]+ GB/s\), packing them [\d.]+", line)
+    assert re.search(r"weights [\d.]+, packing [\d.]+", startup.end())
 
 
 def test_without_a_size_the_cache_is_no_larger_than_requests_can_fill(model_dir: Path) -> None:

@@ -184,3 +184,23 @@ def test_a_largest_step_that_does_not_fit_names_the_flags(
     monkeypatch.setattr("engine.gpu_profile.run_largest_step", run_out)
     with pytest.raises(ConfigError, match=r"3 requests and 24 tokens, .* 9\.00 GiB\. Lower --max-num-batched-tokens"):
         build(model_dir)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ["Compiling kernels and measuring the largest step took", "Recording 2 CUDA graphs took"]),
+        ({"enforce_eager": True}, ["Compiling kernels and measuring the largest step took"]),
+        ({"num_gpu_blocks_override": 9}, ["Compiling kernels and recording 2 CUDA graphs took"]),
+        ({"num_gpu_blocks_override": 9, "enforce_eager": True}, ["Compiling kernels took"]),
+    ],
+)
+def test_every_phase_of_the_start_has_one_line(
+    gpu: SimpleNamespace, model_dir: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, object], words: list[str]
+) -> None:
+    with caplog.at_level("INFO"):
+        build(model_dir, max_num_seqs=2, **fields)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("engine")]
+    phases = ["Starting to load model", "Loading weights took", *words, "KV cache size", "Maximum concurrency"]
+    assert [phase for line in lines for phase in phases if line.startswith(phase)] == phases
+    assert sum("took" in line for line in lines) == 1 + len(words)

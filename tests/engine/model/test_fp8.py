@@ -78,7 +78,7 @@ def make_twins(make_checkpoint, tmp_path):
 def loaded_parts(path):
     parts = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "pack", lambda model: parts.update(model.checkpoint_parts()))
+        patch.setattr(Decoder, "pack", lambda model, _on_packed: parts.update(model.checkpoint_parts()))
         load_model(path, ModelConfig.from_dir(path), reference_ops())
     return parts
 

@@ -147,7 +147,7 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads, mon
     path = make_checkpoint("llama", num_key_value_heads=kv_heads, attention_bias=True)
     config = ModelConfig.from_dir(path)
     parts_of_rank = []
-    monkeypatch.setattr(Decoder, "pack", lambda model: parts_of_rank.append(model.checkpoint_parts()))
+    monkeypatch.setattr(Decoder, "pack", lambda model, _on_packed: parts_of_rank.append(model.checkpoint_parts()))
     for rank in range(4):
         load(path, ThreadGroup(rank, 4))
     held = Counter()

@@ -40,7 +40,7 @@ def loaded_tensors(path, **kwargs):
     """Name -> weight as loaded, before it is packed."""
     tensors = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "pack", lambda model: tensors.update(model.checkpoint_parts()))
+        patch.setattr(Decoder, "pack", lambda model, _on_packed: tensors.update(model.checkpoint_parts()))
         load(path, **kwargs)
     return {name: part.tensor for name, part in tensors.items()}
 
