@@ -164,6 +164,7 @@ def _cpu_ops(task: RankTask, startup: Startup) -> KernelOps:
 
 def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Startup) -> RankParts:
     from engine.gpu_profile import measure_memory, smallest_cache  # and with it Triton, which takes half a second
+    from kernels.gpu.kernel_cache import NoRoomError
     from kernels.gpu.ops import GpuOps
 
     config, target = task.config, gpu.target
@@ -216,6 +217,8 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         runner = make_runner(kv_plan, decode_sizes=ladder)
         _log_recording(is_measured, len(ladder), startup)
         return RankParts(runner, kv_plan)
+    except NoRoomError as error:
+        raise ConfigError(str(error)) from error
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the GPU's memory does not suffice: {str(error).splitlines()[0]} Lower --gpu-memory-utilization or "

@@ -14,6 +14,7 @@ from typing import Any
 
 import triton
 
+from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.progress import Progress, no_progress
 
 _requested: ContextVar[list[Any] | None] = ContextVar("kernels_to_compile", default=None)
@@ -48,7 +49,10 @@ def compile_only(*, num_threads: int | None = None, progress: Progress = no_prog
         num_threads: that compile at once; None is one per core.
         progress: shows how many kernels are compiled, of those that were not yet.
     Yields: Triton's compiled kernels, one for each launch, in order; each may be looked at once the block has ended.
-    Raises: ExceptionGroup: kernels that do not compile, each with Triton's error.
+
+    Raises:
+        NoRoomError: a compile's files cannot be written.
+        ExceptionGroup: kernels that do not compile, each with Triton's error.
     """
     requested: list[Any] = []
     with ThreadPoolExecutor(num_threads or os.cpu_count() or 1, thread_name_prefix="compile") as executor:
@@ -64,6 +68,8 @@ def compile_only(*, num_threads: int | None = None, progress: Progress = no_prog
         finally:
             _requested.reset(token)
     errors = [error for future in mode.raw_futures if isinstance(error := future.exception(), Exception)]
+    if (disk := next((error for error in errors if isinstance(error, OSError)), None)) is not None:
+        raise NoRoomError(disk) from disk
     if errors:
         raise ExceptionGroup(f"{len(errors)} of {len(requested)} kernels do not compile", errors)
     for index, kernel in enumerate(requested):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
+from kernels.gpu.kernel_cache import use_kernel_cache
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.launch import compile_only, load_kernels
 from kernels.gpu.linear import PackedLinear, linear, pack_linear, pack_quantized
@@ -52,6 +53,7 @@ class GpuOps:
             progress: shows how far compiling kernels and recording CUDA graphs are.
         Raises: UnsupportedTargetError: the target has no 8-bit floats.
         """
+        use_kernel_cache()
         self._device = device
         self._target = target
         self._num_processors = num_processors

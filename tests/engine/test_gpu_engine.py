@@ -20,6 +20,7 @@ from engine.gpu_memory import GpuMemory
 from engine.serving import EngineParts
 from engine.startup import Startup
 from engine.testing_stream import LateStream
+from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
 from kernels.metadata import StepInputs
 from kernels.ops import Step
@@ -183,6 +184,17 @@ def test_a_largest_step_that_does_not_fit_names_the_flags(
 
     monkeypatch.setattr("engine.gpu_profile.run_largest_step", run_out)
     with pytest.raises(ConfigError, match=r"3 requests and 24 tokens, .* 9\.00 GiB\. Lower --max-num-batched-tokens"):
+        build(model_dir)
+
+
+def test_kernels_that_can_be_written_nowhere_are_one_line(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object, **__: object) -> None:
+        raise NoRoomError(OSError(28, "No space left on device"))
+
+    monkeypatch.setattr("kernels.gpu.ops.GpuOps.compile_step", run_out)
+    with pytest.raises(ConfigError, match=r"cannot be compiled: No space left on device; make room in .* TMPDIR"):
         build(model_dir)
 
 

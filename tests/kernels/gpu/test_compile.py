@@ -170,6 +170,42 @@ def test_progress_is_shown_while_kernels_are_compiled(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_full_disk_is_no_fault_of_the_kernels(tmp_path):
+    """With room in the temporary folder kernels compile; without, one error says what to do."""
+    script(
+        tmp_path,
+        NEGATE,
+        """
+        import errno, os, tempfile
+        import triton.runtime.cache
+        from kernels.gpu.kernel_cache import NoRoomError, use_kernel_cache
+
+        triton.knobs.cache.dir = os.path.join(os.path.dirname(__file__), "cache")
+        full = [triton.knobs.cache.dir]
+
+        def no_room(path, mode="r", **kwargs):
+            if "w" in mode and path.startswith(tuple(full)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return open(path, mode, **kwargs)
+
+        triton.runtime.cache.open = no_room
+        use_kernel_cache()
+        with compile_only() as compiled:
+            launch(negate, (1,), values, 17, BLOCK=16)
+        assert compiled[0].name == "negate" and compiled[0].asm["ptx"] and compiled[0].kernel
+        full.append(tempfile.gettempdir())
+        try:
+            with compile_only():
+                launch(negate, (1,), values, 17, BLOCK=32)
+        except NoRoomError as error:
+            assert "No space left on device; make room in" in str(error)
+        else:
+            raise AssertionError("nothing was raised")
+        """,
+    )
+
+
+@pytest.mark.slow
 def test_faults_are_found(tmp_path):
     """Spilled registers, too much shared memory, and calls of a form that was not compiled before."""
     script(
