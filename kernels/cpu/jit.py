@@ -32,22 +32,29 @@ _kernels: list[Any] = []  # all of this process; an engine uses every one of the
 
 
 class _Cache(FunctionCache):
-    """Numba's own, but a disk that fails costs a warning and time, not the process."""
+    """Numba's own, but a disk that fails or is damaged costs a warning and time, not the process."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """None if the kernel is not there or cannot be read."""
         try:
             return cast(Any, super()).load_overload(sig, target_context)
         except OSError as error:
-            _warn_uncached(str(error))
-            return None
+            self._warn(error)
+        except Exception as error:  # unpickling a file that was cut off may raise anything
+            _log.warning("a CPU kernel is compiled again, its file is damaged: %r, %r", self, error)
+            with contextlib.suppress(OSError):
+                cast(Any, self).flush()
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keeps a kernel for the next start, if it can."""
         try:
             cast(Any, super()).save_overload(sig, data)
         except OSError as error:
-            _warn_uncached(str(error))
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        _warn_uncached(f"{Path(self.cache_path).parent}: {error.strerror}")  # which names no file: one line for all
 
 
 @functools.cache  # once per cause and process

@@ -1,6 +1,7 @@
 """Compiling where nothing can be cached."""
 
 import errno
+import itertools
 import os
 
 import numpy as np
@@ -56,8 +57,10 @@ def test_a_kernel_that_is_compiled_is_counted_once(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("method", ["_save_index", "_save_data", "_load_index"])
 def test_a_disk_that_fails_costs_one_warning_and_no_kernel(monkeypatch, tmp_path, caplog, method):
+    number = itertools.count()
+
     def fail(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"file {next(number)}")
 
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(caching.IndexDataCacheFile, method, fail)
@@ -75,4 +78,28 @@ def test_a_disk_that_fails_costs_one_warning_and_no_kernel(monkeypatch, tmp_path
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "not cached" in record.message
-    assert "No space left on device" in record.message
+    assert f"{tmp_path}: No space left on device" in record.message
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_a_damaged_file_is_compiled_and_kept_again(monkeypatch, tmp_path, caplog, suffix):
+    """As after a machine that lost its power while it wrote."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jit, "_kernels", [])
+
+    def start():
+        def triple(value):
+            return 3 * value
+
+        compiled, told = kernel(triple), []
+        with jit.watch_compiles(lambda done, total: told.append(done)):
+            assert compiled(2) == 6
+        return len(told)
+
+    assert (start(), start()) == (1, 0)
+    (file,) = tmp_path.rglob(f"*.{suffix}")
+    file.write_bytes(file.read_bytes()[:20])
+    assert (start(), start()) == (1, 0)
+    (record,) = caplog.records
+    assert "its file is damaged" in record.message
+    assert "triple" in record.message
