@@ -1,0 +1,223 @@
+"""docs/models.md: what is read of a checkpoint, the sums of memory, and the line one gets for what is refused."""
+
+import fnmatch
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.build import build_engine
+from engine.config import DEMO_MODEL_NAME, EngineConfig
+from engine.demo import MODEL_DIR
+from engine.errors import CheckpointError, ConfigError
+from engine.model import hub
+from engine.model.config import Architecture, ModelConfig
+from engine.model.config_fields import ConfigFields
+from engine.model.shapes import find_shape, shape_names
+from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
+from engine.startup import Startup
+from engine.tokenizer_files import TOKENIZER_FILE_NAMES
+from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
+from frontend.model.defaults import SamplingDefaults, sampling_defaults
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+CODE = re.compile(r"`([^`]+)`")
+
+
+def section(title: str) -> str:
+    """What stands under a heading of the second level."""
+    _, found, rest = PAGE.partition(f"\n## {title}\n")
+    assert found, title
+    return rest.partition("\n## ")[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of a section's tables, their heads left out."""
+    table = re.findall(r"^\| (.*) \|$", section(title), re.M)
+    return [line.split(" | ") for line in table if not set(line) <= set("-| ")]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model, as `transformers` saves it, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    config = transformers.Qwen3Config(
+        vocab_size=3072,
+        hidden_size=64,
+        intermediate_size=112,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=7,
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"):
+        shutil.copy(MODEL_DIR / name, folder)
+    return folder
+
+
+def complaint(model: Path | str, **options: Any) -> str:
+    """What an engine says that does not start."""
+    with pytest.raises((ConfigError, CheckpointError)) as caught:
+        build_engine(EngineConfig(model=str(model), device="cpu", **options), Startup())
+    return str(caught.value)
+
+
+def test_what_transformers_saves_is_served_under_the_folders_name(saved: Path) -> None:
+    info = build_engine(EngineConfig(model=str(saved), device="cpu", max_num_seqs=2), Startup()).info
+    assert info.model == "tiny"
+    assert list(info.end_token_ids) == [1, 7]  # of generation_config.json and of config.json
+    named = build_engine(EngineConfig(model=str(saved), served_model_name="x", load_format="dummy", seed=3), Startup())
+    assert (named.info.model, named.info.weights_revision) == ("x", "dummy-3")
+    assert EngineConfig(model=str(MODEL_DIR)).model_name == DEMO_MODEL_NAME
+
+
+def test_files_are_those_that_are_read_and_fetched() -> None:
+    named = {name for cells in rows("A checkpoint") for name in CODE.findall(cells[0])}
+    assert named == {"config.json", "model.safetensors", "model.safetensors.index.json", *TOKENIZER_FILE_NAMES}
+    patterns = set(hub._FILES)
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in named)
+    for pattern in patterns:  # nothing is fetched that the page does not have
+        assert any(fnmatch.fnmatch(name, pattern) for name in named), pattern
+
+
+def test_every_field_that_is_read_of_config_json_is_there(saved: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    read: set[str] = set()
+    raw, contains = ConfigFields.raw, ConfigFields.__contains__
+
+    def noting(fields: ConfigFields, name: str, *default: Any) -> Any:
+        read.add(name)
+        return raw(fields, name, *default)
+
+    def looking(fields: ConfigFields, name: str) -> bool:
+        read.add(name)
+        return contains(fields, name)
+
+    monkeypatch.setattr(ConfigFields, "raw", noting)
+    monkeypatch.setattr(ConfigFields, "__contains__", looking)
+    values = json.loads((saved / "config.json").read_text())
+    for architecture in Architecture:
+        (tmp_path / "config.json").write_text(json.dumps({**values, "architectures": [architecture]}))
+        ModelConfig.from_dir(tmp_path)
+    of_the_rotation = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    assert len(read) > 20
+    named = set(CODE.findall(section("A checkpoint") + section("Architectures")))
+    assert read - of_the_rotation - named == set()
+
+
+def test_architectures_formats_and_shapes_are_all_there() -> None:
+    assert {CODE.findall(cells[0])[0] for cells in rows("Architectures")[1:]} == set(Architecture)
+    formats = {cells[0]: tuple(CODE.findall(cells[1])) for cells in rows("Chat")[1:]}
+    assert formats == {"`--tool-call-parser`": TOOL_FORMATS, "`--reasoning-parser`": REASONING_FORMATS}
+    names = CODE.findall(section("Without weights").partition("or one of")[2])
+    assert names == shape_names()
+
+
+def test_bytes_of_a_token_are_right() -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.int8)
+    table = [cells for cells in rows("Memory") if "," in cells[1] and cells[0] != "shape"]
+    assert len(table) == 4
+    for name, shape, *sizes in table:
+        folder = find_shape(name.strip("`")) or MODEL_DIR
+        config = ModelConfig.from_dir(folder)
+        assert shape == f"{config.num_layers}, {config.num_kv_heads}, {config.head_dim}"
+        layers, heads, head_dim = map(int, shape.split(", "))
+        for dtype, text in zip(dtypes, sizes, strict=True):
+            by_hand = 2 * layers * heads * (head_dim * dtype.itemsize + (4 if dtype.itemsize == 1 else 0))
+            assert kv_bytes_per_token(config, dtype) == by_hand
+            assert text == f"{by_hand:,}"
+
+
+def test_the_worked_example_is_right() -> None:
+    text = section("Memory").partition("Worked out:")[2]
+    folder = find_shape("qwen3-0.6b")
+    assert folder is not None
+    config = ModelConfig.from_dir(folder)
+
+    def plan(dtype: torch.dtype, max_model_len: int | None) -> Any:
+        return plan_kv_cache(config, dtype, 16, 4 << 30, max_model_len)
+
+    whole, part, eight_bits = plan(torch.float32, None), plan(torch.float32, 4096), plan(torch.int8, None)
+    assert f"{4 << 30:,} / ({whole.bytes_per_token:,} * 16) = {whole.num_blocks:,} blocks of 16 tokens" in text
+    assert f"made for {config.max_position_embeddings:,}" in text
+    assert f"requests may have {whole.max_model_len:,} tokens" in text
+    assert part.max_model_len == 4096
+    assert f"{part.num_tokens / part.max_model_len:.2f} full ones" in text
+    with pytest.raises(ConfigError, match="KV cache is too small"):
+        plan(torch.float32, 40960)
+    assert f"{eight_bits.num_blocks:,} blocks, {eight_bits.num_tokens:,} tokens" in text
+
+
+def test_defaults_are_those_three_of_generation_config() -> None:
+    values: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7}
+    others = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 2.0, "min_p": 0.5}
+    files = {"generation_config.json": json.dumps({**values, **others}).encode()}
+    assert sampling_defaults(files) == SamplingDefaults(**values)
+    assert sampling_defaults({"generation_config.json": b'{"temperature": 101, "top_p": 0}'}) == SamplingDefaults()
+    assert {*values, *others} <= set(re.findall(r"\w+", section("Defaults of requests")))
+
+
+@pytest.fixture
+def changed(saved: Path, tmp_path: Path) -> Callable[..., Path]:
+    """changed(**fields) -> a copy of the checkpoint with other fields in its config.json."""
+
+    def make(**fields: Any) -> Path:
+        folder = tmp_path / "changed"
+        shutil.copytree(saved, folder)
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+        return folder
+
+    return make
+
+
+def cut(folder: Path) -> Path:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return folder
+
+
+def without(folder: Path, name: str) -> Path:
+    (folder / name).unlink()
+    return folder
+
+
+REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
+    "another architecture": lambda made: complaint(made(architectures=["GPT2LMHeadModel"])),
+    "another activation": lambda made: complaint(made(hidden_act="gelu")),
+    "another rotation": lambda made: complaint(made(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
+    "another quantization": lambda made: complaint(made(quantization_config={"quant_method": "awq"})),
+    "a shape that is not the weights'": lambda made: complaint(made(vocab_size=3000)),
+    "no safetensors": lambda made: complaint(without(made(), "model.safetensors")),
+    "half a download": lambda made: complaint(cut(made())),
+    "no tokenizer": lambda made: complaint(without(made(), "tokenizer.json")),
+    "no such folder": lambda _: complaint("./nothing/is/here"),
+    "16 bits on a CPU": lambda made: complaint(made(), dtype="bfloat16"),
+    "the other device's 8 bits": lambda made: complaint(made(), quantization="fp8"),
+    "a context that the model has not": lambda made: complaint(made(), max_model_len=600),
+    "a cache too small for one request": lambda made: complaint(made(), kv_cache_memory_bytes=1000),
+    "a cache too large for the machine": lambda made: complaint(made(), kv_cache_memory_bytes=1 << 50),
+    "too few tokens for the seats": lambda made: complaint(made(), max_num_seqs=600, max_num_batched_tokens=32),
+}
+
+
+def test_all_that_the_page_says_is_refused_is_tried() -> None:
+    assert [cells[0] for cells in rows("What is refused")[1:]] == list(REFUSED)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_line_is_the_one_that_the_page_shows(what: str, changed: Callable[..., Path]) -> None:
+    (line,) = (cells[1].strip("`") for cells in rows("What is refused") if cells[0] == what)
+    said = REFUSED[what](changed)
+    assert "\n" not in said
+    sizes = r"\d[\d.]*(?= GiB| bytes|:)"  # of this machine and this version of the format
+    assert re.sub(sizes, "N", line) in re.sub(sizes, "N", said)
