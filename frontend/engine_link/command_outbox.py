@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.engine_link.request_stream import CancelReason
 
-# The engine's receive limit is 16 MiB. One prompt of 2**20 tokens is 4 MiB.
+# A message to the engine may have 16 MiB. One prompt of 2**20 tokens is 4 MiB.
 _MAX_SUBMIT_BYTES = 4 << 20
 
 _CANCEL_REASONS = {
