@@ -64,6 +64,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
             lambda detail: io.call(service.set_loading, detail),
             shown.show if shown is not None else None,
             began_at_s=began_at_s,
+            check=signals.check,
         )
         with startup.watched():
             # Imports torch: seconds that a bad flag or a taken port should not cost.

@@ -21,7 +21,7 @@ from engine.fingerprint import weights_fingerprint
 from engine.machine import usable_cpus
 from engine.model.config import ModelConfig
 from engine.model.hub import resolve_model
-from engine.model.loader import resolve_dtype, weights_bytes
+from engine.model.loader import check_checkpoint, resolve_dtype, weights_bytes
 from engine.model.shapes import find_shape
 from engine.model.sharding import Sharding
 from engine.parallel.followers import OnFailure
@@ -68,7 +68,10 @@ def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFail
     kv_dtype = kv_cache_dtype(config, dtype)
     kv_plan = None
     if device.type == "cpu":
-        # Before the weights: a model that cannot fit should say so at once.
+        # Before kernels are compiled, which takes a minute the first time: files that are of no use, and a model that
+        # cannot fit.
+        if config.load_format != "dummy":
+            check_checkpoint(model_dir, model_config, dtype, group=group)
         free_bytes = bytes_beside_weights(group.size * weights_bytes(model_config, dtype, group=group), dtype)
         shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
         kv_plan = plan_kv_cache(

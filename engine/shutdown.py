@@ -37,11 +37,17 @@ class ShutdownSignals:
     def control(self, engine: Engine) -> None:
         """The load is over: signals are for this engine now.
 
-        Raises: StoppedWhileLoading: a signal came before, and what it raised was lost on the way, as in a callback of a
-            C library.
+        Raises: StoppedWhileLoading: see `check`.
         """
         self._engine = engine
-        if self._must_stop:
+        self.check()
+
+    def check(self) -> None:
+        """To be called now and then by whoever loads; does nothing on other threads than the main one.
+
+        Raises: StoppedWhileLoading: a signal came where it could not be raised, as in a callback of a C library.
+        """
+        if self._must_stop and threading.current_thread() is threading.main_thread():
             raise StoppedWhileLoading
 
     def stop(self) -> None:
@@ -56,7 +62,9 @@ class ShutdownSignals:
     def _handle(self, signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is fixed
         if self._engine is None:
             self._must_stop = True
-            raise StoppedWhileLoading
+            if not _is_within(frame, "llvmlite"):  # compiles: its callbacks print what is raised in them, and go on
+                raise StoppedWhileLoading
+            return
         if self._must_stop:
             self._engine.stop()
         else:
@@ -69,3 +77,12 @@ class ShutdownSignals:
             while os.read(0, 4096):
                 pass
         self.stop()
+
+
+def _is_within(frame: FrameType | None, package: str) -> bool:
+    """Whether a function of the package is being called."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package:
+            return True
+        frame = frame.f_back
+    return False

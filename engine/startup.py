@@ -26,6 +26,10 @@ def _nobody(_: str) -> None:
     """Is told, and does nothing."""
 
 
+def _go_on() -> None:
+    """Raises nothing."""
+
+
 class Startup:
     """Told by those who load; passes it on to those who wait. Any thread may tell.
 
@@ -33,6 +37,7 @@ class Startup:
         tell: gets what is being done: "loading weights 43 %".
         show: shows a line on a terminal in place of the one before, "" for none; None: nobody watches.
         began_at_s: when the start began, time.monotonic(); None: now.
+        check: called by whoever tells; raises if the start is to end.
     """
 
     def __init__(
@@ -41,9 +46,11 @@ class Startup:
         show: Callable[[str], None] | None = None,
         *,
         began_at_s: float | None = None,
+        check: Callable[[], None] = _go_on,
     ) -> None:
         self._tell = tell
         self._show = show
+        self._check = check
         self._lock = threading.Lock()
         self._began_at_s = time.monotonic() if began_at_s is None else began_at_s
         self._phase = ""
@@ -60,6 +67,7 @@ class Startup:
             phase: its name in the breakdown; of the same name there may be several.
             doing: what is being done.
         """
+        self._check()
         with self._lock:
             now_s = time.monotonic()
             self._close_phase(now_s)
@@ -69,6 +77,7 @@ class Startup:
 
     def at(self, doing: str) -> None:
         """The phase has come so far."""
+        self._check()
         with self._lock:
             self._doing = doing
             now_s = time.monotonic()

@@ -3,6 +3,7 @@ sides know it is the same.
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ class TokenizerFiles:
         Args:
             model_dir: the folder.
             is_required: whether there must be a tokenizer; without one a model serves token ids, and no text.
-        Raises: CheckpointError: tokenizer.json is missing, or a file cannot be read.
+        Raises: CheckpointError: tokenizer.json is missing, or a file cannot be read, or is no JSON though it should be.
         """
         try:
             files = tuple(
@@ -46,6 +47,9 @@ class TokenizerFiles:
             raise CheckpointError(
                 f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is needed"
             )
+        for name, data in files:
+            if name.endswith(".json"):
+                _check_json(model_dir / name, data)
         return cls(files)
 
     def sha256(self) -> bytes:
@@ -56,3 +60,11 @@ class TokenizerFiles:
         for name, data in self.files:
             digest.update(name.encode() + b"\0" + len(data).to_bytes(8, "little") + data)
         return digest.digest()
+
+
+def _check_json(path: Path, data: bytes) -> None:
+    """What a download left unfinished is found here, and not by every frontend for itself."""
+    try:
+        json.loads(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}; fetch the file again") from error

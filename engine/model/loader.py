@@ -12,7 +12,7 @@ from engine.model.decoder import Decoder
 from engine.model.dummy_weights import fill_random_weights
 from engine.model.fp8 import FP8_DTYPE
 from engine.model.registry import decoder_traits
-from engine.model.weights import Progress, load_weights
+from engine.model.weights import Progress, check_weights, load_weights
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.ops import KernelOps, reference_ops
 
@@ -69,6 +69,20 @@ def weights_bytes(
         tensors.append(model.embed_tokens)
     item_bytes = {FP8_DTYPE: 1 if keeps_fp8 else dtype.itemsize}
     return sum(tensor.numel() * item_bytes.get(tensor.dtype, tensor.itemsize) for tensor in tensors)
+
+
+def check_checkpoint(
+    path: Path, config: ModelConfig, dtype: torch.dtype, *, group: ParallelGroup = SINGLE_RANK
+) -> None:
+    """Looks at the headers of all weights, in ms, before anything else takes time.
+
+    Raises: CheckpointError, ConfigError: see `load_model`.
+    """
+    meta = torch.device("meta")
+    model = Decoder(
+        config, decoder_traits(config), reference_ops(), max_positions=1, dtype=dtype, device=meta, group=group
+    )
+    check_weights(path, model.checkpoint_parts())
 
 
 def load_model(

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -22,6 +22,13 @@ Progress = Callable[[int, int], None]
 _log = logging.getLogger(__name__)
 
 
+class CheckedWeights(NamedTuple):
+    """File -> names to read from it, with the bytes of each; and how many scales of activations are left out."""
+
+    shards: dict[Path, dict[str, int]]
+    num_activation_scales: int
+
+
 def load_weights(path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None) -> None:
     """Fills parameters from a checkpoint folder, converting to their dtype. What a rank does not hold is not read.
 
@@ -34,7 +41,12 @@ def load_weights(path: Path, parts: dict[str, CheckpointPart], *, progress: Prog
     Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another shape,
         or one that the model has no place for.
     """
-    shards = _find_shards(path, parts)
+    shards, num_activation_scales = check_weights(path, parts)
+    if num_activation_scales:
+        _log.info(
+            "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
+            num_activation_scales,
+        )
     total = sum(sum(sizes.values()) for sizes in shards.values())
     loaded = 0
     for file, sizes in shards.items():
@@ -59,8 +71,11 @@ def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
         part.tensor.copy_(reader.get_slice(name)[part.slices])
 
 
-def _find_shards(path: Path, parts: dict[str, CheckpointPart]) -> dict[Path, dict[str, int]]:
-    """File -> names to read from it, with the bytes of each, after every check that needs no data."""
+def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:
+    """What there is to read, after every check that needs no data.
+
+    Raises: CheckpointError: see `load_weights`.
+    """
     shards: dict[Path, dict[str, int]] = {}
     found: set[str] = set()
     num_activation_scales = 0
@@ -80,12 +95,7 @@ def _find_shards(path: Path, parts: dict[str, CheckpointPart]) -> dict[Path, dic
             shards.setdefault(file, {})[name] = parts[name].tensor.numel() * ITEM_BYTES[entry.dtype]
     if missing := sorted(set(parts) - found):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
-    if num_activation_scales:
-        _log.info(
-            "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
-            num_activation_scales,
-        )
-    return shards
+    return CheckedWeights(shards, num_activation_scales)
 
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:

@@ -187,6 +187,8 @@ class EngineClient:
                 self._note_away(error)
                 if isinstance(error, EngineNotReadyError):
                     max_backoff_s = _MAX_WAITING_BACKOFF_S
+                elif isinstance(error, TokenizerMismatch):  # waiting will not help
+                    max_backoff_s = MAX_BACKOFF_S
             finally:
                 was_attached = self._attachment is not None
                 self._detach()

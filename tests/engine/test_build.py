@@ -148,6 +148,21 @@ def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded
     assert not [detail for detail in details if "loading" in detail]
 
 
+def test_weights_that_are_of_no_use_are_refused_before_kernels_are_compiled(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.rank.cpu_ops", pytest.fail)
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    [file] = broken.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"safetensors: has \d+ bytes, its header promises \d+: truncated"):
+        build_engine(EngineConfig(model=str(broken)), Startup())
+    file.unlink()
+    with pytest.raises(CheckpointError, match="has neither"):
+        build_engine(EngineConfig(model=str(broken)), Startup())
+
+
 def test_the_cache_is_sized_by_what_the_weights_leave(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights_bytes = (model_dir / "model.safetensors").stat().st_size
     monkeypatch.setattr("engine.cpu_memory.available_memory_bytes", lambda: weights_bytes + 2 * 2**20)

@@ -3,11 +3,14 @@
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
+from engine.startup import Startup
 
 
 class Engine:
@@ -47,6 +50,22 @@ def test_a_signal_during_the_load_is_not_lost_if_somebody_swallows_it(signals: S
         os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(StoppedWhileLoading):
         signals.control(Engine())  # type: ignore[arg-type]
+
+
+def test_a_signal_while_llvm_compiles_ends_the_load_at_its_next_progress(signals: ShutdownSignals) -> None:
+    """What is raised in LLVM's callbacks is printed with a traceback, and lost."""
+    startup = Startup(check=signals.check)
+    startup.begin("kernels", "compiling")
+    library: dict[str, Any] = {"__name__": "llvmlite.binding.executionengine"}
+    exec("def notify(callback): callback()", library)
+    library["notify"](lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = threading.Thread(target=startup.at, args=("told by another thread",))
+    thread.start()
+    thread.join()
+    with pytest.raises(StoppedWhileLoading):
+        startup.at("compiling 1 of 2")
+    with pytest.raises(StoppedWhileLoading):
+        startup.begin("weights", "loading weights")
 
 
 def test_standard_input_that_cannot_be_read_has_ended(
