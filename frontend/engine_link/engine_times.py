@@ -21,15 +21,16 @@ class EngineTimes:
         self._before = _NOTHING  # with the engines that are gone, and between them
         self._now: EngineTime | None = None  # with the one that has it
         self._began_at_s: float | None = None  # when that one got it
-        self._lost_at_s: float | None = None
+        self._left_at_s: float | None = None  # the last one, if none has it
+        self._was_lost = False  # at least once
         self._has_moved = False
 
     def submit(self, now_s: float) -> None:
         """It goes to an engine."""
-        if self._lost_at_s is not None:
-            self._add_moved(now_s - self._lost_at_s)
-            self._lost_at_s = None
-            self._has_moved = True
+        if self._left_at_s is not None:
+            self._before = self._with_wait(now_s - self._left_at_s)
+            self._left_at_s = None
+            self._has_moved = self._was_lost
         self._began_at_s = now_s
 
     def tell(self, time: EngineTime) -> None:
@@ -37,7 +38,7 @@ class EngineTimes:
         self._now = time
 
     def lose(self, now_s: float, *, parked_s: float) -> None:
-        """The engine is gone, or has given it back.
+        """The engine is gone, or has given it up.
 
         Args:
             now_s: monotonic seconds.
@@ -48,19 +49,24 @@ class EngineTimes:
             began_at_s = now_s if self._began_at_s is None else self._began_at_s
             told = EngineTime(queued_s=max(now_s - began_at_s, 0.0), prefill_s=0.0)
         self._before = self._with(replace(told, parked_s=told.parked_s + parked_s))
-        self._now, self._lost_at_s = None, now_s
+        self._now, self._left_at_s, self._was_lost = None, now_s, True
+
+    def refuse(self, now_s: float) -> None:
+        """The engine has not taken it, or there was none: that is time in queues, unless it was lost before."""
+        if self._left_at_s is None:
+            self._left_at_s = now_s if self._began_at_s is None else self._began_at_s
 
     def so_far(self, now_s: float) -> EngineTime | None:
         """All of it; None as long as nothing is known."""
         if self._now is not None:
             return self._with(self._now)
-        if self._lost_at_s is not None:
-            return replace(self._before, moved_s=self._before.moved_s + max(now_s - self._lost_at_s, 0.0))
+        if self._left_at_s is not None:
+            return self._with_wait(now_s - self._left_at_s)
         return self._before if self._has_moved else None
 
     def account(self, last: EngineAccount) -> EngineAccount:
         """All of it, with the last engine's own account at the end."""
-        if not self._has_moved:
+        if self._before is _NOTHING:
             return last
         total = self._with(last)
         return EngineAccount(
@@ -84,5 +90,9 @@ class EngineTimes:
             moved_s=before.moved_s + (told.queued_s if moved else 0.0),
         )
 
-    def _add_moved(self, elapsed_s: float) -> None:
-        self._before = replace(self._before, moved_s=self._before.moved_s + max(elapsed_s, 0.0))
+    def _with_wait(self, elapsed_s: float) -> EngineTime:
+        """What was before, and so much time with no engine."""
+        before, elapsed_s = self._before, max(elapsed_s, 0.0)
+        if self._was_lost:
+            return replace(before, moved_s=before.moved_s + elapsed_s)
+        return replace(before, queued_s=before.queued_s + elapsed_s)

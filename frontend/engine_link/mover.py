@@ -1,40 +1,32 @@
 """Requests whose engine is gone, until another one has them, or the same one again, or it is too late.
 
 All of them are tried at once, the oldest first, when they come and whenever an engine has come. What no engine takes
-waits up to a timeout, and no longer than its own deadline and time budget.
-
-A request may be what kills engines. One whose engines were lost several times in a row, without its answer getting any
-further, is a suspect: suspects go on one at a time, so that the next loss tells. The one that was on trial then is the
-cause, as far as anybody knows; to the others there that loss does not count. So what kills fails alone.
+waits up to a timeout, and no longer than its own deadline and time budget. Those that may be what kills engines wait
+for their turn as well (`suspects.py`), which does not count as waiting for an engine.
 """
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable
 
 from frontend.engine_link.request_stream import CancelReason, EndReason, RequestEnd
+from frontend.engine_link.suspects import Suspects
 from frontend.engine_link.ticket import Ticket
 from frontend.errors import DeadlineExceeded, EngineFault, RequestError
 
 logger = logging.getLogger(__name__)
 
-SUSPECT_LOSSES = 2
-"""In a row. The first one makes nobody suspect: engines are killed from outside too."""
-
-CLEARED_TOKENS = 8
-"""So many tokens further than at the last loss, a request has shown that it was not the cause: steps in flight when an
-engine dies are lost, so the very next tokens show nothing.
-"""
-
 _TRIAL_CHECK_S = 0.02
-_PAUSE_S = 0.25  # before a request that has not been taken is tried again
+_PAUSE_S = 0.25  # before a request that no engine has taken is tried again; doubles each time
+_MAX_PAUSE_S = 2.0
 
 
 class Mover:
     """Keeps what waits for an engine.
 
-    Invariants: a ticket that waits has no handle in any session; at most one suspect is with an engine.
+    Invariant: a ticket that waits has no handle in any session.
 
     Args:
         place: submits a ticket to an engine, unless none can take it; says whether it did.
@@ -45,9 +37,10 @@ class Mover:
     def __init__(self, place: Callable[[Ticket], bool], *, timeout_s: float, max_moves: int) -> None:
         self._place = place
         self._timeout_s = timeout_s
-        self._max_moves = max_moves
+        self._suspects = Suspects(max_losses=max_moves)
         self._waiting: dict[int, Ticket] = {}  # by number
-        self._on_trial: Ticket | None = None
+        self._some_wait_their_turn = False
+        self._due_s = float("inf")  # when something has to be done, unless an engine comes; time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped: RequestError | None = None
 
@@ -61,32 +54,35 @@ class Mover:
         if self._stopped is not None:
             raise self._stopped
         if not self._place(ticket):
-            self._wait(ticket, error)
-            self.retry()
+            self._wait(ticket, error, was_taken=False)
+            self._wake(time.monotonic())
 
     def lost(self, tickets: Iterable[Ticket], error: RequestError) -> None:
-        """An engine is gone, or has given these up; `error` is what those get that nobody takes."""
+        """An engine is gone; `error` is what those get that nobody takes."""
         tickets = list(tickets)
-        culprit = self._on_trial if self._on_trial in tickets and not self._trial_is_over() else None
+        given_up = {ticket.number for ticket in self._suspects.lost(tickets)}
         for ticket in tickets:
-            if _is_cleared(ticket):
-                ticket.num_losses = 0
-            if culprit in (None, ticket):
-                ticket.num_losses += 1
-            ticket.lost_at_index = ticket.stream.num_tokens
-            if ticket.num_losses > self._max_moves:
+            if ticket.number in given_up:
                 self._give_up(ticket)
             else:
-                self._wait(ticket, error)
+                self._wait(ticket, error, was_taken=True)
         self.retry()
 
-    def returned(self, ticket: Ticket, error: RequestError) -> None:
-        """An engine has not taken it: for another one, or for the same one a while later."""
-        self._wait(ticket, error)
-        ticket.num_returns += 1
-        if ticket.num_returns > 1:
-            ticket.not_before_s = time.monotonic() + _PAUSE_S
-        self.retry()
+    def returned(self, ticket: Ticket, error: RequestError, *, was_taken: bool, try_at_once: bool) -> None:
+        """An engine has not taken it, or has given it up because it stops: for another one, or for the same one a while
+        later.
+        """
+        self._wait(ticket, error, was_taken=was_taken)
+        now_s = time.monotonic()
+        if not try_at_once:
+            if self._end_if_late(ticket, now_s):
+                self.drop(ticket)
+                return
+            pause_s = min(_PAUSE_S * 2**ticket.num_pauses, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
+            ticket.num_pauses += 1
+            # In steps, so that of many that are refused some are tried together.
+            ticket.not_before_s = (now_s + pause_s) // _TRIAL_CHECK_S * _TRIAL_CHECK_S
+        self._wake(max(ticket.not_before_s, now_s))
 
     def is_waiting(self, ticket: Ticket) -> bool:
         """Whether no engine has it."""
@@ -94,19 +90,25 @@ class Mover:
 
     def retry(self) -> None:
         """Tries all that wait, the oldest first."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         now_s = time.monotonic()
+        self._some_wait_their_turn = False
+        self._due_s = float("inf")
         for number in sorted(self._waiting):
             ticket = self._waiting[number]
-            if ticket.not_before_s <= now_s and self._may_go(ticket):
-                if self._place(ticket):
+            if ticket.not_before_s <= now_s:
+                if not self._suspects.may_go(ticket):
+                    self._some_wait_their_turn = True
+                    ticket.wait_until_s = now_s + self._timeout_s
+                elif self._place(ticket):
                     del self._waiting[number]
-                elif ticket is self._on_trial:
-                    self._on_trial = None
-            if number in self._waiting and self._end_if_late(ticket, now_s):
+                    continue
+                else:
+                    self._suspects.leave(ticket)
+            if self._end_if_late(ticket, now_s):
                 del self._waiting[number]
+            else:
+                self._due_s = min(self._due_s, _due_s(ticket, now_s))
         self._set_timer(now_s)
 
     def stop(self, error: RequestError) -> None:
@@ -115,36 +117,23 @@ class Mover:
         waiting, self._waiting = self._waiting, {}
         for ticket in waiting.values():
             ticket.stream.fail(error)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
 
     def drop(self, ticket: Ticket) -> None:
         """Nobody waits for it any more."""
         self._waiting.pop(ticket.number, None)
 
-    def _wait(self, ticket: Ticket, error: RequestError) -> None:
-        if ticket is self._on_trial:
-            self._on_trial = None
-        ticket.stream.lose(_Waiting(self, ticket))
+    def _wait(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+        self._suspects.leave(ticket)
+        ticket.stream.leave(_Waiting(self, ticket), was_taken=was_taken)
         ticket.error = error
         ticket.not_before_s = 0.0
-        ticket.wait_until_s = time.monotonic() + self._timeout_s
+        if was_taken or not ticket.wait_until_s:  # else it goes on waiting
+            ticket.wait_until_s = time.monotonic() + self._timeout_s
         if self._stopped is not None:
             ticket.stream.fail(self._stopped)
         else:
             self._waiting[ticket.number] = ticket
-
-    def _may_go(self, ticket: Ticket) -> bool:
-        if ticket.num_losses < SUSPECT_LOSSES:
-            return True
-        if self._on_trial is not None and not self._trial_is_over():
-            return False
-        self._on_trial = ticket
-        return True
-
-    def _trial_is_over(self) -> bool:
-        ticket = self._on_trial
-        return ticket is None or ticket.stream.closed or _is_cleared(ticket)
 
     def _give_up(self, ticket: Ticket) -> None:
         logger.error("request %s is given up: see its error", ticket.submission.request_id)
@@ -168,13 +157,30 @@ class Mover:
             stream.fail(ticket.error)
         return stream.closed
 
+    # The timer.
+
+    def _wake(self, due_s: float) -> None:
+        """Sees to it that everything is tried at that time, once for all that ask for it."""
+        self._due_s = min(self._due_s, due_s)
+        self._set_timer(time.monotonic())
+
     def _set_timer(self, now_s: float) -> None:
-        if not self._waiting:
-            return
-        due_s = min(_due_s(ticket, now_s) for ticket in self._waiting.values())
-        if self._on_trial is not None and not self._trial_is_over():
-            due_s = min(due_s, now_s + _TRIAL_CHECK_S)
-        self._timer = asyncio.get_running_loop().call_later(due_s - now_s, self.retry)
+        self._stop_timer()
+        if self._waiting:
+            due_s = min(self._due_s, now_s + _TRIAL_CHECK_S) if self._some_wait_their_turn else self._due_s
+            self._timer = asyncio.get_running_loop().call_later(max(due_s - now_s, 0.0), self._tick)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._due_s or (self._some_wait_their_turn and self._suspects.has_room):
+            self.retry()
+        else:
+            self._set_timer(now_s)
 
 
 class _Waiting:
@@ -190,10 +196,6 @@ class _Waiting:
     def cancel(self, handle: int, reason: CancelReason) -> None:  # noqa: ARG002 - there is nobody to tell it to
         """Its client has gone."""
         self._mover.drop(self._ticket)
-
-
-def _is_cleared(ticket: Ticket) -> bool:
-    return ticket.stream.num_tokens - ticket.lost_at_index >= CLEARED_TOKENS
 
 
 def _due_s(ticket: Ticket, now_s: float) -> float:

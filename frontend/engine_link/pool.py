@@ -1,8 +1,8 @@
 """All engines of this frontend: each has a client, each request goes to one of them, and to another when that is lost.
 
 Engines come from addresses that are given and from names that are looked up again and again (`resolver.py`). All that
-are used serve the same model: that of the engine which has been attached longest. Which one gets a request is
-`placement.py`'s to say, what becomes of requests without an engine `mover.py`'s.
+get new requests serve the same model: that of the serving engine which has been attached longest. Which one gets a
+request is `placement.py`'s to say, what becomes of requests without an engine `mover.py`'s.
 """
 
 import asyncio
@@ -15,12 +15,14 @@ from frontend.engine_link.mover import Mover
 from frontend.engine_link.placement import Candidate, Placement
 from frontend.engine_link.resolver import Resolver, name_and_port
 from frontend.engine_link.ticket import Ticket
-from frontend.errors import EngineUnavailable, RequestError
+from frontend.errors import EngineUnavailable, QueueFull, RequestError
 from frontend.metrics.metrics import Metrics
 from frontend.model.served_model import ModelKey
 from frontend.model.tokenizer_source import TokenizerSource
 
 logger = logging.getLogger(__name__)
+
+_Usable = tuple[EngineClient, Attachment]
 
 
 class EnginePool:
@@ -57,9 +59,9 @@ class EnginePool:
         self._found: dict[str, list[str]] = {}  # addresses by name
         self._leaving: set[asyncio.Task[None]] = set()
         self._attached: list[Attachment] = []  # longest first
-        self._usable: list[tuple[EngineClient, Attachment]] = []
-        self._key: ModelKey | None = None  # of all of these
-        self._foreign: set[tuple[str, ModelKey]] = set()  # what the log has said of engines with another model
+        self._by_model: dict[ModelKey, list[_Usable]] = {}  # all that serve
+        self._usable: list[_Usable] = []  # of these, those for new requests
+        self._foreign: dict[str, ModelKey] = {}  # by address: what the log has said of engines with another model
         self._is_running = False
         self._resolvers: list[Resolver] = []
         self._fixed: set[str] = set()
@@ -96,7 +98,7 @@ class EnginePool:
             return self._usable[0][1]
         if not self._usable:
             raise self._unavailable()
-        return self._usable[self._placement.least_loaded(self._candidates())][1]
+        return self._usable[self._placement.least_loaded(_loads(self._usable))][1]
 
     def submit(
         self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool, now_s: float
@@ -139,19 +141,21 @@ class EnginePool:
     def changed(self) -> None:
         """See EngineUsers."""
         self._note_attached()
-        self._key = key = self._attached[0].model.key if self._attached else None
-        usable: list[tuple[EngineClient, Attachment]] = []
+        by_model: dict[ModelKey, list[_Usable]] = {}
         instance_ids: set[str] = set()
         for client in self._clients.values():
             attachment = client.attachment
             if attachment is None or not client.serving or not self._is_named(client.address):
                 continue
-            if attachment.model.key != key:
-                self._note_foreign(client.address, attachment.model.key)
-            elif attachment.instance_id not in instance_ids:  # else an engine with two addresses
+            if attachment.instance_id not in instance_ids:  # else an engine with two addresses
                 instance_ids.add(attachment.instance_id)
-                usable.append((client, attachment))
-        self._usable = usable
+                by_model.setdefault(attachment.model.key, []).append((client, attachment))
+        self._by_model = by_model
+        longest = next((there for there in self._attached if there.instance_id in instance_ids), None)
+        self._usable = by_model[longest.model.key] if longest is not None else []
+        for model, engines in by_model.items():
+            for client, _ in engines:
+                self._note_model(client.address, model)
         self._placement.keep_only(instance_ids)
         self._mover.retry()  # before anybody hears of it: who has waited goes first
         self._on_change()
@@ -176,27 +180,45 @@ class EnginePool:
 
     def given_back(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
         """See EngineUsers."""
-        if was_taken:
-            self._mover.lost([ticket], error)
-        else:
-            self._mover.returned(ticket, error)
+        if was_taken:  # it stops: nobody is to blame for that
+            ticket.refused_by.clear()
+            self._mover.returned(ticket, error, was_taken=True, try_at_once=True)
+            return
+        ticket.refused_by.add(ticket.instance_id)
+        is_wanted_elsewhere = bool(self._candidates(ticket))
+        if isinstance(error, QueueFull):
+            if not ticket.stream.epoch and not is_wanted_elsewhere:
+                ticket.stream.fail(error)
+                return
+            # Whoever has been promised an answer waits for a place; if none comes, that is no queue to come back to.
+            error = EngineUnavailable(error.message, retry_after_s=error.retry_after_s)
+        if not is_wanted_elsewhere:
+            ticket.refused_by.clear()
+        self._mover.returned(ticket, error, was_taken=False, try_at_once=is_wanted_elsewhere)
 
     # Placing.
 
     def _place(self, ticket: Ticket) -> bool:
-        if not self._usable or ticket.model != self._key:
+        usable = self._candidates(ticket)
+        if not usable:
             return False
         chosen = 0
-        if len(self._usable) > 1:
+        if len(usable) > 1:
             submission = ticket.submission
-            chosen = self._placement.choose(self._candidates(), submission.prompt_ids, submission.cache_salt)
-        attachment = self._usable[chosen][1]
+            chosen = self._placement.choose(_loads(usable), submission.prompt_ids, submission.cache_salt)
+        attachment = usable[chosen][1]
         attachment.session.submit(ticket)
-        ticket.engine = attachment.engine
+        ticket.engine, ticket.instance_id = attachment.engine, attachment.instance_id
         return True
 
-    def _candidates(self) -> list[Candidate]:
-        return [Candidate(attachment.instance_id, client.load()) for client, attachment in self._usable]
+    def _candidates(self, ticket: Ticket) -> Sequence[_Usable]:
+        """Engines that can take it, and have not refused it. Those of another model than new requests get are good for
+        what they had, or others like them.
+        """
+        usable = self._by_model.get(ticket.model, ())
+        if not ticket.refused_by:
+            return usable
+        return [(client, there) for client, there in usable if there.instance_id not in ticket.refused_by]
 
     def _unavailable(self) -> EngineUnavailable:
         states = sorted({client.state for client in self._clients.values() if client.attachment is not None})
@@ -208,11 +230,15 @@ class EnginePool:
         known = [attachment for attachment in self._attached if attachment in attached]
         self._attached = known + [attachment for attachment in attached if attachment not in known]
 
-    def _note_foreign(self, address: str, key: ModelKey) -> None:
-        if (address, key) in self._foreign:
+    def _note_model(self, address: str, key: ModelKey) -> None:
+        """Says of an engine with another model that it is not used, once until it is or has another one."""
+        ours = self._usable[0][1].model.key
+        if key == ours:
+            self._foreign.pop(address, None)
             return
-        self._foreign.add((address, key))
-        ours = self._attached[0].model.key
+        if self._foreign.get(address) == key:
+            return
+        self._foreign[address] = key
         differences = [
             f"{name} {_shown(theirs)} instead of {_shown(our)}"
             for name, theirs, our in zip(ModelKey._fields, key, ours, strict=True)
@@ -255,11 +281,16 @@ class EnginePool:
         for address, client in list(self._clients.items()):
             if not self._is_named(address) and not client.num_open:
                 del self._clients[address]
+                self._foreign.pop(address, None)
                 self._metrics.drop_engine(client.metrics)
                 leaving = asyncio.create_task(client.stop(self._unavailable()), name="engine-leaving")
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
                 logger.info("engine %s is no longer named: let go", address)
+
+
+def _loads(usable: Sequence[_Usable]) -> list[Candidate]:
+    return [Candidate(attachment.instance_id, client.load()) for client, attachment in usable]
 
 
 def _shown(value: object) -> str:

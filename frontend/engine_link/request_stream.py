@@ -89,7 +89,7 @@ class RequestStream:
 
     Attributes:
         handle: the request's name on the engine's stream; 0: no engine has it.
-        epoch: engines that have had it before; rows of another epoch belong to an earlier submission.
+        epoch: engines that have taken it before; rows of another epoch belong to an earlier submission.
         output_ids: all tokens that have arrived.
         num_cached_tokens: prompt tokens whose KV cache was reused; known from the first token on.
         on_first_token: called once, when the first token arrives.
@@ -135,6 +135,11 @@ class RequestStream:
         """Tokens that have arrived."""
         return len(self.output_ids)
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether the engine has nothing to do for it until the reader comes."""
+        return self._engine_idle_since_s is not None
+
     # The engine's side.
 
     def bind(self, handle: int, owner: StreamOwner) -> int:
@@ -147,13 +152,18 @@ class RequestStream:
         self._num_granted = max(self._num_granted, self.num_tokens + 1)
         return self._num_granted - self.num_tokens
 
-    def lose(self, owner: StreamOwner) -> None:
-        """The engine that had it does not have it any more; until the next one has it, it is `owner`'s."""
+    def leave(self, owner: StreamOwner, *, was_taken: bool) -> None:
+        """The engine that had it does not have it any more, or has not taken it, or there was none; until the next one
+        has it, it is `owner`'s.
+        """
         now_s = time.monotonic()
-        self._times.lose(now_s, parked_s=self.client_wait_s(now_s))
-        self._client_wait_s, self._engine_idle_since_s = 0.0, None
         self.handle, self._owner = 0, owner
-        self.epoch += 1
+        if was_taken:
+            self._times.lose(now_s, parked_s=self.client_wait_s(now_s))
+            self._client_wait_s, self._engine_idle_since_s = 0.0, None
+            self.epoch += 1
+        else:
+            self._times.refuse(now_s)
 
     def push(self, start_index: int, token_ids: list[int], logprobs: LogprobBatch | None) -> None:
         """Takes new tokens; what is known already is dropped.

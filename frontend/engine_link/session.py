@@ -115,8 +115,7 @@ class EngineSession:
             if stream is not None and stream.epoch == rejection.epoch:
                 ticket = self._release(stream)
                 error = messages.rejection_error(rejection)
-                # A full queue is for who has just come; whoever has been promised an answer waits for a place.
-                if isinstance(error, EngineUnavailable) or (isinstance(error, QueueFull) and stream.epoch):
+                if isinstance(error, EngineUnavailable | QueueFull):
                     self._return(ticket, error, was_taken=False)
                 else:
                     stream.fail(error)

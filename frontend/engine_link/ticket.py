@@ -30,10 +30,13 @@ class Ticket:
         engine: the engine that has it or had it last, by its name in the metrics; None: none ever had.
         deadline_at_s, budget_end_s: time.monotonic(); None: there is none.
         num_losses: engines lost in a row without an answer that got further; `mover.py` counts.
+        goes_alone: has lost one together with other suspects.
         lost_at_index: tokens that were known at the last loss.
-        num_returns: engines that have not taken it.
+        instance_id: of the engine that has it or had it last.
+        refused_by: instances that have not taken it, since it was last with one or had to pause.
+        num_pauses: times that no engine would take it.
         error: what it fails with if no engine takes it in time.
-        wait_until_s: time.monotonic() until when an engine may still take it.
+        wait_until_s: time.monotonic() until when an engine may still take it; 0: it has not had to wait yet.
         not_before_s: nor is it submitted again before this.
     """
 
@@ -60,16 +63,22 @@ class Ticket:
         stops = submission.stops
         self.budget_end_s = now_s + stops.time_budget_ms / 1000 if stops.HasField("time_budget_ms") else None
         self.num_losses = 0
+        self.goes_alone = False
         self.lost_at_index = 0
-        self.num_returns = 0
+        self.instance_id = ""
+        self.refused_by: set[str] = set()
+        self.num_pauses = 0
         self.error: RequestError | None = None
         self.wait_until_s = 0.0
         self.not_before_s = 0.0
+        self._is_new = True
 
     def next_submission(self) -> pb.Submission:
         """What to send now, without handle and credit."""
         submission, stream = self.submission, self.stream
-        if stream.epoch:
+        if self._is_new:
+            self._is_new = False
+        else:
             now_s = time.monotonic()
             submission.epoch = stream.epoch
             submission.output_ids = messages.ids_to_bytes(stream.output_ids)

@@ -46,9 +46,26 @@ def test_time_in_an_engine_that_said_nothing_was_spent_waiting():
     assert times.so_far(21.0) == EngineTime(queued_s=3.0, prefill_s=0.0, moved_s=1.0 + 5.0 + 1.0)
 
 
-def test_request_that_found_no_engine_has_only_moved():
+def test_request_that_no_engine_took_was_in_queues():
     times = EngineTimes()
-    times.lose(10.0, parked_s=0.0)
+    times.refuse(10.0)  # there was none
     times.submit(12.0)
+    times.refuse(13.0)  # and this one was full
+    times.submit(14.0)
+    last = EngineAccount(queued_s=0.5, prefill_s=1.0, num_output_tokens=3)
+    times.tell(last)
+    assert times.so_far(20.0) == EngineTime(queued_s=4.5, prefill_s=1.0)
+    assert times.account(last) == EngineAccount(queued_s=4.5, prefill_s=1.0, num_output_tokens=3)
+
+
+def test_engine_that_refuses_after_a_loss_adds_to_the_move():
+    times = EngineTimes()
+    times.submit(10.0)
+    times.tell(EngineTime(queued_s=1.0, prefill_s=2.0))
+    times.lose(14.0, parked_s=0.0)
+    times.submit(15.0)
+    times.refuse(16.0)
+    assert times.so_far(17.0) == EngineTime(queued_s=1.0, prefill_s=2.0, moved_s=3.0)
+    times.submit(18.0)
     times.tell(EngineTime(queued_s=0.5, prefill_s=1.0))
-    assert times.so_far(20.0) == EngineTime(queued_s=0.0, prefill_s=1.0, moved_s=2.5)
+    assert times.so_far(20.0) == EngineTime(queued_s=1.0, prefill_s=3.0, moved_s=4.5)

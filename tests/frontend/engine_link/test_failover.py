@@ -336,7 +336,7 @@ async def test_full_engine_is_tried_again(make_world, read, ids):
     other.resume()
     await world.kill(index)
     await reading.whole(ids(TEXT))
-    assert [submission.epoch for submission in other.submissions] == [1, 2, 3, 4]
+    assert [submission.epoch for submission in other.submissions] == [1, 1, 1, 1]  # nobody took it meanwhile
 
 
 async def test_several_answers_go_on_each_by_itself(make_world, text_request, ids):

@@ -1,13 +1,27 @@
 """Who goes on after a loss, in which order, and who is to blame for it."""
 
+import asyncio
+from itertools import pairwise
+
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from frontend.engine_link.mover import CLEARED_TOKENS, Mover
+from frontend.engine_link.mover import Mover
+from frontend.engine_link.suspects import CLEARED_TOKENS
 from frontend.engine_link.ticket import Ticket
 from frontend.errors import EngineFault, EngineUnavailable, ServerDraining
 
 GONE = EngineUnavailable("gone")
+
+
+class Owner:
+    """A session that does nothing."""
+
+    def grant(self, handle, num_tokens):
+        pass
+
+    def cancel(self, handle, reason):
+        pass
 
 
 class Place:
@@ -65,8 +79,8 @@ async def test_first_loss_makes_nobody_suspect(mover, place):
     assert place.take() == some
 
 
-async def test_suspects_go_on_one_at_a_time_and_are_cleared_by_tokens(mover, place):
-    some = tickets(3)
+async def test_suspects_wait_for_their_turn_and_are_cleared_by_tokens(mover, place):
+    some = tickets(4)
     for _ in range(2):
         place.take()
         mover.lost(some, GONE)
@@ -76,10 +90,58 @@ async def test_suspects_go_on_one_at_a_time_and_are_cleared_by_tokens(mover, pla
     assert place.take() == []
     generate(some[0], 1)
     mover.retry()
-    assert place.take() == some[1:2]
+    assert place.take() == some[1:3]  # one is through: two at once
     some[1].stream.fail(GONE)  # or ended in any other way
     mover.retry()
-    assert place.take() == some[2:]
+    assert place.take() == some[3:]
+
+
+async def test_who_waits_for_its_turn_does_not_run_out_of_time_to_find_an_engine(place):
+    mover = Mover(place, timeout_s=0.05, max_moves=3)
+    first, second = tickets(2)
+    for _ in range(2):
+        mover.lost([first, second], GONE)
+    place.take()
+    await asyncio.sleep(0.15)  # the timeout, three times
+    assert not second.stream.closed
+    generate(first)
+    async with asyncio.timeout(5):
+        while not place.taken:
+            await asyncio.sleep(0.001)  # for the mover's timer
+    assert place.take() == [second]
+    mover.stop(ServerDraining("over"))
+
+
+async def test_many_that_are_refused_at_once_are_tried_again_together(mover, place):
+    """Not every one of them each time that one comes back: with 1000 that would be a million."""
+    some = tickets(1000)
+    mover.lost(some, GONE)
+    place.take()
+    for ticket in some:
+        mover.returned(ticket, GONE, was_taken=False, try_at_once=True)
+    assert place.take() == []
+    async with asyncio.timeout(5):
+        while mover.num_waiting:
+            await asyncio.sleep(0)
+    assert place.take() == some
+
+
+async def test_who_is_refused_everywhere_is_tried_ever_less_often(mover, place, monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr("frontend.engine_link.mover.time.monotonic", lambda: now_s)
+    (ticket,) = tickets(1)
+    mover.lost([ticket], GONE)
+    tries_s = []
+    while now_s < 1020.0:
+        if place.take():
+            tries_s.append(now_s)
+            mover.returned(ticket, GONE, was_taken=False, try_at_once=False)
+        now_s += 0.01
+        mover.retry()
+    gaps_s = [later - earlier for earlier, later in pairwise(tries_s)]
+    assert 0.1 <= gaps_s[0] <= 0.26
+    assert all(0.95 <= gap_s <= 2.02 for gap_s in gaps_s[4:])
+    assert len(tries_s) < 30
 
 
 async def test_loss_under_a_trial_counts_for_the_one_on_trial_alone(mover, place):
@@ -87,10 +149,27 @@ async def test_loss_under_a_trial_counts_for_the_one_on_trial_alone(mover, place
     for _ in range(2):
         mover.lost([suspect], GONE)
     for _ in range(2):
+        for ticket in others:
+            generate(ticket)
         mover.lost([suspect, *others], GONE)
     assert [ticket.num_losses for ticket in others] == [0, 0, 0]
     assert isinstance(suspect.stream._failure, EngineFault)
     assert not any(ticket.stream.closed for ticket in others)
+
+
+async def test_new_request_beside_the_one_on_trial_may_be_the_cause_as_well(mover, place):
+    """The innocent suspect must not fail for what a new one does, nor the new one stay unknown."""
+    suspect, new = tickets(2)
+    for _ in range(2):
+        mover.lost([suspect], GONE)
+    for _ in range(2):
+        mover.lost([suspect, new], GONE)
+    assert (suspect.num_losses, new.num_losses) == (4, 2)
+    assert not suspect.stream.closed
+    place.take()
+    generate(suspect)
+    mover.retry()
+    assert place.take() == [new]
 
 
 async def test_loss_after_a_trial_that_was_passed_counts_for_all(mover, place):
@@ -115,6 +194,22 @@ async def test_suspect_that_finds_no_engine_does_not_keep_the_others_from_going(
     some[0].stream.fail(GONE)
     mover.retry()
     assert place.take() == some[1:]
+
+
+async def test_suspect_that_waits_for_its_reader_does_not_keep_the_others_from_going(mover, place):
+    """Nobody computes anything for it: until its reader comes it can neither pass its trial nor fail."""
+    submission = pb.Submission(stops=pb.TokenStops(max_tokens=1000))
+    suspect = Ticket(submission, None, window=4, now_s=0.0)
+    (other,) = tickets(1)
+    for _ in range(2):
+        mover.lost([suspect, other], GONE)
+    assert place.take()[-1] is suspect
+    suspect.stream.bind(1, Owner())
+    generate(suspect, 4)
+    mover.retry()
+    assert place.take() == [other]
+    mover.lost([suspect], GONE)
+    assert suspect.num_losses == 2  # nothing of it was in a step
 
 
 async def test_stopped_mover_fails_what_waits_and_what_comes(mover, place):

@@ -116,7 +116,7 @@ async def test_continuation_starts_where_the_engine_before_was_lost():
     first, second = Owner(), Owner()
     stream = make_stream(first)
     stream.push(0, [5, 6, 7], None)
-    stream.lose(second)
+    stream.leave(second, was_taken=True)
     assert (stream.handle, stream.epoch, list(stream.output_ids)) == (0, 1, [5, 6, 7])
     assert stream.bind(4, second) == 5  # what is left of the window
     stream.push(3, [8], None)
@@ -130,7 +130,7 @@ async def test_credit_that_comes_back_between_two_engines_goes_to_the_next():
     owner = Owner()
     stream = make_stream(owner, window=4)
     stream.push(0, [1, 2, 3, 4], None)
-    stream.lose(Owner())
+    stream.leave(Owner(), was_taken=True)
     await stream.take()
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
@@ -143,7 +143,7 @@ def test_stream_without_credit_gets_one_token_because_none_would_mean_any_number
     owner = Owner()
     stream = make_stream(owner, window=2)
     stream.push(0, [1, 2], None)
-    stream.lose(Owner())
+    stream.leave(Owner(), was_taken=True)
     assert stream.bind(1, owner) == 1
 
 

@@ -1,0 +1,101 @@
+"""Who may be what kills engines, and how to find out. Pure.
+
+A request whose engines were lost several times in a row, without its answer getting any further, is a suspect. Suspects
+go on few at a time, so that the next loss tells: first one, and one more for each that gets further, as TCP's slow
+start opens its window; so that many innocent ones, of two engines that were killed at once, are through in a moment.
+If an engine is lost where several are on trial, each of them goes on alone after that. One that is alone on trial is
+the cause, as far as anybody knows; but a new request there may be it as well, and gets two more chances to become a
+suspect itself. Losses under a trial count for no others. So what kills fails alone.
+"""
+
+from collections.abc import Sequence
+
+from frontend.engine_link.ticket import Ticket
+
+SUSPECT_LOSSES = 2
+"""In a row. The first one makes nobody suspect: engines are killed from outside too."""
+
+CLEARED_TOKENS = 8
+"""So many tokens further than at the last loss, a request has shown that it was not the cause: steps in flight when an
+engine dies are lost, so the very next tokens show nothing.
+"""
+
+
+class Suspects:
+    """Counts losses, and says who may go on.
+
+    Invariant: whoever is on trial is with an engine or has ended; of those no more than `_width` were let go at once.
+
+    Args:
+        max_losses: most losses in a row that a request survives.
+    """
+
+    def __init__(self, *, max_losses: int) -> None:
+        self._max_losses = max_losses
+        self._on_trial: list[Ticket] = []
+        self._width = 1
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may go on, as things stand now."""
+        return len(self._active()) < self._width
+
+    def may_go(self, ticket: Ticket) -> bool:
+        """Whether it may go to an engine now. A suspect that may is on trial from then on."""
+        if ticket.num_losses < SUSPECT_LOSSES:
+            return True
+        active = self._active()
+        width = 1 if any(one.goes_alone for one in (ticket, *active)) else self._width
+        if len(active) >= width:
+            return False
+        self._on_trial.append(ticket)
+        return True
+
+    def leave(self, ticket: Ticket) -> None:
+        """It is not with an engine any more, or has not come to one."""
+        if ticket in self._on_trial:
+            self._on_trial.remove(ticket)
+
+    def lost(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """The engine of all of these is gone.
+
+        Returns: those that must not be tried again.
+        """
+        there = {ticket.number for ticket in tickets}
+        culprits = {ticket.number for ticket in self._active() if ticket.number in there}
+        max_losses = self._max_losses
+        if culprits and any(_is_new(ticket) and ticket.number not in culprits for ticket in tickets):
+            max_losses += SUSPECT_LOSSES  # until the new ones are suspects too, if it was one of them
+        given_up = []
+        for ticket in tickets:
+            if _is_cleared(ticket):
+                ticket.num_losses, ticket.goes_alone = 0, False
+            if len(culprits) > 1 and ticket.number in culprits:
+                ticket.goes_alone = True
+            elif ticket.stream.is_parked:
+                pass  # it waited for its reader: nothing of it was in any step
+            elif not culprits or ticket.number in culprits or _is_new(ticket):
+                ticket.num_losses += 1
+                if ticket.num_losses > max_losses and culprits <= {ticket.number}:
+                    given_up.append(ticket)
+            ticket.lost_at_index = ticket.stream.num_tokens
+            self.leave(ticket)
+        if culprits or not self._on_trial:
+            self._width = 1
+        return given_up
+
+    def _active(self) -> list[Ticket]:
+        """Those whose trial goes on: that of the others has ended, or pauses."""
+        done = [ticket for ticket in self._on_trial if ticket.stream.closed or _is_cleared(ticket)]
+        for ticket in done:
+            self._on_trial.remove(ticket)
+        self._width += len(done)
+        return [ticket for ticket in self._on_trial if not ticket.stream.is_parked]
+
+
+def _is_new(ticket: Ticket) -> bool:
+    return ticket.stream.num_tokens < CLEARED_TOKENS
+
+
+def _is_cleared(ticket: Ticket) -> bool:
+    return ticket.stream.num_tokens - ticket.lost_at_index >= CLEARED_TOKENS

@@ -1,0 +1,158 @@
+"""Engines that refuse a request, or give it up: who is asked next, for how long, and what it counts as."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.testing.fake_engine import FakeEngine, rejection
+
+TEXT = "The quick brown fox."
+FULL = engine_pb.REJECTION_REASON_QUEUE_FULL
+DRAINING = engine_pb.REJECTION_REASON_DRAINING
+
+
+def paused(**options):
+    engine = FakeEngine(**options)
+    engine.pause()
+    return engine
+
+
+class AlwaysFull(FakeEngine):
+    """Refuses everything."""
+
+    def _submit(self, session, batch):
+        self.rejections = [rejection(FULL, "full") for _ in batch.submissions]
+        super()._submit(session, batch)
+
+
+async def held(world):
+    """Waits until an engine has the one request there is; returns its index."""
+    await world.until(lambda: sum(engine.num_open for engine in world.engines.values()) == 1)
+    ((index, _),) = [(index, engine) for index, engine in world.engines.items() if engine.num_open]
+    return index
+
+
+async def test_new_request_that_finds_a_queue_full_goes_to_another_engine(make_world, read, ids):
+    world = await make_world(3)
+    engines = list(world.engines.values())
+    for engine in engines[:2]:
+        engine.rejections = [rejection(FULL, "full")]
+    finished = await read(world, TEXT).whole(ids(TEXT))
+    assert [len(engine.submissions) for engine in engines] == [1, 1, 1]
+    assert all(engine.submissions[0].epoch == 0 for engine in engines)  # nobody has had it: it is as new as any
+    assert finished.timing.moved.ToMicroseconds() == 0
+    assert world.app.engines.num_waiting == 0
+
+
+async def test_new_request_that_finds_all_queues_full_is_refused_and_asks_each_once(make_world, read):
+    world = await make_world(2, make_engine=AlwaysFull)
+    reading = await read(world, TEXT).end()
+    assert reading.error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert [len(engine.submissions) for engine in world.engines.values()] == [1, 1]
+
+
+async def test_second_answer_that_finds_a_queue_full_goes_to_another_engine(make_world, text_request, ids):
+    world = await make_world(2, make_engine=paused)
+    request = text_request(TEXT, output=pb.OutputOptions(token_ids=True), max_tokens=100)
+    request.spec.num_answers = 2
+    call = world.stub.StreamGenerate(request)
+    first = await held(world)
+    for engine in world.engines.values():
+        engine.rejections = [rejection(FULL, "full")]
+    world.engines[1 - first].rejections = []
+    for engine in world.engines.values():
+        engine.resume()
+    tokens = {0: [], 1: []}
+    async for message in call:
+        tokens[message.chunk.answer_index] += message.chunk.token_ids
+    assert tokens == {0: ids(TEXT), 1: ids(TEXT)}
+
+
+async def test_draining_engine_is_not_asked_again(make_world, read, ids):
+    """Its refusal comes before the message that says that it drains, as it does on the real wire."""
+    world = await make_world(2)
+    engines = list(world.engines.values())
+    engines[0].rejections = [rejection(DRAINING, "draining") for _ in range(3)]
+    await read(world, TEXT).whole(ids(TEXT))
+    assert [len(engine.submissions) for engine in engines] == [1, 1]
+
+
+async def test_what_no_engine_takes_waits_no_longer_than_the_timeout_however_often_it_is_tried(make_world, read):
+    world = await make_world(2, failover_timeout_s=0.8)
+    for engine in world.engines.values():
+        engine.pause()
+    reading = read(world, TEXT)
+    index = await held(world)
+    (other,) = [engine for number, engine in world.engines.items() if number != index]
+    other.rejections = [rejection(FULL, "full") for _ in range(1000)]
+    await world.kill(index)
+    await reading.end(timeout_s=5)
+    assert reading.error.code() is grpc.StatusCode.UNAVAILABLE  # never RESOURCE_EXHAUSTED: it has been accepted
+    assert 2 <= len(other.submissions) <= 5
+
+
+async def test_answer_under_way_that_finds_no_room_does_not_begin_again(make_world, text_request, ids):
+    """The second answer of two is lost in its middle and refused until the timeout: nothing of it comes twice."""
+    world = await make_world(2, make_engine=paused, failover_timeout_s=0.3)
+    request = text_request(TEXT, output=pb.OutputOptions(token_ids=True), max_tokens=100)
+    request.spec.num_answers = 2
+    call = world.stub.StreamGenerate(request)
+    first = await held(world)
+    other = 1 - first
+    await world.engines[first].step()
+    await world.until(lambda: world.engines[other].num_open == 1)
+    for _ in range(3):
+        await world.engines[other].step()
+    tickets = world.app.engines._clients[world.addresses[other]].attachment.session._tickets
+    await world.until(lambda: [ticket.stream.num_tokens for ticket in tickets.values()] == [3])
+    world.engines[first].rejections = [rejection(FULL, "full") for _ in range(1000)]
+    await world.kill(other)
+    seen = {0: 0, 1: 0}
+
+    async def follow():
+        async for message in call:
+            if message.HasField("chunk"):
+                assert message.chunk.first_token_index == seen[message.chunk.answer_index]
+                seen[message.chunk.answer_index] += message.chunk.num_tokens
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await follow()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_world, read, ids):
+    """A rolling restart with a short grace: nothing was lost by an accident, whatever had not been computed yet."""
+    world = await make_world(2, make_engine=paused, max_moves=1)
+    reading = read(world, TEXT)
+    for _ in range(6):
+        index = await held(world)
+        engine = world.engines[index]
+        engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
+        await world.until_usable(1)
+        for session in engine._sessions:
+            for request in session.requests.values():
+                request.cancelled = True
+        await engine.step()
+        await world.until(lambda engine=engine: engine.num_open == 0)
+        await world.kill(index)
+        await world.start(index)
+        await world.until_usable(2)
+    for engine in world.engines.values():
+        engine.resume()
+    await reading.whole(ids(TEXT))
+
+
+async def test_give_ups_end_with_the_timeout_of_nobody(make_world, read, ids):
+    """An engine that took it has kept its promise for a while: waiting begins anew."""
+    world = await make_world(1, failover_timeout_s=0.3)
+    engine = world.engines[0]
+    engine.pause()
+    reading = read(world, TEXT)
+    await engine.wait_for(lambda: engine.num_open == 1)
+    await asyncio.sleep(0.35)  # the time that must not count
+    await world.kill(0)
+    await world.start(0)
+    await reading.whole(ids(TEXT))
