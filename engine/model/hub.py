@@ -1,6 +1,7 @@
 """A model's name -> a folder on this machine."""
 
 import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: 
     except OSError as error:
         raise CheckpointError(f"{name_or_dir}: cannot be looked at: {error.strerror}") from error
     try:
-        return Path(snapshot_download(name_or_dir, allow_patterns=_FILES, tqdm_class=_bar(progress)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a disk that may be too small: if it is, the error says so
+            return Path(snapshot_download(name_or_dir, allow_patterns=_FILES, tqdm_class=_bar(progress)))
     except HFValidationError:
         raise CheckpointError(f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name)") from None
     except RepositoryNotFoundError:
@@ -67,6 +70,9 @@ def _bar(progress: Callable[[str], None]) -> type["tqdm[Any]"]:
     class Bar(tqdm):  # type: ignore[type-arg]
         def __init__(self, *args: Any, name: str = "", **kwargs: Any) -> None:  # noqa: ARG002 - `name` is the hub's own
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
+
+        def __del__(self) -> None:
+            """Nothing, where tqdm draws once more: of a fetch that has failed nobody wants to hear."""
 
         def display(self, *_args: Any, **_kwargs: Any) -> None:
             if self.unit == "B" and self.total:

@@ -1,5 +1,7 @@
 """Names to folders, with the hub replaced."""
 
+import gc
+import warnings
 from fnmatch import fnmatch
 from types import SimpleNamespace
 
@@ -57,6 +59,23 @@ def test_what_has_been_fetched_is_told_and_no_bar_is_drawn(tmp_path, fetch, capf
     resolve_model("owner/name", told.append)
     assert told[-1] == "fetching the model 25 % (1.00 of 4.00 GB)"
     assert capfd.readouterr().err == ""
+
+
+def test_bars_of_a_failed_fetch_tell_nobody(tmp_path, monkeypatch):
+    told, bars = [], []
+
+    def snapshot_download(repo_id, *, allow_patterns, tqdm_class):
+        bars.append(tqdm_class(total=100, unit="B"))
+        warnings.warn("Not enough free disk space", UserWarning, stacklevel=1)  # pytest makes an error of it
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        resolve_model("owner/name", told.append)
+    told.clear()
+    bars.clear()
+    gc.collect()
+    assert told == []
 
 
 def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
