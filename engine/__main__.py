@@ -17,6 +17,8 @@ from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError
 from engine.flags import parse_config
 from engine.io_thread import IoThread
 from engine.logs import JSON, log_to_stderr, terminal
+from engine.machine import usable_cpus
+from engine.process_limits import NUM_THREADS, check_process_limits
 from engine.server import EngineService
 from engine.serving import FAREWELL_S, Engine
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
@@ -50,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: EngineConfig, began_at_s: float) -> None:
+    check_process_limits(NUM_THREADS + 2 * usable_cpus())  # torch's and our own kernels'
     signals = ShutdownSignals(config.shutdown_timeout_s)
     if config.exit_on_stdin_close:
         signals.watch_stdin()

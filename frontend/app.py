@@ -28,6 +28,7 @@ from frontend.metrics.metrics import Metrics
 from frontend.metrics.traffic import log_traffic
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
+from frontend.process_limits import check_process_limits
 from frontend.structured.compiler import GrammarCompiler
 from frontend.structured.process import CompileLimits
 from frontend.tracing.origin import GrpcOrigin, HttpOrigin
@@ -76,6 +77,7 @@ class FrontendApp:
             self._tokenizers,
             self.metrics,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
+            step_timeout_s=config.step_timeout_s,
             failover_timeout_s=config.failover_timeout_s,
             max_moves=config.max_moves,
             on_change=self._update_health,
@@ -112,8 +114,9 @@ class FrontendApp:
         """Opens the ports and starts looking for engines.
 
         Raises:
-            ConfigError: a port cannot be had.
+            ConfigError: a port cannot be had, or too few threads or files.
         """
+        check_process_limits()
         config = self._config
         server = grpc.aio.server(
             interceptors=[

@@ -41,11 +41,15 @@ class EngineProcess:
         status = 0
         while not self._stopping.is_set():
             started_s = time.monotonic()
-            status = await self._run_once()
+            try:
+                status = await self._run_once()
+                end = f"the engine ended: {describe_end(status)}"
+            except OSError as error:  # no process, memory or program is to be had
+                status, end = 1, f"the engine cannot be started: {error}"
             if self._stopping.is_set() or status == BAD_CONFIGURATION:
                 break
             pause_s = self._pauses.next_s(time.monotonic() - started_s)
-            _logger.warning("the engine ended: %s; starting it again in %g s", describe_end(status), pause_s)
+            _logger.warning("%s; starting it again in %g s", end, pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
         return status

@@ -52,6 +52,25 @@ async def test_pauses_double_until_stopped():
     assert waiter.messages == expected
 
 
+async def test_engine_that_cannot_even_be_started_is_tried_again():
+    """As where there are too many processes for the moment."""
+    waiter = Waiter(2)
+    logger = logging.getLogger("frontend.cli.engine_process")
+    logger.addHandler(waiter)
+    try:
+        engine = EngineProcess(["/nonexistent/program"], first_pause_s=0.01)
+        running = asyncio.create_task(engine.run())
+        await waiter.done.wait()
+        await engine.stop(1)
+        assert await running == 1
+    finally:
+        logger.removeHandler(waiter)
+    assert waiter.messages[0] == (
+        "the engine cannot be started: [Errno 2] No such file or directory: '/nonexistent/program'; starting it again in "
+        "0.01 s"
+    )
+
+
 async def test_bad_configuration_is_final():
     assert await EngineProcess(["/bin/sh", "-c", "exit 2"]).run() == 2
 
