@@ -23,8 +23,8 @@ def check_process_limits(num_threads: int = NUM_THREADS, num_files: int = NUM_FI
     num_started = _start_threads(num_threads)
     if num_started < num_threads:
         raise ConfigError(
-            f"this process may start {num_started} more threads, it needs {num_threads}: raise the limit (ulimit -u, or "
-            "a container's pids limit)"
+            f"this process may start {num_started} more threads, it needs {num_threads}: raise the limit (ulimit -u, "
+            "or a container's pids limit)"
         )
 
 

@@ -66,8 +66,8 @@ async def test_engine_that_cannot_even_be_started_is_tried_again():
     finally:
         logger.removeHandler(waiter)
     assert waiter.messages[0] == (
-        "the engine cannot be started: [Errno 2] No such file or directory: '/nonexistent/program'; starting it again in "
-        "0.01 s"
+        "the engine cannot be started: [Errno 2] No such file or directory: '/nonexistent/program'; starting it again "
+        "in 0.01 s"
     )
 
 
