@@ -50,6 +50,7 @@ _HELP = {
     "grammar_timeout_s": "most seconds that compiling the form of an answer (a schema, a grammar) may take",
     "grammar_memory_bytes": "most bytes of memory that compiling one may take",
     "heartbeat_timeout_s": "seconds without a message after which the engine counts as gone",
+    "step_timeout_s": "seconds for which an engine's step loop may stand still before it counts as gone; 0: any number",
     "failover_timeout_s": "seconds that a request whose engine is gone waits for another; 0: none",
     "max_moves": "most engines in a row that a request may lose without getting further; then it fails",
     "workers": "processes that share the ports and the engine; more than 1 helps only where one takes all of a core",
@@ -102,6 +103,7 @@ class FrontendConfig:
     grammar_timeout_s: float = 2.0
     grammar_memory_bytes: int = 512 << 20
     heartbeat_timeout_s: float = 5.0
+    step_timeout_s: float = 120.0
     failover_timeout_s: float = 30.0
     max_moves: int = 3
     workers: int = 1
@@ -136,7 +138,8 @@ class FrontendConfig:
         for name in ("max_queued_requests", "max_queued_tokens", "token_window"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _check(0 < self.stall_timeout_s < float("inf"), "stall_timeout_s", self.stall_timeout_s, "more than 0 seconds")
-        for name in ("shutdown_timeout_s", "default_timeout_s", "failover_timeout_s", "log_stats_interval_s"):
+        at_least_0 = ("shutdown_timeout_s", "default_timeout_s", "step_timeout_s", "failover_timeout_s")
+        for name in (*at_least_0, "log_stats_interval_s"):
             _check(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "at least 0 seconds")
         _check(0.01 <= self.grammar_timeout_s <= 60, "grammar_timeout_s", self.grammar_timeout_s, "0.01 to 60 seconds")
         least, memory_bytes = MIN_GRAMMAR_MEMORY_BYTES, self.grammar_memory_bytes

@@ -20,6 +20,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from frontend import __version__
 from frontend.engine_link.load import EngineLoad, LoadEstimate
+from frontend.engine_link.pulse import Pulse
 from frontend.engine_link.session import EngineSession, ProtocolViolation
 from frontend.engine_link.ticket import Ticket
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
@@ -108,6 +109,7 @@ class EngineClient:
         tokenizers: gives the tokenizer that the engine's model needs.
         metrics: told what the engine says of itself.
         heartbeat_timeout_s: without a message for this long the engine counts as gone.
+        step_timeout_s: if its step loop stands still for this long, too; 0: never.
         users: told what happens.
         was_found: nobody has named this address: that nobody is there need not be said.
     """
@@ -119,6 +121,7 @@ class EngineClient:
         metrics: EngineMetrics,
         *,
         heartbeat_timeout_s: float,
+        step_timeout_s: float,
         users: EngineUsers,
         was_found: bool = False,
     ) -> None:
@@ -129,6 +132,8 @@ class EngineClient:
         self._was_found = was_found
         self._load = LoadEstimate()
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._step_timeout_s = step_timeout_s
+        self._hung: tuple[str, int] | None = None  # the instance that was given up for it, and its turns
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
@@ -249,6 +254,8 @@ class EngineClient:
             call = stub.Attach()
             try:
                 welcome = await self._hello(channel, call)
+                if (welcome.engine_instance_id, welcome.status.loop_turns) == self._hung:
+                    raise EngineNotReadyError("its step loop stands still")
                 model = await self._served_model(stub, welcome.info)
                 session = EngineSession(
                     vocab_size=model.vocab_size,
@@ -270,7 +277,10 @@ class EngineClient:
                     model.max_model_len,
                 )
                 self._note_state(welcome.status)
-                await _until_first_fails(self._read(call, session), self._write(call, session), self._watch())
+                pulse = Pulse(
+                    timeout_s=self._step_timeout_s, num_turns=welcome.status.loop_turns, now_s=time.monotonic()
+                )
+                await _until_first_fails(self._read(call, session, pulse), self._write(call, session), self._watch())
             finally:
                 call.cancel()
 
@@ -312,7 +322,7 @@ class EngineClient:
             defaults=defaults,
         )
 
-    async def _read(self, call: AttachCall, session: EngineSession) -> None:
+    async def _read(self, call: AttachCall, session: EngineSession, pulse: Pulse) -> None:
         while True:
             response = await call.read()
             if not isinstance(response, pb.AttachResponse):
@@ -331,6 +341,7 @@ class EngineClient:
                     if response.status.HasField("load"):
                         self._note_load(response.status.load, session)
                     self._note_state(response.status)
+                    self._note_pulse(response.status, pulse)
                 case "drain":
                     logger.warning("engine %s stops in %d s", self.address, response.drain.grace.seconds)
                     self._note_state(pb.EngineStatus(state=pb.ENGINE_STATE_DRAINING))
@@ -369,8 +380,19 @@ class EngineClient:
         if status.state != self._engine_state:
             self._engine_state = status.state
             detail = f": {status.detail}" if status.detail else ""
+            if status.state == pb.ENGINE_STATE_FAILED:
+                # It ends now. What it says of its requests after this is not theirs, and not of each of them.
+                raise EngineLostError(f"the engine has failed{detail}")
             logger.info("engine %s is %s%s", self.address, pb.EngineState.Name(status.state), detail)
             self._users.changed()
+
+    def _note_pulse(self, status: pb.EngineStatus, pulse: Pulse) -> None:
+        now_s = time.monotonic()
+        pulse.note(status.loop_turns, now_s)
+        if pulse.has_stopped(now_s):
+            assert self._attachment is not None, "its stream is read"
+            self._hung = (self._attachment.instance_id, pulse.num_turns)
+            raise EngineLostError(f"its step loop has stood still for {self._step_timeout_s:g} s")
 
 
 async def _until_first_fails(*coroutines: Coroutine[object, object, None]) -> None:

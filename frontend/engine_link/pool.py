@@ -32,7 +32,7 @@ class EnginePool:
         addresses: of engines, or names of several; see `resolver.py`.
         tokenizers: gives the tokenizer that the model needs.
         metrics: told what each engine says of itself.
-        heartbeat_timeout_s: without a message for this long an engine counts as gone.
+        heartbeat_timeout_s, step_timeout_s: see EngineClient.
         failover_timeout_s: how long a request whose engine is lost waits for another.
         max_moves: most engines in a row that a request may lose without getting further.
         on_change: called when `serving` may have changed.
@@ -45,6 +45,7 @@ class EnginePool:
         metrics: Metrics,
         *,
         heartbeat_timeout_s: float,
+        step_timeout_s: float,
         failover_timeout_s: float,
         max_moves: int,
         on_change: Callable[[], None],
@@ -52,6 +53,7 @@ class EnginePool:
         self._tokenizers = tokenizers
         self._metrics = metrics
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._step_timeout_s = step_timeout_s
         self._on_change = on_change
         self._mover = Mover(self._place, timeout_s=failover_timeout_s, max_moves=max_moves)
         self._placement = Placement()
@@ -267,6 +269,7 @@ class EnginePool:
             self._tokenizers,
             self._metrics.engine(),
             heartbeat_timeout_s=self._heartbeat_timeout_s,
+            step_timeout_s=self._step_timeout_s,
             users=self,
             was_found=was_found,
         )

@@ -2,7 +2,7 @@
 
 It answers every prompt with the prompt itself and then its end token, one token per step, and keeps the rules of the
 wire: credits, step window, one Completion per handle. Faults are scripted from outside: `rewrite_step` mangles what is
-sent, `stall` and `kill` say it all.
+sent, `stall`, `freeze` and `kill` say it all.
 """
 
 # ruff: noqa: N802, ARG002 - names and arguments of the handlers are gRPC's
@@ -94,6 +94,8 @@ class FakeEngine(EngineServiceServicer):
         self._running = asyncio.Event()
         self._running.set()
         self._stalled = False
+        self._frozen = False
+        self._num_turns = 0
         self._work = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,6 +134,16 @@ class FakeEngine(EngineServiceServicer):
     def stall(self) -> None:
         """Falls silent with all streams open."""
         self._stalled = True
+
+    def freeze(self) -> None:
+        """Hangs: makes no steps and no turns, and sends its heartbeats all the same."""
+        self._frozen = True
+        self.pause()
+
+    def thaw(self) -> None:
+        """Goes on."""
+        self._frozen = False
+        self.resume()
 
     def set_state(self, state: pb.EngineState) -> None:
         """Changes the state and tells it."""
@@ -297,7 +309,8 @@ class FakeEngine(EngineServiceServicer):
                 session.outbox.put_nowait(response)
 
     def _status(self) -> pb.EngineStatus:
-        return pb.EngineStatus(state=self.state, engine_step=self.num_steps, load=self.load)
+        self._num_turns += not self._frozen
+        return pb.EngineStatus(state=self.state, engine_step=self.num_steps, loop_turns=self._num_turns, load=self.load)
 
     def _info(self) -> pb.EngineInfo:
         return pb.EngineInfo(

@@ -1,6 +1,7 @@
 """An engine dies at every moment of a request's life: its client sees one stream, with every token once."""
 
 import asyncio
+import logging
 
 import grpc
 import pytest
@@ -70,6 +71,50 @@ async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, n
     assert scrape(world.app.metrics, "chairlift:request_moved_time_seconds_count") == 1
     ended = scrape(world.app.metrics, "chairlift:request_success_total", "engine", "finished_reason")
     assert {key for key, value in ended.items() if value} == {("0", "stop")}  # where it began
+
+
+async def test_engine_whose_step_fails_loses_its_requests_and_not_its_clients(make_world, read, ids):
+    """It says that it has failed, ends every request with ENGINE_ERROR, and exits: `engine/server.py` does."""
+    world = await make_world(2, make_engine=paused)
+    reading = read(world, TEXT)
+    index = await held(world)
+    await advance(world, index, reading, 3)
+    engine = world.engines[index]
+
+    def all_failed(step):
+        for column in (step.handles, step.epochs, step.start_indices, step.token_counts, step.token_ids):
+            del column[:]
+        handle = engine.submissions[0].handle
+        reason = engine_pb.COMPLETION_REASON_ENGINE_ERROR
+        step.completions.add(handle=handle, reason=reason, num_output_tokens=3, detail="step failed")
+        return [step]
+
+    engine.rewrite_step = all_failed
+    engine.set_state(engine_pb.ENGINE_STATE_FAILED)
+    await engine.step()
+    world.engines[1 - index].resume()
+    check_account(await reading.whole(ids(TEXT)))
+    await world.kill(index)
+
+
+async def test_engine_that_hangs_and_goes_on_answering_is_left_until_it_turns_again(make_world, read, ids, caplog):
+    caplog.set_level(logging.INFO)
+    world = await make_world(2, make_engine=lambda **options: paused(heartbeat_s=0.02, **options), step_timeout_s=0.3)
+    reading = read(world, TEXT)
+    index = await held(world)
+    await advance(world, index, reading, 3)
+    hung, other = world.engines[index], world.engines[1 - index]
+    hung.freeze()
+    await world.until_usable(1)
+    other.resume()
+    await reading.whole(ids(TEXT))
+    num_hellos = len(hung.hellos)
+    await world.until(lambda: len(hung.hellos) > num_hellos + 1)  # it would take it back, and is not believed
+    assert hung.instance_id not in world.attached()
+    said = [record.message for record in caplog.records if "stood still for 0.3 s" in record.message]
+    assert len(said) == 1
+    hung.thaw()
+    await world.until_usable(2)
 
 
 async def test_submission_that_never_reached_its_engine_is_sent_to_another(make_world, read, ids):

@@ -122,6 +122,40 @@ async def test_engine_with_another_model_is_not_used_and_named_once(make_world, 
     assert len(other.submissions) == 1
 
 
+async def test_new_model_takes_over_as_soon_as_the_last_old_engine_drains(make_world, read, ids):
+    world = await make_world(2, absent=1)
+    old, new = world.engines[0], await world.start(1, weights_revision="new")
+    old.pause()
+    reading = read(world, "under way")
+    await old.wait_for(lambda: old.num_open == 1)
+    await world.until(lambda: new.instance_id in world.attached())
+    old.set_state(engine_pb.ENGINE_STATE_DRAINING)
+    await new.wait_for(lambda: True)
+    await world.until(lambda: world.app.engines._clients[old.address].state == "draining")
+    assert world.app._health.serving
+    await read(world, "abc").whole(ids("abc"))
+    assert (len(old.submissions), len(new.submissions)) == (1, 1)
+    old.resume()
+    await reading.whole(ids("under way"))
+
+
+async def test_answer_under_way_goes_on_with_its_own_model_among_engines_with_another(make_world, read, ids):
+    world = await make_world(3, absent=2)
+    first = world.engines[0]
+    first.pause()
+    reading = read(world, "under way")
+    await first.wait_for(lambda: first.num_open == 1)
+    new = await world.start(1, weights_revision="new")
+    await world.until(lambda: new.instance_id in world.attached())
+    old = await world.start(2)
+    await world.until_usable(2)
+    await world.kill(0)
+    await reading.whole(ids("under way"))
+    assert [submission.epoch for submission in old.submissions] == [1]
+    await read(world, "abc").whole(ids("abc"))
+    assert len(new.submissions) == 1
+
+
 async def test_engine_with_two_addresses_counts_once(make_world, read, ids, tmp_path):
     world = await make_world(1)
     (tmp_path / "alias.sock").symlink_to(tmp_path / "0.sock")
