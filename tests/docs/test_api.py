@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor
 
 from chairlift.v1 import generation_service_pb2 as pb
 
-PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
 
 def field_names(message: Descriptor, seen: set[str]) -> Iterator[str]:
