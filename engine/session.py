@@ -39,8 +39,8 @@ class SessionContext:
     """What sessions share.
 
     Attributes:
-        max_open_requests: requests that all sessions together may have open. The scheduler's own bound comes first;
-            this one bounds what waits in the inbox while a step runs.
+        max_open_requests: requests that all sessions together may have open, and as many again that have moved here.
+            The scheduler's own bound comes first; this one bounds what waits in the inbox while a step runs.
         request_ids: engine-wide, never used twice.
         owners: the open requests of all sessions, and whose they are.
         grammars: compiles them.
@@ -195,7 +195,7 @@ class Session:
             raise InvalidRequest(f"handle {handle} is in use until its request has ended")
         if self._is_closing:
             raise EngineDraining("the engine has stopped")
-        self._check_room()
+        self._check_room(has_moved=submission.epoch > 0)
         request_id = RequestId(next(self._context.request_ids))
         request = request_from_submission(submission, request_id, self._context.limits, now_s, self._number)
         num_prompt_tokens, num_output_tokens = len(request.prompt_ids), len(request.output_ids)
@@ -204,9 +204,9 @@ class Session:
         self._context.owners[request_id] = self
         return request
 
-    def _check_room(self) -> None:
+    def _check_room(self, *, has_moved: bool) -> None:
         """Everybody has room while there is some, and each session always has its share."""
-        num_open, most = len(self._context.owners), self._context.max_open_requests
+        num_open, most = len(self._context.owners), self._context.max_open_requests * (1 + has_moved)
         if num_open < most:
             return
         num_own = self.num_open

@@ -92,7 +92,8 @@ class Scheduler:
         Raises:
             InvalidRequest: the prompt is empty or the id is in use.
             RequestTooLong: it leaves no room for a single new token.
-            QueueFull: `max_waiting` requests wait, and its session has its share of them.
+            QueueFull: `max_waiting` requests wait, and its session has its share of them; not for one that has moved,
+                which has been promised an answer elsewhere.
         """
         config = self._config
         if request.request_id in self._requests:
@@ -108,7 +109,8 @@ class Scheduler:
         reason = finish_reason(request, config.end_token_ids)
         if reason is None and request.budget_end_s is not None and request.budget_end_s <= request.arrival_s:
             reason = FinishReason.TIME_BUDGET
-        if reason is None and not self._waiting.has_room(request.session, config.max_waiting):
+        is_bounded = reason is None and not request.has_moved
+        if is_bounded and not self._waiting.has_room(request.session, config.max_waiting):
             raise QueueFull(f"{len(self._waiting)} requests wait, max_waiting is {config.max_waiting}")
         request.arrival_index = self._num_accepted
         self._num_accepted += 1

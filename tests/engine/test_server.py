@@ -296,6 +296,24 @@ async def test_a_full_queue_rejects_with_a_time_to_retry() -> None:
         assert rejection.retry_after.ToTimedelta().total_seconds() > 0
 
 
+async def test_full_queue_still_takes_as_many_that_have_moved_here() -> None:
+    gate = Gate()
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            run_engine(fake_engine_parts(model=ENDLESS, max_waiting=2, max_num_seqs=1, on_step=gate))
+        )
+        stack.callback(gate.open)
+        async with AttachClient.open(server.address) as client:
+            await client.submit(submission(1, [1], 2))
+            await asyncio.to_thread(gate.has_step.wait)
+            await client.submit(*(submission(handle, [1], 2) for handle in (2, 3)))
+            await client.submit(*(submission(handle, [1], 2, epoch=1) for handle in range(4, 8)))
+            await client.until(lambda: client.received[7].has_ended)  # three may be open, and three more
+            gate.open()
+            answers = await client.ended(*range(1, 8))
+    assert [answer.rejection is None for answer in answers] == [True] * 6 + [False]
+
+
 async def test_heartbeats_move_while_idle_and_stand_still_with_the_loop() -> None:
     gate = Gate()
     gate.open()

@@ -7,6 +7,7 @@ import pytest
 
 from engine.core.outputs import ModelRunnerOutput
 from engine.core.request import FinishReason, Request, RequestId
+from engine.errors import QueueFull
 
 MakeEngine = Callable[..., Any]
 MakeRequest = Callable[..., Request]
@@ -95,6 +96,14 @@ class TestEnds:
         assert engine.step() == {}
         completion = engine.answer(request).completion
         assert (completion.reason, completion.num_output_tokens) == (FinishReason.TIME_BUDGET, 0)
+
+    def test_moved_request_finds_the_queue_never_full(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+        engine = make_engine(max_num_seqs=1, max_waiting=0)
+        with pytest.raises(QueueFull):
+            engine.add(make_request(1, 4))
+        engine.add(*(make_request(number, 4, max_tokens=2, has_moved=True) for number in (2, 3)))
+        engine.run()
+        assert engine.scheduler.stats().num_generated_tokens_total == 4
 
     @pytest.mark.parametrize("runs", [False, True])
     def test_cancel_frees_everything_at_once_and_completes_with_the_next_update(
