@@ -3,13 +3,14 @@
     engine_health.py HOST:PORT...
 
 The first address at which an engine answers decides: the container's own, then that of the engine for which it stands
-by. Asks for the engine's state and not only for a connection: an engine listens while it still loads.
+by. grpc.health.v1 is the verdict, for an engine listens while it still loads; its own status is what it says meanwhile.
 """
 
 import sys
 from collections.abc import Sequence
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
@@ -22,12 +23,13 @@ def main(addresses: Sequence[str]) -> int:
     for address in addresses:
         with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
+                health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
                 response = EngineServiceStub(channel).GetEngineStatus(pb.GetEngineStatusRequest(), timeout=TIMEOUT_S)
             except grpc.RpcError:
                 continue
         status = response.status
         print(f"{address} {pb.EngineState.Name(status.state).removeprefix('ENGINE_STATE_')} {status.detail}".rstrip())
-        return 0 if status.state == pb.ENGINE_STATE_SERVING else 1
+        return 0 if health.status == health_pb2.HealthCheckResponse.SERVING else 1
     print(f"no engine answers at {' or '.join(addresses)}")
     return 1
 

@@ -4,6 +4,8 @@ from types import ModuleType
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
@@ -22,11 +24,15 @@ class OneState(EngineServiceServicer):
 
 @pytest.fixture
 def start_engine() -> Iterator[StartEngine]:
-    """start_engine(state, detail): the address of an engine that says so of itself."""
+    """start_engine(state, detail, is_serving): the address of an engine that says so of itself."""
     servers = []
 
-    def start(state: "pb.EngineState", detail: str = "") -> str:
+    def start(state: "pb.EngineState", detail: str = "", is_serving: bool = False) -> str:
         server = grpc.server(ThreadPoolExecutor(1))
+        health = HealthServicer()
+        answer = health_pb2.HealthCheckResponse
+        health.set("", answer.SERVING if is_serving else answer.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
         add_EngineServiceServicer_to_server(OneState(pb.EngineStatus(state=state, detail=detail)), server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
@@ -41,7 +47,7 @@ def start_engine() -> Iterator[StartEngine]:
 def test_serving_engine_is_healthy(
     load: Callable[[str], ModuleType], start_engine: StartEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    address = start_engine(pb.ENGINE_STATE_SERVING)
+    address = start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)
     assert load("engine_health").main([address]) == 0
     assert capsys.readouterr().out == f"{address} SERVING\n"
 
@@ -53,7 +59,7 @@ def test_engine_that_takes_no_requests_is_not_healthy_and_says_what_it_does(
     capsys: pytest.CaptureFixture[str],
     state: "pb.EngineState",
 ) -> None:
-    address, other = start_engine(state, "weights 43 %"), start_engine(pb.ENGINE_STATE_SERVING)
+    address, other = start_engine(state, "weights 43 %"), start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)
     assert load("engine_health").main([address, other]) == 1
     name = pb.EngineState.Name(state).removeprefix("ENGINE_STATE_")
     assert capsys.readouterr().out == f"{address} {name} weights 43 %\n"
@@ -62,7 +68,7 @@ def test_engine_that_takes_no_requests_is_not_healthy_and_says_what_it_does(
 def test_engine_that_stands_by_is_as_healthy_as_the_one_it_stands_by_for(
     load: Callable[[str], ModuleType], start_engine: StartEngine
 ) -> None:
-    assert load("engine_health").main([NOBODY, start_engine(pb.ENGINE_STATE_SERVING)]) == 0
+    assert load("engine_health").main([NOBODY, start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)]) == 0
     assert load("engine_health").main([NOBODY, start_engine(pb.ENGINE_STATE_LOADING)]) == 1
 
 
