@@ -1,14 +1,13 @@
-"""One reader for all pages, with the pair running as README.md says to run it."""
+"""One reader for all pages, with the pair running as README.md says to run it; it ends with the module."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from tests.docs.reader import Reader, Server, find, write_traces
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fresh_reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     """In a folder of its own, with nothing running."""
     reader = Reader(tmp_path_factory.mktemp("clone"))
@@ -16,7 +15,7 @@ def fresh_reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return reader
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(fresh_reader: Reader) -> Iterator[list[Server]]:
     """The engine and the frontend, both saying in their logs all that the pages show of them."""
     reader = fresh_reader
@@ -30,7 +29,7 @@ def servers(fresh_reader: Reader) -> Iterator[list[Server]]:
             yield [engine, frontend]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reader(fresh_reader: Reader, servers: list[Server]) -> Reader:
     """At the pair."""
     assert len(servers) == 2
@@ -38,9 +37,11 @@ def reader(fresh_reader: Reader, servers: list[Server]) -> Reader:
 
 
 @pytest.fixture
-def certificates(reader: Reader, make_authority: Callable[[str], Any]) -> None:
-    """chain.pem and key.pem, signed by an authority that the reader's machine trusts."""
-    authority = make_authority("ours")
+def certificates(request: pytest.FixtureRequest, reader: Reader) -> None:
+    """For a command that speaks TLS: chain.pem and key.pem, signed by an authority that the reader's machine trusts."""
+    if "--tls" not in request.getfixturevalue("command").text:
+        return
+    authority = request.getfixturevalue("make_authority")("ours")
     signed = authority.sign("localhost")
     (reader.folder / "chain.pem").write_bytes(signed.cert.read_bytes())
     (reader.folder / "key.pem").write_bytes(signed.key.read_bytes())

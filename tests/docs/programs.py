@@ -95,7 +95,8 @@ class _ParsedError(Exception):
 
 def _parse(run: Callable[[], object], whole: bool, words: Sequence[str]) -> list[str]:
     """Runs a program until its command line is parsed; returns the words that its parser leaves to others."""
-    parse, depth, flags = argparse.ArgumentParser.parse_known_args, 0, set()
+    parse, depth = argparse.ArgumentParser.parse_known_args, 0
+    flags: set[str] = set()
 
     def parse_and_stop(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
         nonlocal depth

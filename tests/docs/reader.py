@@ -78,6 +78,7 @@ class Reader:
     ports: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     served: dict[str, str] = field(default_factory=dict)  # what needs no second start -> what it printed
+    programs: dict[str, dict[int, tuple[str, str]]] = field(default_factory=dict)  # page, line -> printed, error
     _done: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
     _set_up: dict[str, dict[str, str]] = field(default_factory=dict)
 

@@ -69,12 +69,9 @@ def test_a_program_runs(block: Block, reader: Reader) -> None:
     assert printed.strip() or "print" not in block.text
 
 
-_pages: dict[str, dict[int, tuple[str, str]]] = {}
-
-
 def run_page(page: str, reader: Reader) -> dict[int, tuple[str, str]]:
     """All programs of a page, in one interpreter -> by line, what each printed and its error."""
-    if page not in _pages:
+    if page not in reader.programs:
         programs = [block for block in BLOCKS if block.page == page and block.language == "python"]
         done = subprocess.run(
             [".venv/bin/python", Path(__file__).with_name("run_blocks.py")],
@@ -88,8 +85,8 @@ def run_page(page: str, reader: Reader) -> dict[int, tuple[str, str]]:
         )
         assert done.returncode == 0, done.stderr
         results = [(printed, error) for printed, error in json.loads(done.stdout)]
-        _pages[page] = dict(zip([block.line for block in programs], results, strict=True))
-    return _pages[page]
+        reader.programs[page] = dict(zip([block.line for block in programs], results, strict=True))
+    return reader.programs[page]
 
 
 @of_kind("json")
