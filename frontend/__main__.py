@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
-from frontend.logs import complain, log_to_stderr
+from frontend.logs import announce, complain, log_to_stderr
 from frontend.workers.run import run_workers
 from frontend.workers.supervisor import WorkerFailed
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, WorkerFailed) as error:
         complain("chairlift-frontend", error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
-    print(f"drained {num_drained}", flush=True)
+    announce(f"drained {num_drained}", config.log_format)
     return 0
 
 

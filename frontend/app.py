@@ -259,7 +259,7 @@ class FrontendApp:
         except OSError as error:
             host = self._config.http_host or self._config.host
             raise cannot_listen(host, self._config.http_port, error, HTTP_ADVICE) from error
-        logger.info("serving HTTP on port %d", self._http.port)
+        logger.info("listening for HTTP on port %d", self._http.port)
 
     def _update_health(self) -> None:
         self._health.set_serving(self.engines.serving and not self._draining)

@@ -33,6 +33,14 @@ def log_to_stderr(level_name: str, log_format: str, *, worker: int | None = None
         )
 
 
+def announce(text: str, log_format: str) -> None:
+    """Says on stdout what whoever started this waits for; as JSON it is a line of the log: both may end in one file."""
+    if log_format == JSON:
+        _log.info("%s", text)
+    else:
+        print(text, flush=True)  # noqa: T201
+
+
 def complain(program: str, error: object, log_format: str) -> None:
     """Says on stderr, in one line, what ends the process."""
     if log_format == JSON:

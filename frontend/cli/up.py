@@ -25,7 +25,7 @@ from frontend.client import GenerationError
 from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, with_source
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
-from frontend.logs import complain, log_to_stderr
+from frontend.logs import announce, complain, log_to_stderr
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
@@ -114,7 +114,7 @@ class Pair:
             await self._app.stop()
             await engine.stop(grace_s)
         await supervision
-        print(f"drained {num_drained}", flush=True)
+        announce(f"drained {num_drained}", self._config.log_format)
         return 0
 
     def _on_signals(self, engine: EngineProcess) -> asyncio.Event:
@@ -143,8 +143,8 @@ class Pair:
         if self._app.http_port is not None:
             http_target = _target(self._config.http_host or self._config.host, self._app.http_port)
             scheme = "http" if self._config.tls_cert is None else "https"
-            print(f"OpenAI's API on {scheme}://{http_target}/v1", flush=True)
-        print(f"serving on {target}", flush=True)
+            announce(f"OpenAI's API on {scheme}://{http_target}/v1", self._config.log_format)
+        announce(f"serving on {target}", self._config.log_format)
         if with_proof:
             try:
                 keys = load_keys(self._config.api_key, self._config.api_key_file)

@@ -56,7 +56,8 @@ async def test_a_frontend_says_nothing_that_is_not_json(pair, workers):
     while len([line for line in lines if "attached" in line["msg"]]) < int(workers):
         lines.append(json.loads(await process.stderr.readline()))
     process.send_signal(signal.SIGTERM)
-    _, rest = await process.communicate()
+    said, rest = await process.communicate()
+    assert said == b""  # a container's log holds both
     lines += [json.loads(line) for line in rest.splitlines()]
     assert process.returncode == 0
     assert {line.get("worker") for line in lines if "attached" in line["msg"]} == ({None} if workers == "1" else {0, 1})

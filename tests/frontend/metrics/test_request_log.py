@@ -27,7 +27,8 @@ def lines(caplog):
 async def post(pair, path, **body):
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    headers = ["host: x", "connection: close", "content-type: application/json", f"content-length: {len(data)}"]
+    head = "\r\n".join([f"POST {path} HTTP/1.1", *headers, "", ""])
     writer.write(head.encode() + data)
     answer = await reader.read()
     writer.close()
@@ -49,6 +50,31 @@ async def test_a_request_over_grpc_has_its_numbers_and_none_of_its_text(make_pai
     assert 0 < line.ttft_s <= line.total_s
     assert not hasattr(line, "trace_id")
     assert line.getMessage().startswith("request_id=mine door=grpc call=chairlift.v1.GenerationService/StreamGenerate ")
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "secret", "guided_regex": "secret((("},
+        {"prompt": "secret", "guided_json": {"type": "secret"}},
+        {"prompt": "secret", "guided_grammar": "start: secret("},
+        {"prompt": "secret \ud800"},
+        {"prompt": ["secret", 1]},
+        {"prompt": "secret", "temperature": "secret"},
+        {"prompt": "secret" * 10_000},
+        {"prompt": "a", "stop": "secret" * 1000},
+        {"prompt": "a", "secret": 1},
+        {"prompt": "a", "model": "secret"},
+    ],
+    ids=str,
+)
+async def test_nothing_that_is_logged_of_a_bad_request_quotes_it(make_pair, caplog, fields):
+    """At no level; what its client is told may quote it."""
+    caplog.set_level(logging.DEBUG)
+    pair = await make_pair(http=True, log_requests=True)
+    assert b"400 Bad Request" in (answer := await post(pair, "/v1/completions", **fields)) or b"404 Not Found" in answer
+    await pair.idle()
     assert "secret" not in caplog.text
 
 

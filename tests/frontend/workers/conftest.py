@@ -36,7 +36,7 @@ class Frontend:
             self.log.append(line.decode().rstrip())
             if found := re.search(r"listening on .*:(\d+),", self.log[-1]):
                 self.ports["grpc"] = int(found[1])
-            if found := re.search(r"serving HTTP on port (\d+)", self.log[-1]):
+            if found := re.search(r"listening for HTTP on port (\d+)", self.log[-1]):
                 self.ports["http"] = int(found[1])
             self._changed.set()
             self._changed = asyncio.Event()
