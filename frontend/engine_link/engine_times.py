@@ -68,16 +68,7 @@ class EngineTimes:
         """All of it, with the last engine's own account at the end."""
         if self._before is _NOTHING:
             return last
-        total = self._with(last)
-        return EngineAccount(
-            queued_s=total.queued_s,
-            prefill_s=total.prefill_s,
-            parked_s=total.parked_s,
-            preempted_s=total.preempted_s,
-            num_preemptions=total.num_preemptions,
-            moved_s=total.moved_s,
-            num_output_tokens=last.num_output_tokens,
-        )
+        return EngineAccount.at_end(self._with(last), last.num_output_tokens)
 
     def _with(self, told: EngineTime) -> EngineTime:
         before, moved = self._before, self._has_moved

@@ -108,18 +108,11 @@ def request_end(completion: pb.Completion) -> RequestEnd:
 
 def engine_account(completion: pb.Completion) -> EngineAccount:
     """What a Completion says of any request, however it ended."""
-    return EngineAccount(
-        queued_s=completion.queued_us / 1e6,
-        prefill_s=completion.prefill_us / 1e6,
-        parked_s=completion.parked_us / 1e6,
-        preempted_s=completion.preempted_us / 1e6,
-        num_preemptions=completion.num_preemptions,
-        num_output_tokens=completion.num_output_tokens,
-    )
+    return EngineAccount.at_end(engine_time(completion), completion.num_output_tokens)
 
 
-def engine_time(account: pb.TimeAccount) -> EngineTime:
-    """What the engine says of a request that goes on."""
+def engine_time(account: pb.TimeAccount | pb.Completion) -> EngineTime:
+    """What the engine says of a request that goes on, or has ended."""
     return EngineTime(
         queued_s=account.queued_us / 1e6,
         prefill_s=account.prefill_us / 1e6,

@@ -5,6 +5,7 @@ the two is in neither and falls to the one part that takes the rest. All parts a
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -32,6 +33,19 @@ class EngineAccount(EngineTime):
     """The same of a request that has ended, well or not."""
 
     num_output_tokens: int
+
+    @classmethod
+    def at_end(cls, time: EngineTime, num_output_tokens: int) -> Self:
+        """What there is to say at the end."""
+        return cls(
+            queued_s=time.queued_s,
+            prefill_s=time.prefill_s,
+            parked_s=time.parked_s,
+            preempted_s=time.preempted_s,
+            num_preemptions=time.num_preemptions,
+            moved_s=time.moved_s,
+            num_output_tokens=num_output_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
