@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 import urllib.request
@@ -112,12 +113,16 @@ def test_a_file_of_servers_is_read_and_its_commands_are_taken(block: Block, tmp_
 
 
 @of_kind("yaml")
-def test_settings_of_prometheus_are_those_that_the_repository_has(block: Block) -> None:
+def test_settings_of_prometheus_are_those_that_the_repository_has(block: Block, tmp_path: Path) -> None:
     settings = yaml.safe_load(block.text)
     ours = yaml.safe_load((ROOT / "deploy/monitoring/prometheus/prometheus.yml").read_text())
     (job,) = settings["scrape_configs"]
     assert job["job_name"] in [known["job_name"] for known in ours["scrape_configs"]]
     assert set(settings) <= set(ours)
+    if shutil.which("promtool"):
+        path = tmp_path / "prometheus.yml"
+        path.write_text(block.text)
+        subprocess.run(["promtool", "check", "config", "--syntax-only", path], check=True, capture_output=True)
 
 
 @cache
