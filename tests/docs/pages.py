@@ -54,8 +54,10 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """As the shell splits it, without comments; programs of the virtual environment by their bare names."""
+        """As the shell splits it, from the program on, without comments; ours by their bare names."""
         words = shlex.split(self.text.replace("\\\n", " "), comments=True)
+        while words and re.match(r"[A-Z_]+=", words[0]):  # a variable for this command alone
+            del words[0]
         return [word.removeprefix(".venv/bin/") for word in words]
 
     @property
