@@ -7,6 +7,7 @@ is an engine. Everything else (HOST:PORT with a number for a host, unix:PATH) is
 import asyncio
 import ipaddress
 import logging
+import random
 import socket
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
 _EVERY_WHILE_NONE_S = 0.5
+_MAX_MISSES = 3  # in a row, until an address has vanished: name servers rotate, lag and contradict each other
 _SCHEME = "dns:"
 
 
@@ -36,7 +38,7 @@ class Resolver:
 
     Args:
         name, port: of the engines.
-        on_addresses: called with the addresses, sorted, whenever they have been looked up.
+        on_addresses: called with the addresses of late, sorted, whenever they have been looked up.
         is_urgent: whether to hurry, because no engine is there.
     """
 
@@ -48,6 +50,7 @@ class Resolver:
         self._on_addresses = on_addresses
         self._is_urgent = is_urgent
         self._complained = False
+        self._hosts: dict[str, int] = {}  # and the answers in a row that were without it
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -64,7 +67,8 @@ class Resolver:
     async def _run(self) -> None:
         while True:
             await self._look_up()
-            await asyncio.sleep(_EVERY_WHILE_NONE_S if self._is_urgent() else _EVERY_S)
+            pause_s = _EVERY_WHILE_NONE_S if self._is_urgent() else _EVERY_S
+            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # not all frontends at once
 
     async def _look_up(self) -> None:
         try:
@@ -75,7 +79,10 @@ class Resolver:
                 self._complained = True
             return
         self._complained = False
-        hosts = sorted({str(info[4][0]) for info in found})
+        named = {str(info[4][0]) for info in found}
+        missed = {host: misses + 1 for host, misses in self._hosts.items() if host not in named}
+        self._hosts = dict.fromkeys(named, 0) | {host: m for host, m in missed.items() if m < _MAX_MISSES}
+        hosts = sorted(self._hosts)
         self._on_addresses([f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts])
 
 

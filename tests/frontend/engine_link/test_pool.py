@@ -191,14 +191,16 @@ class Names:
 
     def __init__(self):
         self.hosts = []
+        self.flaps = []  # answers that come before that one
         self.num_asked = 0
 
     async def look_up(self, host, port, **_):
         assert host == "engines"
         self.num_asked += 1
-        if not self.hosts:
+        hosts = self.flaps.pop(0) if self.flaps else self.hosts
+        if not hosts:
             raise OSError("no such name")
-        return [(0, 0, 0, "", (address, port)) for address in self.hosts]
+        return [(0, 0, 0, "", (address, port)) for address in hosts]
 
 
 @pytest.fixture
@@ -239,6 +241,16 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
         await reading.whole(ids("held"))
     await second.wait_for(lambda: second.num_sessions == 0)
     assert scrape(world.app.metrics, "chairlift:engine_up", "engine") == {"0": 1}
+
+    asked = names.num_asked
+    names.flaps = [["127.0.0.1", "127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"]]  # once named, it is given three chances
+    await world.until(lambda: f"127.0.0.2:{port}" in world.app.engines._clients)
+    (client,) = [one for one in world.app.engines._clients.values() if one.address == f"127.0.0.2:{port}"]
+    names.flaps += [["127.0.0.1", "127.0.0.2"]] + [["127.0.0.1"], ["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]] * 3
+    await world.until(lambda: not names.flaps)
+    assert world.app.engines._clients.get(client.address) is client
+    await world.until(lambda: client.address not in world.app.engines._clients)
+    assert names.num_asked > asked + 10
 
     names.hosts = []  # the name server is gone, the engine is not
     asked = names.num_asked
