@@ -80,6 +80,7 @@ def request_from_submission(
         label=submission.request_id,
         session=session,
         has_moved=submission.epoch > 0,
+        waited_s=submission.waited_ms / 1000,
         constraint=constraint_from_submission(submission, limits.vocab_size, limits.end_token_ids),
     )
 

@@ -93,7 +93,8 @@ class Request:
             that were in flight came after an unlimited request had been limited.
         constraint: what its answer may go on with, None for anything. The runner's: the scheduler hands it on unread.
         session: whose it is; the engine is shared out between sessions.
-        has_moved: another engine had it before, and its client has waited longer than `arrival_s` says.
+        has_moved: another engine had it before.
+        waited_s: its age when it arrived.
         start_tag, num_charged_tokens: its place in the queue and the cost it was given for, see `policy.py`.
         arrival_index: counts accepted requests; breaks ties of arrival.
         max_num_tokens: prompt and output at most: the least of what max_tokens and the context allow; set when
@@ -121,6 +122,7 @@ class Request:
     label: str = ""
     session: int = 0
     has_moved: bool = False
+    waited_s: float = 0.0
     constraint: "Constraint | None" = None
 
     status: RequestStatus = RequestStatus.WAITING

@@ -188,6 +188,6 @@ def budget_ms(left_s: float) -> int:
 
 
 def remaining_ms(remaining_s: float) -> int:
-    """What is left until a deadline."""
+    """What is left until a deadline, or any other time that is never too long."""
     # A client may say "for ever" with a deadline of centuries; the field has 32 bits.
     return min(max(int(remaining_s * 1000), 0), 2**32 - 1)

@@ -50,6 +50,7 @@ class Ticket:
                 top_width=submission.prompt_logprobs, num_prompt_tokens=self.num_prompt_tokens
             )
         self.number = next(_numbers)
+        self._born_at_s = now_s
         self.submission = submission
         self.model = model
         self.stream = RequestStream(
@@ -81,6 +82,7 @@ class Ticket:
         else:
             now_s = time.monotonic()
             submission.epoch = stream.epoch
+            submission.waited_ms = messages.remaining_ms(now_s - self._born_at_s)
             submission.output_ids = messages.ids_to_bytes(stream.output_ids)
             submission.start_index = len(stream.output_ids)
             if self.deadline_at_s is not None:

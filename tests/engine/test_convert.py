@@ -40,6 +40,8 @@ def test_every_field_arrives() -> None:
             max_tokens=9, min_tokens=2, stop_token_ids=[8, 999], ignore_end_token=True, time_budget_ms=250
         ),
         remaining_ms=1500,
+        epoch=2,
+        waited_ms=2500,
         priority=-3,
         cache_salt=b"salt",
         token_credit=64,
@@ -54,6 +56,7 @@ def test_every_field_arrives() -> None:
     assert request.num_prior_output_tokens == 1
     assert (request.arrival_s, request.deadline_s, request.budget_end_s) == (100.0, 101.5, 100.25)
     assert (request.priority, request.cache_salt, request.token_credit, request.label) == (-3, b"salt", 64, "abc")
+    assert (request.has_moved, request.waited_s) == (True, 2.5)
     params = request.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.25, 40, 0.125)
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, -2.0, 2.0)

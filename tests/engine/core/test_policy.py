@@ -45,6 +45,8 @@ def test_priority_ageing_is_worth_one_level_per_ageing_s(
     old = make_request(1, 1, priority=2, arrival_s=0.0)
     new = make_request(2, 1, priority=0, arrival_s=waited_s)
     assert (policy.order_key(old) < policy.order_key(new)) == comes_first
+    moved = make_request(3, 1, priority=2, arrival_s=waited_s, waited_s=waited_s)
+    assert policy.order_key(moved) == policy.order_key(old)
 
 
 def test_ageing_does_not_change_who_yields(make_request: MakeRequest) -> None:

@@ -357,6 +357,7 @@ async def test_what_is_left_of_the_times_goes_along(make_world, read):
     (moved,) = other.submissions
     assert 0 < moved.remaining_ms <= first.remaining_ms - 50
     assert 0 < moved.stops.time_budget_ms <= first.stops.time_budget_ms - 50
+    assert (first.waited_ms, moved.waited_ms >= 50) == (0, True)
     assert (moved.sampling, moved.stops.max_tokens) == (first.sampling, first.stops.max_tokens)
     other.resume()
     await reading.end()

@@ -165,7 +165,7 @@ class SubmitBatch(_message.Message):
     def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar")
+    __slots__ = ("handle", "prompt_ids", "output_ids", "epoch", "start_index", "sampling", "stops", "remaining_ms", "priority", "cache_salt", "token_credit", "top_logprobs", "request_id", "prompt_logprobs", "grammar", "waited_ms")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class Submission(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_ids: bytes
     output_ids: bytes
@@ -196,7 +197,8 @@ class Submission(_message.Message):
     request_id: str
     prompt_logprobs: int
     grammar: str
-    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+    waited_ms: int
+    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., output_ids: _Optional[bytes] = ..., epoch: _Optional[int] = ..., start_index: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stops: _Optional[_Union[TokenStops, _Mapping]] = ..., remaining_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., token_credit: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., waited_ms: _Optional[int] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
