@@ -104,8 +104,9 @@ class PriorityPolicy(FcfsPolicy):
     """Lowest `priority` first, with ageing: a request that has waited `ageing_s` seconds ranks one level better.
 
     The effective priority, `priority - waited_s / ageing_s`, falls for all requests at the same rate, so that their
-    order never changes and `arrival_s + priority * ageing_s` orders them the same way without a clock. One that has moved
-    here brings its age along. Sessions play no part: whoever sends priorities has said what comes first, and ageing bounds how long a flood can hold up the others.
+    order never changes and `arrival_s + priority * ageing_s` orders them the same way without a clock. One that has
+    moved here brings its age along. Sessions play no part: whoever sends priorities has said what comes first, and
+    ageing bounds how long a flood can hold up the others.
     """
 
     def __init__(self, max_num_seqs: int, ageing_s: float) -> None:
