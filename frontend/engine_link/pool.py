@@ -159,7 +159,11 @@ class EnginePool:
             for client, _ in engines:
                 self._note_model(client.address, model)
         self._placement.keep_only(instance_ids)
+        num_waited = self._mover.num_waiting
         self._mover.retry()  # before anybody hears of it: who has waited goes first
+        if self._usable and (num_gone := num_waited - self._mover.num_waiting):
+            left = self._mover.num_waiting
+            logger.info("%d requests that waited for an engine go on, %d still wait", num_gone, left)
         self._on_change()
 
     def lost(self, client: EngineClient, tickets: list[Ticket]) -> None:

@@ -403,3 +403,36 @@ async def test_several_answers_go_on_each_by_itself(make_world, text_request, id
     assert killed
     assert all(answer == ids(TEXT) for answer in tokens.values())
     assert sorted(finished) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("engine_comes", [True, False])
+async def test_frontend_that_drains_gives_parked_requests_its_grace(make_world, read, ids, engine_comes):
+    world = await make_world(1, make_engine=paused)
+    reading = read(world, TEXT)
+    engine = world.engines[0]
+    await engine.wait_for(lambda: engine.num_open == 1)
+    await world.kill(0)
+    assert world.app.engines.num_waiting == 1
+    drain = asyncio.create_task(world.app.drain(10.0 if engine_comes else 0.2))
+    await world.until(lambda: not world.app._health.serving)
+    if engine_comes:
+        (await world.start(0)).resume()
+        await reading.whole(ids(TEXT))
+    else:
+        assert (await reading.end()).error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "this server has stopped" in reading.error.details()
+    assert await drain == int(engine_comes)
+    assert world.app.engines.num_waiting == 0
+
+
+async def test_requests_that_have_waited_are_said_to_go_on_once(make_world, read, ids, caplog):
+    caplog.set_level(logging.INFO)
+    world = await make_world(1, make_engine=paused)
+    readings = [read(world, TEXT) for _ in range(3)]
+    await world.engines[0].wait_for(lambda: world.engines[0].num_open == 3)
+    await world.kill(0)
+    (await world.start(0)).resume()
+    for reading in readings:
+        await reading.whole(ids(TEXT))
+    said = [record.message for record in caplog.records if "go on" in record.message]
+    assert said == ["3 requests that waited for an engine go on, 0 still wait"]
