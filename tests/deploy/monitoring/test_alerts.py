@@ -91,16 +91,27 @@ THRASHING = [
     Course("chairlift:kv_cache_usage_perc", "1x360"),
     Course("chairlift:num_preemptions_total", "0+1x360"),
 ]
+NAME_WITHOUT_ADDRESS = [*NO_ENGINE, Course("chairlift:engine_up", None)]
+COMES_AND_GOES = [Course("chairlift:engine_up", " ".join(["1x10 0x4"] * 22 + ["1x8"]))]  # 50 s of every 160 s away
 FIRES: Mapping[str, tuple[list[Course], str | None]] = {
     "healthy": ([], None),
     "idle": (IDLE, None),
     "busy": (BUSY, None),
+    "three errors in ten minutes, and hardly a request": (
+        [*NO_TRAFFIC, ends("stop", "0 1x180 2x178"), ends("error", "0x100 1x20 2x20 3x217")],
+        None,
+    ),
+    "loads for five minutes": ([Course("chairlift:engine_up", "1x60 0x30 1x270")], "ChairliftNoEngine"),
+    "an engine lost once": ([Course("chairlift:requests_lost_engine_total", "0x100 30x260")], None),
     "two errors in an hour": ([ends("error", "0x100 1x100 2x160")], None),
     "engine restarted once": (RESTARTED_ONCE, None),
     "compiled before anybody looked": ([Course("chairlift:jit_compiles_after_ready_total", "5x360")], None),
     "frontend gone": ([Course("up", FLAT)], "ChairliftNotScraped"),
     "no frontend found": ([Course("up", None)], "ChairliftNotScraped"),
     "no engine": (NO_ENGINE, "ChairliftNoEngine"),
+    "name without an address": (NAME_WITHOUT_ADDRESS, "ChairliftNoEngine"),
+    "engine comes and goes": (COMES_AND_GOES, "ChairliftEngineAway"),
+    "loses engines": ([Course("chairlift:requests_lost_engine_total", "0+1x360")], "ChairliftLosesEngines"),
     "errors": ([ends("error", "0+1x360")], "ChairliftErrors"),
     "turned away": ([ends("shed", "0+1x360")], "ChairliftTurnsAway"),
     "slow first tokens": (first_tokens(20), "ChairliftSlowFirstToken"),
@@ -111,6 +122,12 @@ FIRES: Mapping[str, tuple[list[Course], str | None]] = {
     "compiled late": ([Course("chairlift:jit_compiles_after_ready_total", "0x300 1x60")], "ChairliftCompilesLate"),
     "integrity failure": ([Course("chairlift:integrity_failures_total", "0x200 1x160")], "ChairliftIntegrityFailure"),
 }
+
+
+def of_two_engines(page: str) -> str:
+    """The page with a second engine beside the first, of which the frontend has said as much."""
+    lines = page.splitlines(keepends=True)
+    return "".join(line + line.replace('engine="0"', 'engine="1"') * ('engine="0"' in line) for line in lines)
 
 
 def series_of(page: str, instance: str, courses: list[Course]) -> list[dict[str, str]]:
@@ -135,6 +152,22 @@ def series_of(page: str, instance: str, courses: list[Course]) -> list[dict[str,
     return found
 
 
+def check_fired(worlds: list[list[dict[str, str]]], expected: str | None, monitoring: Path, folder: Path) -> None:
+    """Asserts that in each of some worlds, made of series, this alert has fired within the hour and no other."""
+    fired = {
+        "expr": 'count by (alertname) (last_over_time(ALERTS{alertstate="firing"}[1h]))',  # now or before
+        "eval_time": "1h",
+        "exp_samples": [{"labels": f'{{alertname="{expected}"}}', "value": 1}] if expected else [],
+    }
+    tests = [{"interval": "10s", "input_series": series, "promql_expr_test": [fired]} for series in worlds]
+    rules = str(monitoring / "prometheus" / "alerts.yml")
+    (folder / "test.yml").write_text(
+        yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "10s", "tests": tests})
+    )
+    done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @needs_promtool
 @pytest.mark.parametrize("prefix", ["chairlift"], indirect=True)
 @pytest.mark.parametrize("state", FIRES)
@@ -143,19 +176,23 @@ def test_alert_fires_when_it_should_and_no_other(page: str, monitoring: Path, tm
     sick = series_of(page, "10.0.0.1:8000", [*HEALTHY, *courses])
     # Another frontend on the same engine, which it may know under another number, and feels nothing.
     well = series_of(page.replace('engine="0"', 'engine="1"'), "10.0.0.2:8000", HEALTHY)
-    frontends = [sick] if state == "no frontend found" else [sick, sick + well]
-    fired = {
-        "expr": 'count by (alertname) (last_over_time(ALERTS{alertstate="firing"}[1h]))',  # now or before
-        "eval_time": "1h",
-        "exp_samples": [{"labels": f'{{alertname="{expected}"}}', "value": 1}] if expected else [],
-    }
-    tests = [{"interval": "10s", "input_series": series, "promql_expr_test": [fired]} for series in frontends]
-    rules = str(monitoring / "prometheus" / "alerts.yml")
-    (tmp_path / "test.yml").write_text(
-        yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "10s", "tests": tests})
-    )
-    done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    worlds = [sick] if state == "no frontend found" else [sick, sick + well]
+    check_fired(worlds, expected, monitoring, tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize("prefix", ["chairlift"], indirect=True)
+@pytest.mark.parametrize(
+    ("course", "expected"), [("1x100 0x259", "ChairliftEngineAway"), ("1x100 _x260", None)], ids=["away", "let go"]
+)
+def test_one_engine_of_two_that_stays_away_is_a_ticket(
+    page: str, monitoring: Path, tmp_path: Path, course: str, expected: str | None
+) -> None:
+    """Nobody is woken; and one that its name no longer has is no loss."""
+    told = [Course(f"chairlift:{name}", None, lambda labels: labels["engine"] == "1") for name in TOLD_BY_ENGINE]
+    up = Course("chairlift:engine_up", course, lambda labels: labels["engine"] == "1")
+    world = series_of(of_two_engines(page), "10.0.0.1:8000", [*HEALTHY, *told, up])
+    check_fired([world], expected, monitoring, tmp_path)
 
 
 def test_every_alert_is_seen_firing(monitoring: Path) -> None:
