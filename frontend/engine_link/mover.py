@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from frontend.engine_link.request_stream import CancelReason, EndReason, RequestEnd
-from frontend.engine_link.suspects import Suspects
+from frontend.engine_link.suspects import SUSPECT_LOSSES, Suspects
 from frontend.engine_link.ticket import Ticket
 from frontend.errors import DeadlineExceeded, EngineFault, RequestError
 
@@ -97,7 +97,10 @@ class Mover:
         for number in sorted(self._waiting):
             ticket = self._waiting[number]
             if ticket.not_before_s <= now_s:
-                if not self._suspects.may_go(ticket):
+                # Who is behind one that waits for its turn waits too: else one that goes alone might wait for ever.
+                if ticket.num_losses >= SUSPECT_LOSSES and (
+                    self._some_wait_their_turn or not self._suspects.may_go(ticket)
+                ):
                     self._some_wait_their_turn = True
                     ticket.wait_until_s = now_s + self._timeout_s
                 elif self._place(ticket):
@@ -136,7 +139,7 @@ class Mover:
             self._waiting[ticket.number] = ticket
 
     def _give_up(self, ticket: Ticket) -> None:
-        logger.error("request %s is given up: see its error", ticket.submission.request_id)
+        logger.error("request %r is given up: see its error", ticket.submission.request_id)
         ticket.stream.fail(
             EngineFault(
                 f"the engine was lost {ticket.num_losses} times while it computed this request, which may be the "

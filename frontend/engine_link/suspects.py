@@ -21,6 +21,9 @@ engine dies are lost, so the very next tokens show nothing.
 """
 
 
+_MAX_WIDTH = 64  # each is looked at whenever one of them may go
+
+
 class Suspects:
     """Counts losses, and says who may go on.
 
@@ -32,7 +35,7 @@ class Suspects:
 
     def __init__(self, *, max_losses: int) -> None:
         self._max_losses = max_losses
-        self._on_trial: list[Ticket] = []
+        self._on_trial: dict[int, Ticket] = {}  # by number
         self._width = 1
 
     @property
@@ -48,13 +51,12 @@ class Suspects:
         width = 1 if any(one.goes_alone for one in (ticket, *active)) else self._width
         if len(active) >= width:
             return False
-        self._on_trial.append(ticket)
+        self._on_trial[ticket.number] = ticket
         return True
 
     def leave(self, ticket: Ticket) -> None:
         """It is not with an engine any more, or has not come to one."""
-        if ticket in self._on_trial:
-            self._on_trial.remove(ticket)
+        self._on_trial.pop(ticket.number, None)
 
     def lost(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """The engine of all of these is gone.
@@ -86,11 +88,11 @@ class Suspects:
 
     def _active(self) -> list[Ticket]:
         """Those whose trial goes on: that of the others has ended, or pauses."""
-        done = [ticket for ticket in self._on_trial if ticket.stream.closed or _is_cleared(ticket)]
+        done = [ticket for ticket in self._on_trial.values() if ticket.stream.closed or _is_cleared(ticket)]
         for ticket in done:
-            self._on_trial.remove(ticket)
-        self._width += len(done)
-        return [ticket for ticket in self._on_trial if not ticket.stream.is_parked]
+            self.leave(ticket)
+        self._width = min(self._width + len(done), _MAX_WIDTH)
+        return [ticket for ticket in self._on_trial.values() if not ticket.stream.is_parked]
 
 
 def _is_new(ticket: Ticket) -> bool:

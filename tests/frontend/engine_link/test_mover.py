@@ -196,6 +196,27 @@ async def test_suspect_that_finds_no_engine_does_not_keep_the_others_from_going(
     assert place.take() == some[1:]
 
 
+async def test_suspect_that_goes_alone_is_not_overtaken_for_ever(mover, place):
+    passed, there, alone, late = tickets(4)
+    for _ in range(2):
+        mover.lost([passed, there], GONE)
+    generate(passed)
+    mover.retry()  # two may be on trial now, and one is
+    alone.goes_alone = True
+    for ticket in (alone, late):
+        for _ in range(2):
+            mover.lost([ticket], GONE)
+    place.take()
+    mover.retry()
+    assert place.take() == []
+    generate(there)
+    mover.retry()
+    assert place.take() == [alone]
+    generate(alone)
+    mover.retry()
+    assert place.take() == [late]
+
+
 async def test_suspect_that_waits_for_its_reader_does_not_keep_the_others_from_going(mover, place):
     """Nobody computes anything for it: until its reader comes it can neither pass its trial nor fail."""
     submission = pb.Submission(stops=pb.TokenStops(max_tokens=1000))

@@ -328,7 +328,7 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
     assert world.pool.num_waiting == 0
     suspects = world.pool._mover._suspects
     assert suspects.has_room
-    assert suspects._on_trial == []
+    assert not suspects._on_trial
     for engine in world.engines:
         assert engine.requests == {}
         if engine.attachment is not None:
