@@ -87,4 +87,4 @@ def test_a_defect_in_a_call_is_not_survived_with_news_lost() -> None:
 def test_an_address_that_is_taken_is_known_at_start() -> None:
     result = _run(_TAKEN)
     assert result.returncode == 0, result.stderr
-    assert "is the port taken?" in result.stdout
+    assert "Address already in use; choose another --host or --port" in result.stdout

@@ -7,8 +7,9 @@ import torch
 
 from kernels.gpu.targets import TARGETS, target_of
 
-# The second is another one in every run; failures name it. Workers of one run must agree on it: they are told.
-SEEDS = (0, int(os.environ.get("CHAIRLIFT_TEST_SEED") or int.from_bytes(os.urandom(3), "big")))
+# The second is another one in every run, the same in all workers of a run; failures name it.
+_RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID") or os.urandom(3).hex()
+SEEDS = (0, int(os.environ.get("CHAIRLIFT_TEST_SEED") or int(_RUN_ID[:6], 16)))
 
 
 @pytest.fixture(params=SEEDS, ids=lambda seed: f"seed={seed}")
