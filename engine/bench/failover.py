@@ -15,9 +15,9 @@ frontend and clients share the machine's cores, also with the start of the engin
 
 import asyncio
 import statistics
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 
@@ -30,7 +30,8 @@ from engine.bench.wire.streams import Stream, play
 
 _GOAL_S = 2.0
 _NUM_STREAMS, _NUM_TOKENS = 16, 384
-_QUICK_STREAMS, _QUICK_TOKENS = 3, 60
+_QUICK_STREAMS, _QUICK_TOKENS = 3, 600  # long enough not to be over before anybody kills
+_UNNOTICED_S = 0.5  # a loss is noticed within milliseconds; before that all engines seem to be there
 _PROMPT_WORDS = ("Once", "upon", "a", "time", "there", "was", "little", "dog", "who", "liked", "to", "play", "ball")
 
 
@@ -81,41 +82,40 @@ class _Contest:
                 )
 
     def _round(self, server: Mortal, reference: list[tuple[int, ...]]) -> _Round:
-        killed_at_s = back_at_s = 0.0
+        killed_at_s = 0.0
+        with ThreadPoolExecutor(1) as watcher:
+            back_at_s: Future[float] | None = None
 
-        def wait() -> None:
-            nonlocal back_at_s
-            server.wait_whole()
-            back_at_s = time.monotonic()
+            def kill(num_tokens: int) -> None:
+                nonlocal killed_at_s, back_at_s
+                if num_tokens >= self._num_tokens // 3 and back_at_s is None:
+                    killed_at_s = server.kill()
+                    back_at_s = watcher.submit(_wait_whole, server)
 
-        watcher = threading.Thread(target=wait)
-
-        def kill(num_tokens: int) -> None:
-            nonlocal killed_at_s
-            if num_tokens >= self._num_tokens // 3 and not killed_at_s:
-                killed_at_s = server.kill()
-                # An engine that is gone is noticed within milliseconds; before that all would seem to be there.
-                threading.Timer(0.5, watcher.start).start()
-
-        streams = self._play(server, kill)
+            streams = self._play(server, kill)
+            assert back_at_s is not None, "every stream has a third of its answer"
+            restart_s = back_at_s.result() - killed_at_s
         different = sum(stream.token_ids != ids for stream, ids in zip(streams, reference, strict=True))
         if different:
             raise BenchmarkError(f"{self.name}: {different} of {len(streams)} answers differ from the undisturbed run")
         moved = [stream for stream in streams if stream.moved_s]
         if not moved:
             raise BenchmarkError(f"{self.name}: no stream has lost its engine")
-        deadline_s = time.monotonic() + 10
-        while watcher.ident is None and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        watcher.join()
         longest_s = max(self.undisturbed_gaps_s)
         noticed = [stream for stream in streams if _longest_since_s(stream, killed_at_s) > longest_s]
         pauses_s = [_longest_since_s(stream, killed_at_s) for stream in moved]
         num_noticed = sum(pause_s > longest_s for pause_s in pauses_s)
-        return _Round(pauses_s, back_at_s - killed_at_s, num_noticed, len(noticed) - num_noticed)
+        return _Round(pauses_s, restart_s, num_noticed, len(noticed) - num_noticed)
 
     def _play(self, server: Mortal, on_progress: Callable[[int], None]) -> list[Stream]:
         return asyncio.run(play(server.target, self._prompts, num_tokens=self._num_tokens, on_progress=on_progress))
+
+
+def _wait_whole(server: Mortal) -> float:
+    """When it is."""
+    time.sleep(_UNNOTICED_S)
+    server.wait_whole()
+    return time.monotonic()
 
 
 def _ignore(num_tokens: int) -> None:

@@ -125,8 +125,8 @@ class TwoEngines(_Server):
         """See Mortal. They take turns."""
         index, self._next = self._next, 1 - self._next
         killed_at_s = time.monotonic()
-        os.kill(self._engines[index].pid, signal.SIGKILL)
         self._processes.remove(self._engines[index])
+        self._engines[index].kill()
         self._engines[index] = self._start_engine(index)
         return killed_at_s
 

@@ -71,7 +71,15 @@ class Process:
             self._popen.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._popen.kill()
-            self._popen.wait()
+        self._leave()
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL."""
+        self._popen.kill()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._popen.wait()
         assert self._popen.stdin is not None
         self._popen.stdin.close()
 
