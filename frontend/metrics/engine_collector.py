@@ -5,7 +5,7 @@ for the restart it is. While an engine is away all of it is absent: an old numbe
 an autoscaler that nothing waits. Only its end by a contradiction in its books is counted here, and stays.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -70,11 +70,13 @@ class EngineCollector(Collector):
     Args:
         prefix: of every name, without the colon.
         engines: grows with the engines that are known.
+        failures: see `EngineMetrics`; what is in it stays, and so does an alert's reason.
     """
 
-    def __init__(self, prefix: str, engines: Sequence[EngineMetrics]) -> None:
+    def __init__(self, prefix: str, engines: Sequence[EngineMetrics], failures: Mapping[tuple[str, str], int]) -> None:
         self._prefix = prefix
         self._engines = engines
+        self._failures = failures
 
     def collect(self) -> Iterator[Metric]:
         """One family after the other, with every engine that has something to say."""
@@ -103,9 +105,8 @@ class EngineCollector(Collector):
                 counter.add_metric(labels, row.value(load))
             yield counter
         failures = CounterMetricFamily(f"{self._prefix}:{_FAILURES[0]}", _FAILURES[1], labels=LABELS)
-        for engine in self._engines:
-            if engine.model_name is not None:
-                failures.add_metric((engine.model_name, engine.engine), engine.num_integrity_failures)
+        for labels, num_failures in self._failures.items():
+            failures.add_metric(labels, num_failures)
         yield failures
 
     def _infos(self) -> Iterator[Metric]:

@@ -45,22 +45,25 @@ class EngineMetrics:
         engine: the value of its label.
         steps: histograms for all engines.
         requests: gets this engine's series, at zero, as soon as its model is known.
+        failures: (model, engine) -> contradictions found; counted here, because an engine that finds one ends, and its
+            own count with it.
 
     Attributes:
         welcome: of the engine that is attached; None: none is.
         load: its latest; None: none has come from this engine yet.
         model_name: of the engine that is attached or was attached last; None: none ever was.
-        num_integrity_failures: of all engines that were here: one that finds a contradiction ends, and its count too.
     """
 
-    def __init__(self, engine: str, steps: StepMetrics, requests: RequestMetrics) -> None:
+    def __init__(
+        self, engine: str, steps: StepMetrics, requests: RequestMetrics, failures: dict[tuple[str, str], int]
+    ) -> None:
         self.engine = engine
+        self._failures = failures
         self._step_metrics = steps
         self._requests = requests
         self.welcome: pb.Welcome | None = None
         self.load: pb.LoadStats | None = None
         self.model_name: str | None = None
-        self.num_integrity_failures = 0
         self._failures_seen = 0  # of the engine that is attached
         self._steps: _Steps | None = None
         self._last_step = 0
@@ -77,6 +80,7 @@ class EngineMetrics:
         self._steps = _Steps(
             metrics.step_s.labels(*labels), metrics.execute_s.labels(*labels), metrics.num_tokens.labels(*labels)
         )
+        self._failures.setdefault(labels, 0)
         self._requests.series(*labels)
         self._requests.lost_engine.labels(*labels)
         self.note_status(welcome.status)
@@ -109,5 +113,7 @@ class EngineMetrics:
 
     def _note_load(self, load: pb.LoadStats) -> None:
         self.load = load
-        self.num_integrity_failures += max(load.integrity_failures_total - self._failures_seen, 0)
+        if self.model_name is not None:
+            num_new = max(load.integrity_failures_total - self._failures_seen, 0)
+            self._failures[self.model_name, self.engine] += num_new
         self._failures_seen = load.integrity_failures_total

@@ -34,6 +34,7 @@ class Metrics:
         if place is not None:
             share_values(place)
         self._engines: list[EngineMetrics] = []
+        self._failures: dict[tuple[str, str], int] = {}
         self.requests = RequestMetrics(prefix, own)
         self._steps = StepMetrics(prefix, own)
 
@@ -56,13 +57,13 @@ class Metrics:
             admission.on_change = note_queue
             for collector in shared_collectors(place):
                 self._told.register(collector)
-        self._told.register(EngineCollector(prefix, self._engines))
+        self._told.register(EngineCollector(prefix, self._engines, self._failures))
 
     def engine(self) -> EngineMetrics:
         """One more engine; its label is the lowest number that none has, from 0, as vLLM's."""
         taken = {engine.engine for engine in self._engines}
         label = next(label for label in map(str, count()) if label not in taken)
-        engine = EngineMetrics(label, self._steps, self.requests)
+        engine = EngineMetrics(label, self._steps, self.requests, self._failures)
         self._engines.append(engine)
         return engine
 

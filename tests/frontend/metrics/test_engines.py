@@ -119,6 +119,13 @@ def test_contradictions_are_counted_once_and_outlive_the_engine_that_found_them(
     engine.attach(welcome(instance_id="next", load=pb.LoadStats()))
     engine.note_status(pb.EngineStatus(load=failed))
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
+    engine.detach()
+    metrics.drop_engine(engine)  # its name has lost the address, as when its container has ended
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
+    another = metrics.engine()
+    another.attach(welcome(load=pb.LoadStats()))
+    another.note_status(pb.EngineStatus(load=failed))
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 3}
 
 
 async def test_over_the_wire_gauges_follow_the_engine_that_is_there(make_pair, text_request, scrape, tmp_path):
