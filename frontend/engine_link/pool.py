@@ -145,9 +145,8 @@ class EnginePool:
         self._note_attached()
         by_model: dict[ModelKey, list[_Usable]] = {}
         instance_ids: set[str] = set()
-        for client in self._clients.values():
-            attachment = client.attachment
-            if attachment is None or not client.serving or not self._is_named(client.address):
+        for client, attachment in self._attached_clients():
+            if not client.serving or not self._is_named(client.address):
                 continue
             if attachment.instance_id not in instance_ids:  # else an engine with two addresses
                 instance_ids.add(attachment.instance_id)
@@ -188,6 +187,10 @@ class EnginePool:
         """See EngineUsers."""
         if was_taken:  # it stops: nobody is to blame for that
             ticket.refused_by.clear()
+            for client, attachment in self._attached_clients():
+                if attachment.instance_id == ticket.instance_id:
+                    client.metrics.count_lost(1)
+                    break
             self._mover.returned(ticket, error, was_taken=True, try_at_once=True)
             return
         ticket.refused_by.add(ticket.instance_id)
@@ -232,9 +235,13 @@ class EnginePool:
         return EngineUnavailable(message, retry_after_s=MAX_BACKOFF_S)
 
     def _note_attached(self) -> None:
-        attached = [client.attachment for client in self._clients.values() if client.attachment is not None]
+        attached = [attachment for _, attachment in self._attached_clients()]
         known = [attachment for attachment in self._attached if attachment in attached]
         self._attached = known + [attachment for attachment in attached if attachment not in known]
+
+    def _attached_clients(self) -> list[_Usable]:
+        attachments = ((client, client.attachment) for client in self._clients.values())
+        return [(client, attachment) for client, attachment in attachments if attachment is not None]
 
     def _note_model(self, address: str, key: ModelKey) -> None:
         """Says of an engine with another model that it is not used, once until it is or has another one."""

@@ -30,4 +30,5 @@ class Pulse:
 
     def has_stopped(self, now_s: float) -> bool:
         """Whether it has stood still for too long."""
-        return 0 < self._timeout_s <= now_s - self._since_s and self._num_statuses >= _MIN_STATUSES
+        is_told = self.num_turns > 0
+        return is_told and 0 < self._timeout_s <= now_s - self._since_s and self._num_statuses >= _MIN_STATUSES

@@ -31,6 +31,10 @@ def test_without_a_timeout_nothing_is_a_hang():
     assert stops_after_s(pulse, num_turns=lambda now_s: 0) is None
 
 
+def test_engine_that_does_not_tell_its_turns_is_not_thought_to_hang():
+    assert stops_after_s(Pulse(timeout_s=60.0, num_turns=0, now_s=0.0), num_turns=lambda now_s: 0) is None
+
+
 def test_frontend_that_was_held_up_itself_does_not_blame_the_engine():
     """What it finds first, when it comes back, are heartbeats from before."""
     pulse = Pulse(timeout_s=60.0, num_turns=0, now_s=0.0)

@@ -123,7 +123,7 @@ async def test_answer_under_way_that_finds_no_room_does_not_begin_again(make_wor
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_world, read, ids):
+async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_world, read, ids, scrape):
     """A rolling restart with a short grace: nothing was lost by an accident, whatever had not been computed yet."""
     world = await make_world(2, make_engine=paused, max_moves=1)
     reading = read(world, TEXT)
@@ -143,6 +143,7 @@ async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_wo
     for engine in world.engines.values():
         engine.resume()
     await reading.whole(ids(TEXT))
+    assert sum(scrape(world.app.metrics, "chairlift:requests_lost_engine_total", "engine").values()) == 6
 
 
 async def test_give_ups_end_with_the_timeout_of_nobody(make_world, read, ids):
