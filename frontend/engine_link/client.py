@@ -19,9 +19,10 @@ import grpc
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from frontend import __version__
+from frontend.engine_link.away import AwayLog, EngineLostError, EngineNotReadyError
 from frontend.engine_link.load import EngineLoad, LoadEstimate
 from frontend.engine_link.pulse import Pulse
-from frontend.engine_link.session import EngineSession, ProtocolViolation
+from frontend.engine_link.session import EngineSession
 from frontend.engine_link.ticket import Ticket
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.metrics.engine_metrics import EngineMetrics
@@ -41,8 +42,6 @@ _MIN_BACKOFF_S = 0.1
 _MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
 MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 4
-_PROGRESS_LOG_S = 5.0  # between two lines about an engine that loads
-_SAID_LATELY = "loading"
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
@@ -57,14 +56,6 @@ _CHANNEL_OPTIONS = (
 )
 
 AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
-
-
-class EngineLostError(Exception):
-    """The stream has ended or must be given up; says why."""
-
-
-class EngineNotReadyError(Exception):
-    """An engine answers that takes no frontends now, as while it loads; says what it is doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +120,6 @@ class EngineClient:
         self._tokenizers = tokenizers
         self.metrics = metrics
         self._users = users
-        self._was_found = was_found
         self._load = LoadEstimate()
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._step_timeout_s = step_timeout_s
@@ -137,8 +127,7 @@ class EngineClient:
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
-        self._noted_causes: set[str] = set()  # why there is no engine, as far as the log has said it since the last one
-        self._progress_logged_at_s = float("-inf")
+        self._away_log = AwayLog(logger, address, was_found=was_found)
         self._num_messages = 0
         self._due = asyncio.Event()
         self._parting_error: RequestError | None = None
@@ -189,7 +178,7 @@ class EngineClient:
             try:
                 await self._attach()
             except Exception as error:  # whatever it is, the next attempt may succeed, and nobody else would make one
-                self._note_away(error)
+                self._away_log.note(error, was_attached=self._attachment is not None)
                 if isinstance(error, EngineNotReadyError):
                     max_backoff_s = _MAX_WAITING_BACKOFF_S
                 elif isinstance(error, TokenizerMismatch):  # waiting will not help
@@ -202,37 +191,6 @@ class EngineClient:
             else:
                 backoff_s = min(backoff_s * 2, max_backoff_s if self._users.is_urgent else MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-
-    def _note_away(self, error: Exception) -> None:
-        """Says why there is no engine: each cause once until one is attached again, not once per attempt."""
-        was_attached = self._attachment is not None
-        level, is_defect = logging.WARNING, False
-        reason = cause = str(error) or type(error).__name__
-        match error:
-            case grpc.aio.AioRpcError():
-                reason = f"{error.code().name}: {error.details()}"
-                cause = f"{error.code().name} {was_attached}"  # the details are worded differently by every attempt
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    level = logging.ERROR  # waiting will not help, unless somebody does something
-                elif not was_attached:
-                    level = logging.DEBUG if self._was_found else logging.INFO
-            case EngineNotReadyError():
-                level, now_s = logging.INFO, time.monotonic()
-                if now_s < self._progress_logged_at_s + _PROGRESS_LOG_S:
-                    cause = _SAID_LATELY
-                elif cause not in self._noted_causes:
-                    self._progress_logged_at_s = now_s
-                reason = f"not ready, {reason}"
-            case TokenizerMismatch():
-                level = logging.ERROR
-            case EngineLostError() | ProtocolViolation():
-                pass
-            case _:
-                level, is_defect = logging.ERROR, True
-        if cause in self._noted_causes or cause == _SAID_LATELY:
-            level = logging.DEBUG
-        self._noted_causes.add(cause)
-        logger.log(level, "no engine at %s: %s", self.address, reason, exc_info=error if is_defect else None)
 
     def _detach(self) -> None:
         attachment, self._attachment = self._attachment, None
@@ -268,7 +226,7 @@ class EngineClient:
                     self.metrics.engine, welcome.engine_instance_id, welcome.info.block_size, model, session
                 )
                 self.metrics.attach(welcome)
-                self._noted_causes.clear()
+                self._away_log.clear()
                 logger.info(
                     "engine %s attached: instance %s, model %s, max_model_len %d",
                     self.address,

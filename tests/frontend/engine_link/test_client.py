@@ -263,7 +263,7 @@ async def test_progress_of_a_loading_engine_is_logged_now_and_then(make_pair, ca
         await engine.wait_for(lambda: len(engine.hellos) >= 5)
         assert said("loading weights 1 %")
         assert not said("3 of 47")
-        monkeypatch.setattr("frontend.engine_link.client._PROGRESS_LOG_S", 0.0)
+        monkeypatch.setattr("frontend.engine_link.away._PROGRESS_LOG_S", 0.0)
         async with asyncio.timeout(10):
             while not said("3 of 47"):
                 await asyncio.sleep(0.001)
