@@ -131,6 +131,9 @@ class Mover:
         ticket.stream.leave(_Waiting(self, ticket), was_taken=was_taken)
         ticket.error = error
         ticket.not_before_s = 0.0
+        if was_taken:
+            ticket.num_pauses = 0
+            ticket.refused_by.clear()
         if was_taken or not ticket.wait_until_s:  # else it goes on waiting
             ticket.wait_until_s = time.monotonic() + self._timeout_s
         if self._stopped is not None:

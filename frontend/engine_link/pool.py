@@ -186,7 +186,6 @@ class EnginePool:
     def given_back(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
         """See EngineUsers."""
         if was_taken:  # it stops: nobody is to blame for that
-            ticket.refused_by.clear()
             for client, attachment in self._attached_clients():
                 if attachment.instance_id == ticket.instance_id:
                     client.metrics.count_lost(1)

@@ -34,7 +34,7 @@ class Ticket:
         lost_at_index: tokens that were known at the last loss.
         instance_id: of the engine that has it or had it last.
         refused_by: instances that have not taken it, since it was last with one or had to pause.
-        num_pauses: times that no engine would take it.
+        num_pauses: times that no engine would take it, since then.
         error: what it fails with if no engine takes it in time.
         wait_until_s: time.monotonic() until when an engine may still take it; 0: it has not had to wait yet.
         not_before_s: nor is it submitted again before this.

@@ -217,6 +217,17 @@ async def test_suspect_that_goes_alone_is_not_overtaken_for_ever(mover, place):
     assert place.take() == [late]
 
 
+async def test_engine_that_has_taken_it_ends_what_was_noted_of_refusals(mover, place):
+    (ticket,) = tickets(1)
+    mover.lost([ticket], GONE)
+    ticket.refused_by.add("another engine")
+    mover.returned(ticket, GONE, was_taken=False, try_at_once=False)
+    assert ticket.num_pauses == 1
+    ticket.stream.bind(1, Owner())
+    mover.lost([ticket], GONE)
+    assert (ticket.num_pauses, ticket.refused_by) == (0, set())
+
+
 async def test_suspect_that_waits_for_its_reader_does_not_keep_the_others_from_going(mover, place):
     """Nobody computes anything for it: until its reader comes it can neither pass its trial nor fail."""
     submission = pb.Submission(stops=pb.TokenStops(max_tokens=1000))
