@@ -9,7 +9,10 @@ import ipaddress
 import logging
 import random
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 
 logger = logging.getLogger(__name__)
 
@@ -72,18 +75,38 @@ class Resolver:
 
     async def _look_up(self) -> None:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(self._name, self._port, type=socket.SOCK_STREAM)
+            named = await _in_thread(partial(_hosts_of, self._name, self._port))
         except (OSError, UnicodeError) as error:
             if not self._complained:
                 logger.info("no address of %s: %s", self._name, error)
                 self._complained = True
             return
         self._complained = False
-        named = {str(info[4][0]) for info in found}
         missed = {host: misses + 1 for host, misses in self._hosts.items() if host not in named}
         self._hosts = dict.fromkeys(named, 0) | {host: m for host, m in missed.items() if m < _MAX_MISSES}
         hosts = sorted(self._hosts)
         self._on_addresses([f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}" for host in hosts])
+
+
+async def _in_thread(look_up: Callable[[], set[str]]) -> set[str]:
+    """Runs it on a thread that nobody waits for at the end, as for asyncio's own: a silent name server takes half a
+    minute to give up.
+    """
+    found: Future[set[str]] = Future()
+    found.set_running_or_notify_cancel()  # it cannot be cancelled: who does not wait any more just does not hear of it
+
+    def run() -> None:
+        try:
+            found.set_result(look_up())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="engine-resolver", daemon=True).start()
+    return await asyncio.wrap_future(found)
+
+
+def _hosts_of(name: str, port: int) -> set[str]:
+    return {str(info[4][0]) for info in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)}
 
 
 def _is_number(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 
 import grpc
 import pytest
@@ -186,6 +187,30 @@ def test_names_are_looked_up_and_numbers_are_not():
         assert name_and_port(address) is None
 
 
+def test_name_server_that_is_silent_holds_up_no_exit(monkeypatch):
+    asked, answers = threading.Event(), threading.Event()
+
+    def wait(name, port):
+        asked.set()
+        answers.wait()
+        return set()
+
+    async def run():
+        lookup = resolver.Resolver("engines", 1, lambda addresses: None, lambda: True)
+        lookup.start()
+        await asyncio.to_thread(asked.wait)
+        await lookup.stop()
+
+    monkeypatch.setattr(resolver, "_hosts_of", wait)
+    at_last = threading.Timer(10, answers.set)
+    at_last.start()
+    asyncio.run(run())
+    was_held_up = answers.is_set()
+    at_last.cancel()
+    answers.set()
+    assert not was_held_up
+
+
 class Names:
     """A name server for one name."""
 
@@ -194,19 +219,19 @@ class Names:
         self.flaps = []  # answers that come before that one
         self.num_asked = 0
 
-    async def look_up(self, host, port, **_):
+    def look_up(self, host, port):
         assert host == "engines"
         self.num_asked += 1
         hosts = self.flaps.pop(0) if self.flaps else self.hosts
         if not hosts:
             raise OSError("no such name")
-        return [(0, 0, 0, "", (address, port)) for address in hosts]
+        return set(hosts)
 
 
 @pytest.fixture
 async def names(monkeypatch):
     names = Names()
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names.look_up)
+    monkeypatch.setattr(resolver, "_hosts_of", names.look_up)
     monkeypatch.setattr(resolver, "_EVERY_S", 0.01)
     monkeypatch.setattr(resolver, "_EVERY_WHILE_NONE_S", 0.01)
     return names
