@@ -41,22 +41,18 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shell(project: Any, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """shell(line): runs it in the checkout; returns what it printed."""
-    folder = tmp_path_factory.mktemp("bin")
-    (folder / "docker").write_text(f'#!/bin/sh\nshift\nexec {shlex.join(map(find, project.command))} "$@"\n')
-    (folder / "docker").chmod(0o755)
+def shell(project: Any, checkout: Path) -> Iterator[Callable[[str], str]]:
+    """shell(line): runs it in the checkout; returns what it printed. `docker compose` may be `docker-compose`."""
+    compose = f'docker() {{ shift; command {shlex.join(project.command)} "$@"; }}'
     environment = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "HOME": os.environ["HOME"],
+        **{name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_CONFIG", "DOCKER_HOST") if name in os.environ},
         "COMPOSE_PROJECT_NAME": project.name,
-        **{name: os.environ[name] for name in ("DOCKER_CONFIG", "DOCKER_HOST") if name in os.environ},
         **{name: value for name, value in project.settings.items() if name.endswith("_PORT")},
     }
 
     def run(line: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", line], cwd=checkout, env=environment, stdin=subprocess.DEVNULL,
+            ["bash", "-c", f"{compose}\n{line}"], cwd=checkout, env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{line}\n{done.stdout}"
@@ -65,11 +61,6 @@ def shell(project: Any, checkout: Path, tmp_path_factory: pytest.TempPathFactory
     project.compose("up", "--no-start")  # if nothing was: the volumes of this project, with what others compiled
     yield run
     run("docker compose down")
-
-
-def find(word: str) -> str:
-    """The path of a program, else the word."""
-    return shutil.which(word) or word
 
 
 def test_every_command_works(project: Any, checkout: Path, shell: Callable[[str], str]) -> None:
