@@ -1,4 +1,4 @@
-"""What compose.yaml promises, read without Docker. tests/deploy/test_compose.py tries the same with containers."""
+"""What compose.yaml promises, read without Docker. tests/deploy/containers tries the same with containers."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ import yaml
 
 from engine.flags import parse_config
 from frontend.config import parse_arguments
+from frontend.engine_link.resolver import name_and_port
 
 BUILT = ["engine", "engine-gpu", "frontend", "loadgen"]  # here, by deploy/Dockerfile
 PULLED = ["prometheus", "grafana"]
@@ -54,6 +55,16 @@ def test_service_is_locked_down(compose: dict[str, Any], name: str) -> None:
     assert all("size=" in mount for mount in service["tmpfs"])
     assert not {"privileged", "cap_add", "pid", "ipc", "network_mode"} & set(service)
     assert "docker.sock" not in str(service)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_logs_cannot_fill_the_disk(compose: dict[str, Any], name: str) -> None:
+    assert compose["services"][name]["logging"] == {"driver": "local"}  # the one that is bounded by itself
+
+
+def test_frontend_takes_every_address_of_the_name_and_asks_no_other_domain(compose: dict[str, Any]) -> None:
+    (flag,) = [word for word in compose["services"]["frontend"]["command"] if word.startswith("--engine")]
+    assert name_and_port(flag.removeprefix("--engine=")) == ("engine.", 50052)
 
 
 def test_nobody_is_root(compose: dict[str, Any]) -> None:

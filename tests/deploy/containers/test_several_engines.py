@@ -99,3 +99,11 @@ def test_engine_gives_way_to_the_one_on_a_gpu_and_is_left_alone(
     stack.compose("restart", "engine")
     stack.scale(1)
     assert token_ids(stack.play()) == undisturbed
+
+
+def test_down_leaves_nothing(stack: Any, docker: Callable[..., str]) -> None:
+    """The last test of the folder's last file: what comes after it would have to compile the kernels again."""
+    stack.compose("--profile", "monitoring", "down", "--volumes", "--timeout", "20")
+    assert docker("ps", "--all", "--quiet", *stack.filters) == ""
+    assert docker("network", "ls", "--quiet", *stack.filters) == ""
+    assert docker("volume", "ls", "--quiet", *stack.filters) == ""
