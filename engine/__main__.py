@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,7 @@ from engine.serving import FAREWELL_S, Engine
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
 from engine.startup import Startup
 from engine.step_log import StepLog
+from engine.watchdog import Watchdog
 
 _log = logging.getLogger("engine")
 
@@ -61,6 +63,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
     io = IoThread(service, config.address, on_failure=signals.stop)
     io.start()
     _log.info("listening on %s, loading", io.address)
+    end = _ending(service, io, config)
     try:
         shown = terminal()
         startup = Startup(
@@ -74,14 +77,15 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
             startup.begin("imports", "loading libraries")
             from engine.build import build_engine
 
-            parts = build_engine(config, startup, _ending(service, io, config))
+            parts = build_engine(config, startup, end)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not walk it
         engine = Engine(service, io, parts, step_log, integrity_check_interval_s=config.integrity_check_interval_s)
         signals.control(engine)
         _log.info("ready in %s", startup.end())
         _log.info("serving on %s, model %s", io.address, parts.info.model)
-        engine.run()
+        with Watchdog(lambda: engine.num_turns, config.step_timeout_s, end, thread_id=threading.get_ident()):
+            engine.run()
     except StoppedWhileLoading:
         if io.has_failed:
             raise StepError("the IO thread failed") from None
@@ -93,7 +97,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
 
 
 def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Callable[[EngineError], None]:
-    """What to do when another process of the model fails: the main thread may wait for it, and for ever."""
+    """What to do when another process of the model fails, or the device hangs: the main thread may wait for ever."""
 
     def end(error: EngineError) -> None:
         _complain(error, config)

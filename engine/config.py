@@ -59,6 +59,7 @@ class EngineConfig:
         exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
         tensor_parallel_size: processes that the model is divided among.
         rank_timeout_s: how long these processes may keep one another waiting.
+        step_timeout_s: how long the step loop may stand still before the engine ends; 0: for ever.
         log_stats_interval_s: pause between two lines of throughput while there is work; 0: none.
     """
 
@@ -96,6 +97,7 @@ class EngineConfig:
     integrity_check_interval_s: float = 30.0
     log_level: str = "info"
     log_format: str = "text"
+    step_timeout_s: float = 300.0
     log_stats_interval_s: float = 10.0
 
     @property

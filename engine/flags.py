@@ -240,6 +240,12 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
         "engine; 0: none (default: 30)",
         dest="integrity_check_interval_s", metavar="S",
     )  # fmt: skip
+    flags.add(
+        "--step-timeout", _number(0, 86400), 300.0,
+        "seconds for which the step loop may stand still before the engine ends: more than its longest step; 0: any "
+        "number (default: 300)",
+        dest="step_timeout_s", metavar="S",
+    )  # fmt: skip
     flags.choice("--log-level", LOG_LEVELS, "info", "what to log on stderr")
     flags.choice("--log-format", LOG_FORMATS, "text", "json: one object per line")
     flags.add(

@@ -118,6 +118,11 @@ class Engine:
             raise StepError("the IO thread failed")
         _log.info("drained %d requests, %d cut off", loop.num_drained, loop.num_cut)
 
+    @property
+    def num_turns(self) -> int:
+        """Turns of the step loop so far, idle ones included: stands still only if the loop does."""
+        return self._loop.snapshot.loop_turns
+
     def drain(self, grace_s: float) -> None:
         """Takes nothing new, finishes what is there within `grace_s`, then `run` returns."""
         self._loop.drain(grace_s)

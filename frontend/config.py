@@ -103,7 +103,7 @@ class FrontendConfig:
     grammar_timeout_s: float = 2.0
     grammar_memory_bytes: int = 512 << 20
     heartbeat_timeout_s: float = 5.0
-    step_timeout_s: float = 120.0
+    step_timeout_s: float = 300.0
     failover_timeout_s: float = 30.0
     max_moves: int = 3
     workers: int = 1

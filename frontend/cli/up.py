@@ -83,6 +83,7 @@ class Pair:
             *engine_command,
             *("--log-level", config.log_level, "--log-format", config.log_format),
             *("--log-stats-interval", f"{config.log_stats_interval_s:g}"),
+            *("--step-timeout", f"{config.step_timeout_s:g}"),
             *("--shutdown-timeout", str(config.shutdown_timeout_s)),
             *("--uds", str(socket), "--exit-on-stdin-close"),
         ]
