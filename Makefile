@@ -13,6 +13,10 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # What to ask the configured package index for if that one does not answer.
 TORCH_FALLBACK ?= torch==2.13.0
 
+# Processes that the tests are divided among, file by file; those with Docker share one engine and go by themselves.
+TEST_WORKERS ?= 2
+IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: gpu-check compose-check help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
@@ -22,11 +26,12 @@ help:  ## this list
 run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one completion as proof (MODEL=... ARGS="...")
 	@exec $(BIN)/chairlift up --proof $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: setup-dev  ## the whole test suite
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: setup-dev  ## the whole test suite (TEST_WORKERS=... processes, 1.5 GB each)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not docker" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS) tests/deploy
 
 test-fast: setup-dev  ## the suite without its slow tests
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(PYTEST_ARGS)
 
 check: lint types test  ## everything CI runs but the packaging check
 

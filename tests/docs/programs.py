@@ -13,6 +13,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -62,7 +63,7 @@ def _ask(words: list[str], *, whole: bool) -> None:
             _parse(lambda: loadgen(rest), whole, rest)
         case [python, "-m", module, *rest] if python.rpartition("/")[2].startswith("python"):
             with mock.patch.object(sys, "argv", [module, *rest]):
-                _parse(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True), whole, rest)
+                _parse(lambda: _run_module(module), whole, rest)
         case ["make", *rest]:
             for line in make_lines(rest):
                 if re.match(r"(chairlift(-\w+)?|python -m (engine|loadgen|kernels)\S*)( |$)", line):
@@ -71,6 +72,12 @@ def _ask(words: list[str], *, whole: bool) -> None:
             _compose(rest, whole)
         case _:
             raise RefusedError(f"nobody here knows {words[0]}")
+
+
+def _run_module(module: str) -> None:
+    with warnings.catch_warnings():  # another test may have imported it: it runs anew all the same
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def flags(words: Sequence[str]) -> set[str]:
