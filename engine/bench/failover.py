@@ -31,6 +31,7 @@ from engine.bench.wire.streams import Stream, play
 _GOAL_S = 2.0
 _NUM_STREAMS, _NUM_TOKENS = 16, 384
 _QUICK_STREAMS, _QUICK_TOKENS = 3, 600  # long enough not to be over before anybody kills
+_MOST_MISSES = 3  # kills in a row of an engine that had answered everything: clients may lag behind it
 _UNNOTICED_S = 0.5  # a loss is noticed within milliseconds; before that all engines seem to be there
 _PROMPT_WORDS = ("Once", "upon", "a", "time", "there", "was", "little", "dog", "who", "liked", "to", "play", "ball")
 
@@ -68,18 +69,27 @@ class _Contest:
     def hold(self, server: Mortal) -> None:
         """Runs everything.
 
-        Raises: BenchmarkError: a stream failed or has other tokens than undisturbed, or none had lost its engine.
+        Raises: BenchmarkError: a stream failed or has other tokens than undisturbed, or none ever lost its engine.
         """
         with server:
             self._play(server, _ignore)  # warms up
             reference = self._play(server, _ignore)
             self.undisturbed_gaps_s = list(chain.from_iterable(stream.gaps_s for stream in reference))
             for number in range(self._settings.rounds):
-                self.rounds.append(self._round(server, [stream.token_ids for stream in reference]))
+                self.rounds.append(self._kill_someone(server, [stream.token_ids for stream in reference]))
                 self._settings.progress(
                     f"{self.name}, round {number + 1}: {len(self.rounds[-1].pauses_s)} of {self.num_streams} moved, "
                     f"{statistics.median(self.rounds[-1].pauses_s):.3f} s"
                 )
+
+    def _kill_someone(self, server: Mortal, reference: list[tuple[int, ...]]) -> _Round:
+        """A round in which streams lose their engine."""
+        for _ in range(_MOST_MISSES):
+            played = self._round(server, reference)
+            if played.pauses_s:
+                return played
+            self._settings.progress(f"{self.name}: the engine had answered everything when it was killed; again")
+        raise BenchmarkError(f"{self.name}: no stream has lost its engine in {_MOST_MISSES} kills")
 
     def _round(self, server: Mortal, reference: list[tuple[int, ...]]) -> _Round:
         killed_at_s = 0.0
@@ -99,8 +109,6 @@ class _Contest:
         if different:
             raise BenchmarkError(f"{self.name}: {different} of {len(streams)} answers differ from the undisturbed run")
         moved = [stream for stream in streams if stream.moved_s]
-        if not moved:
-            raise BenchmarkError(f"{self.name}: no stream has lost its engine")
         longest_s = max(self.undisturbed_gaps_s)
         noticed = [stream for stream in streams if _longest_since_s(stream, killed_at_s) > longest_s]
         pauses_s = [_longest_since_s(stream, killed_at_s) for stream in moved]
