@@ -12,9 +12,10 @@ _NOTHING = EngineTime(queued_s=0.0, prefill_s=0.0)
 class EngineTimes:
     """What has been told and measured so far.
 
-    Up to the first step on the next engine the time since a loss counts as moved. So does all the time with an engine
-    that took the request over and was lost too before it said anything; if it was the first one that said nothing, that
-    time was spent in queues, as far as anybody knows.
+    Up to the first step on the next engine all time since the lost one fell silent counts as moved, also what it took
+    to notice that it hangs. So does all the time with an engine that took the request over and was lost too before it
+    said anything of it; if it was the first one that said nothing, the time until it fell silent was spent in queues,
+    as far as anybody knows.
     """
 
     def __init__(self) -> None:
@@ -37,18 +38,21 @@ class EngineTimes:
         """The engine's account so far."""
         self._now = time
 
-    def lose(self, now_s: float, *, parked_s: float) -> None:
+    def lose(self, now_s: float, *, silent_since_s: float, parked_s: float) -> None:
         """The engine is gone, or has given it up.
 
         Args:
             now_s: monotonic seconds.
-            parked_s: time without credit that the engine has not told any more.
+            silent_since_s: when there was work for the engine and nothing came of it any more; now, if it never was so.
+            parked_s: time without credit that the engine has not told any more, none of it since then.
         """
         told = self._now
+        began_at_s = now_s if self._began_at_s is None else self._began_at_s
+        silent_since_s = min(max(silent_since_s, began_at_s), now_s)
         if told is None:
-            began_at_s = now_s if self._began_at_s is None else self._began_at_s
-            told = EngineTime(queued_s=max(now_s - began_at_s, 0.0), prefill_s=0.0)
-        self._before = self._with(replace(told, parked_s=told.parked_s + parked_s))
+            told = EngineTime(queued_s=silent_since_s - began_at_s, prefill_s=0.0)
+        told = self._with(replace(told, parked_s=told.parked_s + parked_s))
+        self._before = replace(told, moved_s=told.moved_s + now_s - silent_since_s)
         self._now, self._left_at_s, self._was_lost = None, now_s, True
 
     def refuse(self, now_s: float) -> None:

@@ -92,6 +92,7 @@ class RequestStream:
         epoch: engines that have taken it before; rows of another epoch belong to an earlier submission.
         output_ids: all tokens that have arrived.
         num_cached_tokens: prompt tokens whose KV cache was reused; known from the first token on.
+        heard_at_s: time.monotonic() when an engine that is lost last sent what it had done; its session sets it.
         on_first_token: called once, when the first token arrives.
         on_account: called once, with the account of all engines; also after `close`, but not if the engine goes away.
     """
@@ -105,7 +106,9 @@ class RequestStream:
         self.prompt_logprobs = prompt_logprobs
         self.num_cached_tokens = 0
         self.first_token_at_s: float | None = None  # time.monotonic()
+        self.heard_at_s: float | None = None
         self._times = EngineTimes()
+        self._owed_since_s = 0.0  # the engine has had credit without a break; time.monotonic()
         self._client_wait_s = 0.0
         self._engine_idle_since_s: float | None = None  # without credit, or done; time.monotonic()
         self._reader_busy_since_s: float | None = None  # with what it has taken
@@ -148,7 +151,8 @@ class RequestStream:
         Returns: tokens it may generate: at least one, because 0 would say any number.
         """
         self.handle, self._owner = handle, owner
-        self._times.submit(time.monotonic())
+        self._owed_since_s = time.monotonic()
+        self._times.submit(self._owed_since_s)
         self._num_granted = max(self._num_granted, self.num_tokens + 1)
         return self._num_granted - self.num_tokens
 
@@ -159,8 +163,11 @@ class RequestStream:
         now_s = time.monotonic()
         self.handle, self._owner = 0, owner
         if was_taken:
-            self._times.lose(now_s, parked_s=self.client_wait_s(now_s))
-            self._client_wait_s, self._engine_idle_since_s = 0.0, None
+            silent_since_s = now_s
+            if self.heard_at_s is not None and not self.is_parked:
+                silent_since_s = max(self.heard_at_s, self._owed_since_s)
+            self._times.lose(now_s, silent_since_s=silent_since_s, parked_s=self.client_wait_s(now_s))
+            self._client_wait_s, self._engine_idle_since_s, self.heard_at_s = 0.0, None, None
             self.epoch += 1
         else:
             self._times.refuse(now_s)
@@ -298,7 +305,8 @@ class RequestStream:
             return
         self._owner.grant(self.handle, self._num_ungranted)
         self._num_granted += self._num_ungranted
-        self._engine_idle_since_s = None
+        if self._engine_idle_since_s is not None:
+            self._engine_idle_since_s, self._owed_since_s = None, time.monotonic()
         self._num_ungranted = 0
 
 

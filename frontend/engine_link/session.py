@@ -5,6 +5,7 @@ Everything here is synchronous and runs on the event loop's thread.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from itertools import repeat
 from typing import Protocol
@@ -57,6 +58,7 @@ class EngineSession:
         self.num_waiting_tokens = 0
         self._free_handles: list[int] = []
         self._last_step_seq = 0
+        self._heard_at_s = time.monotonic()  # when the engine last sent what it had done, for whomever
         self._lost: RequestError | None = None
 
     @property
@@ -106,10 +108,14 @@ class EngineSession:
         self._streams.clear()
         self._waiting_tokens.clear()
         tickets, self._tickets = self._tickets, {}
-        return [ticket for ticket in tickets.values() if not ticket.stream.closed]
+        open_tickets = [ticket for ticket in tickets.values() if not ticket.stream.closed]
+        for ticket in open_tickets:
+            ticket.stream.heard_at_s = self._heard_at_s
+        return open_tickets
 
     def deal_admission(self, result: pb.AdmissionResult) -> None:
         """Fails the submissions that the engine did not take, or gives them back."""
+        self._heard_at_s = time.monotonic()
         for rejection in result.rejections:
             stream = self._streams.get(rejection.handle)
             if stream is not None and stream.epoch == rejection.epoch:
@@ -129,6 +135,7 @@ class EngineSession:
         if step.step_seq != self._last_step_seq + 1:
             raise ProtocolViolation(f"step {step.step_seq} came after step {self._last_step_seq}")
         self._last_step_seq = step.step_seq
+        self._heard_at_s = time.monotonic()
         for first in step.first_tokens:
             stream = self._streams.get(first.handle)
             if stream is not None and stream.epoch == first.epoch:

@@ -17,7 +17,7 @@ class EngineTime:
     """Where the engine says the time of a request went so far; what stands in none of these was decoding.
 
     Attributes:
-        moved_s: from the loss of an engine to the first step of the next; no engine tells that, `engine_times.py` does.
+        moved_s: from the last step of a lost engine to the first one of the next; `engine_times.py` measures that.
     """
 
     queued_s: float

@@ -127,7 +127,7 @@ class RequestMetrics:
         )
         self.moved_s = histogram(
             "request_moved_time_seconds",
-            "From the loss of an engine to the first step of the next, of requests that moved.",
+            "From the last step that a lost engine sent to the first step of the next, of requests that moved.",
             _PHASE_BUCKETS,
         )
         self.num_preemptions = histogram(

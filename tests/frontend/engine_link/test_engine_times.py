@@ -18,7 +18,7 @@ def test_from_the_loss_to_the_first_step_of_the_next_engine_is_moved():
     times = EngineTimes()
     times.submit(10.0)
     times.tell(EngineTime(queued_s=1.0, prefill_s=2.0, preempted_s=0.5, num_preemptions=1))
-    times.lose(20.0, parked_s=0.25)
+    times.lose(20.0, silent_since_s=20.0, parked_s=0.25)
     assert times.so_far(22.0) == EngineTime(
         queued_s=1.0, prefill_s=2.0, preempted_s=0.5, num_preemptions=1, parked_s=0.25, moved_s=2.0
     )
@@ -39,9 +39,9 @@ def test_from_the_loss_to_the_first_step_of_the_next_engine_is_moved():
 def test_time_in_an_engine_that_said_nothing_was_spent_waiting():
     times = EngineTimes()
     times.submit(10.0)
-    times.lose(13.0, parked_s=0.0)  # the first one: in its queue, as far as anybody knows
+    times.lose(13.0, silent_since_s=13.0, parked_s=0.0)  # the first one: in its queue, as far as anybody knows
     times.submit(14.0)
-    times.lose(19.0, parked_s=0.0)  # the second one
+    times.lose(19.0, silent_since_s=19.0, parked_s=0.0)  # the second one
     times.submit(20.0)
     assert times.so_far(21.0) == EngineTime(queued_s=3.0, prefill_s=0.0, moved_s=1.0 + 5.0 + 1.0)
 
@@ -62,10 +62,37 @@ def test_engine_that_refuses_after_a_loss_adds_to_the_move():
     times = EngineTimes()
     times.submit(10.0)
     times.tell(EngineTime(queued_s=1.0, prefill_s=2.0))
-    times.lose(14.0, parked_s=0.0)
+    times.lose(14.0, silent_since_s=14.0, parked_s=0.0)
     times.submit(15.0)
     times.refuse(16.0)
     assert times.so_far(17.0) == EngineTime(queued_s=1.0, prefill_s=2.0, moved_s=3.0)
     times.submit(18.0)
     times.tell(EngineTime(queued_s=0.5, prefill_s=1.0))
     assert times.so_far(20.0) == EngineTime(queued_s=1.0, prefill_s=3.0, moved_s=4.5)
+
+
+def test_from_the_last_word_of_an_engine_that_hangs_is_moved_and_not_decoding():
+    times = EngineTimes()
+    times.submit(10.0)
+    times.tell(EngineTime(queued_s=1.0, prefill_s=2.0))
+    times.lose(20.0, silent_since_s=15.0, parked_s=0.25)
+    times.submit(20.5)
+    times.tell(EngineTime(queued_s=0.25, prefill_s=1.0))
+    assert times.so_far(30.0) == EngineTime(queued_s=1.0, prefill_s=3.0, parked_s=0.25, moved_s=5.0 + 0.5 + 0.25)
+
+
+def test_request_that_a_hanging_engine_never_ran_was_in_its_queue_until_that_fell_silent():
+    times = EngineTimes()
+    times.submit(10.0)
+    times.lose(20.0, silent_since_s=16.0, parked_s=0.0)
+    assert times.so_far(21.0) == EngineTime(queued_s=6.0, prefill_s=0.0, moved_s=5.0)
+    times.submit(21.0)
+    times.lose(30.0, silent_since_s=25.0, parked_s=0.0)
+    assert times.so_far(30.0) == EngineTime(queued_s=6.0, prefill_s=0.0, moved_s=5.0 + 9.0)
+
+
+def test_engine_that_was_silent_before_it_got_the_request_has_no_part_in_the_queue():
+    times = EngineTimes()
+    times.submit(10.0)
+    times.lose(14.0, silent_since_s=3.0, parked_s=0.0)
+    assert times.so_far(14.0) == EngineTime(queued_s=0.0, prefill_s=0.0, moved_s=4.0)
