@@ -15,7 +15,18 @@ from tests.docs.programs import COMPOSE_VERBS, flags, knows
 FOLDERS = ("protos", "frontend", "engine", "kernels", "loadgen", "tests", "docs", "deploy", ".ci")
 OURS = ("chairlift", "chairlift-engine", "chairlift-frontend", "chairlift-loadgen", "make", "docker-compose")
 # Flags of programs that the parsers above do not know -> whose they are.
-FOREIGN_FLAGS = {"--no-": "any switch", "--help": "any program", "--local-dir": "hf", "--revision": "hf"}
+FOREIGN_FLAGS = {
+    "--no-": "any switch",
+    "--help": "any program",
+    "--local-dir": "hf",
+    "--revision": "hf",
+    **dict.fromkeys(
+        ("--ctx-size", "--parallel", "--batch-size", "--tensor-split", "--jinja", "--metrics"), "llama.cpp"
+    ),
+    **dict.fromkeys(("--max-total-tokens", "--max-batch-size", "--max-batch-prefill-tokens"), "TGI"),
+    **dict.fromkeys(("--model-id", "--max-concurrent-requests", "--num-shard", "--quantize"), "TGI"),
+    "--enable-auto-tool-choice": "vLLM",
+}
 # Files and folders that come to be when something runs.
 MADE = {"bench-results", "loadgen-results", "compose.override.yaml"}
 INLINE = sorted({(code.page, code.text): code for code in inline_code()}.values(), key=str)
