@@ -4,6 +4,7 @@ import grpc
 
 from frontend.client import GenerationError
 from frontend.client.connection import KEY_VARIABLE
+from frontend.client.request import DEFAULT_TARGET
 
 
 def complaint(error: GenerationError, target: str) -> str:
@@ -21,6 +22,10 @@ def complaint(error: GenerationError, target: str) -> str:
 def _guess(line: str, target: str) -> str:
     if "handshake" in line:
         return f"does the server at {target} speak TLS, and do --tls-ca and --tls-cert fit it?"
+    if "errors resolving" in line:
+        return f"no host of this name: is {target} the HOST:PORT or unix:PATH of a server?"
+    if "http1.x" in line or "Failed parsing HTTP/2" in line:
+        return f"{target} is an HTTP port; gRPC is usually on {DEFAULT_TARGET.rpartition(':')[2]}"
     if "failed to connect" not in line:
         return "the connection broke: the server ended, or something between here and there"
     if "Socket closed" in line or "Connection reset" in line:

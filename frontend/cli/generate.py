@@ -97,8 +97,10 @@ def _print_whole(
 def _stats(finished: pb.Finished) -> str:
     usage, timing = finished.usage, finished.timing
     reason = pb.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
+    moved_s = timing.moved.ToTimedelta().total_seconds()
+    moved = f" ({moved_s:.3f} s of it without an engine)" if moved_s else ""
     return (
         f"{usage.num_prompt_tokens} prompt tokens ({usage.num_cached_tokens} cached), {usage.num_output_tokens} output "
         f"tokens, first after {timing.first_token.ToTimedelta().total_seconds():.3f} s, "
-        f"all after {timing.total.ToTimedelta().total_seconds():.3f} s, ended by {reason}"
+        f"all after {timing.total.ToTimedelta().total_seconds():.3f} s{moved}, ended by {reason}"
     )

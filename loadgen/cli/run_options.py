@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -184,7 +185,8 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
         "null": ("null",),
     }
     if scheme not in apis:
-        raise OptionError(f"--target {url}: must begin with {', '.join(f'{known}:' for known in apis)}")
+        meant = f"; did you mean {_target_of(url)}?" if re.fullmatch(r"unix:.+|[^/]+:\d+", url) else ""
+        raise OptionError(f"--target {url}: must begin with {', '.join(f'{known}:' for known in apis)}{meant}")
     api = options.api or apis[scheme][0]
     if api not in apis[scheme]:
         raise OptionError(f"--api {api}: a target {scheme}: speaks {' or '.join(apis[scheme])}")

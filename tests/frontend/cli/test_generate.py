@@ -12,6 +12,8 @@ import sys
 import grpc
 import pytest
 
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.cli import generate
 from frontend.cli.complaint import complaint
 from frontend.cli.generate_flags import generate_parser, generation_options
 from frontend.cli.main import main
@@ -141,6 +143,32 @@ async def test_stats_go_to_stderr(target, capsys):
     assert re.fullmatch(pattern, err)
 
 
+def test_stats_say_how_long_there_was_no_engine():
+    finished = pb.Finished(reason=pb.FINISH_REASON_MAX_TOKENS)
+    finished.timing.total.FromMilliseconds(7810)
+    assert "all after 7.810 s, ended" in generate._stats(finished)
+    finished.timing.moved.FromMilliseconds(4400)
+    assert "all after 7.810 s (4.400 s of it without an engine), ended by max_tokens" in generate._stats(finished)
+
+
+async def test_target_may_be_said_as_the_load_generator_says_it(target, capsys):
+    assert await run("ab", "--target", f"grpc://{target}") == 0
+    assert capsys.readouterr().out == "ab\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://there:8000", "argument --target: http://there:8000 must be HOST:PORT or unix:PATH\n"),
+        ("grpcs://there:1", "argument --target: grpcs://there:1 must be HOST:PORT or unix:PATH, with --tls\n"),
+    ],
+)
+def test_target_of_another_form_is_refused_with_the_right_one(url, says, capsys):
+    with pytest.raises(SystemExit):
+        generate.main(["hello", "--target", url])
+    assert capsys.readouterr().err.endswith(says)
+
+
 async def test_stats_and_cuts_say_whose_they_are(target, capsys):
     flags = ("--num-answers", "2", "--ignore-end-token", "--stats")
     assert await run("ab", *flags, "--target", target) == 0
@@ -168,6 +196,12 @@ async def test_an_error_inside_of_a_line_ends_it_first(target, engine, capsys):
         ("failed to connect to all addresses; Tls handshake failed", "(does the server at there:1 speak TLS, and"),
         ("failed to connect to all addresses; Socket closed", "(does the server at there:1 want TLS? --tls"),
         ("Stream removed (Socket closed)", "(the connection broke: "),
+        (
+            "failed to connect: Trying to connect an http1.x server",
+            "(there:1 is an HTTP port; gRPC is usually on 50051)",
+        ),
+        ("failed to connect; Failed parsing HTTP/2 (Expected SETTINGS frame", "(there:1 is an HTTP port; gRPC is "),
+        ("errors resolving there:1: Misformatted domain name", "(no host of this name: is there:1 the HOST:PORT"),
     ],
 )
 def test_complaint_about_a_connection_guesses_why(message, says):

@@ -51,3 +51,19 @@ def test_a_variable_says_where_the_server_is(
         monkeypatch.setenv("CHAIRLIFT_TARGET", prefix + server.url.removeprefix("grpc://"))
         assert main(["run", *_FLAGS, "--random-input-len", "5"]) == 0
         assert len(server.record.played()) == 12
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [
+        ("127.0.0.1:50051", "; did you mean grpc://127.0.0.1:50051?"),
+        ("unix:/run/a.sock", "; did you mean grpc+unix:/run/a.sock?"),
+        ("ftp://there", ""),
+    ],
+)
+def test_target_without_a_scheme_is_refused_with_the_one_meant(
+    target: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--num-prompts", "1", "--random-input-len", "8", "--random-output-len", "4"]
+    assert main(["run", "--target", target, *flags]) != 0
+    assert capsys.readouterr().err.strip().endswith(f"grpc+unix:, http:, https:, null:{meant}")
