@@ -147,7 +147,7 @@ def _set_threads(config: EngineConfig, device: torch.device) -> int:
     try:
         set_num_threads(threads)
     except ValueError as error:
-        raise ConfigError(f"--threads {threads}: {error}") from error
+        raise ConfigError(f"--threads: {error}") from error
     _log.info("Using %d CPU threads", threads)
     features = cpu_features()
     if not features.avx512:

@@ -49,7 +49,7 @@ def _run(benchmark: Benchmark, options: argparse.Namespace) -> tuple[str, ...]:
             else Floors.unknown(options.threads)
         )
     except ValueError as error:
-        raise ConfigError(f"--threads {options.threads}: {error}") from error
+        raise ConfigError(f"--threads: {error}") from error
     if benchmark.has_cpu_floors:
         print(floors, flush=True)
     with tempfile.TemporaryDirectory(prefix="chairlift-bench-") as scratch:

@@ -8,8 +8,6 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from kernels.ops import KernelOps, KVCache
 
-_GIB = 2**30
-
 
 @dataclass(frozen=True, slots=True)
 class KVCachePlan:
@@ -71,15 +69,15 @@ def plan_kv_cache(
     wanted = model_config.max_position_embeddings if max_model_len is None else max_model_len
     if wanted > model_config.max_position_embeddings:
         raise ConfigError(
-            f"max_model_len is {wanted}, the model was made for {model_config.max_position_embeddings} positions "
-            "(max_position_embeddings)"
+            f"--max-model-len is {wanted}, the model was made for {model_config.max_position_embeddings} positions "
+            "(max_position_embeddings): lower it"
         )
     if num_tokens < wanted and (max_model_len is not None or num_tokens == 0):
         held_bytes = num_tokens * bytes_per_token if num_blocks_override is not None else max(0, available_bytes)
         raise ConfigError(
             f"KV cache is too small: one request of max_model_len {wanted} tokens needs "
-            f"{wanted * bytes_per_token / _GIB:.4g} GiB ({bytes_per_token} bytes per token), "
-            f"{held_bytes / _GIB:.4g} GiB is available, enough for a max_model_len of {num_tokens}. "
+            f"{_amount(wanted * bytes_per_token)} ({bytes_per_token} bytes per token), "
+            f"{_amount(held_bytes)} is available, enough for a max_model_len of {num_tokens}. "
             "Lower --max-model-len, or give the cache more memory"
         )
     return KVCachePlan(num_blocks, block_size, bytes_per_token, min(wanted, num_tokens))
@@ -99,5 +97,13 @@ def allocate_kv_caches(
         ]
     except RuntimeError as error:
         raise ConfigError(
-            f"KV cache of {plan.num_bytes / _GIB:.2f} GiB ({plan.num_blocks} blocks) cannot be allocated: {error}"
+            f"KV cache of {_amount(plan.num_bytes)} ({plan.num_blocks} blocks) cannot be allocated: {error}"
         ) from error
+
+
+def _amount(num_bytes: int) -> str:
+    """Bytes in the unit that gives a number above 1."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.4g} {unit}"
+    return f"{num_bytes} bytes"

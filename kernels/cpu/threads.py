@@ -4,6 +4,7 @@ numba runs on its own `workqueue` layer: always there, where its OpenMP layer bi
 the one in PyTorch's wheel. The layer takes calls from one thread at a time: the engine's step loop is the only caller.
 """
 
+import os
 from typing import Any
 
 import numba
@@ -20,6 +21,7 @@ def set_num_threads(num_threads: int) -> None:
     """
     limit = _config.NUMBA_NUM_THREADS
     if not 1 <= num_threads <= limit:
-        raise ValueError(f"num_threads is {num_threads}, must be 1 to {limit} (the cores, or NUMBA_NUM_THREADS)")
+        source = "NUMBA_NUM_THREADS" if os.environ.get("NUMBA_NUM_THREADS") else "the cores"
+        raise ValueError(f"{num_threads} threads asked for, 1 to {limit} can be had ({source})")
     torch.set_num_threads(num_threads)
     numba.set_num_threads(num_threads)

@@ -58,8 +58,14 @@ def test_budget_below_one_block_is_refused(config, available_bytes):
 
 
 def test_more_positions_than_the_model_has_are_refused(config):
-    with pytest.raises(ConfigError, match="max_model_len is 513, the model was made for 512"):
+    with pytest.raises(ConfigError, match="--max-model-len is 513, the model was made for 512"):
         plan_kv_cache(config, torch.float32, 16, 2**30, 513)
+
+
+@pytest.mark.parametrize(("available_bytes", "says"), [(1000, "1000 bytes"), (1536, "1.5 KiB"), (2**16, "64 KiB")])
+def test_small_caches_are_told_in_units_one_can_read(config, available_bytes, says):
+    with pytest.raises(ConfigError, match=f" {says} is available"):
+        plan_kv_cache(config, torch.float32, 16, available_bytes, 512)
 
 
 def test_override_ignores_the_budget(config):

@@ -28,5 +28,5 @@ def test_set_num_threads_sets_both_pools():
 @pytest.mark.parametrize("num_threads", [0, -1, numba.config.NUMBA_NUM_THREADS + 1])
 def test_set_num_threads_names_the_limit(num_threads):
     limit = numba.config.NUMBA_NUM_THREADS
-    with pytest.raises(ValueError, match=re.escape(f"num_threads is {num_threads}, must be 1 to {limit}")):
+    with pytest.raises(ValueError, match=re.escape(f"{num_threads} threads asked for, 1 to {limit} can be had")):
         set_num_threads(num_threads)
