@@ -6,11 +6,12 @@ of the same name for itself, the engine's variable says so: `--port` is CHAIRLIF
 """
 
 import argparse
+import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from engine.config import (
     DEFAULT_STEP_LIMITS,
@@ -55,6 +56,17 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line instead of the usage of thirty flags."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As usual; what is unknown is refused with the flag that may have been meant."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = [text.partition("=")[0] for text in unknown if text.startswith("--")]
+            known = [name for action in self._actions for name in action.option_strings]
+            near = [name for flag in flags for name in difflib.get_close_matches(flag, known, 1, 0.7)]
+            meant = f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
+            self.error(f"unknown: {' '.join(unknown)}{meant}")
+        return options
 
 
 class _Flags:

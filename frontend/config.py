@@ -5,6 +5,7 @@ variable `CHAIRLIFT_<FLAG>`; a flag wins over its variable. Knows nothing of the
 """
 
 import argparse
+import difflib
 import ipaddress
 import os
 import socket
@@ -268,6 +269,17 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints the complaint and exits with status 2."""
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As usual; what is unknown is refused with the flag that may have been meant."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = [text.partition("=")[0] for text in unknown if text.startswith("--")]
+            known = [name for action in self._actions for name in action.option_strings]
+            near = [name for flag in flags for name in difflib.get_close_matches(flag, known, 1, 0.7)]
+            meant = f"; did you mean {', '.join(dict.fromkeys(near))}?" if near else ""
+            self.error(f"unknown: {' '.join(unknown)}{meant}")
+        return options
 
 
 class _Repeated(argparse.Action):

@@ -203,3 +203,16 @@ def test_a_bad_variable_is_named(
     line = refused(capsys, **{variable: value})
     for word in [f"{variable}={value}", *words]:
         assert word in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--max-num-sqs", "4"], "unknown: --max-num-sqs 4; did you mean --max-num-seqs? (see"),
+        (["--zzz=1"], "unknown: --zzz=1 (see"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_the_one_meant(
+    capsys: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    assert says in refused(capsys, *argv)
