@@ -1,12 +1,20 @@
 """Ways for an engine to end from outside: signals, and a parent process that goes away."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 
 from engine.serving import Engine
+
+_log = logging.getLogger(__name__)
+
+REPEAT_S = 1.0
+"""The first signal, come again within this time, is still the first one: a group and its parent may both pass it on."""
 
 
 class StoppedWhileLoading(BaseException):
@@ -17,18 +25,22 @@ class StoppedWhileLoading(BaseException):
 
 
 class ShutdownSignals:
-    """SIGTERM and SIGINT: the first drains, the second stops after the step in flight; any ends a load.
+    """SIGTERM and SIGINT: the first drains, a later one stops after the step in flight; any ends a load.
 
     With `watch_stdin`, the end of standard input stops at once: whoever started this process is gone, however it died.
     """
 
-    def __init__(self, drain_grace_s: float) -> None:
+    def __init__(self, drain_grace_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Takes over both signals; on the main thread.
 
         Args:
             drain_grace_s: how long a drain may take.
+            clock: seconds.
         """
         self._drain_grace_s = drain_grace_s
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+        self._must_end = False
         self._engine: Engine | None = None
         self._must_stop = False
         for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -52,24 +64,37 @@ class ShutdownSignals:
 
     def stop(self) -> None:
         """Ends the load or the engine at once; from any thread."""
-        self._must_stop = True
+        self._must_end = self._must_stop = True
         os.kill(os.getpid(), signal.SIGTERM)  # only a signal interrupts a main thread that is loading
 
     def watch_stdin(self) -> None:
         """Begins to watch standard input; what comes there is ignored."""
         threading.Thread(target=self._read_stdin, name="stdin-watch", daemon=True).start()
 
-    def _handle(self, signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is fixed
+    def _handle(self, signal_number: int, frame: FrameType | None) -> None:
+        if self._is_repeat(signal_number):
+            return
         if self._engine is None:
             self._must_stop = True
             if not _is_within(frame, "llvmlite"):  # compiles: its callbacks print what is raised in them, and go on
                 raise StoppedWhileLoading
             return
         if self._must_stop:
+            if not self._must_end:
+                _log.warning("second signal: ending at once")
             self._engine.stop()
         else:
             self._must_stop = True  # the next one does not wait
             self._engine.drain(self._drain_grace_s)
+
+    def _is_repeat(self, signal_number: int) -> bool:
+        if self._must_end:
+            return False
+        if self._first is None:
+            self._first = (signal_number, self._clock())
+            return False
+        first, first_s = self._first
+        return signal_number == first and self._clock() - first_s <= REPEAT_S
 
     def _read_stdin(self) -> None:
         # Not sys.stdin: a thread that holds its lock at exit is a fatal error of the interpreter.

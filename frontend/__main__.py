@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
 from frontend.logs import announce, complain, log_to_stderr
+from frontend.signals import StopSignals
 from frontend.workers.run import run_workers
 from frontend.workers.supervisor import WorkerFailed
 
@@ -33,17 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: FrontendConfig) -> int:
-    """Serves until a signal comes; returns the number of calls that finished while draining."""
+    """Serves until a signal, of which a later one ends it at once; returns how many calls finished while draining."""
     from frontend.app import FrontendApp  # the parent of workers needs nothing of it
 
     app = FrontendApp(config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    signals = StopSignals(count_open=lambda: app.calls.num_active)
+    signals.watch()
     try:
         await app.start()
-        await stop.wait()
+        await signals.stop.wait()
         return await app.drain(config.shutdown_timeout_s)
     finally:
         await app.stop()

@@ -81,6 +81,7 @@ class EngineProcess:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True
             )
+        _logger.info("engine started, pid %d", process.pid)
         status = await process.wait()
         self._process = None
         kill_group(process.pid)  # helpers of an engine that died would keep its memory

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from frontend.config import FrontendConfig, OneLineParser, add_arguments, config
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
 from frontend.logs import announce, complain, log_to_stderr
+from frontend.signals import StopSignals
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
@@ -96,13 +96,14 @@ class Pair:
             WorkerFailed: a worker cannot run.
         """
         engine = EngineProcess(self._engine_command)
-        stop = self._on_signals(engine)
+        signals = self._signals(engine)
+        signals.watch()
         grace_s = self._config.shutdown_timeout_s
         try:
             await self._app.start()
             supervision = asyncio.create_task(engine.run())
             announcement = asyncio.create_task(self._announce(with_proof))
-            signalled = asyncio.create_task(stop.wait())
+            signalled = asyncio.create_task(signals.stop.wait())
             await asyncio.wait({supervision, signalled}, return_when=asyncio.FIRST_COMPLETED)
             signalled.cancel()
             announcement.cancel()
@@ -118,23 +119,20 @@ class Pair:
         announce(f"drained {num_drained}", self._config.log_format)
         return 0
 
-    def _on_signals(self, engine: EngineProcess) -> asyncio.Event:
-        """The event that the first signal sets; the second ends everything on the spot."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
+    def _signals(self, engine: EngineProcess) -> StopSignals:
+        """Signals, of which a second one ends everything on the spot."""
+        app = self._app
 
-        def handle(number: int) -> None:
-            if stop.is_set():
-                engine.kill()
-                if isinstance(self._app, Supervisor):
-                    self._app.kill()
-                shutil.rmtree(self._folder, ignore_errors=True)
-                os._exit(128 + number)
-            stop.set()
+        def clean_up() -> None:
+            engine.kill()
+            if isinstance(app, Supervisor):
+                app.kill()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, handle, number)
-        return stop
+        if isinstance(app, Supervisor):  # how many requests there are only the workers know
+            return StopSignals(clean_up=clean_up)
+        calls = app.calls
+        return StopSignals(count_open=lambda: calls.num_active, clean_up=clean_up)
 
     async def _announce(self, with_proof: bool) -> None:
         """Says that the pair serves, and shows the proof; how far the engine is, it says itself."""

@@ -68,4 +68,5 @@ class AwayLog:
         if cause in self._noted_causes or cause == _SAID_LATELY:
             level = logging.DEBUG
         self._noted_causes.add(cause)
-        self._logger.log(level, "no engine at %s: %s", self._address, reason, exc_info=error if is_defect else None)
+        what = "lost the engine at" if was_attached else "no engine at"
+        self._logger.log(level, "%s %s: %s", what, self._address, reason, exc_info=error if is_defect else None)

@@ -341,7 +341,7 @@ class EngineClient:
             if status.state == pb.ENGINE_STATE_FAILED:
                 # It ends now. What it says of its requests after this is not theirs, and not of each of them.
                 raise EngineLostError(f"the engine has failed{detail}")
-            logger.info("engine %s is %s%s", self.address, pb.EngineState.Name(status.state), detail)
+            logger.info("engine %s is %s%s", self.address, self.state, detail)
             self._users.changed()
 
     def _note_pulse(self, status: pb.EngineStatus, pulse: Pulse) -> None:

@@ -162,7 +162,8 @@ class EnginePool:
         self._mover.retry()  # before anybody hears of it: who has waited goes first
         if self._usable and (num_gone := num_waited - self._mover.num_waiting):
             left = self._mover.num_waiting
-            logger.info("%d requests that waited for an engine go on, %d still wait", num_gone, left)
+            who, go = ("request", "goes") if num_gone == 1 else ("requests", "go")
+            logger.info("%d %s that waited for an engine %s on, %d still %s", num_gone, who, go, left, _wait(left))
         self._on_change()
 
     def lost(self, client: EngineClient, tickets: list[Ticket]) -> None:
@@ -174,11 +175,13 @@ class EnginePool:
             num_moved = len(tickets) - num_waiting - num_failed
             client.metrics.count_lost(len(tickets))
             logger.warning(
-                "engine %s lost %d open requests: %d moved to another engine, %d wait for one, %d failed",
+                "engine %s lost %d open %s: %d moved to another engine, %d %s for one, %d failed",
                 client.address,
                 len(tickets),
+                "request" if len(tickets) == 1 else "requests",
                 num_moved,
                 num_waiting,
+                _wait(num_waiting),
                 num_failed,
             )
         self._drop_vanished()
@@ -308,3 +311,7 @@ def _loads(usable: Sequence[_Usable]) -> list[Candidate]:
 
 def _shown(value: object) -> str:
     return value.hex()[:12] if isinstance(value, bytes) else str(value)
+
+
+def _wait(number: int) -> str:
+    return "waits" if number == 1 else "wait"

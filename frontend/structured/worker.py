@@ -28,7 +28,8 @@ _NICENESS = 5  # answers under way come first
 def main() -> None:
     """Serves until stdin ends."""
     os.nice(_NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the frontend says when it is over
+    for number in (signal.SIGINT, signal.SIGTERM):  # a group gets them whole; the frontend says when it is over
+        signal.signal(number, signal.SIG_IGN)
     frames, answers = sys.stdin.buffer, sys.stdout.buffer
     hello = _read(frames)
     if hello is None:

@@ -1,15 +1,14 @@
 """Several workers from the command line, until a signal."""
 
 import asyncio
-import os
-import signal
 
 from frontend.config import FrontendConfig
+from frontend.signals import StopSignals
 from frontend.workers.supervisor import Supervisor
 
 
 def run_workers(config: FrontendConfig) -> int:
-    """Serves until SIGTERM or SIGINT, which drain all workers; a second one ends them at once.
+    """Serves until SIGTERM or SIGINT, which drain all workers; a later one ends them at once.
 
     Returns: the number of calls that finished while draining.
 
@@ -21,20 +20,11 @@ def run_workers(config: FrontendConfig) -> int:
 
 
 async def _run(supervisor: Supervisor, grace_s: float) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def handle(number: int) -> None:
-        if stop.is_set():
-            supervisor.kill()
-            os._exit(128 + number)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, handle, number)
+    signals = StopSignals(clean_up=supervisor.kill)
+    signals.watch()
     try:
         await supervisor.start()
-        await stop.wait()
+        await signals.stop.wait()
         return await supervisor.drain(grace_s)
     finally:
         await supervisor.stop()

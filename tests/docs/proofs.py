@@ -68,6 +68,11 @@ PROOFS = [
         because="16 GB: tests/engine/model/test_shapes.py",
     ),
     Proof(r"chairlift(-engine|-frontend| up)\b", How.SERVE),
+    Proof(
+        r"chairlift generate .*--seed 5|cmp /tmp/undisturbed",
+        How.ELSEWHERE,
+        because="kills engines by their name: tests/integration/test_up.py kills its own",
+    ),
     Proof(r"chairlift generate .*--tls$", How.RUN, beside=_TLS_SERVER),
     Proof(r"chairlift generate .*--num-answers 3", How.RUN, says=r"answer 3: .* first after"),
     Proof(r"chairlift generate\b", How.RUN, says=r"\w+ \w+ \w+"),

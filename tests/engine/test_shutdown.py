@@ -26,11 +26,22 @@ class Engine:
         self.told.append("stop")
 
 
+class Clock:
+    """Stands still until told."""
+
+    now_s = 100.0
+
+
 @pytest.fixture
-def signals() -> Iterator[ShutdownSignals]:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def signals(clock: Clock) -> Iterator[ShutdownSignals]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield ShutdownSignals(5.0)
+        yield ShutdownSignals(5.0, clock=lambda: clock.now_s)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -42,6 +53,39 @@ def test_the_first_drains_and_the_second_stops(signals: ShutdownSignals) -> None
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
     assert engine.told == ["drain 5", "stop"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_same_signal_is_a_second_one_after_a_second_only(
+    signals: ShutdownSignals, clock: Clock, number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    signals.control(engine)  # type: ignore[arg-type]
+    for now_s in (100.0, 100.0, 101.0):
+        clock.now_s = now_s
+        os.kill(os.getpid(), number)
+    assert (engine.told, caplog.messages) == (["drain 5"], [])
+    clock.now_s = 101.01
+    os.kill(os.getpid(), number)
+    assert engine.told == ["drain 5", "stop"]
+    assert caplog.messages == ["second signal: ending at once"]
+
+
+def test_a_parent_that_ends_right_after_its_signal_stops_the_engine(
+    signals: ShutdownSignals, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    signals.control(engine)  # type: ignore[arg-type]
+    os.kill(os.getpid(), signal.SIGTERM)
+    signals.stop()
+    assert (engine.told, caplog.messages) == (["drain 5", "stop"], [])
+
+
+def test_a_signal_that_comes_twice_while_loading_interrupts_once(signals: ShutdownSignals) -> None:
+    """What it interrupts cleans up; that must not be interrupted too."""
+    with pytest.raises(StoppedWhileLoading):
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_signal_during_the_load_is_not_lost_if_somebody_swallows_it(signals: ShutdownSignals) -> None:

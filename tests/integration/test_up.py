@@ -1,8 +1,10 @@
 """`chairlift up` with the real engine: one command, two processes, and none left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from frontend.client import ChairliftClient, GenerationError
+from tests.docs.pages import blocks
 
 PATIENCE_S = 60.0
 
@@ -82,6 +85,31 @@ def test_engine_killed_is_restarted_and_sigterm_drains(
     assert process.wait(PATIENCE_S) == 0
     assert log().rstrip().endswith("drained 1")
     assert not is_alive(engine)
+
+
+@pytest.mark.skipif(shutil.which("pkill") is None, reason="needs pkill")
+@pytest.mark.slow
+def test_what_the_documentation_says_to_try_can_be_tried(
+    up: tuple[subprocess.Popen[str], str, Callable[[], str]], tmp_path: Path
+) -> None:
+    process, target, log = up
+    (block,) = (block for block in blocks(["docs/failover.md"]) if "pkill -9 -f" in block.text)
+    text = block.text.replace("pkill -9", f"pkill -9 -P {process.pid}")  # nobody else's engine
+    text = text.replace("/tmp/", f"{tmp_path}/")
+    text = text.replace(".venv/bin/chairlift", f"{sys.executable} -m frontend.cli.main")
+    done = subprocess.run(
+        ["bash", "-ec", text],
+        env={**os.environ, "CHAIRLIFT_TARGET": target},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "not a letter differs"), done.stderr + log()
+    assert "900 output tokens" in done.stderr
+    assert log().count("engine started, pid ") == 2, "no engine was killed"
+    for words in ("lost the engine at ", "lost 1 open request: ", "1 request that waited for an engine goes on"):
+        assert words in log()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")

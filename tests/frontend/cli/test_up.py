@@ -18,7 +18,13 @@ import pytest
 from frontend.client import ChairliftClient, GenerationError
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
-RUN_UP = "import sys; from frontend.cli.up import main; sys.exit(main(sys.argv[2:], [sys.executable, sys.argv[1]]))"
+RUN_UP = """\
+import sys
+import frontend.signals
+from frontend.cli.up import main
+frontend.signals.REPEAT_S = 60.0  # a busy machine may take longer than a second from one signal to the next
+sys.exit(main(sys.argv[2:], [sys.executable, sys.argv[1]]))
+"""
 
 
 class Up:
@@ -135,6 +141,23 @@ def test_signal_drains_and_leaves_nothing_behind(start_up, number):
     up.assert_nothing_left()
 
 
+def test_a_signal_that_comes_from_all_sides_cuts_no_stream(start_up):
+    """As SIGTERM to the group of `make run`: make passes on what the group has got already."""
+    up = start_up("serve 0.01")
+    with ChairliftClient(up.wait_serving()) as client:
+        streams = [client.stream("x" * 60) for _ in range(8)]
+        texts = [next(stream).text for stream in streams]
+        os.killpg(up.process.pid, signal.SIGTERM)
+        wait_draining(client)  # the first has been handled: the two do not become one
+        up.process.send_signal(signal.SIGTERM)
+        texts = [text + "".join(chunk.text for chunk in stream) for text, stream in zip(texts, streams, strict=True)]
+    assert texts == ["x" * 60] * 8
+    status, said = up.end()
+    assert (status, said[:8]) == (0, "drained ")
+    assert "second signal" not in up.stderr
+    up.assert_nothing_left()
+
+
 def test_openais_api_is_served_beside(start_up):
     up = start_up("serve 0.01")
     url = up.read_until(r"OpenAI's API on (\S+)")[1]
@@ -172,10 +195,11 @@ def test_second_signal_ends_workers_too(start_up):
         stream = client.stream("x", ignore_end_token=True, max_tokens=4000)
         next(stream)
         children = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()
-        up.process.send_signal(signal.SIGINT)
+        up.process.send_signal(signal.SIGTERM)
         wait_draining(client)
         up.process.send_signal(signal.SIGINT)
         assert up.end() == (130, "")
+        assert "second signal: ending at once\n" in up.stderr
         stream.cancel()
     for pid in children:
         wait_gone(int(pid))
@@ -193,9 +217,10 @@ def test_second_signal_ends_at_once(start_up):
         stream = client.stream("x", ignore_end_token=True, max_tokens=4000)
         next(stream)
         up.process.send_signal(signal.SIGINT)
-        wait_draining(client)  # two signals at the same moment would be one
-        up.process.send_signal(signal.SIGINT)
-        assert up.end() == (130, "")
+        wait_draining(client)
+        up.process.send_signal(signal.SIGTERM)  # another one: a second SIGINT so soon would be the first one
+        assert up.end() == (128 + signal.SIGTERM, "")
+        assert "second signal: ending at once, 1 request cut off" in up.stderr
         stream.cancel()
     up.assert_nothing_left()
 
@@ -218,6 +243,8 @@ def test_engine_that_dies_is_started_again_with_growing_pauses(start_up):
     with ChairliftClient(up.wait_serving()) as client:
         assert client.generate("hello").text == "hello"
         assert len(up.starts) == 3
+        pids = [str(start["pid"]) for start in up.starts]
+        assert re.findall(r"engine started, pid (\d+)$", up.stderr, re.MULTILINE) == pids
         assert up.stderr.count("the engine ended") == 2
         assert "the engine ended: exit status 1; starting it again in 0.5 s" in up.stderr
         assert "the engine ended: killed by SIGKILL; starting it again in 1 s" in up.stderr

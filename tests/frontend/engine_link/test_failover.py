@@ -425,14 +425,25 @@ async def test_frontend_that_drains_gives_parked_requests_its_grace(make_world, 
     assert world.app.engines.num_waiting == 0
 
 
-async def test_requests_that_have_waited_are_said_to_go_on_once(make_world, read, ids, caplog):
+@pytest.mark.parametrize(
+    ("num_requests", "says"),
+    [
+        (1, ["1 open request: 0 moved to another engine, 1 waits for one, 0 failed", "1 request that waited for an "]),
+        (3, ["3 open requests: 0 moved to another engine, 3 wait for one, 0 failed", "3 requests that waited for an "]),
+    ],
+)
+async def test_a_loss_and_that_requests_go_on_are_said_once(make_world, read, ids, caplog, num_requests, says):
     caplog.set_level(logging.INFO)
     world = await make_world(1, make_engine=paused)
-    readings = [read(world, TEXT) for _ in range(3)]
-    await world.engines[0].wait_for(lambda: world.engines[0].num_open == 3)
+    address = world.engines[0].address
+    assert f"engine {address} is serving" in caplog.messages
+    readings = [read(world, TEXT) for _ in range(num_requests)]
+    await world.engines[0].wait_for(lambda: world.engines[0].num_open == num_requests)
     await world.kill(0)
     (await world.start(0)).resume()
     for reading in readings:
         await reading.whole(ids(TEXT))
-    said = [record.message for record in caplog.records if "go on" in record.message]
-    assert said == ["3 requests that waited for an engine go on, 0 still wait"]
+    assert len([message for message in caplog.messages if message.startswith(f"lost the engine at {address}: ")]) == 1
+    said = [message for message in caplog.messages if "open request" in message or "still wait" in message]
+    verb = "goes" if num_requests == 1 else "go"
+    assert said == [f"engine {address} lost {says[0]}", f"{says[1]}engine {verb} on, 0 still wait"]

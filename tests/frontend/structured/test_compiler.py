@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -167,6 +168,17 @@ async def test_worker_that_was_killed_while_idle_is_replaced(make_compiler, mode
     await compiler._idle[0].process._process.wait()
     await compiler.compile(good(1), model)
     assert worker_ids() not in (set(), {before})
+
+
+async def test_signals_to_a_whole_group_end_no_worker(make_compiler, model):
+    """The frontend says when it is over: what it drains still needs forms."""
+    compiler = make_compiler()
+    await compiler.compile(good(), model)
+    before = worker_ids()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        compiler._idle[0].process._process.send_signal(number)
+    await compiler.compile(good(1), model)
+    assert worker_ids() == before
 
 
 async def test_equal_forms_are_compiled_once_and_kept(make_compiler, model):

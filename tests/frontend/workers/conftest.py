@@ -130,7 +130,7 @@ async def start(environ: dict[str, str]) -> AsyncIterator[Start]:
         frontend = Frontend(process, engine)
         started.append(frontend)
         if wait:
-            await frontend.logged("is ENGINE_STATE_SERVING", num_workers)
+            await frontend.logged("is serving", num_workers)
             await frontend.logged("workers listen")
             frontend.pids.update(frontend.worker_pids())
         return frontend
