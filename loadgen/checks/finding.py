@@ -52,6 +52,12 @@ class Finding:
         return figure(self.measured, self.unit)
 
     @property
+    def sentence(self) -> str:
+        """What was measured, the figure with its limits, and what it means."""
+        measured = "" if self.bounds is None else f" {self.measured_text} (limit {self.bounds_text})"
+        return f"{self.title}{measured}: {self.text}"
+
+    @property
     def bounds_text(self) -> str:
         """The limits with their unit."""
         if self.bounds is None:

@@ -8,6 +8,7 @@ from loadgen.checks.finding import Finding, bounded, not_judged, yes_or_no
 from loadgen.checks.limits import Limits
 from loadgen.checks.remedies import remedy
 from loadgen.checks.saturation import saturation
+from loadgen.checks.shortage import what_held_back
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
 from loadgen.record import RunData
@@ -18,7 +19,7 @@ def server_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
     return (
         _answered(metrics),
         _errors(run, metrics, limits),
-        _in_flight(samples, limits),
+        _in_flight(run, samples, limits),
         _input_tokens(run, metrics, limits),
         _output_tokens(run, metrics, limits),
         _cache(run, metrics, limits),
@@ -48,13 +49,13 @@ def _errors(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
     return bounded("errors", "errors, timeouts and unfinished", share, limits.error_share, "share", text)
 
 
-def _in_flight(samples: Samples, limits: Limits) -> Finding:
+def _in_flight(run: RunData, samples: Samples, limits: Limits) -> Finding:
     """Little's law: the mean number under way is the time spent, by each side's account, over the same duration.
 
     Not judged where the median request spent little time outside: a cap holds back more than a few, while a server that
     once stops altogether does not note it in its own account either.
     """
-    check, title = "in_flight", "under way by the client's and the server's account, apart"
+    check, title = "in_flight", "client and server disagree on how many requests were under way, by"
     told = samples.completed & ~np.isnan(samples.server_queued) & ~np.isnan(samples.server_prefill)
     if not told.any():
         return not_judged(check, title, limits.in_flight_off, "share", "the server does not say how long it had them")
@@ -65,10 +66,7 @@ def _in_flight(samples: Samples, limits: Limits) -> Finding:
     if outside_ms <= limits.in_flight_floor_ms:
         why = f"{outside_ms:.1f} ms (median) are little more than the way there and back"
         return not_judged(check, title, limits.in_flight_off, "share", why)
-    text = (
-        f"requests spent {outside_ms:.0f} ms (median) on the way: a cap on streams or connections, or a proxy, holds "
-        "them back outside the server"
-    )
+    text = f"requests spent {outside_ms:.0f} ms (median) on the way: {what_held_back(run)}"
     return bounded(check, title, off, limits.in_flight_off, "share", text)
 
 

@@ -1,7 +1,10 @@
-"""What a client that came late was short of, and so what helps: not more workers, where other work has the cores.
+"""What a client that came late was short of, and so what helps: not more workers, where other work has the cores. And
+what held requests up on their way: a busy machine before anything else.
 
 Pure.
 """
+
+from collections.abc import Mapping
 
 from loadgen.checks.limits import Limits
 from loadgen.record import RunData
@@ -20,8 +23,8 @@ def what_helps(run: RunData, limits: Limits) -> str:
     host = run.settings.get("host_busy")
     if host is None:
         return f"the workers used {used} at most, so more of them would not help: look for other work on this machine"
-    busy = f"{host['peak']:.0%} busy in the worst second, {host['mean']:.0%} on average"
-    if host["peak"] >= _BUSY_SECOND or host["mean"] >= _BUSY_ON_AVERAGE:
+    busy = _busy(host)
+    if _is_short(host):
         return (
             f"the workers used {used} at most while this machine was {busy}: other work on it, perhaps the server "
             "itself, held them up; quieten it, or play from another machine"
@@ -30,3 +33,24 @@ def what_helps(run: RunData, limits: Limits) -> str:
         f"neither the workers ({used} at most) nor this machine ({busy}) were short of CPU: where many requests are "
         "due at one moment --workers share them, else look for a CPU limit of the container or a paused machine"
     )
+
+
+def what_held_back(run: RunData) -> str:
+    """What keeps requests on the way between client and server, the likeliest first."""
+    cap = "a cap on streams or connections, or a proxy, holds them back outside the server"
+    host = run.settings.get("host_busy")
+    if host is None or not _is_short(host):
+        return cap
+    return (
+        f"this machine was {_busy(host)}, so that they waited for a core; quieten it, or play from another "
+        f"machine. If it stays, {cap}"
+    )
+
+
+def _is_short(host: Mapping[str, float]) -> bool:
+    """Whether whoever wanted a core of this machine may have had to wait for it."""
+    return host["peak"] >= _BUSY_SECOND or host["mean"] >= _BUSY_ON_AVERAGE
+
+
+def _busy(host: Mapping[str, float]) -> str:
+    return f"{host['peak']:.0%} busy in the worst second, {host['mean']:.0%} on average"

@@ -70,7 +70,7 @@ def check_comparable(sides: Sequence[Side], *, force: bool = False) -> tuple[str
             )
         problems += [f"{text} ({first.label}, {name})" for text in _differences(first.runs[0], run)]
         if verdict.level == "INVALID":
-            problems.append(f"{name} is INVALID: {verdict.reasons[0].title}: {verdict.reasons[0].text}")
+            problems.append(f"{name} is INVALID: {verdict.reasons[0].sentence}")
     if problems and not force:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise ComparisonError(

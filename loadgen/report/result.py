@@ -37,7 +37,7 @@ def result_document(run: RunData, metrics: Metrics, verdict: Verdict, samples: S
         "verdict": {
             "level": verdict.level,
             "partial": verdict.partial,
-            "reasons": [f"{finding.title}: {finding.text}" for finding in verdict.reasons],
+            "reasons": [finding.sentence for finding in verdict.reasons],
         },
         "selfcheck": [
             {

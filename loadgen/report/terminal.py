@@ -69,8 +69,7 @@ def verdict_lines(verdict: Verdict) -> list[Text]:
     """The verdict, then a line per reason with the figure, its limit and what to do."""
     lines = [Text.assemble((verdict.level, STYLES[verdict.level]), f": {MEANING[verdict.level]}")]
     for finding in verdict.reasons:
-        figure = "" if finding.bounds is None else f" {finding.measured_text} (limit {finding.bounds_text})"
-        first, *rest = wrap(f"{finding.level} {finding.title}{figure}: {finding.text}", _WIDTH - 4)
+        first, *rest = wrap(f"{finding.level} {finding.sentence}", _WIDTH - 4)
         lines.append(Text.assemble("  ", (finding.level, STYLES[finding.level]), first.removeprefix(finding.level)))
         lines += [Text(f"    {line}") for line in rest]
     for finding in verdict.notes:

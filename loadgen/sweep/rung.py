@@ -63,7 +63,7 @@ def rung_of(load: float, run: RunData, metrics: Metrics, verdict: Verdict, folde
     return Rung(
         load=load,
         level=verdict.level,
-        reasons=tuple(f"{finding.title}: {finding.text}" for finding in verdict.reasons),
+        reasons=tuple(finding.sentence for finding in verdict.reasons),
         folder=folder,
         offered=part.goodput.offered,
         good=part.goodput.good,

@@ -143,6 +143,10 @@ def test_in_flight_by_the_servers_account(outside_ms: float, level: str) -> None
         with_requests(run, server_queued_us=40_000, server_prefill_us=round((60 - outside_ms) * 1e3)), "in_flight"
     )
     assert found.level == level
+    if level == "INVALID":
+        assert found.sentence.startswith(
+            "client and server disagree on how many requests were under way, by 15 % (limit 2 % / 10 %): requests spent"
+        )
 
 
 def test_a_server_that_stopped_once_is_not_taken_for_a_cap() -> None:

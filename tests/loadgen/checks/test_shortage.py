@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loadgen.checks.limits import Limits
-from loadgen.checks.shortage import what_helps
+from loadgen.checks.shortage import what_held_back, what_helps
 from loadgen.record import WorkerHealth
 from loadgen.testing import Played, run_of
 
@@ -43,3 +43,19 @@ def test_a_machine_that_does_not_say_how_busy_it_was_is_suspected() -> None:
 
 def test_a_run_too_short_for_a_figure_gets_all_the_advice_there_is() -> None:
     assert _advice([], None) == "more --workers, free cores, or a lower rate"
+
+
+def _held_back(host_busy: Any) -> str:
+    return what_held_back(run_of([Played(0.0, ((0.1, 1),))], settings={"host_busy": host_busy}))
+
+
+@pytest.mark.parametrize("host_busy", [{"mean": 0.3, "peak": 0.95}, {"mean": 0.75, "peak": 0.8}])
+def test_a_busy_machine_is_named_before_caps_and_proxies(host_busy: Any) -> None:
+    why = _held_back(host_busy)
+    assert why.startswith(f"this machine was {host_busy['peak']:.0%} busy in the worst second")
+    assert why.index("play from another machine") < why.index("a cap on streams")
+
+
+@pytest.mark.parametrize("host_busy", [None, {"mean": 0.2, "peak": 0.3}])
+def test_a_machine_that_was_not_busy_is_not_blamed(host_busy: Any) -> None:
+    assert _held_back(host_busy).startswith("a cap on streams or connections, or a proxy")

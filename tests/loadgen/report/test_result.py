@@ -175,7 +175,8 @@ def test_goodput_without_limits_is_null_and_a_burst_has_an_infinite_rate() -> No
 def test_verdict_and_errors_are_told() -> None:
     document = _document(synthetic_run(100, outcomes={Status.ERROR: 10}))
     assert document["verdict"]["level"] == "INVALID"
-    assert document["verdict"]["reasons"][0].startswith("errors, timeouts and unfinished: 10 errors")
+    first = document["verdict"]["reasons"][0]
+    assert first.startswith("errors, timeouts and unfinished 10 % (limit 0.1 % / 5 %): 10 errors")
     assert document["errors"] == [{"text": "UNAVAILABLE: the engine is away", "count": 10}]
     (errors,) = [one for one in document["selfcheck"] if one["check"] == "errors"]
     assert (errors["measured"], errors["degraded_above"], errors["invalid_above"]) == (0.1, 0.001, 0.05)
