@@ -84,7 +84,7 @@ def all_flags() -> set[str]:
             known |= set(re.findall(r'"(--[a-z][a-z0-9-]+)"', path.read_text()))
     for switches, values in COMPOSE_VERBS.values():
         known |= {flag for names in (*switches, *values) for flag in names.split("/")}
-    return known | {"--profile"}
+    return known | {"--profile", "--project-name"}  # of docker compose itself
 
 
 @pytest.mark.parametrize("flag", sorted(those_with(FLAG)))
