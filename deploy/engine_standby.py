@@ -1,51 +1,60 @@
-"""Runs an engine until another one answers at some address, then drains it and stands by.
+"""Runs an engine until another one serves at some address, then drains it and stands by.
 
     engine_standby.py HOST:PORT COMMAND...
 
 Compose starts services without a profile always: under `--profile gpu` the engine on the CPU comes up beside the one on
-the GPU, in an order that nobody knows, and has to give way. It does not end then, because whoever waits for it would
-take that for a failure. Standing by lasts until the container ends.
+the GPU, in an order that nobody knows, and has to give way. Not before that one has loaded, which may take longer than
+requests wait for an engine; grpc.health.v1 says when. Nor does it end then: whoever waits for it would take that for a
+failure. Standing by lasts until the container ends.
 """
 
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from types import FrameType
 
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
 WATCH_S = 3.0
-CONNECT_TIMEOUT_S = 1.0
+TIMEOUT_S = 3.0
 
 
 def main(argv: Sequence[str], *, watch_s: float = WATCH_S) -> int:
     """Returns the exit status of the command, or 0 after standing by."""
     address, *command = argv
-    must_end = threading.Event()
+    must_end = False
     engine: subprocess.Popen[bytes] | None = None
 
     def end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is fixed
-        must_end.set()
+        nonlocal must_end
+        must_end = True
         if engine is not None:
             engine.send_signal(signal_number)
 
+    signals, wakeup = socket.socketpair()  # whichever thread gets a signal; this one may be waiting then
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.fileno())
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, end)
-    if not _answers(address):
+    if not _serves(address) and not must_end:
         engine = subprocess.Popen(command)
         while True:
             try:
                 return _exit_status(engine.wait(watch_s))
             except subprocess.TimeoutExpired:
-                if must_end.is_set() or not _answers(address):
+                if must_end or not _serves(address):
                     continue
             engine.terminate()
             engine.wait()
             break
-    if not must_end.is_set():
-        print(f"an engine answers at {address}: this one stands by", flush=True)
-    must_end.wait()
+    if not must_end:
+        print(f"an engine serves at {address}: this one stands by", flush=True)
+    while not must_end:
+        signals.recv(1)
     return 0
 
 
@@ -55,13 +64,13 @@ def _exit_status(return_code: int) -> int:
     return 128 - return_code if return_code < 0 else return_code
 
 
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
-    except OSError:  # the name is unknown, as without the profile, or nobody listens yet
-        return False
-    return True
+def _serves(address: str) -> bool:
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=TIMEOUT_S)
+        except grpc.RpcError:  # the name is unknown, as without the profile, or nobody listens yet
+            return False
+    return bool(answer.status == HealthCheckResponse.SERVING)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,12 @@ def test_nobody_is_root(compose: dict[str, Any]) -> None:
     assert users == {"prometheus": "65534", "grafana": "472"}  # those of the images, whose volumes belong to them
 
 
+@pytest.mark.parametrize("name", BUILT)
+def test_image_that_is_built_is_the_projects_own(compose: dict[str, Any], name: str) -> None:
+    assert compose["services"][name]["build"]
+    assert "image" not in compose["services"][name]  # a fixed name would be another checkout's too
+
+
 @pytest.mark.parametrize("name", PULLED)
 def test_images_of_others_have_a_version(compose: dict[str, Any], name: str) -> None:
     assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(-\w+)?", compose["services"][name]["image"])

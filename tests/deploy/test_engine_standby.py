@@ -4,10 +4,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
 
 # Says that it runs, and when it is asked to end.
 ENGINE = """
@@ -48,37 +54,81 @@ def line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().rstrip()
 
 
-def listener(port: int = 0) -> socket.socket:
-    return socket.create_server(("127.0.0.1", port))
+class Other(HealthServicer):
+    """The health of another engine, at first while that one loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.asked = threading.Semaphore(0)
+
+    def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
+        self.asked.release()
+        return super().Check(request, context)
+
+    def serve(self) -> None:
+        """It has loaded."""
+        self.set("", health_pb2.HealthCheckResponse.SERVING)
 
 
-def free_port() -> int:
-    with listener() as probe:
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def listen() -> Iterator[Callable[[str], Other]]:
+    """listen(address): another engine begins to load there."""
+    servers = []
+
+    def listen_at(address: str) -> Other:
+        servers.append(grpc.server(ThreadPoolExecutor(1)))
+        other = Other()
+        health_pb2_grpc.add_HealthServicer_to_server(other, servers[-1])
+        servers[-1].add_insecure_port(address)
+        servers[-1].start()
+        return other
+
+    yield listen_at
+    for server in servers:
+        server.stop(None)
 
 
-def test_engine_drains_and_stands_by_when_the_other_one_comes(start: Start) -> None:
-    port = free_port()
-    process = start(f"127.0.0.1:{port}")
+@pytest.fixture
+def address() -> str:
+    """Where nobody listens yet."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_engine_serves_while_the_other_one_loads_then_drains_and_stands_by(
+    start: Start, address: str, listen: Callable[[str], Other]
+) -> None:
+    process = start(address)
     assert line(process) == "engine runs"
-    with listener(port):
-        assert line(process) == "drained"
-        assert line(process) == f"an engine answers at 127.0.0.1:{port}: this one stands by"
+    other = listen(address)
+    for _ in range(3):
+        assert other.asked.acquire(timeout=10)  # whoever gives way asks no more
+    other.serve()
+    assert line(process) == "drained"
+    assert line(process) == f"an engine serves at {address}: this one stands by"
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
 
 
-def test_engine_is_not_started_where_the_other_one_is_there_first(start: Start) -> None:
-    with listener() as other:
-        process = start(f"127.0.0.1:{other.getsockname()[1]}")
-        assert line(process).endswith("this one stands by")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+def test_engine_is_not_started_where_the_other_one_serves_already(
+    start: Start, address: str, listen: Callable[[str], Other]
+) -> None:
+    listen(address).serve()
+    process = start(address)
+    assert line(process).endswith("this one stands by")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
 
 
-def test_without_another_engine_it_is_the_engine(start: Start) -> None:
-    process = start(f"127.0.0.1:{free_port()}")
+def test_listener_that_is_no_engine_is_none(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert line(start(f"127.0.0.1:{silent.getsockname()[1]}")) == "engine runs"
+
+
+def test_without_another_engine_it_is_the_engine(start: Start, address: str) -> None:
+    process = start(address)
     assert line(process) == "engine runs"
     process.send_signal(signal.SIGTERM)
     assert line(process) == "drained"
@@ -89,12 +139,12 @@ def test_name_that_nobody_has_is_no_engine(start: Start) -> None:
     assert line(start("engine-gpu.invalid.:50052")) == "engine runs"
 
 
-def test_exit_status_is_the_engines(start: Start) -> None:
-    assert start(f"127.0.0.1:{free_port()}", "import sys; sys.exit(2)").wait(10) == 2
+def test_exit_status_is_the_engines(start: Start, address: str) -> None:
+    assert start(address, "import sys; sys.exit(2)").wait(10) == 2
 
 
-def test_killed_engine_is_told_from_others_in_one_line(start: Start) -> None:
-    process = start(f"127.0.0.1:{free_port()}", "import os; os.kill(os.getpid(), 9)")
+def test_killed_engine_is_told_from_others_in_one_line(start: Start, address: str) -> None:
+    process = start(address, "import os; os.kill(os.getpid(), 9)")
     assert process.wait(10) == 128 + 9
     assert "ENGINE_MEMORY" in line(process)
     assert line(process) == ""

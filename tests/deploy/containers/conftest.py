@@ -1,8 +1,8 @@
 """compose.yaml with a real Docker engine. Without one all of this folder is skipped, and says so.
 
-The images are built once. Every file finds the pair up, with one engine, and may do to it what it likes. About four
-minutes when the images' layers are there; the first time Docker installs everything, which takes as long as the network
-needs. `docker compose` is used where it is there, else `docker-compose`.
+The images are built once, under names of their own. Every file finds the pair up, with one engine, and may do to it
+what it likes. About four minutes when the images' layers are there; the first time Docker installs everything, which
+takes as long as the network needs. `docker compose` is used where it is there, else `docker-compose`.
 """
 
 import json
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.client import ChairliftClient, GenerationError
@@ -29,6 +30,9 @@ START_TIMEOUT_S = 300.0
 GENERATIONS = {"current": ["docker", "compose"], "1.29": ["docker-compose"]}
 # A stream that nobody reads stops long before its end: with these the connection's window has no room for all of it.
 LONG = {"max_tokens": 900, "ignore_end_token": True, "return_token_ids": True, "top_logprobs": 10, "temperature": 1.0}
+# What images are called here: other checkouts, and whoever runs the tests, have images of their own.
+PREFIX = f"chairlift-test-{os.getpid()}"
+IMAGES = {"engine": "engine", "engine-gpu": "engine", "frontend": "frontend", "loadgen": "loadgen"}  # no GPU here
 # Variables that must not come from the shell of whoever runs the tests.
 SETTINGS = re.compile(r"[A-Z_]*(MODEL|PORT|RESTART|MEMORY|LOG_DRIVER|PERIOD)[A-Z_]*$|GRAFANA_|HF_|CHAIRLIFT_|COMPOSE_")
 
@@ -62,6 +66,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def image(service: str) -> str:
+    """What the tests call a service's image."""
+    return f"{PREFIX}-{IMAGES[service]}"
+
+
 class Answer(NamedTuple):
     """A whole stream."""
 
@@ -77,7 +86,7 @@ class Stack:
     name: str
     env_file: Path
     settings: Mapping[str, str]
-    override: Path | None = None
+    files: tuple[Path, ...]
 
     @property
     def target(self) -> str:
@@ -91,7 +100,7 @@ class Stack:
 
     def compose(self, *arguments: str, check: bool = True, **variables: str) -> "subprocess.CompletedProcess[str]":
         """Runs compose; `variables` win over the .env file, as a shell's do."""
-        files = [] if self.override is None else ["--file", "compose.yaml", "--file", str(self.override)]
+        files = [word for file in ("compose.yaml", *self.files) for word in ("--file", str(file))]
         done = run(
             [*self.command, "--project-name", self.name, "--env-file", str(self.env_file), *files, *arguments],
             cwd=ROOT,
@@ -266,9 +275,11 @@ def make_stack(command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactor
         ports = {f"{door}_PORT": str(free_port()) for door in ("GRPC", "HTTP", "PROMETHEUS", "GRAFANA")}
         lines = {**ports, **settings}
         (folder / "env").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        file = folder / "override.yaml"
-        file.write_text(override)
-        return Stack(command, f"chairlift-{name}-{os.getpid()}", folder / "env", lines, file if override else None)
+        images = {service: {"image": image(service)} for service in IMAGES}
+        (folder / "images.yaml").write_text(yaml.safe_dump({"services": images}))
+        (folder / "override.yaml").write_text(override)
+        files = [folder / name for name in ("images.yaml", "override.yaml") if (folder / name).stat().st_size]
+        return Stack(command, f"chairlift-{name}-{os.getpid()}", folder / "env", lines, tuple(files))
 
     return make
 
@@ -282,6 +293,10 @@ def project(make_stack: Callable[..., Stack]) -> Iterator[Stack]:
         yield made
     finally:
         made.compose("--profile", "monitoring", "down", "--volumes", "--timeout", "20", check=False)
+        # Those of the project's own name too, from the commands of the documentation. Without what they were made
+        # from the next build would fetch everything again.
+        named = docker("images", "--format", "{{.Repository}}", f"{PREFIX}*").split()
+        run(["docker", "image", "rm", "--no-prune", *named])
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +304,12 @@ def stack(project: Stack) -> Stack:
     """The pair, up and healthy, with one engine."""
     project.scale(1)
     return project
+
+
+@pytest.fixture(name="image", scope="session")
+def image_name() -> Callable[[str], str]:
+    """image(service): what its image is called here."""
+    return image
 
 
 @pytest.fixture(name="docker", scope="session")

@@ -19,7 +19,6 @@ DEMO_MODEL_INSIDE = "/opt/chairlift/lib/python3.11/site-packages/engine/demo/mod
 TMPFS = '{{driver_opts: {{type: tmpfs, device: tmpfs, o: "size={size},uid=10001,gid=10001,mode=0700"}}}}'
 FULL = f"""
 services:
-  engine-gpu: {{image: chairlift-engine}}
   frontend: {{command: [chairlift-frontend, --host=0.0.0.0, --insecure-bind, "--engine=dns:nobody.:50052"]}}
 volumes:
   kernels: {TMPFS.format(size="64k")}
@@ -141,7 +140,7 @@ def test_full_cache_of_kernels_costs_a_warning(other: Any) -> None:
 
 
 @pytest.fixture
-def start_hub(docker: Callable[..., str]) -> Iterator[Callable[[Any], None]]:
+def start_hub(docker: Callable[..., str], image: Callable[[str], str]) -> Iterator[Callable[[Any], None]]:
     """start_hub(stack): a Hugging Face hub for that project's engine, at http://hub.:8000."""
     names = []
 
@@ -150,7 +149,7 @@ def start_hub(docker: Callable[..., str]) -> Iterator[Callable[[Any], None]]:
         docker(
             "run", "--detach", "--rm", "--name", names[-1],
             "--network", f"{stack.name}_egress", "--network-alias", "hub",
-            "--volume", f"{HERE / 'fake_hub.py'}:/fake_hub.py:ro", "chairlift-engine",
+            "--volume", f"{HERE / 'fake_hub.py'}:/fake_hub.py:ro", image("engine"),
             "python", "/fake_hub.py", DEMO_MODEL_INSIDE, "8000",
         )  # fmt: skip
 

@@ -67,23 +67,23 @@ def test_engine_that_is_taken_away_finishes_what_it_has(stack: Any, undisturbed:
 
 
 def test_engine_gives_way_to_the_one_on_a_gpu_and_is_left_alone(
-    stack: Any, docker: Callable[..., str], undisturbed: list[list[int]]
+    stack: Any, docker: Callable[..., str], image: Callable[[str], str], undisturbed: list[list[int]]
 ) -> None:
-    # No GPU here: one more engine on the CPU, under the two names that engine-gpu has.
-    name = f"{stack.name}-gpu"
-    flags = ["--network", f"{stack.name}_backend", "--network-alias", "engine-gpu", "--network-alias", "engine"]
+    # No GPU here: one more engine on the CPU, which has loaded when it gets the two names that engine-gpu has.
+    name, network = f"{stack.name}-gpu", f"{stack.name}_backend"
+    flags = ["--network", f"{stack.name}_egress"]
     flags += ["--volume", f"{stack.name}_kernels:/var/cache/chairlift/kernels"]
     flags += ["--env", "CHAIRLIFT_SERVED_MODEL_NAME=from-the-env-file"]
 
-    def start() -> None:
-        docker(
-            "run", "--detach", "--rm", "--name", name, *flags, "chairlift-engine", "chairlift-engine", "--host=0.0.0.0"
-        )
+    def name_it() -> None:
+        docker("network", "connect", "--alias", "engine-gpu", "--alias", "engine", network, name)
         stack.wait_until(lambda: "this one stands by" in stack.log("engine"), "engine")
 
     stack.scale(1)
+    docker("run", "--detach", "--rm", "--name", name, *flags, image("engine"), "chairlift-engine", "--host=0.0.0.0")
     try:
-        assert token_ids(stack.play(at_token=50, act=start)) == undisturbed
+        stack.wait_until(lambda: " serving on " in docker("logs", name), "engine")
+        assert token_ids(stack.play(at_token=50, act=name_it)) == undisturbed
         stack.wait_until(lambda: list(stack.metric("engine_up").values()).count(1.0) == 1, "frontend")
         before, said = stack.metric("request_success_total"), engine_lines(stack)
         assert token_ids(stack.play()) == undisturbed
