@@ -337,3 +337,10 @@ def rejection(reason: pb.RejectionReason, detail: str, *, retry_after_s: int | N
     """A rejection for `FakeEngine.rejections`."""
     retry_after = None if retry_after_s is None else Duration(seconds=retry_after_s)
     return pb.Rejection(reason=reason, detail=detail, retry_after=retry_after)
+
+
+def paused_engine(**options: Any) -> FakeEngine:
+    """FakeEngine(**options) that makes only the steps it is told to."""
+    engine = FakeEngine(**options)
+    engine.pause()
+    return engine

@@ -5,6 +5,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +50,7 @@ class Mortal(Protocol):
         ...
 
 
-class _Server:
+class _Server(ABC):
     """What the two have in common."""
 
     num_engines = 1
@@ -104,8 +105,9 @@ class _Server:
             return 0
         return sum(line.startswith(_UP) and line.endswith(" 1.0") for line in text.splitlines())
 
+    @abstractmethod
     def _start_all(self) -> None:
-        raise NotImplementedError
+        """Starts its processes, which `_processes` holds from then on."""
 
 
 class TwoEngines(_Server):

@@ -62,6 +62,12 @@ class World:
     async def until_usable(self, num_engines: int) -> None:
         await self.until(lambda: len(self.app.engines._usable) == num_engines)
 
+    async def held(self) -> int:
+        """Waits until an engine has the one request there is; returns its index."""
+        await self.until(lambda: sum(engine.num_open for engine in self.engines.values()) == 1)
+        ((index, _),) = [(index, engine) for index, engine in self.engines.items() if engine.num_open]
+        return index
+
     async def stop(self) -> None:
         for engine in self.engines.values():
             engine.resume()

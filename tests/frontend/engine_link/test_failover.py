@@ -8,28 +8,10 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine, rejection
+from frontend.testing.fake_engine import FakeEngine, paused_engine, rejection
 from frontend.testing.fake_requests import prompt_logprob
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
-
-
-def paused(**options):
-    engine = FakeEngine(**options)
-    engine.pause()
-    return engine
-
-
-def holder(world):
-    """Index of the engine that has the one request there is."""
-    ((index, _),) = [(index, engine) for index, engine in world.engines.items() if engine.num_open]
-    return index
-
-
-async def held(world, num_open=1):
-    """Waits until some engine has so many requests; returns its index."""
-    await world.until(lambda: sum(engine.num_open for engine in world.engines.values()) == num_open)
-    return holder(world)
 
 
 async def advance(world, index, reading, num_steps):
@@ -48,10 +30,10 @@ def check_account(finished):
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 30, -2, -1])
 async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, num_steps, caplog, scrape):
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     num_steps %= len(ids(TEXT))
     reading = read(world, TEXT, output={"top_logprobs": 1})
-    index = await held(world)
+    index = await world.held()
     await advance(world, index, reading, num_steps)
     await world.kill(index)
     (other,) = world.engines.values()
@@ -75,9 +57,9 @@ async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, n
 
 async def test_engine_whose_step_fails_loses_its_requests_and_not_its_clients(make_world, read, ids):
     """It says that it has failed, ends every request with ENGINE_ERROR, and exits: `engine/server.py` does."""
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT)
-    index = await held(world)
+    index = await world.held()
     await advance(world, index, reading, 3)
     engine = world.engines[index]
 
@@ -99,9 +81,11 @@ async def test_engine_whose_step_fails_loses_its_requests_and_not_its_clients(ma
 
 async def test_engine_that_hangs_and_goes_on_answering_is_left_until_it_turns_again(make_world, read, ids, caplog):
     caplog.set_level(logging.INFO)
-    world = await make_world(2, make_engine=lambda **options: paused(heartbeat_s=0.02, **options), step_timeout_s=0.3)
+    world = await make_world(
+        2, make_engine=lambda **options: paused_engine(heartbeat_s=0.02, **options), step_timeout_s=0.3
+    )
     reading = read(world, TEXT)
-    index = await held(world)
+    index = await world.held()
     await advance(world, index, reading, 3)
     hung, other = world.engines[index], world.engines[1 - index]
     hung.freeze()
@@ -159,7 +143,7 @@ async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, 
 
 
 async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, ids):
-    world = await make_world(1, make_engine=paused)
+    world = await make_world(1, make_engine=paused_engine)
     readings = [read(world, TEXT + str(number)) for number in range(3)]
     await world.engines[0].wait_for(lambda: world.engines[0].num_open == 3)
     for _ in range(5):
@@ -186,9 +170,9 @@ async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, 
 
 async def test_row_that_comes_late_from_the_lost_engine_is_nobodys(make_world, read, ids):
     """The new engine sends a row of the old epoch, as a stream that was cut and joined again might."""
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT)
-    index = await held(world)
+    index = await world.held()
     await world.engines[index].step()
     await world.until(lambda: len(reading.token_ids) == 1)
     await world.kill(index)
@@ -211,9 +195,9 @@ async def test_row_that_comes_late_from_the_lost_engine_is_nobodys(make_world, r
 
 
 async def test_text_that_was_held_back_comes_from_the_next_engine(make_world, read):
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT, stop_texts=["brown bear", "over the"])
-    index = await held(world)
+    index = await world.held()
     for _ in range(len("The quick brown ")):
         await world.engines[index].step()
     await world.until(lambda: len(reading.token_ids) == len("The quick brown "))
@@ -233,7 +217,7 @@ async def test_reader_without_credit_loses_nothing(make_world, text_request, ids
     async with world.app._generations.open(request.spec, lambda: None) as answer:
         messages = answer.messages()
         assert (await anext(messages)).HasField("started")
-        index = await held(world)
+        index = await world.held()
         await world.until(lambda: world.engines[index].all_parked)
         await asyncio.sleep(0.05)  # nobody but the lost engine could have told of it
         await world.kill(index)
@@ -248,9 +232,9 @@ async def test_reader_without_credit_loses_nothing(make_world, text_request, ids
 
 
 async def test_cancelled_request_is_not_moved(make_world, read):
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT)
-    index = await held(world)
+    index = await world.held()
     reading.call.cancel()
     await asyncio.gather(reading.task, return_exceptions=True)
     await world.engines[index].wait_for(lambda: world.engines[index].cancels)
@@ -260,9 +244,9 @@ async def test_cancelled_request_is_not_moved(make_world, read):
 
 
 async def test_request_that_is_cancelled_while_it_waits_is_dropped(make_world, read):
-    world = await make_world(1, make_engine=paused)
+    world = await make_world(1, make_engine=paused_engine)
     reading = read(world, TEXT)
-    await held(world)
+    await world.held()
     await world.kill(0)
     assert world.app.engines.num_waiting == 1
     reading.call.cancel()
@@ -274,7 +258,7 @@ async def test_request_that_is_cancelled_while_it_waits_is_dropped(make_world, r
 
 async def test_engine_that_dies_with_the_completion_on_its_way(make_world, read, ids):
     """The last token is there, its Completion is not: the next engine has only to say that it is over."""
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
 
     def without_end(step):
         del step.completions[:]
@@ -283,7 +267,7 @@ async def test_engine_that_dies_with_the_completion_on_its_way(make_world, read,
     for engine in world.engines.values():
         engine.rewrite_step = without_end
     reading = read(world, TEXT)
-    index = await held(world)
+    index = await world.held()
     await advance(world, index, reading, len(ids(TEXT)))
     (other,) = [engine for number, engine in world.engines.items() if number != index]
     other.rewrite_step = lambda step: [step]
@@ -294,7 +278,7 @@ async def test_engine_that_dies_with_the_completion_on_its_way(make_world, read,
 
 
 async def test_log_probabilities_of_the_prompt_are_whole_and_asked_for_no_longer_than_needed(make_world, read, ids):
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
 
     def first_part_only(step):
         del step.prompt_logprobs[1:]
@@ -304,7 +288,7 @@ async def test_log_probabilities_of_the_prompt_are_whole_and_asked_for_no_longer
         return [step]
 
     reading = read(world, TEXT, output={"echo": True, "prompt_logprobs": 0})
-    index = await held(world)
+    index = await world.held()
     world.engines[index].rewrite_step = first_part_only  # dies in the middle of its prefill
     await world.engines[index].step()
     (ticket,) = world.app.engines._usable[index][1].session._tickets.values()
@@ -328,7 +312,7 @@ async def test_log_probabilities_of_the_prompt_are_whole_and_asked_for_no_longer
 
 
 async def test_deadline_and_budget_go_on_while_nobody_has_the_request(make_world, read):
-    world = await make_world(1, make_engine=paused)
+    world = await make_world(1, make_engine=paused_engine)
     late = read(world, TEXT, timeout=0.6)
     spec = {"time_budget": {"nanos": 600_000_000}}
     cut = read(world, TEXT, **spec)
@@ -346,9 +330,9 @@ async def test_deadline_and_budget_go_on_while_nobody_has_the_request(make_world
 
 
 async def test_what_is_left_of_the_times_goes_along(make_world, read):
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT, timeout=30, time_budget={"seconds": 20})
-    index = await held(world)
+    index = await world.held()
     first = world.engines[index].submissions[0]
     await asyncio.sleep(0.05)  # the time that must be missing
     await world.kill(index)
@@ -364,9 +348,9 @@ async def test_what_is_left_of_the_times_goes_along(make_world, read):
 
 
 async def test_no_engine_in_time_is_unavailable_with_a_time_to_come_back(make_world, read):
-    world = await make_world(1, make_engine=paused, failover_timeout_s=0.3)
+    world = await make_world(1, make_engine=paused_engine, failover_timeout_s=0.3)
     reading = read(world, TEXT)
-    await held(world)
+    await world.held()
     await world.kill(0)
     assert (await reading.end()).error.code() is grpc.StatusCode.UNAVAILABLE
     assert "went away" in reading.error.details()
@@ -374,9 +358,9 @@ async def test_no_engine_in_time_is_unavailable_with_a_time_to_come_back(make_wo
 
 
 async def test_full_engine_is_tried_again(make_world, read, ids):
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT)
-    index = await held(world)
+    index = await world.held()
     (other,) = [engine for number, engine in world.engines.items() if number != index]
     other.rejections = [rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "full") for _ in range(3)]
     other.resume()
@@ -407,7 +391,7 @@ async def test_several_answers_go_on_each_by_itself(make_world, text_request, id
 
 @pytest.mark.parametrize("engine_comes", [True, False])
 async def test_frontend_that_drains_gives_parked_requests_its_grace(make_world, read, ids, engine_comes):
-    world = await make_world(1, make_engine=paused)
+    world = await make_world(1, make_engine=paused_engine)
     reading = read(world, TEXT)
     engine = world.engines[0]
     await engine.wait_for(lambda: engine.num_open == 1)
@@ -434,7 +418,7 @@ async def test_frontend_that_drains_gives_parked_requests_its_grace(make_world, 
 )
 async def test_a_loss_and_that_requests_go_on_are_said_once(make_world, read, ids, caplog, num_requests, says):
     caplog.set_level(logging.INFO)
-    world = await make_world(1, make_engine=paused)
+    world = await make_world(1, make_engine=paused_engine)
     address = world.engines[0].address
     assert f"engine {address} is serving" in caplog.messages
     readings = [read(world, TEXT) for _ in range(num_requests)]

@@ -9,27 +9,9 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.engine_link import suspects
-from frontend.testing.fake_engine import FakeEngine
+from frontend.testing.fake_engine import FakeEngine, paused_engine
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
-
-
-def paused(**options):
-    engine = FakeEngine(**options)
-    engine.pause()
-    return engine
-
-
-def holder(world):
-    """Index of the engine that has the one request there is."""
-    ((index, _),) = [(index, engine) for index, engine in world.engines.items() if engine.num_open]
-    return index
-
-
-async def held(world, num_open=1):
-    """Waits until some engine has so many requests; returns its index."""
-    await world.until(lambda: sum(engine.num_open for engine in world.engines.values()) == num_open)
-    return holder(world)
 
 
 def check_account(finished):
@@ -102,11 +84,11 @@ async def _status(call):
 
 
 async def test_answer_that_gets_further_may_lose_any_number_of_engines(make_world, read, ids):
-    world = await make_world(2, make_engine=paused, max_moves=1)
+    world = await make_world(2, make_engine=paused_engine, max_moves=1)
     text = TEXT * 2
     reading = read(world, text)
     for _ in range(8):
-        index = await held(world)
+        index = await world.held()
         for _ in range(suspects.CLEARED_TOKENS):
             await world.engines[index].step()
         num_tokens = (

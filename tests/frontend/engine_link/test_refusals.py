@@ -7,17 +7,11 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine, rejection
+from frontend.testing.fake_engine import FakeEngine, paused_engine, rejection
 
 TEXT = "The quick brown fox."
 FULL = engine_pb.REJECTION_REASON_QUEUE_FULL
 DRAINING = engine_pb.REJECTION_REASON_DRAINING
-
-
-def paused(**options):
-    engine = FakeEngine(**options)
-    engine.pause()
-    return engine
 
 
 class AlwaysFull(FakeEngine):
@@ -26,13 +20,6 @@ class AlwaysFull(FakeEngine):
     def _submit(self, session, batch):
         self.rejections = [rejection(FULL, "full") for _ in batch.submissions]
         super()._submit(session, batch)
-
-
-async def held(world):
-    """Waits until an engine has the one request there is; returns its index."""
-    await world.until(lambda: sum(engine.num_open for engine in world.engines.values()) == 1)
-    ((index, _),) = [(index, engine) for index, engine in world.engines.items() if engine.num_open]
-    return index
 
 
 async def test_new_request_that_finds_a_queue_full_goes_to_another_engine(make_world, read, ids):
@@ -55,11 +42,11 @@ async def test_new_request_that_finds_all_queues_full_is_refused_and_asks_each_o
 
 
 async def test_second_answer_that_finds_a_queue_full_goes_to_another_engine(make_world, text_request, ids):
-    world = await make_world(2, make_engine=paused)
+    world = await make_world(2, make_engine=paused_engine)
     request = text_request(TEXT, output=pb.OutputOptions(token_ids=True), max_tokens=100)
     request.spec.num_answers = 2
     call = world.stub.StreamGenerate(request)
-    first = await held(world)
+    first = await world.held()
     for engine in world.engines.values():
         engine.rejections = [rejection(FULL, "full")]
     world.engines[1 - first].rejections = []
@@ -85,7 +72,7 @@ async def test_what_no_engine_takes_waits_no_longer_than_the_timeout_however_oft
     for engine in world.engines.values():
         engine.pause()
     reading = read(world, TEXT)
-    index = await held(world)
+    index = await world.held()
     (other,) = [engine for number, engine in world.engines.items() if number != index]
     other.rejections = [rejection(FULL, "full") for _ in range(1000)]
     await world.kill(index)
@@ -96,11 +83,11 @@ async def test_what_no_engine_takes_waits_no_longer_than_the_timeout_however_oft
 
 async def test_answer_under_way_that_finds_no_room_does_not_begin_again(make_world, text_request, ids):
     """The second answer of two is lost in its middle and refused until the timeout: nothing of it comes twice."""
-    world = await make_world(2, make_engine=paused, failover_timeout_s=0.3)
+    world = await make_world(2, make_engine=paused_engine, failover_timeout_s=0.3)
     request = text_request(TEXT, output=pb.OutputOptions(token_ids=True), max_tokens=100)
     request.spec.num_answers = 2
     call = world.stub.StreamGenerate(request)
-    first = await held(world)
+    first = await world.held()
     other = 1 - first
     await world.engines[first].step()
     await world.until(lambda: world.engines[other].num_open == 1)
@@ -125,10 +112,10 @@ async def test_answer_under_way_that_finds_no_room_does_not_begin_again(make_wor
 
 async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_world, read, ids, scrape):
     """A rolling restart with a short grace: nothing was lost by an accident, whatever had not been computed yet."""
-    world = await make_world(2, make_engine=paused, max_moves=1)
+    world = await make_world(2, make_engine=paused_engine, max_moves=1)
     reading = read(world, TEXT)
     for _ in range(6):
-        index = await held(world)
+        index = await world.held()
         engine = world.engines[index]
         engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
         await world.until_usable(1)
