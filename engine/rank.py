@@ -231,7 +231,8 @@ def _log_recording(is_compiled: bool, num_graphs: int, startup: Startup) -> None
     if num_graphs:
         done.append(f"recording {num_graphs} CUDA graphs")
     if done:
-        _log.info("%s took %.2f seconds", " and ".join(done).capitalize().replace("cuda", "CUDA"), startup.phase_s())
+        text = " and ".join(done)
+        _log.info("%s took %.2f seconds", text[0].upper() + text[1:], startup.phase_s())
 
 
 def _load(task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: Startup) -> Decoder:

@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -37,6 +37,21 @@ class Gate:
     def close(self) -> None:
         self.has_step.clear()
         self._is_open.clear()
+
+
+@asynccontextmanager
+async def held_engine() -> AsyncIterator[tuple[AttachClient, Gate]]:
+    """One seat, held in a step by request 1 until the gate is opened, and two places to wait."""
+    gate = Gate()
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            run_engine(fake_engine_parts(model=ENDLESS, max_waiting=2, max_num_seqs=1, on_step=gate))
+        )
+        stack.callback(gate.open)
+        async with AttachClient.open(server.address) as client:
+            await client.submit(submission(1, [1], 2))
+            await asyncio.to_thread(gate.has_step.wait)
+            yield client, gate
 
 
 @pytest.fixture
@@ -275,20 +290,12 @@ async def test_handle_zero_is_rejected(client: AttachClient) -> None:
 
 
 async def test_a_full_queue_rejects_with_a_time_to_retry() -> None:
-    gate = Gate()
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(
-            run_engine(fake_engine_parts(model=ENDLESS, max_waiting=2, max_num_seqs=1, on_step=gate))
-        )
-        stack.callback(gate.open)
-        async with AttachClient.open(server.address) as client:
-            await client.submit(submission(1, [1], 2))
-            await asyncio.to_thread(gate.has_step.wait)
-            await client.submit(*(submission(handle, [1], 2) for handle in range(2, 7)))
-            # The loop is held in a step: what goes beyond all bounds is rejected without it.
-            await client.until(lambda: client.received[6].has_ended)
-            gate.open()
-            answers = await client.ended(*range(1, 7))
+    async with held_engine() as (client, gate):
+        await client.submit(*(submission(handle, [1], 2) for handle in range(2, 7)))
+        # The loop is held in a step: what goes beyond all bounds is rejected without it.
+        await client.until(lambda: client.received[6].has_ended)
+        gate.open()
+        answers = await client.ended(*range(1, 7))
     rejected = [answer.rejection for answer in answers if answer.rejection is not None]
     assert 3 <= len(rejected) < 5
     for rejection in rejected:
@@ -297,20 +304,12 @@ async def test_a_full_queue_rejects_with_a_time_to_retry() -> None:
 
 
 async def test_full_queue_still_takes_as_many_that_have_moved_here() -> None:
-    gate = Gate()
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(
-            run_engine(fake_engine_parts(model=ENDLESS, max_waiting=2, max_num_seqs=1, on_step=gate))
-        )
-        stack.callback(gate.open)
-        async with AttachClient.open(server.address) as client:
-            await client.submit(submission(1, [1], 2))
-            await asyncio.to_thread(gate.has_step.wait)
-            await client.submit(*(submission(handle, [1], 2) for handle in (2, 3)))
-            await client.submit(*(submission(handle, [1], 2, epoch=1) for handle in range(4, 8)))
-            await client.until(lambda: client.received[7].has_ended)  # three may be open, and three more
-            gate.open()
-            answers = await client.ended(*range(1, 8))
+    async with held_engine() as (client, gate):
+        await client.submit(*(submission(handle, [1], 2) for handle in (2, 3)))
+        await client.submit(*(submission(handle, [1], 2, epoch=1) for handle in range(4, 8)))
+        await client.until(lambda: client.received[7].has_ended)  # three may be open, and three more
+        gate.open()
+        answers = await client.ended(*range(1, 8))
     assert [answer.rejection is None for answer in answers] == [True] * 6 + [False]
 
 
