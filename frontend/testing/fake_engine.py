@@ -200,6 +200,9 @@ class FakeEngine(EngineServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the frontend has another tokenizer")
         session = _Session(command_seq=first.command_seq)
         reader = asyncio.create_task(self._read(session, request_iterator))
+        # Before the Welcome: a frontend that has it may submit before this handler runs again.
+        self._sessions.add(session)
+        self._notify()
         try:
             yield pb.AttachResponse(
                 welcome=pb.Welcome(
@@ -210,8 +213,6 @@ class FakeEngine(EngineServiceServicer):
                     status=self._status(),
                 )
             )
-            self._sessions.add(session)
-            self._notify()
             while True:
                 yield await session.outbox.get()
         finally:
