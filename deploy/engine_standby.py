@@ -42,6 +42,8 @@ def main(argv: Sequence[str], *, watch_s: float = WATCH_S) -> int:
         signal.signal(signal_number, end)
     if not _serves(address) and not must_end:
         engine = subprocess.Popen(command)
+        if must_end:  # the signal came while the engine was being started: nobody could pass it on
+            engine.terminate()
         while True:
             try:
                 return _exit_status(engine.wait(watch_s))

@@ -29,17 +29,27 @@ signal.pause()
 MAIN = "import sys, importlib.util as u; s = u.spec_from_file_location('m', sys.argv[1]); m = u.module_from_spec(s); \
 s.loader.exec_module(m); sys.exit(m.main(sys.argv[2:], watch_s=0.05))"
 
+# Before MAIN: a signal comes when the engine's process is there and the stand-by does not know it yet.
+EARLY_SIGNAL = """
+import os, signal, subprocess
+class Signalled(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Signalled
+"""
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Start]:
-    """start(address, code): the stand-by for an engine at an address, around a program."""
+    """start(address, code, before): the stand-by for an engine at an address, around a program; `before` runs first."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start_one(address: str, code: str = ENGINE) -> "subprocess.Popen[str]":
+    def start_one(address: str, code: str = ENGINE, before: str = "") -> "subprocess.Popen[str]":
         path = root / "deploy" / "engine_standby.py"
-        command = [sys.executable, "-c", MAIN, str(path), address, sys.executable, "-c", code]
+        command = [sys.executable, "-c", before + MAIN, str(path), address, sys.executable, "-c", code]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         return processes[-1]
 
@@ -133,6 +143,11 @@ def test_without_another_engine_it_is_the_engine(start: Start, address: str) -> 
     process.send_signal(signal.SIGTERM)
     assert line(process) == "drained"
     assert process.wait(10) == 0
+
+
+def test_signal_that_comes_while_the_engine_is_started_reaches_it(start: Start, address: str) -> None:
+    code = "import signal; signal.pause()"  # told so early, it is ended by the signal itself
+    assert start(address, code, EARLY_SIGNAL).wait(10) == 128 + signal.SIGTERM
 
 
 def test_name_that_nobody_has_is_no_engine(start: Start) -> None:
