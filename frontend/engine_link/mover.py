@@ -32,10 +32,19 @@ class Mover:
         place: submits a ticket to an engine, unless none can take it; says whether it did.
         timeout_s: how long a request waits for an engine.
         max_moves: most losses in a row that a request survives without getting further.
+        note_waiting: told how many wait, whenever that may have changed.
     """
 
-    def __init__(self, place: Callable[[Ticket], bool], *, timeout_s: float, max_moves: int) -> None:
+    def __init__(
+        self,
+        place: Callable[[Ticket], bool],
+        *,
+        timeout_s: float,
+        max_moves: int,
+        note_waiting: Callable[[int], None],
+    ) -> None:
         self._place = place
+        self._note_waiting = note_waiting
         self._timeout_s = timeout_s
         self._suspects = Suspects(max_losses=max_moves)
         self._waiting: dict[int, Ticket] = {}  # by number
@@ -112,6 +121,7 @@ class Mover:
                 del self._waiting[number]
             else:
                 self._due_s = min(self._due_s, _due_s(ticket, now_s))
+        self._note_waiting(len(self._waiting))
         self._set_timer(now_s)
 
     def stop(self, error: RequestError) -> None:
@@ -120,11 +130,13 @@ class Mover:
         waiting, self._waiting = self._waiting, {}
         for ticket in waiting.values():
             ticket.stream.fail(error)
+        self._note_waiting(0)
         self._stop_timer()
 
     def drop(self, ticket: Ticket) -> None:
         """Nobody waits for it any more."""
         self._waiting.pop(ticket.number, None)
+        self._note_waiting(len(self._waiting))
 
     def _wait(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
         self._suspects.leave(ticket)
@@ -140,6 +152,7 @@ class Mover:
             ticket.stream.fail(self._stopped)
         else:
             self._waiting[ticket.number] = ticket
+            self._note_waiting(len(self._waiting))
 
     def _give_up(self, ticket: Ticket) -> None:
         logger.error("request %r is given up: see its error", ticket.submission.request_id)

@@ -55,7 +55,12 @@ class EnginePool:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._step_timeout_s = step_timeout_s
         self._on_change = on_change
-        self._mover = Mover(self._place, timeout_s=failover_timeout_s, max_moves=max_moves)
+        self._mover = Mover(
+            self._place,
+            timeout_s=failover_timeout_s,
+            max_moves=max_moves,
+            note_waiting=metrics.note_without_engine,
+        )
         self._placement = Placement()
         self._clients: dict[str, EngineClient] = {}  # by address
         self._found: dict[str, list[str]] = {}  # addresses by name

@@ -43,6 +43,8 @@ class Metrics:
 
         queued = gauge("frontend_queue_requests", "Requests without their first token.")
         tokens = gauge("frontend_queue_tokens", "Prompt tokens of these.")
+        self._without_engine = gauge("requests_without_engine", "Accepted requests that no engine has.")
+        self._without_engine.set(0)
         if place is None:
             queued.set_function(lambda: admission.num_requests)
             tokens.set_function(lambda: admission.num_tokens)
@@ -70,6 +72,10 @@ class Metrics:
     def drop_engine(self, engine: EngineMetrics) -> None:
         """An engine that will not come back; its number is free again."""
         self._engines.remove(engine)
+
+    def note_without_engine(self, num_requests: int) -> None:
+        """So many accepted requests have no engine now."""
+        self._without_engine.set(num_requests)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -142,7 +142,7 @@ async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, 
     check_account(await reading.whole(ids("abc")))
 
 
-async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, ids):
+async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, ids, scrape):
     world = await make_world(1, make_engine=paused_engine)
     readings = [read(world, TEXT + str(number)) for number in range(3)]
     await world.engines[0].wait_for(lambda: world.engines[0].num_open == 3)
@@ -151,6 +151,7 @@ async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, 
     await world.until(lambda: all(len(reading.token_ids) == 5 for reading in readings))
     await world.kill(0)
     assert world.app.engines.num_waiting == 3
+    assert scrape(world.app.metrics, "chairlift:requests_without_engine") == 3
     assert not world.app._health.serving
     await asyncio.sleep(0.05)  # the time that is to be accounted for
     refused = await read(world, "new").end()
@@ -160,6 +161,7 @@ async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, 
     new = read(world, "new")
     await engine.wait_for(lambda: engine.num_open == 4)
     assert [submission.epoch for submission in engine.submissions] == [1, 1, 1, 0]  # who has waited goes first
+    assert scrape(world.app.metrics, "chairlift:requests_without_engine") == 0
     engine.resume()
     for number, reading in enumerate(readings):
         finished = await reading.whole(ids(TEXT + str(number)))

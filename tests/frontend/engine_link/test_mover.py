@@ -46,9 +46,13 @@ def place():
     return Place()
 
 
+def ignore(num_waiting):
+    """What the mover tells of those that wait."""
+
+
 @pytest.fixture
 async def mover(place):
-    mover = Mover(place, timeout_s=30.0, max_moves=3)
+    mover = Mover(place, timeout_s=30.0, max_moves=3, note_waiting=ignore)
     yield mover
     mover.stop(ServerDraining("over"))
 
@@ -97,7 +101,7 @@ async def test_suspects_wait_for_their_turn_and_are_cleared_by_tokens(mover, pla
 
 
 async def test_who_waits_for_its_turn_does_not_run_out_of_time_to_find_an_engine(place):
-    mover = Mover(place, timeout_s=0.05, max_moves=3)
+    mover = Mover(place, timeout_s=0.05, max_moves=3, note_waiting=ignore)
     first, second = tickets(2)
     for _ in range(2):
         mover.lost([first, second], GONE)
@@ -244,11 +248,15 @@ async def test_suspect_that_waits_for_its_reader_does_not_keep_the_others_from_g
     assert suspect.num_losses == 2  # nothing of it was in a step
 
 
-async def test_stopped_mover_fails_what_waits_and_what_comes(mover, place):
+async def test_stopped_mover_fails_what_waits_and_what_comes(place):
+    told = []
+    mover = Mover(place, timeout_s=30.0, max_moves=3, note_waiting=told.append)
     place.there = False
     first, second, third = tickets(3)
     mover.lost([first], GONE)
+    assert told[-1] == 1
     mover.stop(ServerDraining("over"))
+    assert told[-1] == 0
     mover.lost([second], GONE)
     assert all(isinstance(ticket.stream._failure, ServerDraining) for ticket in (first, second))
     with pytest.raises(ServerDraining):

@@ -197,7 +197,7 @@ class Client:
 
 class World:
     def __init__(self, rng, clock, metrics):
-        self.rng, self.clock = rng, clock
+        self.rng, self.clock, self.metrics = rng, clock, metrics
         num_engines = rng.randrange(1, 5)
         self.pool = pool.EnginePool(
             [f"127.0.0.1:{port}" for port in range(1, num_engines + 1)],
@@ -220,6 +220,7 @@ class World:
             engine.tick(self.rng)
         for _ in range(6):
             await asyncio.sleep(0)  # timers of the mover, readers
+        assert self.metrics.num_without_engine == self.pool.num_waiting
 
     def submit(self):
         rng, now_s = self.rng, time.monotonic()
@@ -287,6 +288,12 @@ def clock(monkeypatch):
 
 class NoMetrics:
     """Engines without series."""
+
+    def __init__(self):
+        self.num_without_engine = 0
+
+    def note_without_engine(self, num_requests):
+        self.num_without_engine = num_requests
 
     def engine(self):
         return SimpleNamespace(engine="0", count_lost=lambda num_requests: None)

@@ -18,7 +18,7 @@ class Cluster:
     """Engines that come back at once, and get requests in turn."""
 
     def __init__(self, num_engines, num_requests, poison=()):
-        self.mover = Mover(self.place, timeout_s=1000.0, max_moves=3)
+        self.mover = Mover(self.place, timeout_s=1000.0, max_moves=3, note_waiting=lambda _: None)
         self.engines = [[] for _ in range(num_engines)]
         self.tickets = []
         for _ in range(num_requests):

@@ -42,6 +42,7 @@ async def settled(frontend, num_requests):
         assert samples["chairlift:prompt_tokens_total", LABELS] == 4 * num_requests
         assert samples["chairlift:request_prompt_tokens_sum", LABELS] == 4 * num_requests
         assert samples["chairlift:frontend_queue_requests", ()] == 0
+        assert samples["chairlift:requests_without_engine", ()] == 0
         assert samples["chairlift:engine_up", (("engine", "0"),)] == 1
         for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_prompt_tokens"):
             buckets = [
