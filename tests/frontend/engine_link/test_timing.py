@@ -88,14 +88,13 @@ async def test_every_answer_has_a_whole_account(make_pair, text_request, stop, r
         assert finished.reason == reason
         account = finished.timing
         check_sum(account)
-        queued_us, prefill_us, decode_us, parked_us, tokenized_us = microseconds(
-            account, "queued", "prefill", "decode", "parked", "tokenized"
+        queued_us, prefill_us, decode_us, tokenized_us = microseconds(
+            account, "queued", "prefill", "decode", "tokenized"
         )
         assert prefill_us == 2000  # what FakeEngine says
         assert queued_us >= 1000
         assert decode_us >= 1000  # at least one more step
         assert tokenized_us > 0
-        assert parked_us < decode_us
 
 
 async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_that(make_pair, text_request):
@@ -138,7 +137,6 @@ async def test_answer_that_lies_ready_is_parked_until_it_is_taken(make_pair, tex
         finished = finished_of([message async for message in messages])[0]
     check_sum(finished.timing)
     assert microseconds(finished.timing, "parked")[0] >= 47_000  # as above
-    assert microseconds(finished.timing, "decode")[0] < 49_000
 
 
 async def test_engines_own_account_counts(make_pair, text_request):
@@ -172,7 +170,8 @@ async def test_stop_text_knows_of_the_pauses_before_it(make_pair, text_request):
     engine.rewrite_step = rewrite
     pair = await make_pair(engine=engine)
     stub = pair.stub()
-    (finished,) = finished_of(await collect(stub.StreamGenerate(text_request("abcdef", stop_texts=["d"]))))
+    request = text_request("abcdef", stop_texts=["d"], ignore_end_token=True, max_tokens=4000)
+    (finished,) = finished_of(await collect(stub.StreamGenerate(request)))
     check_sum(finished.timing)
     assert microseconds(finished.timing, "preempted") == [5000]
     assert finished.timing.num_preemptions == 1
