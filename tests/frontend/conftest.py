@@ -1,6 +1,7 @@
 """The pair for tests: a FakeEngine and a real frontend in front of it, joined by real channels on one event loop."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,26 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.testing.fake_engine import FakeEngine
+
+
+@pytest.fixture
+def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """skip(seconds) lets time pass at once, for all that reads the clock here, the event loop too; gRPC has its own.
+
+    To be asked for before what it is for, so that it outlives that. After more than --stall-timeout what is just being
+    written counts as stalled.
+    """
+    clock, skipped_s = time.monotonic, 0.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal skipped_s
+        skipped_s += seconds
+
+    def monotonic() -> float:
+        return clock() + skipped_s
+
+    monkeypatch.setattr(time, "monotonic", monotonic)
+    return pass_by
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """One frontend before several FakeEngines that come and go."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -87,24 +86,6 @@ class World:
         await self.app.stop()
         for engine in self.engines.values():
             await engine.kill()
-
-
-@pytest.fixture
-def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """skip(seconds) lets time pass at once, for all that reads the clock here, the event loop included; gRPC's own
-    deadlines are not. To be asked for before the world, so that it outlives it.
-    """
-    clock, skipped_s = time.monotonic, 0.0
-
-    def pass_by(seconds: float) -> None:
-        nonlocal skipped_s
-        skipped_s += seconds
-
-    def monotonic() -> float:
-        return clock() + skipped_s
-
-    monkeypatch.setattr(time, "monotonic", monotonic)
-    return pass_by
 
 
 MakeWorld = Callable[..., Awaitable[World]]

@@ -134,11 +134,11 @@ async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_wo
 
 async def test_give_ups_end_with_the_timeout_of_nobody(skip, make_world, read, ids):
     """An engine that took it has kept its promise for a while: waiting begins anew."""
-    world = await make_world(1, make_engine=paused_engine, failover_timeout_s=30.0)
+    world = await make_world(1, make_engine=paused_engine, failover_timeout_s=10.0)
     reading = read(world, TEXT)
     for _ in range(2):
         await world.held()
-        skip(31.0)  # the time that must not count
+        skip(11.0)  # the time that must not count
         await world.kill(0)
         await world.start(0)
     world.engines[0].resume()
