@@ -80,54 +80,67 @@ async def test_loading_engine_takes_no_requests(make_pair, text_request):
 
 
 async def test_engine_that_dies_ends_every_stream_at_once_where_nothing_may_wait(make_pair, text_request):
-    pair = await make_pair(failover_timeout_s=0)
+    pair = await make_pair(failover_timeout_s=0, heartbeat_timeout_s=600.0)  # which nobody waits for
     pair.engine.pause()
     stub = pair.stub()
     calls = [asyncio.create_task(failure(stub.StreamGenerate(text_request(str(n))))) for n in range(100)]
     await pair.engine.wait_for(lambda: pair.engine.num_open == 100)
-    loop = asyncio.get_running_loop()
-    died_at = loop.time()
     await pair.engine.kill()
-    errors = await asyncio.wait_for(asyncio.gather(*calls), 10)
-    assert loop.time() - died_at < 2
+    errors = await asyncio.gather(*calls)
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
     assert {details(error)[0] for error in errors} == {"ENGINE_UNAVAILABLE"}
     await pair.app.calls.wait_idle()
     assert pair.app.admission.num_requests == 0
 
 
-async def test_silent_engine_counts_as_gone(make_pair, text_request):
-    pair = await make_pair(heartbeat_timeout_s=2.0, failover_timeout_s=0)
+HEARTBEAT_TIMEOUT_S = 40.0
+CHECK_S = HEARTBEAT_TIMEOUT_S / 4
+
+
+async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplog):
+    pair = await make_pair(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, failover_timeout_s=0)
     pair.engine.pause()
     call = pair.stub().StreamGenerate(text_request("abc"))
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
-    loop = asyncio.get_running_loop()
-    silent_at = loop.time()
     pair.engine.stall()
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert 1.5 < loop.time() - silent_at < 4.5
+
+    async def one_check():
+        skip(CHECK_S)
+        for _ in range(5):  # turns of the loop: its timer, and who sleeps
+            await asyncio.sleep(0)
+
+    for _ in range(3):
+        await one_check()
+    assert pair.app.engines.serving
+    while "lost the engine" not in caplog.text:
+        await one_check()
+    assert "no message for 40 s" in caplog.text
+    assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_heartbeats_alone_keep_a_slow_engine(make_pair, text_request):
-    pair = await make_pair(heartbeat_timeout_s=2.0)
+async def test_heartbeats_alone_keep_a_slow_engine(skip, make_pair, text_request, caplog):
+    pair = await make_pair(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
+    (client,) = pair.app.engines._clients.values()
     pair.engine.pause()
     call = pair.stub().StreamGenerate(text_request("abc"))
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
-    done, _ = await asyncio.wait([asyncio.ensure_future(call.code())], timeout=3.0)
-    assert not done
+    for _ in range(12):
+        num_messages = client._num_messages
+        skip(CHECK_S)
+        while client._num_messages == num_messages:
+            await asyncio.sleep(0)
+    assert "lost the engine" not in caplog.text
     pair.engine.resume()
     assert [message async for message in call][-1].HasField("finished")
 
 
-async def test_restarted_engine_is_a_new_one(make_pair, text_request, tmp_path):
-    address = f"unix:{tmp_path}/engine.sock"
-    pair = await make_pair(engine=FakeEngine(address=address))
+async def test_restarted_engine_is_a_new_one(make_pair, text_request, engine_address):
+    pair = await make_pair(engine=FakeEngine(address=engine_address))
     instance = pair.app.engines.attachment().instance_id
     await pair.engine.kill()
     while pair.app.engines.serving:
         await asyncio.sleep(0)
-    pair.engine = FakeEngine(address=address)
+    pair.engine = FakeEngine(address=engine_address)
     await pair.engine.start()
     await pair.app.wait_serving(10)
     assert pair.app.engines.attachment().instance_id != instance
@@ -135,15 +148,14 @@ async def test_restarted_engine_is_a_new_one(make_pair, text_request, tmp_path):
     assert pair.engine.num_tokenizer_fetches == 0  # the same files: nothing to fetch
 
 
-async def test_another_tokenizer_is_fetched_again(make_pair, text_request, tmp_path):
-    address = f"unix:{tmp_path}/engine.sock"
-    pair = await make_pair(engine=FakeEngine(address=address))
+async def test_another_tokenizer_is_fetched_again(make_pair, text_request, engine_address):
+    pair = await make_pair(engine=FakeEngine(address=engine_address))
     assert (await pair.stub().GetModel(pb.GetModelRequest())).has_chat_template
     await pair.engine.kill()
     while pair.app.engines.serving:
         await asyncio.sleep(0)
     files = {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}
-    pair.engine = FakeEngine(address=address, files=files)
+    pair.engine = FakeEngine(address=engine_address, files=files)
     await pair.engine.start()
     await pair.app.wait_serving(10)
     assert not (await pair.stub().GetModel(pb.GetModelRequest())).has_chat_template
@@ -203,14 +215,14 @@ async def test_hello_says_who_we_are(pair):
     assert len(hello.frontend_id) == 32
 
 
-async def test_own_tokenizer_of_another_model_is_refused_not_served(make_pair, tmp_path, caplog):
+async def test_own_tokenizer_of_another_model_is_refused_not_served(make_pair, tmp_path, engine_address, caplog):
     files = byte_tokenizer_files()
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    pair = await make_pair(tokenizer=tmp_path)
+    pair = await make_pair(engine=FakeEngine(address=engine_address), tokenizer=tmp_path)
     assert pair.engine.num_tokenizer_fetches == 0  # the same model: its own files are enough
     await pair.engine.kill()
-    other = FakeEngine(address=pair.engine.address, files={"tokenizer.json": files["tokenizer.json"]})
+    other = FakeEngine(address=engine_address, files={"tokenizer.json": files["tokenizer.json"]})
     with caplog.at_level(logging.WARNING):
         await other.start()
         await other.wait_for(lambda: len(other.hellos) >= 2)  # refused, and tried again
@@ -237,6 +249,7 @@ class LoadingEngine(FakeEngine):
 
 async def test_loading_engine_is_tried_often_and_logged_once(make_pair, caplog, monkeypatch):
     monkeypatch.setattr("frontend.engine_link.client.random.uniform", lambda low, high: 0.01)
+    monkeypatch.setattr("frontend.engine_link.away._PROGRESS_LOG_S", 1000.0)
     with caplog.at_level(logging.DEBUG, "frontend.engine_link.client"):
         pair = await make_pair(engine=LoadingEngine(), wait=False)
         await pair.engine.wait_for(lambda: len(pair.engine.hellos) >= 8)
@@ -251,6 +264,7 @@ async def test_loading_engine_is_tried_often_and_logged_once(make_pair, caplog, 
 async def test_progress_of_a_loading_engine_is_logged_now_and_then(make_pair, caplog, monkeypatch):
     """Also what was heard of before, but too soon to be said."""
     monkeypatch.setattr("frontend.engine_link.client.random.uniform", lambda low, high: 0.01)
+    monkeypatch.setattr("frontend.engine_link.away._PROGRESS_LOG_S", 1000.0)
     engine = LoadingEngine()
 
     def said(words):
@@ -283,7 +297,8 @@ async def test_pauses_stay_short_until_an_engine_has_been_there_and_while_it_loa
     monkeypatch.setattr("frontend.engine_link.client.random.uniform", lambda low, high: high)
     pair = await make_pair(engine=LoadingEngine(), wait=False, log_stats_interval_s=0.0)  # whose pauses are not meant
     monkeypatch.setattr("frontend.engine_link.client.asyncio.sleep", short_sleep)
-    await pair.engine.wait_for(lambda: len(pair.engine.hellos) >= 6)
+    num_hellos = len(pair.engine.hellos)
+    await pair.engine.wait_for(lambda: len(pair.engine.hellos) >= num_hellos + 6)
     assert max(pauses) == 0.25
 
 
