@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
+from tests.ports import held_port
+
 # Says that it runs, and when it is asked to end.
 ENGINE = """
 import signal, sys
@@ -100,10 +102,10 @@ def listen() -> Iterator[Callable[[str], Other]]:
 
 
 @pytest.fixture
-def address() -> str:
+def address() -> Iterator[str]:
     """Where nobody listens yet."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    with held_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 def test_engine_serves_while_the_other_one_loads_then_drains_and_stands_by(

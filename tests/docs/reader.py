@@ -7,12 +7,11 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from engine.demo import MODEL_DIR
 from frontend.client import ChairliftClient
 from tests.docs.pages import ROOT, Command, all_commands
 from tests.docs.proofs import Proof, proof_of
+from tests.ports import held_port
 
 COPIED = ("Makefile", "pyproject.toml", "compose.yaml", ".env.example", "deploy", "docs/clients", "protos")
 START_TIMEOUT_S = 240.0  # a first start compiles the CPU kernels
@@ -161,12 +161,21 @@ class Reader:
     @contextmanager
     def serve(self, command: Command) -> Iterator[Server]:
         """Starts a command that serves, on ports of its own; in the end nothing is left of it."""
-        own = {port: str(free_port()) for port in re.findall(r"--(?:http-)?port (\d+)", command.text)}
-        defaults = {name: str(free_port()) for name in ("PORT", "HTTP_PORT", "ENGINE_PORT")}
+        with ExitStack() as held:
+            own = {
+                port: str(held.enter_context(held_port()))
+                for port in re.findall(r"--(?:http-)?port (\d+)", command.text)
+            }
+            defaults = {name: str(held.enter_context(held_port())) for name in ("PORT", "HTTP_PORT", "ENGINE_PORT")}
+            with self._served(command, own, defaults) as server:
+                yield server
+
+    @contextmanager
+    def _served(self, command: Command, own: Mapping[str, str], defaults: Mapping[str, str]) -> Iterator[Server]:
         environment = self.environment(command.setup) | {f"CHAIRLIFT_{name}": port for name, port in defaults.items()}
         if "50052" in self.ports:
             environment["CHAIRLIFT_ENGINE"] = f"127.0.0.1:{self.ports['50052']}"
-        log = self.folder / f"served-{free_port()}.log"
+        log = self.folder / f"served-{defaults['PORT']}.log"
         with log.open("w") as output:
             process = subprocess.Popen(
                 ["bash", "-c", "exec " + self.translate(re.sub(r"\s*&\s*(#.*)?$", "", command.text), own)],
@@ -194,12 +203,6 @@ def neighbour(command: Command, pattern: str) -> Command:
 def find(pattern: str) -> Command:
     """The first command of all pages that begins so."""
     return next(command for command in all_commands() if re.match(pattern, command.plain))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_traces(folder: Path) -> None:

@@ -4,10 +4,9 @@ import asyncio
 import json
 import math
 import shutil
-import socket
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.testing.fake_engine import FakeEngine
+from tests.ports import held_port
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus, a package of Debian's")
 
@@ -71,7 +71,13 @@ async def frontend() -> AsyncIterator[FrontendApp]:
 
 
 @pytest.fixture
-async def prometheus(frontend: FrontendApp, monitoring: Path, tmp_path: Path) -> AsyncIterator[Ask]:
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
+@pytest.fixture
+async def prometheus(frontend: FrontendApp, monitoring: Path, tmp_path: Path, port: int) -> AsyncIterator[Ask]:
     """ask(path, **parameters): the data of Prometheus' answer."""
     config = yaml.safe_load((monitoring / "prometheus" / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
@@ -82,8 +88,7 @@ async def prometheus(frontend: FrontendApp, monitoring: Path, tmp_path: Path) ->
     (tmp_path / "api-key").write_text(KEY)
     (tmp_path / "alerts.yml").write_text((monitoring / "prometheus" / "alerts.yml").read_text())
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{port}"
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             "prometheus", "--config.file=prometheus.yml", f"--web.listen-address={address}", "--storage.tsdb.path=data",

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from loadgen.record import RunData
 from loadgen.target.base import TargetSpec
 from loadgen.testing import synthetic_run
 from loadgen.trace.schema import Trace
+from tests.ports import held_port
 
 TARGETS = ("--target-a", "grpc://127.0.0.1:1", "--target-b", "http://127.0.0.1:2/v1")
 VALID = Verdict("VALID", ())
@@ -161,11 +162,14 @@ def test_a_dry_run_plays_nothing(fake: Fake, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Path:
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
+@pytest.fixture
+def servers(tmp_path: Path, port: int) -> Path:
     """Two servers that listen and do nothing else; the second one says so."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = tmp_path / "server.py"
     script.write_text(
         "import signal, socket, sys\n"
@@ -212,14 +216,13 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words(
     assert Path("out/a-1/run.json").exists()
 
 
-def test_sigterm_stops_the_server_too(fake: Fake, servers: Path) -> None:
+def test_sigterm_stops_the_server_too(fake: Fake, servers: Path, port: int) -> None:
     fake.hook = lambda: os.kill(os.getpid(), signal.SIGTERM)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as caught:
         ab("--servers", str(servers))
     assert caught.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
-    port = int(servers.read_text().partition("127.0.0.1:")[2].partition('"')[0])
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 
 from loadgen.comparison.servers import ServerSpec, read_servers, running
 from loadgen.errors import OptionError, TargetError
+from tests.ports import held_port
 
 LISTEN = """
 import os, signal, socket, sys, time
-listener = socket.socket(); listener.bind(("127.0.0.1", int(os.environ["PORT"])))
+listener = socket.socket(); listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", int(os.environ["PORT"])))
 print("listening in", os.getcwd(), flush=True)
 listener.listen()
 """
@@ -25,10 +28,9 @@ FOR_EVER = "signal.pause()"
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
 
 
 def server(port: int, script: str, **changes: object) -> ServerSpec:
@@ -67,11 +69,8 @@ def test_it_is_gone_after_an_error_inside(port: int, tmp_path: Path) -> None:
 
 
 def test_it_can_be_started_again_at_once(port: int, tmp_path: Path) -> None:
-    reusing = LISTEN.replace(
-        "listener.bind", "listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); listener.bind"
-    )
     for turn in range(2):
-        with running(server(port, reusing + FOR_EVER), tmp_path / f"log{turn}"):
+        with running(server(port, LISTEN + FOR_EVER), tmp_path / f"log{turn}"):
             assert answers(port)
 
 
@@ -135,14 +134,12 @@ def test_one_that_is_never_ready_is_given_up_and_killed(
 
 
 def test_another_server_in_its_place_is_refused(port: int, tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", port))
-        other.listen()
-        with (
-            pytest.raises(TargetError, match=r"something answers at .* before the server was started; stop it first"),
-            running(server(port, FOR_EVER), tmp_path / "log"),
-        ):
-            pytest.fail("it is not ours")
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(TargetError, match=r"something answers at .* before the server was started; stop it first"),
+        running(server(port, FOR_EVER), tmp_path / "log"),
+    ):
+        pytest.fail("it is not ours")
 
 
 def test_a_command_that_does_not_exist_is_named(port: int, tmp_path: Path) -> None:

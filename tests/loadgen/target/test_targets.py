@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import socket
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Target, TargetSpec
 from loadgen.target.open import open_target
+from tests.ports import held_port
 
 SERVED = ["grpc", "completions", "chat"]
 QUICK = MockBehaviour(ttft_s=0.0, itl_s=0.0)
@@ -283,10 +285,9 @@ class opened:  # noqa: N801 - reads as the function it stands for
 
 
 @pytest.fixture
-def unused_address() -> str:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        return address_of(reserved)
+def unused_address() -> Iterator[str]:
+    with held_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 def address_of(listener: socket.socket) -> str:
