@@ -56,7 +56,8 @@ async def test_a_busy_loop_shows_as_lag_and_as_cpu() -> None:
     assert len(lags_ms) >= 120
     assert lags_ms.max() >= 985
     assert np.sort(lags_ms)[-90] >= 90  # not one tick is late but all that were due meanwhile
-    assert made.cpu_shares()[0] >= burnt_s / (time.monotonic() - begun_s)  # on a busy machine less than a core
+    # The work is in one of the seconds, whole; on a busy machine it was less than a core's.
+    assert made.cpu_shares().max() >= burnt_s / (time.monotonic() - begun_s)
 
 
 async def test_a_start_in_the_future_is_waited_for() -> None:

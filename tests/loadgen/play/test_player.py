@@ -131,7 +131,15 @@ async def test_ten_thousand_arrivals_are_sent_on_time_and_do_not_drift() -> None
 
 
 async def test_a_slow_server_does_not_slow_its_own_load_down() -> None:
-    stage = Stage(after(1.0), [0.002 * index for index in range(50)])
+    all_here = asyncio.Event()
+
+    async def answer(prepared: int, sink: Sink) -> None:
+        if prepared == 49:
+            all_here.set()
+        await all_here.wait()
+        sink.tokens(1)
+
+    stage = Stage(answer, [0.002 * index for index in range(50)])
     requests = await stage.play()
     assert stage.target.max_open == 50
     assert set(stage.statuses()) == {Status.OK}
@@ -165,19 +173,23 @@ async def test_overflow_can_be_dropped() -> None:
     gate = asyncio.Event()
 
     async def answer(prepared: int, sink: Sink) -> None:
-        if prepared == 4:
-            sink.tokens(1)
-            return
-        await gate.wait()
+        if prepared < 4:
+            await gate.wait()
         sink.tokens(1)
 
-    async def open_gate() -> None:
-        while stage.requests["status"][3] != Status.DROPPED:
-            await asyncio.sleep(0.001)
-        gate.set()
+    async def sleep(delay_s: float) -> None:
+        nonlocal now_ns
+        if delay_s:  # until the last one is due: the first two end meanwhile
+            gate.set()
+            while not (stage.requests["status"][:2] == Status.OK).all():
+                await asyncio.sleep(0)
+        now_ns += round(delay_s * 1e9) + 1000
+        await asyncio.sleep(0)
 
-    stage = Stage(answer, [0.0, 0.0, 0.0, 0.0, 0.5], max_concurrency=2, overflow="drop")
-    requests, _ = await asyncio.gather(stage.play(), open_gate())
+    now_ns = 0
+    pacer, due_s = Pacer(lambda: now_ns, sleep), [0.0, 0.0, 0.0, 0.0, 0.5]
+    stage = Stage(answer, due_s, pacer=pacer, clock=lambda: now_ns, max_concurrency=2, overflow="drop")
+    requests = await stage.play(start_ns=0)
     assert stage.statuses() == [Status.OK, Status.OK, Status.DROPPED, Status.DROPPED, Status.OK]
     assert stage.target.sent == [0, 1, 4]
     assert requests["sent_ns"][2:4].tolist() == [ABSENT, ABSENT]
@@ -282,19 +294,29 @@ async def test_every_kind_of_end_is_told_apart() -> None:
 
 
 async def test_later_requests_are_made_in_the_idle_time_before_they_are_due() -> None:
-    made_at_ns: dict[int, int] = {}
+    made: list[int] = []
 
     def make(index: int) -> int:
-        made_at_ns[index] = time.monotonic_ns()
+        made.append(index)
         return index
 
-    stage = Stage(at_once, [0.0, 0.1, 0.2, 0.3, 0.4], budget=1, make=make)
-    assert list(made_at_ns) == [0]
-    start_ns = time.monotonic_ns()
-    requests = await stage.play(start_ns)
+    async def sleep(delay_s: float) -> None:
+        nonlocal now_ns
+        if delay_s:  # until the next one is due: a tenth of a second in which it is made, or the test never ends
+            while len(made) <= len(stage.target.sent):
+                await asyncio.sleep(0)
+            now_ns += round(delay_s * 1e9)
+        now_ns += 1000
+        await asyncio.sleep(0)
+
+    now_ns = 0
+    pacer, due_s = Pacer(lambda: now_ns, sleep), [0.0, 0.1, 0.2, 0.3, 0.4]
+    stage = Stage(at_once, due_s, pacer=pacer, clock=lambda: now_ns, budget=1, make=make)
+    assert made == [0]
+    async with asyncio.timeout(30):
+        await stage.play(start_ns=0)
     assert set(stage.statuses()) == {Status.OK}
-    for index in range(1, 5):
-        assert made_at_ns[index] - start_ns < requests["sent_ns"][index] - 1_000_000  # not when it was wanted
+    assert made == stage.target.sent == [0, 1, 2, 3, 4]
 
 
 async def test_a_busy_answer_delays_others_visibly() -> None:
