@@ -10,6 +10,7 @@ from grpc_status import rpc_status
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.engine_link.away import EngineLostError
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine, rejection
 
@@ -109,12 +110,16 @@ async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplo
         for _ in range(5):  # turns of the loop: its timer, and who sleeps
             await asyncio.sleep(0)
 
+    (client,) = pair.app.engines._clients.values()
+    watch = asyncio.create_task(client._watch())  # as the one that takes the stream down, which takes a while
+    await asyncio.sleep(0)
     for _ in range(3):
         await one_check()
-    assert pair.app.engines.serving
-    while "lost the engine" not in caplog.text:
+    assert not watch.done()
+    while not (watch.done() and "lost the engine" in caplog.text):
         await one_check()
     assert "no message for 40 s" in caplog.text
+    assert isinstance(watch.exception(), EngineLostError)
     assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
 
 
