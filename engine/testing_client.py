@@ -100,7 +100,8 @@ class AttachClient:
 
         Args:
             address: of the engine.
-            acks: whether to acknowledge every StepResult at once.
+            acks: whether to acknowledge every StepResult at once. Who wants to read to the end of a stream that the
+                engine ends must not: if a write comes too late, what is not read yet is lost (see `LINGER_S`).
             hello: instead of a matching one.
         Raises: grpc.aio.AioRpcError: the engine refuses.
         """
@@ -178,6 +179,14 @@ class AttachClient:
         """Takes in messages until these requests have ended."""
         await self.until(lambda: all(self.received[handle].has_ended for handle in handles))
         return [self.received[handle] for handle in handles]
+
+    async def until_read(self) -> None:
+        """Takes in messages until the engine has read every command sent so far, whatever its step loop does.
+
+        A request with the handle 0 is refused by whoever reads the stream, when its turn comes.
+        """
+        await self.submit(submission(0, [1]))
+        await self.ended(0)
 
     async def generate(self, *submissions: pb.Submission) -> list[Received]:
         """Submits requests and waits for all of them."""

@@ -52,7 +52,7 @@ async def test_every_request_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
     engine = run_engine(fake_engine_parts(model=FakeModel(end_probability=0.0), on_step=on_step))
     server = await engine.__aenter__()
-    async with AttachClient.open(server.address) as client:
+    async with AttachClient.open(server.address, acks=False) as client:
         answers = await client.generate(submission(1, [1], 30), submission(2, [2], 30))
         with pytest.raises(EOFError):
             await client.until(lambda: False)

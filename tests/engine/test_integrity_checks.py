@@ -113,8 +113,9 @@ async def test_every_request_and_every_frontend_is_told(caplog: pytest.LogCaptur
     parts = fake_engine_parts(model=MODEL)
     engine = run_engine(parts, integrity_check_interval_s=0.001)
     server = await engine.__aenter__()
-    async with AttachClient.open(server.address) as client:
+    async with AttachClient.open(server.address, acks=False) as client:
         await client.submit(submission(1, [1], 30, token_credit=5))
+        await client.until(lambda: len(client.received[1].token_ids) == 5)  # from here on it is parked
         await client.until(lambda: any(status.load.integrity_checks_total for status in client.statuses))
         parts.scheduler._waiting.num_tokens += 1
         (answer,) = await client.ended(1)

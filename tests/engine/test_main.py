@@ -55,9 +55,12 @@ async def test_it_serves_a_model_drains_and_exits_with_zero(tmp_path: Path, mode
             (alone,) = await client.generate(submission(99, prompts[7], 24, stops=ignoring_end))
             assert {len(answer.token_ids) for answer in together} == {24}
             assert alone.token_ids == together[6].token_ids
-            await client.submit(submission(1, [5], 500, stops=ignoring_end))
+        async with AttachClient.open(process.address, acks=False) as client:
+            await client.submit(submission(1, [5], 500, stops=ignoring_end, token_credit=1))
             await client.until(lambda: client.received[1].token_ids)
             process.signal(signal.SIGTERM)
+            await client.until(lambda: client.drains)
+            await client.grant(1, 499)
             (last,) = await client.ended(1)
             assert len(last.token_ids) == 500
             assert [notice.grace.seconds for notice in client.drains] == [30]

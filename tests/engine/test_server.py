@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -21,21 +22,26 @@ ENDLESS = FakeModel(end_probability=0.0)
 
 
 class Gate:
-    """Holds the step loop before a step until it is opened."""
+    """Holds the step loop in a step until it is opened."""
 
     def __init__(self) -> None:
         self._is_open = threading.Event()
-        self.has_step = threading.Event()
+        self._holds = threading.Event()
 
     def __call__(self, plan: SchedulerOutput) -> None:
-        self.has_step.set()
-        assert self._is_open.wait(30)
+        if not self._is_open.is_set():
+            self._holds.set()
+            assert self._is_open.wait(30)
+
+    async def holds(self) -> None:
+        """Waits until a step has come, and cannot go on."""
+        assert await asyncio.to_thread(self._holds.wait, 30)
 
     def open(self) -> None:
         self._is_open.set()
 
     def close(self) -> None:
-        self.has_step.clear()
+        self._holds.clear()  # first: a step that comes between the two passes, and is not held
         self._is_open.clear()
 
 
@@ -50,7 +56,7 @@ async def held_engine() -> AsyncIterator[tuple[AttachClient, Gate]]:
         stack.callback(gate.open)
         async with AttachClient.open(server.address) as client:
             await client.submit(submission(1, [1], 2))
-            await asyncio.to_thread(gate.has_step.wait)
+            await gate.holds()
             yield client, gate
 
 
@@ -181,7 +187,12 @@ async def test_requests_of_a_stream_that_ends_are_cancelled(server: RunningEngin
     async with AttachClient.open(server.address) as leaver:
         await leaver.submit(*(submission(handle, [1], 200, token_credit=2) for handle in range(1, 9)))
         await leaver.until(lambda: all(len(leaver.received[handle].token_ids) == 2 for handle in range(1, 9)))
-    await client.until(lambda: client.statuses and client.statuses[-1].load.num_running == 0)
+
+    def is_over() -> bool:
+        load = client.statuses[-1].load if client.statuses else pb.LoadStats()
+        return load.num_generated_tokens_total == 16 and load.num_running == 0
+
+    await client.until(is_over)
     assert client.statuses[-1].load.num_free_blocks == client.welcome.info.num_kv_blocks
 
 
@@ -250,14 +261,17 @@ async def test_a_request_without_credit_is_parked_until_it_gets_some(client: Att
     assert len(answer.token_ids) == 10
 
 
-async def test_deadlines_expire_running_and_parked(client: AttachClient) -> None:
-    running, parked = await client.generate(
-        submission(1, [1] * 8, 248, remaining_ms=0), submission(2, [2], 200, token_credit=3, remaining_ms=120)
+async def test_deadlines_expire_waiting_and_parked(server: RunningEngine, client: AttachClient) -> None:
+    await client.submit(
+        submission(1, [1] * 8, 248, remaining_ms=0), submission(2, [2], 200, token_credit=3, remaining_ms=900_000)
     )
-    for answer in (running, parked):
+    await client.until(lambda: len(client.received[2].token_ids) == 3)
+    server.engine._loop._clock = lambda: time.monotonic() + 1000.0
+    waiting, parked = await client.ended(1, 2)
+    for answer in (waiting, parked):
         assert answer.completion is not None
         assert answer.completion.reason == pb.COMPLETION_REASON_DEADLINE
-    assert len(parked.token_ids) == 3
+    assert (len(waiting.token_ids), len(parked.token_ids)) == (0, 3)
 
 
 async def test_bad_submissions_are_rejected_one_by_one(client: AttachClient) -> None:
@@ -320,18 +334,17 @@ async def test_heartbeats_move_while_idle_and_stand_still_with_the_loop() -> Non
         server = await stack.enter_async_context(run_engine(fake_engine_parts(model=ENDLESS, on_step=gate)))
         stack.callback(gate.open)
         async with AttachClient.open(server.address) as client:
-            await client.until(lambda: len(client.statuses) >= 3)
+            await client.until(lambda: len({status.loop_turns for status in client.statuses}) >= 3)
             turns = [status.loop_turns for status in client.statuses]
-            assert turns == sorted(set(turns))
+            assert turns == sorted(turns)
             assert {status.engine_step for status in client.statuses} == {0}
             await client.generate(submission(1, [1], 9))
-            await client.next()
             gate.close()
             await client.submit(submission(1, [1], 9))
-            await asyncio.to_thread(gate.has_step.wait)
-            client.statuses.clear()
-            await client.until(lambda: len(client.statuses) >= 4)
-            assert len({status.loop_turns for status in client.statuses[1:]}) == 1
+            await gate.holds()
+            held_turns = server.engine.num_turns
+            await client.until(lambda: [status.loop_turns for status in client.statuses].count(held_turns) >= 3)
+            assert client.statuses[-1].loop_turns == server.engine.num_turns == held_turns
             gate.open()
             await client.ended(1)
             assert client.steps[-1].engine_step > 9
@@ -356,7 +369,7 @@ async def test_a_failed_step_ends_every_request_and_the_engine() -> None:
 
     engine = run_engine(fake_engine_parts(model=ENDLESS, on_step=on_step))
     server = await engine.__aenter__()
-    async with AttachClient.open(server.address) as client:
+    async with AttachClient.open(server.address, acks=False) as client:
         answers = await client.generate(submission(1, [1], 30), submission(2, [2], 30))
         with pytest.raises(EOFError):
             await client.until(lambda: False)
@@ -374,12 +387,12 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(run_engine(fake_engine_parts(model=ENDLESS, on_step=gate)))
         stack.callback(gate.open)
-        async with AttachClient.open(server.address) as client:
+        async with AttachClient.open(server.address, acks=False) as client:
             await client.submit(submission(1, [1], 50))
-            await asyncio.to_thread(gate.has_step.wait)
+            await gate.holds()
             server.engine.drain(20.0)
             await client.submit(submission(2, [2], 5))
-            await asyncio.to_thread(gate.has_step.wait)
+            await client.until_read()
             gate.open()
             finished, refused = await client.ended(1, 2)
             with pytest.raises(EOFError, match="OK"):

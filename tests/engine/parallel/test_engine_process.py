@@ -55,9 +55,12 @@ async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) 
             (alone,) = await client.generate(submission(99, prompts[7], 24, stops=ignoring_end))
             assert {len(answer.token_ids) for answer in together} == {24}
             assert alone.token_ids == together[6].token_ids
-            await client.submit(submission(1, [5], 100, stops=ignoring_end))
+        async with AttachClient.open(engine.address, acks=False) as client:
+            await client.submit(submission(1, [5], 100, stops=ignoring_end, token_credit=1))
             await client.until(lambda: client.received[1].token_ids)
             engine.signal(signal.SIGTERM)
+            await client.until(lambda: client.drains)
+            await client.grant(1, 99)
             (last,) = await client.ended(1)
             assert len(last.token_ids) == 100
         assert await engine.ended() == 0
@@ -68,16 +71,17 @@ async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) 
 
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in a step", "idle"])
 async def test_a_killed_follower_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path, is_busy: bool) -> None:
-    async with two_ranks(tmp_path, "--model", model_dir) as engine:
+    async with two_ranks(tmp_path, "--model", model_dir, "--max-num-seqs", 1) as engine:
         follower = await follower_pid(engine)
         await engine.said("serving on unix:")
-        async with AttachClient.open(engine.address) as client:
-            if is_busy:
-                await client.submit(submission(1, [5], 500, stops=pb.TokenStops(ignore_end_token=True)))
+        async with AttachClient.open(engine.address, acks=False) as client:
+            if is_busy:  # for many seconds: one after the other
+                ignoring_end = pb.TokenStops(ignore_end_token=True)
+                await client.submit(*(submission(handle, [5], 500, stops=ignoring_end) for handle in range(1, 21)))
                 await client.until(lambda: client.received[1].token_ids)
             os.kill(follower, signal.SIGKILL)
             if is_busy:
-                (answer,) = await client.ended(1)
+                (answer,) = await client.ended(20)
                 assert answer.completion is not None
                 assert answer.completion.reason == pb.COMPLETION_REASON_ENGINE_ERROR
                 assert "was killed by SIGKILL" in answer.completion.detail

@@ -8,7 +8,6 @@ import queue
 import signal
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -150,8 +149,11 @@ def test_idleness_is_no_failure(start: Callable[..., Started]) -> None:
         started.failures.get(timeout=2.5)  # two ticks of the clock
 
 
-def test_an_error_waits_for_the_news_that_explain_it(start: Callable[..., Started]) -> None:
+def test_an_error_waits_for_the_news_that_explain_it(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A collective fails the moment its peer is gone; that the peer is gone is what people must read."""
+    monkeypatch.setattr("engine.parallel.followers._SETTLE_S", SOON_S)
     started = start(LOYAL)
     started.followers.wait_ready()
 
@@ -171,9 +173,7 @@ def test_a_follower_that_does_not_listen_is_killed(
     monkeypatch.setattr("engine.parallel.followers._FAREWELL_S", 0.2)
     started = start("channel.send(None); time.sleep(1000)")
     started.followers.wait_ready()
-    begun_s = time.monotonic()
     started.followers.close()
-    assert time.monotonic() - begun_s < 10
     assert not any(map(is_alive, started.followers.pids))
 
 
