@@ -8,6 +8,7 @@ sent, `stall`, `freeze` and `kill` say it all.
 # ruff: noqa: N802, ARG002 - names and arguments of the handlers are gRPC's
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +82,7 @@ class FakeEngine(EngineServiceServicer):
         self.files = byte_tokenizer_files() if files is None else files
         self.sha256 = files_sha256(self.files)
         self.state = state
-        self.instance_id = f"fake-{id(self):x}"
+        self.instance_id = f"fake-{uuid.uuid4().hex}"
         self.submissions: list[pb.Submission] = []
         self.cancels: list[tuple[int, int]] = []
         self.hellos: list[pb.Hello] = []

@@ -60,12 +60,16 @@ class Pair:
     async def idle(self) -> None:
         """Waits until nothing is left of any request, on either side."""
         async with asyncio.timeout(10):
-            await self.app.calls.wait_idle()
-            await self.engine.wait_for(lambda: self.engine.num_open == 0)
-            while self.app.engines.serving and self.session.num_open:
+            while not self._is_idle():  # again if a call that its client has long left comes only now
+                await self.app.calls.wait_idle()
+                await self.engine.wait_for(lambda: self.engine.num_open == 0)
                 await asyncio.sleep(0)
         assert self.app.admission.num_requests == 0
         assert self.app.admission.num_tokens == 0
+
+    def _is_idle(self) -> bool:
+        num_in_session = self.session.num_open if self.app.engines.serving else 0
+        return not (self.app.calls.num_active or self.engine.num_open or num_in_session)
 
 
 MakePair = Callable[..., Awaitable[Pair]]

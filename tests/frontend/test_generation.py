@@ -193,9 +193,9 @@ ENDLESS = {"max_tokens": 150_000, "ignore_end_token": True}
 
 
 async def parked(pair):
-    """Waits until the engine gets no more credit: the same number of steps twice, a while apart."""
+    """Waits until the engine gets no more credit: it has none, and the same number of steps twice, a while apart."""
     seen = -1
-    while seen != pair.engine.num_steps:
+    while seen != pair.engine.num_steps or not pair.engine.all_parked:
         seen = pair.engine.num_steps
         await asyncio.sleep(0.3)
 

@@ -62,7 +62,7 @@ async def test_signal_drains_all_workers_and_tells_the_sum(start, number):
     assert all(count > 1 for count in frontend.engine.command_counts)
     frontend.process.send_signal(number)
     while True:  # until both refuse what is new
-        refused = await asyncio.gather(*(_is_refused(frontend) for _ in range(10)))
+        refused = await asyncio.gather(*(_is_refused(frontend) for _ in range(NUM_REQUESTS)))
         if all(refused):
             break
     frontend.engine.resume()
