@@ -9,7 +9,7 @@ sent, `stall`, `freeze` and `kill` say it all.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,7 @@ class FakeEngine(EngineServiceServicer):
         self._work = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._defects: list[Exception] = []
         self._server: grpc.aio.Server | None = None
 
     # Life.
@@ -112,16 +113,31 @@ class FakeEngine(EngineServiceServicer):
         if not self.address.startswith("unix:"):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await self._server.start()
-        self._tasks = [asyncio.create_task(self._step_for_ever()), asyncio.create_task(self._beat_for_ever())]
+        self._tasks = [self._run(self._step_for_ever()), self._run(self._beat_for_ever())]
         return self.address
 
     async def kill(self) -> None:
-        """Goes away without a word: every stream breaks, the port is closed."""
+        """Goes away without a word: every stream breaks, the port is closed.
+
+        Raises:
+            Exception: what ended a part of it before: a frontend that broke the rules, a `rewrite_step` that failed.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(None)
+        if self._defects:
+            raise self._defects.pop()
+
+    def _run(self, part: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        def note_end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and isinstance(error := task.exception(), Exception):
+                self._defects.append(error)
+
+        task = asyncio.create_task(part)
+        task.add_done_callback(note_end)
+        return task
 
     def pause(self) -> None:
         """Makes no steps of its own any more; `step` makes one. Heartbeats go on."""
@@ -200,7 +216,7 @@ class FakeEngine(EngineServiceServicer):
         if hello.tokenizer_sha256 and hello.tokenizer_sha256 != self.sha256:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the frontend has another tokenizer")
         session = _Session(command_seq=first.command_seq)
-        reader = asyncio.create_task(self._read(session, request_iterator))
+        reader = self._run(self._read(session, request_iterator))
         # Before the Welcome: a frontend that has it may submit before this handler runs again.
         self._sessions.add(session)
         self._notify()

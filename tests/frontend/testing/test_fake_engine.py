@@ -1,0 +1,31 @@
+"""The fake tells of its own defects: else a test that waits for it would only run out of time."""
+
+import asyncio
+
+import pytest
+
+
+async def test_what_has_ended_a_part_of_it_is_raised_when_it_is_killed(pair, text_request):
+    def broken(step):
+        raise ZeroDivisionError
+
+    pair.engine.rewrite_step = broken
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    await asyncio.wait([pair.engine._tasks[0]])
+    call.cancel()
+    with pytest.raises(ZeroDivisionError):
+        await pair.engine.kill()
+    while pair.app.engines.serving:
+        await asyncio.sleep(0)
+
+
+async def test_command_that_breaks_the_rules_is_raised_when_it_is_killed(pair, text_request):
+    pair.session._outbox._command_seq += 1
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    while not pair.engine._defects:
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(AssertionError, match="a command is missing"):
+        await pair.engine.kill()
+    while pair.app.engines.serving:
+        await asyncio.sleep(0)
