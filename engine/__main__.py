@@ -61,10 +61,10 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
     step_log = StepLog(config.step_log) if config.step_log is not None else None
     service = EngineService(config.log_stats_interval_s)
     io = IoThread(service, config.address, on_failure=signals.stop)
-    io.start()
-    _log.info("listening on %s, loading", io.address)
     end = _ending(service, io, config)
     try:
+        io.start()
+        _log.info("listening on %s, loading", io.address)
         shown = terminal()
         startup = Startup(
             lambda detail: io.call(service.set_loading, detail),

@@ -61,9 +61,15 @@ class IoThread:
         self._loop.call_soon_threadsafe(lambda: self._run_call(lambda: function(*args, **kwargs)))
 
     def stop(self, grace_s: float) -> None:
-        """Lets streams send what they have for at most `grace_s`, then ends server and thread. May be called twice."""
-        with contextlib.suppress(RuntimeError):  # its loop is closed: it never started, failed, or was stopped
-            self.call(self._request_stop, grace_s)
+        """Lets streams send what they have for at most `grace_s`, then ends server and thread. May be called twice, and
+        after a `start` that was interrupted.
+        """
+        if self._thread.ident is None:
+            return
+        self._has_started.wait()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it never started, failed, or was stopped
+                self.call(self._request_stop, grace_s)
         self._thread.join()
 
     def _run_call(self, function: Callable[[], object]) -> None:

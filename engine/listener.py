@@ -94,25 +94,15 @@ def _bind(server: grpc.aio.Server, address: str) -> str:
 
 
 def _bind_unix_socket(server: grpc.aio.Server, path: Path) -> str:
-    """Binds a socket that only this user can reach.
-
-    A stale one is removed first; one that somebody listens on is not.
-    """
+    """Binds a socket that only this user can reach."""
     path = path.absolute()
     num_bytes = len(os.fsencode(path))
     if num_bytes > MAX_UDS_PATH_BYTES:
         raise ConfigError(f"--uds {path} has {num_bytes} bytes, the path of a socket at most {MAX_UDS_PATH_BYTES}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--uds {path}: the folder {path.parent} does not exist")
-    if path.exists():
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise ConfigError(f"--uds {path} exists and is not a socket")
-        try:
-            if _has_listener(path):
-                raise ConfigError(f"--uds {path}: another process listens on it")
-            path.unlink()
-        except OSError as error:
-            raise ConfigError(f"cannot listen on --uds {path}: {error.strerror}") from error
+    try:
+        _make_way(path)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on --uds {path}: {error.strerror}") from error
     previous_umask = os.umask(0o177)  # a chmod after bind would leave a gap
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -121,6 +111,23 @@ def _bind_unix_socket(server: grpc.aio.Server, path: Path) -> str:
     finally:
         os.umask(previous_umask)
     return f"unix:{path}"
+
+
+def _make_way(path: Path) -> None:
+    """Removes a stale socket; one that somebody listens on is left alone.
+
+    Raises:
+        ConfigError: no socket can be there.
+        OSError: the folder cannot be entered, or what is in the way can be neither dialled nor removed.
+    """
+    if not path.parent.is_dir():
+        raise ConfigError(f"--uds {path}: the folder {path.parent} does not exist")
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(f"--uds {path} exists and is not a socket")
+        if _has_listener(path):
+            raise ConfigError(f"--uds {path}: another process listens on it")
+        path.unlink()
 
 
 def _has_listener(path: Path) -> bool:

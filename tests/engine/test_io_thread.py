@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from engine.testing_process import run_main
+
 _DEFECT = """
 import logging
 from engine.io_thread import IoThread
@@ -42,6 +44,18 @@ thread._thread.join(20)
 assert thread.has_failed
 assert failures == ["told"]
 thread.stop(0)
+"""
+
+_DEFECT_AT_START = """
+import sys
+from engine.__main__ import main
+from engine.listener import Listener
+
+async def start(listener):
+    raise RuntimeError("broken start")
+
+Listener.start = start
+sys.exit(main(["--uds", sys.argv[1]]))
 """
 
 _TAKEN = """
@@ -82,6 +96,14 @@ def test_a_defect_in_a_call_is_not_survived_with_news_lost() -> None:
     result = _run(_DEFECT_IN_A_CALL)
     assert result.returncode == 0, result.stderr
     assert "broken call" in result.stderr
+
+
+def test_a_defect_at_its_start_is_a_failure_of_the_engine(tmp_path: Path) -> None:
+    """Not an end that somebody wanted: who started it is to start it again."""
+    result = run_main(_DEFECT_AT_START, tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert "broken start" in result.stderr
+    assert "stopped while loading" not in result.stderr
 
 
 def test_an_address_that_is_taken_is_known_at_start() -> None:

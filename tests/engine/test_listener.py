@@ -83,6 +83,17 @@ async def test_a_socket_that_may_not_be_dialled_is_left_alone(tmp_path: Path, mo
     assert path.exists()
 
 
+async def test_a_folder_that_may_not_be_entered_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_dir(_self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("engine.listener.Path.is_dir", is_dir)
+    listener = Listener(EngineService(), f"unix:{tmp_path / 'engine.sock'}")
+    with pytest.raises(ConfigError, match=r"cannot listen on --uds .*Permission denied"):
+        await listener.start()
+    await listener.stop(0)
+
+
 async def test_a_stale_socket_that_cannot_be_removed_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
