@@ -17,6 +17,7 @@ from loadgen.errors import TargetError
 from loadgen.play.worker import Done, Failed, NewError, Stop, WorkerPlan, work
 
 _END_TIMEOUT_S = 10.0
+_GONE = (EOFError, OSError)  # the end of a pipe; OSError where it comes in the middle of a message
 Message = TypeVar("Message")
 
 
@@ -104,7 +105,7 @@ class Crew:
             for member in self._heard(None, [each for each in self.members if each.number not in replies]):
                 try:
                     message = member.connection.recv()
-                except (EOFError, ConnectionResetError):
+                except _GONE:
                     member.process.join(_END_TIMEOUT_S)
                     raise TargetError(
                         f"worker {member.number} died with exit code {member.process.exitcode} before the start: "
@@ -122,7 +123,7 @@ class Crew:
         for member in self._heard(timeout_s, playing):
             try:
                 message: Any = member.connection.recv()
-            except (EOFError, ConnectionResetError):
+            except _GONE:
                 member.process.join(_END_TIMEOUT_S)
                 member.exit_code = member.process.exitcode if member.process.exitcode is not None else -1
                 member.died_ns = time.monotonic_ns()
