@@ -1,7 +1,8 @@
 """A program that stands in for the engine: it does what a plan says, one line for each time it is started.
 
-Environment: SCRIPTED_ENGINE is a folder. `plan` there has lines `serve [SECONDS_PER_STEP]`, `die STATUS` or
-`signal NUMBER` (the last one holds for all further starts); `starts` gets a line of JSON per start: pid and arguments.
+Environment: SCRIPTED_ENGINE is a folder. `plan` there has lines `serve [SECONDS_PER_STEP]`, `hold` (serves, but stops
+after the first token of the first request until there is a file `go`), `die STATUS` or `signal NUMBER` (the last one
+holds for all further starts); `starts` gets a line of JSON per start: pid and arguments.
 """
 
 import asyncio
@@ -21,13 +22,21 @@ def end_with_stdin() -> None:
     os._exit(0)
 
 
-async def serve(step_interval_s: float) -> None:
+async def serve(step_interval_s: float, *, hold: bool) -> None:
     from frontend.testing.fake_engine import FakeEngine
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     engine = FakeEngine(address=f"unix:{sys.argv[sys.argv.index('--uds') + 1]}", step_interval_s=step_interval_s)
+    if hold:
+        engine.pause()
     await engine.start()
+    if hold:
+        await engine.wait_for(lambda: engine.num_open > 0)
+        await engine.step()
+        while not (FOLDER / "go").exists():
+            await asyncio.sleep(0.01)
+        engine.resume()
     await stop.wait()
     await engine.kill()
 
@@ -45,7 +54,7 @@ def main() -> None:
         os.kill(os.getpid(), int(value))
     assert "--exit-on-stdin-close" in sys.argv
     threading.Thread(target=end_with_stdin, daemon=True).start()
-    asyncio.run(serve(float(value or 0)))
+    asyncio.run(serve(float(value or 0), hold=action == "hold"))
 
 
 if __name__ == "__main__":
