@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,20 @@ from frontend.cli.engine_process import EngineProcess
 
 
 class Waiter(logging.Handler):
-    """Sets an event at the n-th message."""
+    """Sets an event at the n-th message, and calls something before the next can come."""
 
-    def __init__(self, num_messages: int) -> None:
+    def __init__(self, num_messages: int, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self.messages: list[str] = []
         self.done = asyncio.Event()
         self._num_messages = num_messages
+        self._then = then
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
         if len(self.messages) == self._num_messages:
             self.done.set()
+            self._then()
 
 
 @pytest.fixture
@@ -35,15 +38,14 @@ def fifo(tmp_path: Path) -> Path:
 
 
 async def test_pauses_double_until_stopped():
-    waiter = Waiter(4)
+    stops: list[asyncio.Task[None]] = []
+    waiter = Waiter(4, lambda: stops.append(asyncio.create_task(engine.stop(1))))
     logger = logging.getLogger("frontend.cli.engine_process")
     logger.addHandler(waiter)
     try:
         engine = EngineProcess(["/bin/sh", "-c", "exit 3"], first_pause_s=0.01)
-        running = asyncio.create_task(engine.run())
-        await waiter.done.wait()
-        await engine.stop(1)
-        assert await running == 3
+        assert await engine.run() == 3
+        await asyncio.gather(*stops)
     finally:
         logger.removeHandler(waiter)
     expected = [
@@ -115,7 +117,8 @@ async def test_stop_during_a_pause_and_before_the_start():
 
 @pytest.mark.parametrize("end", [lambda engine: engine.stop(10), lambda engine: asyncio.to_thread(engine.kill)])
 async def test_what_the_program_has_started_ends_with_it(fifo, end):
-    engine = EngineProcess(["/bin/sh", "-c", f"(echo ready; exec sleep 1000) > {fifo} & wait; exit 2"])
+    program = f"(echo ready; exec sleep 1000) > {fifo} & wait; exit 2"
+    engine = EngineProcess(["/bin/sh", "-c", program], first_pause_s=60)
     running = asyncio.create_task(engine.run())
     pipe = await asyncio.to_thread(fifo.open)
     assert await asyncio.to_thread(pipe.readline) == "ready\n"

@@ -12,6 +12,7 @@ import sys
 import grpc
 import pytest
 
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli import generate
 from frontend.cli.complaint import complaint
@@ -181,12 +182,43 @@ async def test_stats_and_cuts_say_whose_they_are(target, capsys):
     ]
 
 
-async def test_an_error_inside_of_a_line_ends_it_first(target, engine, capsys):
-    engine.step_interval_s = 0.01
-    assert await run("ab", "--ignore-end-token", "--timeout", "0.5", "--target", target) == 1
-    out, err = capsys.readouterr()
-    assert re.fullmatch(r"(ab)+a?\n", out)
-    assert err.startswith("chairlift generate: DEADLINE_EXCEEDED: ")
+class Said(io.StringIO):
+    """Standard output that is waited for."""
+
+    def __init__(self, awaited):
+        super().__init__()
+        self.has_come = asyncio.Event()
+        self._awaited = awaited
+        self._loop = asyncio.get_running_loop()
+
+    def write(self, text):
+        super().write(text)
+        if self._awaited in self.getvalue():
+            self._loop.call_soon_threadsafe(self.has_come.set)
+
+
+async def test_an_error_inside_of_a_line_ends_it_first(target, engine, capsys, monkeypatch):
+    def late(step):
+        for completion in step.completions:
+            completion.reason = engine_pb.COMPLETION_REASON_DEADLINE
+        return [step]
+
+    engine.pause()
+    engine.rewrite_step = late
+    said = Said("ab")
+    monkeypatch.setattr(sys, "stdout", said)
+    call = run("ab", "--ignore-end-token", "--max-tokens", "3", "--timeout", "50", "--target", target)
+    status = asyncio.create_task(call)
+    await engine.wait_for(lambda: engine.num_open == 1)
+    assert 0 < engine.submissions[0].remaining_ms <= 50_500  # gRPC rounds it
+    await engine.step()
+    await engine.step()
+    await said.has_come.wait()
+    await engine.step()
+    assert await status == 1
+    assert said.getvalue() == "ab\n"
+    assert capsys.readouterr().err.startswith("chairlift generate: DEADLINE_EXCEEDED: ")
+    engine.resume()
 
 
 @pytest.mark.parametrize(

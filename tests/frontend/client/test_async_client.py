@@ -29,11 +29,14 @@ async def test_stream_yields_chunks_and_keeps_first_and_last_message(client):
 
 
 async def test_leaving_the_stream_cancels_the_generation(client, engine):
+    engine.pause()
     async with client.stream("abc", ignore_end_token=True, max_tokens=4000) as stream:
+        await engine.wait_for(lambda: engine.num_open == 1)
+        await engine.step()
         chunk = await anext(stream)
-    assert chunk.text
-    await engine.wait_for(lambda: engine.num_open == 0)
-    assert engine.num_steps < 4000
+    assert chunk.text == "a"
+    await engine.wait_for(lambda: len(engine.cancels) == 1)
+    engine.resume()
 
 
 async def test_count_tokens_and_get_model(client):

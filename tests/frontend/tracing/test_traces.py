@@ -142,15 +142,20 @@ async def shed(pair):
 async def out_of_time(pair):
     pair.engine.pause()
     try:
-        await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x")), timeout=0.2)
+        await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x")), timeout=1.0)
     finally:
         pair.engine.resume()
 
 
 async def given_up(pair):
+    pair.engine.pause()
     call = pair.stub().StreamGenerate(pb.StreamGenerateRequest(spec=pb.GenerationSpec(text="abc" * 100)))
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
+    await pair.engine.step()
     await call.read()
     call.cancel()
+    await pair.engine.wait_for(lambda: pair.engine.cancels)
+    pair.engine.resume()
     raise grpc.RpcError
 
 
