@@ -41,23 +41,31 @@ def gaps_ms(run: RunData) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]
     return np.concatenate(gaps), np.concatenate(tokens)
 
 
-def check_bounds(run: RunData, server: MockServer) -> None:
-    """What holds on any machine: all tokens came, and none before the server sent it."""
+def check_bounds(run: RunData, server: MockServer, tokens_per_message: int) -> None:
+    """What holds on any machine: all tokens came, none before the server sent it, and at the pace at which it did.
+
+    A busy machine delays messages, but the last of an answer no more than the first, in the median of answers.
+    """
     rows = run.requests
     assert (rows["status"] == Status.OK).all()
     assert (rows["num_tokens"] == run.workload.output_tokens).all()
+    assert (rows["num_chunks"] == 1 + 20 / tokens_per_message).all()
+    tpot_ms = np.median([(seen.ended_ns - seen.first_ns) / 20e6 for seen in server.record.played()])
+    assert median_tpot_ms(run) == pytest.approx(tpot_ms, rel=0.05)
     first_sent_ns = sorted(seen.first_ns - run.settings["start_monotonic_ns"] for seen in server.record.played())
     assert (np.sort(rows["first_ns"]) >= first_sent_ns).all()
     assert (rows["first_ns"] - rows["sent_ns"] >= 1e6 * (TTFT_MS - 1)).all()
 
 
-def check_paces(run: RunData, tokens_per_message: int) -> None:
-    """TPOT, ITL and chunk gaps within 2 ms or 5 %, in the median: a busy machine delays messages, but not ever more."""
+def median_tpot_ms(run: RunData) -> float:
     rows = run.requests
-    assert (rows["num_chunks"] == 1 + 20 / tokens_per_message).all()
+    return float(np.median((rows["last_ns"] - rows["first_ns"]) / (rows["num_tokens"] - 1))) / 1e6
+
+
+def check_paces(run: RunData, tokens_per_message: int) -> None:
+    """TPOT, ITL and chunk gaps within 2 ms or 5 %, in the median."""
     gap_ms, tokens = gaps_ms(run)
-    tpot_ms = np.median((rows["last_ns"] - rows["first_ns"]) / (rows["num_tokens"] - 1)) / 1e6
-    assert tpot_ms == pytest.approx(ITL_MS, rel=0.05)
+    assert median_tpot_ms(run) == pytest.approx(ITL_MS, rel=0.05)
     assert np.median(gap_ms) == pytest.approx(ITL_MS * tokens_per_message, rel=0.05, abs=2.0)
     assert np.median(np.repeat(gap_ms / tokens, tokens)) == pytest.approx(ITL_MS, rel=0.05, abs=2.0)
 
@@ -88,12 +96,12 @@ def test_known_latencies_are_recovered(api: Any, tokens_per_message: int) -> Non
             before = cpu_times()
             run = play(workload(60, 20, 21), TargetSpec(server.url, api), PlayOptions(workers=1))
             idle, total = cpu_times() - before
-            check_bounds(run, server)
-            check_paces(run, tokens_per_message)
+            check_bounds(run, server, tokens_per_message)
             if is_quiet(run, server, idle / total):
                 break
     else:
-        pytest.skip("the paces were found, but three times the machine was too busy for the time to the first token")
+        pytest.skip("the server's pace was found, but three times the machine was too busy to judge a few milliseconds")
+    check_paces(run, tokens_per_message)
     rows = run.requests
     ttft_ms = np.median(rows["first_ns"] - rows["scheduled_ns"]) / 1e6
     service_ttft_ms = np.median(rows["first_ns"] - rows["sent_ns"]) / 1e6
@@ -123,15 +131,17 @@ def test_a_cap_hides_a_stall_from_service_times_but_not_from_scheduled_ones() ->
     with mock_in_thread("grpc", behaviour) as server:
         run = play(workload(400, 100, 6), TargetSpec(server.url), PlayOptions(max_concurrency=2))
         assert server.record.max_open <= 2
+        seen, stall = server.record.played(), server.record.stall
+    assert stall is not None
     rows = run.requests
     assert (rows["status"] == Status.OK).all()
     assert run.settings["max_concurrency"] == 2
     ttft_ms = (rows["first_ns"] - rows["scheduled_ns"]) / 1e6
     service_ms = (rows["first_ns"] - rows["sent_ns"]) / 1e6
-    assert (service_ms > 500).sum() <= 2
-    assert np.quantile(service_ms, 0.99) < 500  # 2 of 400: p99 does not see it
+    assert sum(one.arrived_ns < stall.end_ns <= one.ended_ns for one in seen) <= 2  # of 400: no percentile sees them
     assert (ttft_ms > 100).sum() >= 85
     assert np.quantile(ttft_ms, 0.99) > 900
+    assert np.quantile(service_ms, 0.95) < np.quantile(ttft_ms, 0.95) / 2  # by far, whatever else the machine does
 
 
 def test_a_capped_run_counts_its_own_queueing() -> None:
