@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from frontend.client import ChairliftClient, GenerationError, Tls
+from tests.ports import held_port
 
 START_TIMEOUT_S = 90.0
 
@@ -69,12 +69,6 @@ class PairAddress:
     frontend: subprocess.Popen[str]
 
 
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def wait_until_served(target: str, processes: Processes, *, api_key: str | None = None, tls: Tls | None = None) -> None:
     """Polls the model until it is served.
 
@@ -93,7 +87,16 @@ def wait_until_served(target: str, processes: Processes, *, api_key: str | None 
 
 
 @pytest.fixture(scope="module")
-def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., PairAddress]]:
+def free_port() -> Iterator[Callable[[], int]]:
+    """free_port() -> a port of 127.0.0.1 for a process of this module's; nobody else gets it before the module ends."""
+    with contextlib.ExitStack() as held:
+        yield lambda: held.enter_context(held_port())
+
+
+@pytest.fixture(scope="module")
+def start_pair(
+    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[Callable[..., PairAddress]]:
     """start_pair(*engine_flags, frontend_flags=()) -> PairAddress; everything ends with the module."""
     started: list[Processes] = []
 
@@ -101,7 +104,7 @@ def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         processes = Processes(tmp_path_factory.mktemp("pair"))
         started.append(processes)
         path = processes.folder / "engine.sock"
-        port = find_free_port()
+        port = free_port()
         engine = processes.start("engine", "--uds", str(path), *engine_flags)
         flags = ("--engine", f"unix:{path}", "--port", str(port), "--no-http", *frontend_flags)
         frontend = processes.start("frontend", *flags)
@@ -121,23 +124,17 @@ def pair(start_pair: Callable[..., PairAddress]) -> PairAddress:
 
 
 @pytest.fixture
-def start_frontend(pair: PairAddress) -> Callable[..., str]:
+def start_frontend(pair: PairAddress, free_port: Callable[[], int]) -> Callable[..., str]:
     """start_frontend(*flags, api_key=..., tls=...) -> address of another frontend of the demo model's engine."""
 
     def start(*flags: str, api_key: str | None = None, tls: Tls | None = None) -> str:
-        port = find_free_port()
+        port = free_port()
         target = f"127.0.0.1:{port}"
         pair.processes.start("frontend", "--engine", pair.engine_target, "--port", str(port), "--no-http", *flags)
         wait_until_served(target, pair.processes, api_key=api_key, tls=tls)
         return target
 
     return start
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    """free_port() -> a port of 127.0.0.1 that nobody uses now."""
-    return find_free_port
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def play(target: str, on_chunk: Callable[[int], None]) -> dict[str, tuple[list[i
     for thread in threads:
         thread.join(PATIENCE_S)
     assert not errors, errors
+    assert answers.keys() == REQUESTS.keys(), "an answer has no end"
     return answers
 
 

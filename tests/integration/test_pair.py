@@ -120,7 +120,7 @@ def engine_status(engine_target: str) -> engine_pb.EngineStatus:
 def test_client_gone_frees_the_engine(pair: Pair) -> None:
     target, engine_target = pair.target, pair.engine_target
     with ChairliftClient(target) as client:
-        stream = client.stream("Once upon a time", max_tokens=400, ignore_end_token=True)
+        stream = client.stream("Once upon a time", max_tokens=900, ignore_end_token=True)
         next(stream)
         assert engine_status(engine_target).load.num_running == 1
         stream.cancel()
