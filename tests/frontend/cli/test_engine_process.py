@@ -122,6 +122,8 @@ async def test_what_the_program_has_started_ends_with_it(fifo, end):
     running = asyncio.create_task(engine.run())
     pipe = await asyncio.to_thread(fifo.open)
     assert await asyncio.to_thread(pipe.readline) == "ready\n"
+    async with engine._starting:  # the program may run before its parent knows of it
+        pass
     await end(engine)
     assert await asyncio.to_thread(pipe.read) == ""  # the end of the pipe: the sleeper, who holds it, is gone
     pipe.close()
