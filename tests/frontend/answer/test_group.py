@@ -32,14 +32,17 @@ async def failure(call):
 
 
 async def answers_differ(pair):
-    """Makes the fake engine answer the request of handle i with the digit i, over and over."""
+    """Makes the fake engine answer the i-th submission with the digit i, over and over. Handles come back: the first
+    answer may have ended when the second is submitted.
+    """
     counted = await pair.stub().CountTokens(pb.CountTokensRequest(text="0123456789", return_token_ids=True))
     digits = list(counted.token_ids)
 
     def rewrite(step):
+        numbers = {submission.handle: number for number, submission in enumerate(pair.engine.submissions, 1)}
         for row, handle in enumerate(step.handles):
             if step.token_ids[row] < 256:  # not the end token
-                step.token_ids[row] = digits[handle]
+                step.token_ids[row] = digits[numbers[handle]]
         return [step]
 
     pair.engine.rewrite_step = rewrite
