@@ -183,7 +183,7 @@ async def test_overflow_can_be_dropped() -> None:
             gate.set()
             while not (stage.requests["status"][:2] == Status.OK).all():
                 await asyncio.sleep(0)
-        now_ns += round(delay_s * 1e9) + 1000
+        now_ns += round(delay_s * 1e9) + 100_000
         await asyncio.sleep(0)
 
     now_ns = 0
@@ -306,7 +306,7 @@ async def test_later_requests_are_made_in_the_idle_time_before_they_are_due() ->
             while len(made) <= len(stage.target.sent):
                 await asyncio.sleep(0)
             now_ns += round(delay_s * 1e9)
-        now_ns += 1000
+        now_ns += 100_000
         await asyncio.sleep(0)
 
     now_ns = 0
