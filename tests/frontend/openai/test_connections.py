@@ -100,11 +100,12 @@ async def test_one_connection_serves_request_after_request(http_pair):
 
 @pytest.mark.parametrize("sent_before", [b"", b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["first", "second"])
 async def test_head_that_does_not_end_closes_the_connection(http_pair, monkeypatch, sent_before):
-    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 20.0 if sent_before else 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
     if sent_before:
         writer.write(sent_before)
         await reader.readuntil(b"}")
+        monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.2)
     writer.write(b"GET /version HTTP/1.1\r\n")
     async with asyncio.timeout(10):
         while not reader.at_eof():  # bytes keep coming, the head does not end
@@ -122,13 +123,12 @@ async def test_connection_that_says_nothing_is_closed(http_pair, monkeypatch):
     writer.close()
 
 
-async def test_long_answer_outlives_the_clock_of_its_head(http_pair, client, monkeypatch):
-    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.1)
+async def test_long_answer_outlives_the_clock_of_its_head(skip, http_pair, client, monkeypatch):
+    monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 5.0)
     http_pair.engine.pause()
     call = asyncio.ensure_future(client.completions.create(model="fake", prompt="abc"))
     await http_pair.engine.wait_for(lambda: http_pair.engine.num_open == 1)
-    done, _ = await asyncio.wait([call], timeout=0.3)
-    assert not done
+    skip(6.0)
     http_pair.engine.resume()
     assert (await call).choices[0].text == "abc"
 
