@@ -127,12 +127,13 @@ class FakeEngine(EngineServiceServicer):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(None)
-        if self._defects:
-            raise self._defects.pop()
+        defects, self._defects = self._defects, []
+        if defects:
+            raise defects[0]
 
-    def _run(self, part: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _run(self, part: Coroutine[None, None, None], defect: type[Exception] = Exception) -> asyncio.Task[None]:
         def note_end(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            if not task.cancelled() and isinstance(error := task.exception(), defect):
                 self._defects.append(error)
 
         task = asyncio.create_task(part)
@@ -216,7 +217,7 @@ class FakeEngine(EngineServiceServicer):
         if hello.tokenizer_sha256 and hello.tokenizer_sha256 != self.sha256:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the frontend has another tokenizer")
         session = _Session(command_seq=first.command_seq)
-        reader = self._run(self._read(session, request_iterator))
+        reader = self._run(self._read(session, request_iterator), AssertionError)  # gRPC's are the stream's end
         # Before the Welcome: a frontend that has it may submit before this handler runs again.
         self._sessions.add(session)
         self._notify()
