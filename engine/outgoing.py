@@ -21,7 +21,8 @@ MAX_UNSENT_TOKENS = 1 << 20
 MAX_UNSENT_ADMISSIONS = 4096
 # How long a stream that is done stays open for the last acknowledgement. In grpc.aio a write that meets the end of a
 # stream fails the whole call, messages that are there but not read yet included: a frontend would lose its last rows.
-LINGER_S = 0.2
+# One that has been told of the drain acknowledges every step at once, so only one that has stopped is waited for.
+LINGER_S = 1.0
 
 
 class StreamRefused(Exception):  # noqa: N818 - reads as the event it is

@@ -342,6 +342,8 @@ class EngineClient:
                 # It ends now. What it says of its requests after this is not theirs, and not of each of them.
                 raise EngineLostError(f"the engine has failed{detail}")
             logger.info("engine %s is %s%s", self.address, self.state, detail)
+            if status.state == pb.ENGINE_STATE_DRAINING and self._attachment is not None:
+                self._attachment.session.acknowledge_at_once()
             self._users.changed()
 
     def _note_pulse(self, status: pb.EngineStatus, pulse: Pulse) -> None:

@@ -66,6 +66,11 @@ class CommandOutbox:
         if step_seq - self._acknowledged_step >= self._ack_every:
             self._wake()
 
+    def acknowledge_at_once(self) -> None:
+        """From here on every step is acknowledged by itself: the engine stops as soon as it knows that all has come."""
+        self._ack_every = 1
+        self.acknowledge(self._processed_step)
+
     def take(self) -> list[pb.AttachRequest]:
         """Takes everything, as numbered messages in the order in which they must be sent."""
         return list(self._messages())

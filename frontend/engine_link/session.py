@@ -94,6 +94,10 @@ class EngineSession:
         if handle in self._streams:
             self._outbox.cancel(handle, reason)
 
+    def acknowledge_at_once(self) -> None:
+        """The engine is about to stop, and waits for the acknowledgement of its last step, though not for long."""
+        self._outbox.acknowledge_at_once()
+
     def take_commands(self) -> list[pb.AttachRequest]:
         """All commands that are due, in the order in which they must be sent."""
         return self._outbox.take()

@@ -184,6 +184,11 @@ class FakeEngine(EngineServiceServicer):
         return all(request.is_parked for session in self._sessions for request in session.requests.values())
 
     @property
+    def has_all_acknowledged(self) -> bool:
+        """Whether every step has been processed where it was sent."""
+        return all(session.acknowledged == session.step_seq for session in self._sessions)
+
+    @property
     def num_sessions(self) -> int:
         """Frontends attached."""
         return len(self._sessions)

@@ -179,6 +179,8 @@ async def test_draining_engine_finishes_what_it_has(pair, text_request):
     assert "draining" in error.details()
     pair.engine.resume()
     assert [message async for message in call][-1].HasField("finished")
+    async with asyncio.timeout(10):
+        await pair.engine.wait_for(lambda: pair.engine.has_all_acknowledged)  # an engine that stops waits for that
     pair.engine.set_state(engine_pb.ENGINE_STATE_SERVING)
     await pair.app.wait_serving(10)
 

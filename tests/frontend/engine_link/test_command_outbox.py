@@ -59,6 +59,19 @@ def test_acknowledgement_wakes_only_when_a_quarter_of_the_window_is_open():
     assert wakes == [1]
 
 
+def test_to_an_engine_that_stops_every_step_is_acknowledged_at_once():
+    wakes = []
+    outbox = CommandOutbox(step_window=8, wake=lambda: wakes.append(1))
+    outbox.acknowledge(1)
+    outbox.acknowledge_at_once()
+    assert wakes == [1]
+    assert outbox.take()[0].ack.step_seq == 1
+    outbox.acknowledge_at_once()
+    assert wakes == [1]  # it knows already
+    outbox.acknowledge(2)
+    assert wakes == [1, 1]
+
+
 def test_large_submissions_are_split_below_the_receive_limit():
     outbox = CommandOutbox(step_window=8, wake=lambda: None)
     for handle in range(1, 21):
