@@ -171,7 +171,8 @@ class FrontendApp:
                 await self._health.wait_for_change()
 
     async def drain(self, grace_s: float) -> int:
-        """Takes nothing new and lets running calls finish; what is left after `grace_s` ends with UNAVAILABLE.
+        """Takes nothing new and lets running calls finish, until their clients have the answers; what is left after
+        `grace_s` ends with UNAVAILABLE.
 
         Returns: calls that finished by themselves.
         """
@@ -182,8 +183,14 @@ class FrontendApp:
         try:
             async with asyncio.timeout(grace_s):
                 await self.calls.wait_idle()
+                await self.calls.wait_sent()
+                if self._http is not None:
+                    await self._http.wait_sent()
         except TimeoutError:
-            logger.warning("%d calls have not finished within %g s", self.calls.num_active, grace_s)
+            if self.calls.num_active:
+                logger.warning("%d calls have not finished within %g s", self.calls.num_active, grace_s)
+            else:
+                logger.warning("within %g s some clients have not taken all of their answers", grace_s)
         num_cut = self.calls.num_active
         await self.engines.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
         return num_running - num_cut
@@ -197,7 +204,7 @@ class FrontendApp:
         if self._http is not None:
             await self._http.stop()
         if self._server is not None:
-            await self._server.stop(_SETTLE_S if self.calls.num_active else None)
+            await self._server.stop(_SETTLE_S if self.calls.num_unsent else None)
         if self._traffic_log is not None:
             self._traffic_log.cancel()
         for watch in self._watches:

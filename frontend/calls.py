@@ -1,25 +1,33 @@
 """The calls being served, through whatever door they came: counted, and refused once the server stops."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from frontend.errors import ServerDraining
 
 
 class ActiveCalls:
-    """Counts calls from their arrival to their end."""
+    """Counts calls from their arrival to their end, and answers until they have been sent."""
 
     def __init__(self) -> None:
         self._draining = False
         self._num_active = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._unsent: set[object] = set()
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
 
     @property
     def num_active(self) -> int:
         """Calls being served."""
         return self._num_active
+
+    @property
+    def num_unsent(self) -> int:
+        """Calls that gRPC has still to send something to: those being served, and those whose answer is on its way."""
+        return len(self._unsent)
 
     def refuse_new(self) -> None:
         """From now on takes nothing new; calls being served go on."""
@@ -28,6 +36,26 @@ class ActiveCalls:
     async def wait_idle(self) -> None:
         """Waits until no call is being served."""
         await self._idle.wait()
+
+    async def wait_sent(self) -> None:
+        """Waits until gRPC has sent everything."""
+        await self._all_sent.wait()
+
+    def add_unsent(self) -> Callable[[object], None]:
+        """Counts one more that gRPC answers.
+
+        Returns: to be called when all of it has been sent, or never will be. May be called again.
+        """
+        call = object()
+        self._unsent.add(call)
+        self._all_sent.clear()
+
+        def note_sent(_: object) -> None:
+            self._unsent.discard(call)
+            if not self._unsent:
+                self._all_sent.set()
+
+        return note_sent
 
     @contextmanager
     def call(self) -> Iterator[None]:

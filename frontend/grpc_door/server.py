@@ -4,11 +4,12 @@ Handlers only raise; `interceptor.py` makes statuses of errors. No initial metad
 that a client's retry policy may still act on everything that goes wrong before.
 """
 
-# ruff: noqa: N802, ARG002 - names and arguments of the handlers are gRPC's
+# ruff: noqa: N802 - names of the handlers are gRPC's
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -47,7 +48,7 @@ class GenerationService(GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Runs one request to its end and returns the whole answer."""
         remaining_s, default = self._deadline(context, request.spec)
-        with self._calls.call():
+        with self._call(context):
             async with default.enforced(), self._generations.open(request.spec, remaining_s, streamed=False) as answer:
                 return await whole_answer(answer.messages())
 
@@ -56,14 +57,14 @@ class GenerationService(GenerationServiceServicer):
     ) -> None:
         """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
         remaining_s, default = self._deadline(context, request.spec)
-        with self._calls.call():
+        with self._call(context):
             async with default.enforced(), self._generations.open(request.spec, remaining_s) as answer:
                 async for message in answer.messages():
                     await self._write(context, message)
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
         """Counts the tokens a prompt would have."""
-        with self._calls.call():
+        with self._call(context):
             token_ids = await self._generations.count_tokens(request)
             return pb.CountTokensResponse(
                 num_tokens=len(token_ids), token_ids=token_ids if request.return_token_ids else ()
@@ -71,7 +72,7 @@ class GenerationService(GenerationServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Describes the model that is served and its limits."""
-        with self._calls.call():
+        with self._call(context):
             model = self._generations.model(request.model)
             return pb.GetModelResponse(
                 model=model.name,
@@ -85,6 +86,17 @@ class GenerationService(GenerationServiceServicer):
                     temperature=model.defaults.temperature, top_p=model.defaults.top_p, top_k=model.defaults.top_k
                 ),
             )
+
+    @contextmanager
+    def _call(self, context: Context) -> Iterator[None]:
+        with self._calls.call():
+            note_sent = self._calls.add_unsent()
+            context.add_done_callback(note_sent)  # type: ignore[arg-type]  # the stubs name a class
+            try:
+                yield
+            except ClientStalled:  # what it does not take is not waited for
+                note_sent(None)
+                raise
 
     def _deadline(self, context: Context, spec: pb.GenerationSpec) -> tuple[Callable[[], float | None], CallDeadline]:
         """The time that remains, and who sees to it: gRPC if the client has named a deadline, else we. A time budget is

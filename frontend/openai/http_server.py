@@ -16,6 +16,7 @@ from frontend.openai.http_connection import HttpConnection
 
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, so that none is closed under a new request
 _MAX_HEADER_BYTES = 64 << 10
+_SENT_CHECK_S = 0.02
 
 
 class HttpServer:
@@ -77,6 +78,11 @@ class HttpServer:
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listener]))
 
+    async def wait_sent(self) -> None:
+        """Waits until the clients have taken what was written to them."""
+        while any(one.transport.get_write_buffer_size() for one in self._server.connections()):  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(_SENT_CHECK_S)
+
     async def stop(self) -> None:
         """Closes the port and all connections; calls that do not end by themselves are cancelled."""
         if self._task is not None:
@@ -85,6 +91,9 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
+    def connections(self) -> list[HttpConnection]:
+        return [one for one in self.server_state.connections if isinstance(one, HttpConnection)]
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves the signals to the process."""

@@ -69,7 +69,7 @@ class Pair:
 
     def _is_idle(self) -> bool:
         num_in_session = self.session.num_open if self.app.engines.serving else 0
-        return not (self.app.calls.num_active or self.engine.num_open or num_in_session)
+        return not (self.app.calls.num_unsent or self.app.calls.num_active or self.engine.num_open or num_in_session)
 
 
 MakePair = Callable[..., Awaitable[Pair]]

@@ -10,10 +10,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.grpc_door.server import SERVICE_NAME
+from frontend.testing.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'protos'}"
@@ -79,6 +81,57 @@ async def test_drain_lets_running_calls_finish_and_takes_nothing_new(pair, text_
     for call in calls:
         assert [message async for message in call][-1].HasField("finished")
     assert await drain == 3
+
+
+class SlowWay:
+    """Between a client and the frontend: what the frontend sends goes no further until it may."""
+
+    def __init__(self, port):
+        self._port = port
+        self.is_open = asyncio.Event()
+        self.has_begun = asyncio.Event()
+
+    async def start(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1")
+        return self._server.sockets[0].getsockname()[1]
+
+    async def _serve(self, client, to_client):
+        frontend, to_frontend = await asyncio.open_connection("127.0.0.1", self._port)
+        there = asyncio.create_task(self._pass_on(client, to_frontend))
+        await self._pass_on(frontend, to_client, gate=self.is_open)
+        there.cancel()
+        for end in (to_client, to_frontend, self._server):
+            end.close()
+
+    async def _pass_on(self, reader, writer, gate=None):
+        while data := await reader.read(1 << 16):
+            if gate is not None and len(data) > 10_000:  # an answer, no longer the connection's settings
+                self.has_begun.set()
+                await gate.wait()
+            writer.write(data)
+            await writer.drain()
+
+
+async def test_drain_waits_until_what_was_answered_is_on_its_way(make_pair, text_request):
+    """A large answer through a slow net: the last call has ended, and most of its bytes are still here."""
+    pair = await make_pair(engine=FakeEngine(max_model_len=400_000, tokens_per_step=50_000))
+    way = SlowWay(pair.app.port)
+    channel = grpc.aio.insecure_channel(
+        f"127.0.0.1:{await way.start()}", options=[("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    )
+    pair.channels.append(channel)
+    request = pb.GenerateRequest(spec=text_request("x" * 150_000, max_tokens=150_000).spec)
+    answer = asyncio.ensure_future(GenerationServiceStub(channel).Generate(request))
+    async with asyncio.timeout(10):
+        await way.has_begun.wait()
+        await pair.app.calls.wait_idle()
+        drain = asyncio.create_task(pair.app.drain(10.0))
+        await asyncio.wait([drain], timeout=0.3)
+        assert not drain.done()
+        way.is_open.set()
+        await drain
+        await pair.app.stop()
+        assert (await answer).text == "x" * 150_000
 
 
 async def test_what_does_not_finish_in_time_ends_unavailable(pair, text_request):

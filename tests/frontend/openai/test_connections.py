@@ -17,9 +17,14 @@ from frontend.errors import ConfigError
 from frontend.openai import http_connection
 
 
-async def open_request(pair, path="/v1/completions", **body):
+async def open_request(pair, path="/v1/completions", receive_buffer=None, **body):
     """Sends a request over a connection of its own; returns its two ends."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port, limit=1 << 10)
+    sock = socket.socket()
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", pair.app.http_port))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 10)
     data = json.dumps(body).encode()
     writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
     return reader, writer
@@ -166,6 +171,26 @@ async def test_drain_lets_running_calls_finish_and_takes_nothing_new(http_pair, 
     assert (await whole).choices[0].text == "abc"
     assert "".join([event.choices[0].text async for event in await stream]) == "abc"
     assert await drain == 2
+
+
+async def test_drain_waits_until_the_client_has_taken_its_answer(make_pair):
+    pair = await make_pair(http=True)
+    pair.engine.tokens_per_step = 64
+    for listener in pair.app._http._server.servers[0].sockets:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections too: the rest waits with us
+    reader, writer = await open_request(pair, receive_buffer=4096, prompt="x" * 2000, max_tokens=2000, logprobs=5)
+    async with asyncio.timeout(10):
+        await reader.readuntil(b"\r\n")
+        await pair.app.calls.wait_idle()
+        drain = asyncio.create_task(pair.app.drain(10.0))
+        await asyncio.wait([drain], timeout=0.3)
+        assert not drain.done()
+        rest = asyncio.create_task(reader.read())
+        await drain
+        await pair.app.stop()
+        _, body = (await rest).split(b"\r\n\r\n")
+    assert json.loads(body)["choices"][0]["text"] == "x" * 2000
+    writer.close()
 
 
 async def test_what_does_not_finish_in_time_ends_with_503(http_pair, client):
