@@ -46,7 +46,8 @@ class Pair:
                 has 107 bytes at most.
         """
         self.step_log = folder / "steps.jsonl"
-        self.address = f"127.0.0.1:{_free_port()}"
+        self._held_port = _held_port()
+        self.address = f"127.0.0.1:{self._held_port.getsockname()[1]}"
         self.model = pb.GetModelResponse()
         self._engine_flags = engine_flags
         self._folder = folder
@@ -128,10 +129,12 @@ class Pair:
             assert process.stdin is not None
             process.stdin.close()
         self._running.clear()
+        self._held_port.close()
 
 
-def _free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _held_port() -> socket.socket:
+    """Has a port of 127.0.0.1 that the system gives to nobody else meanwhile; who names it can listen there."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder

@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.bench.wire.held_port import held_port
 from engine.demo import MODEL_DIR
 from frontend.client import ChairliftClient
 from tests.docs.pages import ROOT, Command, all_commands
 from tests.docs.proofs import Proof, proof_of
-from tests.ports import held_port
 
 COPIED = ("Makefile", "pyproject.toml", "compose.yaml", ".env.example", "deploy", "docs/clients", "protos")
 START_TIMEOUT_S = 240.0  # a first start compiles the CPU kernels

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.bench.wire.held_port import held_port
 from frontend.client import ChairliftClient, GenerationError, Tls
-from tests.ports import held_port
 
 START_TIMEOUT_S = 90.0
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from engine.bench.benchmark import BenchmarkError
 from engine.bench.wire.door_clients import ask_grpc
-from engine.bench.wire.pair import free_port
+from engine.bench.wire.held_port import held_port
 from engine.bench.wire.processes import Process, cpu_s
 
 _POLL_S = 0.2
@@ -36,7 +37,8 @@ class Doors:
         self._log = log
 
     def __enter__(self) -> Self:
-        self.ports = {"gRPC": free_port(), "HTTP": free_port()}
+        self._held_ports = ExitStack()
+        self.ports = {door: self._held_ports.enter_context(held_port()) for door in ("gRPC", "HTTP")}
         ports = ("--port", str(self.ports["gRPC"]), "--http-port", str(self.ports["HTTP"]))
         self._process = Process(
             "frontend", ["--engine", f"unix:{self._engine_socket}", *ports, *self._flags], self._log
@@ -47,6 +49,7 @@ class Doors:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.stop()
+        self._held_ports.close()
 
     async def wait_served(self) -> None:
         """Waits until every worker takes requests.

@@ -7,12 +7,13 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from engine.bench.benchmark import BenchmarkError
-from engine.bench.wire.pair import free_port
+from engine.bench.wire.held_port import held_port
 from engine.bench.wire.processes import Process
 
 _START_TIMEOUT_S = 300.0
@@ -65,7 +66,8 @@ class _Server(ABC):
         self._folder = folder
         self._engine_flags = engine_flags
         self._processes: list[Process] = []
-        self._port, self._http_port = free_port(), free_port()
+        self._held_ports = ExitStack()
+        self._port, self._http_port = (self._held_ports.enter_context(held_port()) for _ in range(2))
         self.target = f"127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
@@ -79,6 +81,7 @@ class _Server(ABC):
     ) -> None:
         for process in reversed(self._processes):
             process.stop()
+        self._held_ports.close()
 
     def wait_whole(self) -> None:
         """See Mortal.

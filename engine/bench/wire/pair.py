@@ -1,9 +1,9 @@
 """An engine and a frontend, ready to serve on this machine."""
 
 import dataclasses
-import socket
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,6 +11,7 @@ from typing import Self
 from engine.bench.benchmark import BenchmarkError
 from engine.bench.serve import Run
 from engine.bench.wire.client import Client
+from engine.bench.wire.held_port import held_port
 from engine.bench.wire.processes import Process
 from engine.bench.workload import Workload
 from engine.config import EngineConfig
@@ -52,7 +53,9 @@ class Pair:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "engine.sock"
-        self.address = f"127.0.0.1:{free_port()}"
+        self._held_ports = ExitStack()
+        port = self._held_ports.enter_context(held_port())
+        self.address = f"127.0.0.1:{port}"
         # Both at once: the frontend waits for its engine, and the imports of both overlap.
         self.engine = Process(
             self._engine_module,
@@ -61,7 +64,7 @@ class Pair:
         )
         self.frontend = Process(
             "frontend",
-            ["--engine", f"unix:{path}", "--port", self.address.rpartition(":")[2], "--no-http"],
+            ["--engine", f"unix:{path}", "--port", str(port), "--no-http"],
             self._folder / "frontend.log",
             python_path=self._python_path,
         )
@@ -80,6 +83,7 @@ class Pair:
         self.client.__exit__(kind, value, trace)
         self.frontend.stop()
         self.engine.stop()
+        self._held_ports.close()
 
     def generate(self, workload: Workload) -> Run:
         """See `Contender.generate`."""
@@ -110,10 +114,3 @@ def engine_flags(config: EngineConfig) -> list[str]:
         flag = option.name.removesuffix("_s").replace("_", "-")
         flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return flags
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -5,6 +5,7 @@ what it likes. About four minutes when the images' layers are there; the first t
 takes as long as the network needs. `docker compose` is used where it is there, else `docker-compose`.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -60,10 +61,11 @@ def docker(*arguments: str) -> str:
     return done.stdout
 
 
-def free_port() -> int:
-    """A port of this machine that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+def free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody has, all different."""
+    with contextlib.ExitStack() as probes:
+        found = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [int(probe.getsockname()[1]) for probe in found]
 
 
 def image(service: str) -> str:
@@ -272,7 +274,8 @@ def make_stack(command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactor
 
     def make(name: str, override: str = "", **settings: str) -> Stack:
         folder = tmp_path_factory.mktemp("compose")
-        ports = {f"{door}_PORT": str(free_port()) for door in ("GRPC", "HTTP", "PROMETHEUS", "GRAFANA")}
+        doors = ("GRPC", "HTTP", "PROMETHEUS", "GRAFANA")
+        ports = {f"{door}_PORT": str(port) for door, port in zip(doors, free_ports(len(doors)), strict=True)}
         lines = {**ports, **settings}
         (folder / "env").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         images = {service: {"image": image(service)} for service in IMAGES}

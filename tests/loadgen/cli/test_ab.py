@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from engine.bench.wire.held_port import held_port
 from loadgen.checks.finding import yes_or_no
 from loadgen.checks.selfcheck import Verdict
 from loadgen.cli.main import main
@@ -25,7 +26,6 @@ from loadgen.record import RunData
 from loadgen.target.base import TargetSpec
 from loadgen.testing import synthetic_run
 from loadgen.trace.schema import Trace
-from tests.ports import held_port
 
 TARGETS = ("--target-a", "grpc://127.0.0.1:1", "--target-b", "http://127.0.0.1:2/v1")
 VALID = Verdict("VALID", ())

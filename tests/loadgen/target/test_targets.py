@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from engine.bench.wire.held_port import held_port
 from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.engine import MockEngine
 from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Target, TargetSpec
 from loadgen.target.open import open_target
-from tests.ports import held_port
 
 SERVED = ["grpc", "completions", "chat"]
 QUICK = MockBehaviour(ttft_s=0.0, itl_s=0.0)
