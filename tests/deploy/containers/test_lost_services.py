@@ -24,7 +24,9 @@ def test_streams_go_on_in_an_engine_that_docker_starts_again(
     stack: Any, docker: Callable[..., str], undisturbed: list[list[int]]
 ) -> None:
     restarts = stack.inspect("engine")["RestartCount"]
-    answers = stack.play(at_token=50, act=lambda: docker("exec", stack.container("engine"), "sh", "-c", CRASH))
+    engine = stack.container("engine")
+    with stack.slow_engines() as speed_up:
+        answers = stack.play(at_token=5, act=lambda: (docker("exec", engine, "sh", "-c", CRASH), speed_up()))
     assert [answer.token_ids for answer in answers] == undisturbed
     assert all(answer.finished.timing.moved.ToMilliseconds() > 0 for answer in answers)
     assert stack.inspect("engine")["RestartCount"] == restarts + 1
