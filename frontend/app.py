@@ -24,13 +24,13 @@ from frontend.grpc_door.interceptor import ErrorInterceptor
 from frontend.grpc_door.key_interceptor import KeyInterceptor
 from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
+from frontend.isolated.process import JobLimits
 from frontend.metrics.metrics import Metrics
 from frontend.metrics.traffic import log_traffic
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 from frontend.process_limits import check_process_limits
 from frontend.structured.compiler import GrammarCompiler
-from frontend.structured.process import CompileLimits
 from frontend.tracing.origin import GrpcOrigin, HttpOrigin
 from frontend.workers.order import WorkerPlace
 
@@ -84,7 +84,7 @@ class FrontendApp:
         )
         self.calls = ActiveCalls()
         self._spans = _spans(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
-        self.grammars = GrammarCompiler(CompileLimits(config.grammar_timeout_s, config.grammar_memory_bytes))
+        self.grammars = GrammarCompiler(JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes))
         self._generations = Generations(
             self.engines,
             self.admission,

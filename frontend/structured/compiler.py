@@ -11,16 +11,12 @@ import time
 from dataclasses import dataclass, field
 
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
+from frontend.isolated.pool import ProcessPool
+from frontend.isolated.process import JobLimits, LimitExceeded, StartRefused, first_frame
+from frontend.isolated.worker import encode
 from frontend.model.served_model import ServedModel
 from frontend.structured.cache import Outcome, OutcomeCache
-from frontend.structured.forms import FormError, OutputForm
-from frontend.structured.process import (
-    CompileLimits,
-    CompilerProcess,
-    GrammarTokenizer,
-    LimitExceeded,
-    first_frame,
-)
+from frontend.structured.forms import OutputForm
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +37,6 @@ class _Job:
     task: asyncio.Task[Outcome] | None = field(default=None, repr=False)
 
 
-@dataclass(eq=False, slots=True)
-class _Worker:
-    """A process and the model it was started for."""
-
-    process: CompilerProcess
-    model: bytes
-
-
 class GrammarCompiler:
     """Compiles forms. Starts no process before the first.
 
@@ -56,13 +44,11 @@ class GrammarCompiler:
         limits: what one form may take.
     """
 
-    def __init__(self, limits: CompileLimits) -> None:
+    def __init__(self, limits: JobLimits) -> None:
         self._limits = limits
         self._cache = OutcomeCache(_CACHE_BYTES)
         self._jobs: dict[bytes, _Job] = {}
-        self._seats = asyncio.Semaphore(_NUM_WORKERS)
-        self._idle: list[_Worker] = []
-        self._hello: tuple[bytes, bytes] | None = None  # a model, and the first frame for its workers
+        self._pool = ProcessPool("frontend.structured.worker", limits, _NUM_WORKERS)
 
     @property
     def num_jobs(self) -> int:
@@ -92,8 +78,7 @@ class GrammarCompiler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while self._idle:
-            await self._idle.pop().process.stop()
+        await self._pool.stop()
 
     async def _wait(self, key: bytes, form: OutputForm, model: ServedModel) -> Outcome:
         job = self._jobs.get(key)
@@ -125,9 +110,7 @@ class GrammarCompiler:
 
     async def _run(self, key: bytes, job: _Job) -> Outcome:
         try:
-            async with self._seats:
-                job.has_begun = True
-                return await self._outcome(key, job)
+            return await self._outcome(key, job)
         finally:
             self._forget(key, job)
 
@@ -135,37 +118,32 @@ class GrammarCompiler:
         until_s = float("inf")
         try:
             outcome = await self._compiled(job)
-        except FormError as error:
-            outcome = Outcome(error=str(error))
+        except StartRefused as error:
+            outcome = Outcome(error=f"this model's tokenizer cannot be used: {str(error)[:500]}")
         except LimitExceeded as error:
-            logger.warning("a %s was given up: %s", job.form.kind, error)
-            outcome, until_s = Outcome(error=str(error)), time.monotonic() + _LIMIT_HOLDS_S
+            logger.warning("a %s was given up: compiling it %s", job.form.kind, error)
+            outcome, until_s = Outcome(error=f"compiling it {error}"), time.monotonic() + _LIMIT_HOLDS_S
         self._cache.put(key, outcome, until_s=until_s)
         return outcome
 
     async def _compiled(self, job: _Job) -> Outcome:
-        worker = await self._worker(job.model)
-        try:
-            return Outcome(grammar=await worker.process.compile(job.form))
-        finally:
-            if worker.process.is_alive:
-                self._idle.append(worker)
+        def begin() -> None:
+            job.has_begun = True
 
-    async def _worker(self, model: ServedModel) -> _Worker:
-        """A worker for this model: an idle one, or a new one in the place of one for another model."""
-        wanted = _model_key(model)
-        while self._idle:
-            worker = self._idle.pop()
-            if worker.model == wanted and worker.process.is_alive:
-                return worker
-            await worker.process.stop()
-        if self._hello is None or self._hello[0] != wanted:
-            self._hello = wanted, await asyncio.to_thread(self._first_frame, model)
-        return _Worker(await CompilerProcess.start(self._hello[1], self._limits), wanted)
+        async def hello() -> bytes:
+            return await asyncio.to_thread(self._first_frame, job.model)
+
+        form = job.form
+        frame = encode({"kind": form.kind, "text": form.text, "before": form.before})
+        return Outcome(**await self._pool.run(_model_key(job.model), hello, frame, on_begin=begin))
 
     def _first_frame(self, model: ServedModel) -> bytes:
-        tokenizer = GrammarTokenizer(model.tokenizer.to_json(), model.vocab_size, model.end_token_ids)
-        return first_frame(tokenizer, self._limits)
+        values = {
+            "tokenizer": model.tokenizer.to_json(),
+            "vocab_size": model.vocab_size,
+            "end_token_ids": model.end_token_ids,
+        }
+        return first_frame(self._limits, values)
 
 
 def _model_key(model: ServedModel) -> bytes:

@@ -13,10 +13,10 @@ import pytest
 import tokenizers
 
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
+from frontend.isolated.process import JobLimits
 from frontend.model.tokenizer import Tokenizer
 from frontend.structured.compiler import MAX_WAITING, GrammarCompiler
 from frontend.structured.forms import FormKind, OutputForm
-from frontend.structured.process import CompileLimits
 
 FIELD = "spec.structured_output.json_schema"
 ENDLESS = {"type": "integer", "multipleOf": 1_000_003}
@@ -36,7 +36,7 @@ async def make_compiler():
     compilers = []
 
     def make(timeout_s=20.0, memory_bytes=1 << 30):
-        compilers.append(GrammarCompiler(CompileLimits(timeout_s, memory_bytes)))
+        compilers.append(GrammarCompiler(JobLimits(timeout_s, memory_bytes)))
         return compilers[-1]
 
     yield make
@@ -97,8 +97,8 @@ async def test_tokenizer_is_written_out_once_for_all_workers(make_compiler, mode
     monkeypatch.setattr(Tokenizer, "to_json", lambda tokenizer: written.append(1) or to_json(tokenizer))
     compiler = make_compiler()
     await compiler.compile(good(1), model)
-    compiler._idle[0].process._process.kill()
-    await compiler._idle[0].process._process.wait()
+    compiler._pool._idle[0].process._process.kill()
+    await compiler._pool._idle[0].process._process.wait()
     await compiler.compile(good(2), model)
     assert written == [1]
 
@@ -113,7 +113,7 @@ async def test_refusal_names_field_and_cause_and_leaves_the_worker(make_compiler
 
 
 async def test_form_that_takes_too_long_ends_its_worker_in_time(make_compiler, model, monkeypatch):
-    monkeypatch.setattr("frontend.structured.process._LATE_S", 30)  # the worker does it itself
+    monkeypatch.setattr("frontend.isolated.process._LATE_S", 30)  # the worker does it itself
     compiler = make_compiler(timeout_s=0.5)
     await compiler.compile(good(), model)
     (before,) = worker_ids()
@@ -125,7 +125,7 @@ async def test_form_that_takes_too_long_ends_its_worker_in_time(make_compiler, m
 
 
 async def test_worker_that_does_not_end_itself_is_killed(make_compiler, model, monkeypatch):
-    monkeypatch.setattr("frontend.structured.process._LATE_S", -1.0)
+    monkeypatch.setattr("frontend.isolated.process._LATE_S", -1.0)
     compiler = make_compiler(timeout_s=1.5)
     assert "takes more than 1.5 s" in await refusal(compiler, schema(ENDLESS), model)
     assert not worker_ids()
@@ -140,7 +140,7 @@ async def test_form_that_takes_too_much_memory_is_refused(make_compiler, model):
 async def test_form_that_makes_the_library_crash_is_refused(make_compiler, model):
     compiler = make_compiler()
     crashing = schema({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)})  # llguidance 1.9.1: SIGSEGV
-    assert "ends the compiler (status -11)" in await refusal(compiler, crashing, model)
+    assert "ends its process (status -11)" in await refusal(compiler, crashing, model)
     await compiler.compile(good(), model)
 
 
@@ -153,13 +153,13 @@ async def test_model_whose_tokens_are_not_bytes_has_no_forms(make_compiler, mode
 
 
 async def test_others_are_served_beside_a_form_that_takes_too_long(make_compiler, model, monkeypatch):
-    monkeypatch.setattr("frontend.structured.process._LATE_S", 60)
+    monkeypatch.setattr("frontend.isolated.process._LATE_S", 60)
     compiler = make_compiler(timeout_s=2.0)
     await compiler.compile(good(), model)
     (held,) = worker_ids()
     os.kill(held, signal.SIGSTOP)  # however long the others take, it is not done
     slow = asyncio.create_task(refusal(compiler, schema(ENDLESS), model))
-    while compiler._idle:  # it takes this one
+    while compiler._pool._idle:  # it takes this one
         await asyncio.sleep(0)
     for number in range(1, 6):
         await compiler.compile(good(number), model)
@@ -173,8 +173,8 @@ async def test_worker_that_was_killed_while_idle_is_replaced(make_compiler, mode
     compiler = make_compiler()
     await compiler.compile(good(), model)
     (before,) = worker_ids()
-    compiler._idle[0].process._process.kill()
-    await compiler._idle[0].process._process.wait()
+    compiler._pool._idle[0].process._process.kill()
+    await compiler._pool._idle[0].process._process.wait()
     await compiler.compile(good(1), model)
     assert worker_ids() not in (set(), {before})
 
@@ -185,7 +185,7 @@ async def test_signals_to_a_whole_group_end_no_worker(make_compiler, model):
     await compiler.compile(good(), model)
     before = worker_ids()
     for number in (signal.SIGTERM, signal.SIGINT):
-        compiler._idle[0].process._process.send_signal(number)
+        compiler._pool._idle[0].process._process.send_signal(number)
     await compiler.compile(good(1), model)
     assert worker_ids() == before
 
@@ -196,7 +196,7 @@ async def test_equal_forms_are_compiled_once_and_kept(make_compiler, model):
     await asyncio.sleep(0)
     assert compiler.num_jobs == 1
     assert len(set(await asyncio.gather(*first))) == 1
-    compiler._idle[0].process._process.kill()  # from here on only what is kept can be had at once
+    compiler._pool._idle[0].process._process.kill()  # from here on only what is kept can be had at once
     assert await compiler.compile(good(), model) == first[0].result()
 
 
