@@ -231,9 +231,10 @@ class FrontendApp:
         from frontend.openai.door import Door
         from frontend.openai.facts import Facts
         from frontend.openai.http_server import HttpServer
+        from frontend.openai.runner import JobRunner
 
         config = self._config
-        door = Door(
+        runner = JobRunner(
             self._generations,
             self.calls,
             stall_timeout_s=config.stall_timeout_s,
@@ -247,7 +248,7 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )
-        app: ASGIApp = make_app(door, facts, self._keys)
+        app: ASGIApp = make_app(Door(runner), facts, self._keys)
         return HttpServer(
             HttpOrigin(app) if self._needs_origins else app,
             config.http_host or config.host,

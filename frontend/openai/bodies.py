@@ -94,21 +94,16 @@ class StreamOptions(Nested):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(Body):
-    """Parameters of both kinds of generation: OpenAI's, then those vLLM adds, and ours: `time_budget` and `timeout`."""
+class SamplingBody(Body):
+    """Parameters of every kind of generation: OpenAI's, then those vLLM adds, and ours: `time_budget` and `timeout`."""
 
-    max_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: str | Texts | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[TokenId, float], BeforeValidator(_bias_by_token)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: float | None = None
@@ -121,17 +116,38 @@ class GenerationBody(Body):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    return_token_ids: bool | None = None
     time_budget: float | None = None
     timeout: float | None = None
-    prompt_logprobs: Count | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Texts that end the answer."""
+        return []
+
+
+class GenerationBody(SamplingBody):
+    """Parameters of completions and chat completions."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
+    stop: str | Texts | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    return_token_ids: bool | None = None
+    prompt_logprobs: Count | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":

@@ -6,7 +6,16 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.model.served_model import ServedModel
 from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.chat_parts import delta_objects, message_object
-from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason, prompt_facts
+from frontend.openai.job import (
+    UNNAMED_EVENTS,
+    Envelope,
+    JsonObject,
+    answers,
+    end_facts,
+    error_events,
+    finish_reason,
+    prompt_facts,
+)
 from frontend.openai.logprobs import chat_logprobs
 from frontend.openai.spec import chat_spec
 from frontend.request.request import ChatPrompt
@@ -24,6 +33,7 @@ class Chat:
         form: of the answer; None: any.
     """
 
+    event_format = UNNAMED_EVENTS
     default_max_tokens = 2**31 - 1  # what fits: clients take an answer that ends without their asking for a fault
 
     def __init__(
@@ -43,7 +53,7 @@ class Chat:
         self._envelope = Envelope(body, model, kind=kind, request_id=request_id)
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:  # noqa: ARG002
-        """See Job.events."""
+        """See EventJob.events."""
         match message.WhichOneof("event"):
             case "started":
                 started = message.started
@@ -61,8 +71,12 @@ class Chat:
         return [self._envelope.event(choice) for choice in choices]
 
     def last_events(self) -> list[JsonObject]:
-        """See Job.last_events."""
+        """See EventJob.last_events."""
         return self._envelope.last_events()
+
+    def failure_events(self, error: Exception) -> list[JsonObject]:
+        """See EventJob.failure_events."""
+        return error_events(error)
 
     def whole(self, responses: Sequence[pb.GenerateResponse]) -> JsonObject:
         """See Job.whole."""

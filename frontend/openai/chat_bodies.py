@@ -8,6 +8,7 @@ from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
 from frontend.openai.bodies import Body, Count, GenerationBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.nested import Nested
+from frontend.openai.tool_use import ToolUse
 from frontend.request.convert_chat import MAX_TOOLS
 from frontend.request.request import ChatPrompt
 
@@ -191,6 +192,13 @@ class ChatBody(Conversation, GenerationBody):
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Which tools may be called, and which must."""
+        return ToolUse(
+            self.offered, self.tools_to_call, one_call=self.calls_one_tool or self.parallel_tool_calls is False
+        )
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatBody":

@@ -7,7 +7,16 @@ from frontend.model.served_model import ServedModel
 from frontend.openai.bodies import CompletionBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.forms import answer_form
-from frontend.openai.job import Envelope, JsonObject, answers, end_facts, finish_reason, prompt_facts
+from frontend.openai.job import (
+    UNNAMED_EVENTS,
+    Envelope,
+    JsonObject,
+    answers,
+    end_facts,
+    error_events,
+    finish_reason,
+    prompt_facts,
+)
 from frontend.openai.logprobs import (
     TextOffsets,
     completion_logprobs,
@@ -33,6 +42,7 @@ class Completion:
     """
 
     chat = None
+    event_format = UNNAMED_EVENTS
     default_max_tokens = DEFAULT_COMPLETION_TOKENS
 
     def __init__(self, body: CompletionBody, model: ServedModel, request_id: str) -> None:
@@ -47,7 +57,7 @@ class Completion:
         self._num_prompt_logprobs = 0
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
-        """See Job.events."""
+        """See EventJob.events."""
         first_choice = prompt_index * self._num_answers
         match message.WhichOneof("event"):
             case "started":
@@ -69,8 +79,12 @@ class Completion:
         return [self._envelope.event(_finish(choice, finished))]
 
     def last_events(self) -> list[JsonObject]:
-        """See Job.last_events."""
+        """See EventJob.last_events."""
         return self._envelope.last_events()
+
+    def failure_events(self, error: Exception) -> list[JsonObject]:
+        """See EventJob.failure_events."""
+        return error_events(error)
 
     def whole(self, responses: Sequence[pb.GenerateResponse]) -> JsonObject:
         """See Job.whole."""

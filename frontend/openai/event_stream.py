@@ -1,7 +1,7 @@
 """An answer as server-sent events.
 
 Nothing is sent before the first token, so that whatever goes wrong before it has a status of its own. What goes wrong
-later becomes an event with an error object, which OpenAI's clients raise.
+later becomes the last event or events, in the form of the API that was called.
 """
 
 import asyncio
@@ -18,13 +18,11 @@ from frontend.errors import ClientStalled
 from frontend.generation import Generations
 from frontend.openai.disconnect import ClientGone, cancelled_on_disconnect
 from frontend.openai.error_object import error_object
-from frontend.openai.job import Job
+from frontend.openai.job import EventJob, JsonObject
 from frontend.openai.play import play_stream
 from frontend.openai.rendering import asks_for_prompt_logprobs, rendered_events, rendered_prompt
 
 logger = logging.getLogger(__name__)
-
-_DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
@@ -42,7 +40,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        job: Job,
+        job: EventJob,
         generations: Generations,
         calls: ActiveCalls,
         deadline: CallDeadline,
@@ -70,7 +68,7 @@ class EventStream(Response):
             try:
                 async with cancelled_on_disconnect(receive):
                     await self._play(send)
-                    await self._write(send, _DONE)
+                    await self._write(send, self._job.event_format.end)
             except ClientStalled as error:
                 logger.warning("%s: %s", self._job.request_id, error.message)
                 return  # without an end: the server then closes the connection
@@ -83,20 +81,22 @@ class EventStream(Response):
             if scores_prompts and message.HasField("started"):
                 await self._write(send, await rendered_prompt(self._job, prompt_index, message))
             else:
-                await self._write(send, rendered_events(self._job.events(prompt_index, message)))
+                await self._write(send, self._events(self._job.events(prompt_index, message)))
 
         try:
             await play_stream(self._generations, self._job, self._deadline, take)
-            await self._write(send, rendered_events(self._job.last_events()))
+            await self._write(send, self._events(self._job.last_events()))
         except ClientStalled:
             raise
         except Exception as error:
             if not self._started:
                 raise
-            failure = error_object(error)
-            if failure.status == 500:
+            if error_object(error).status == 500:
                 logger.exception("%s failed", self._job.request_id)
-            await self._write(send, rendered_events([failure.body]))
+            await self._write(send, self._events(self._job.failure_events(error)))
+
+    def _events(self, contents: list[JsonObject]) -> bytes:
+        return rendered_events(contents, self._job.event_format)
 
     async def _write(self, send: Send, data: bytes) -> None:
         if not data:

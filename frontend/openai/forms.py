@@ -8,9 +8,9 @@ from typing import Any
 from frontend.chat import CallableTool, ChatFormat
 from frontend.model.tokenizer import Tokenizer
 from frontend.openai.bodies import GenerationBody
-from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.form_bodies import ResponseFormat, Schema, StructuredOutputs
+from frontend.openai.tool_use import ToolUse
 from frontend.request.checks import check_at_most
 from frontend.request.convert_structured import choice_form, text_form
 from frontend.structured.forms import MAX_FORM_BYTES, FormKind, OutputForm
@@ -32,21 +32,25 @@ def answer_form(body: GenerationBody) -> OutputForm | None:
     return forms[0] if forms else None
 
 
-def chat_form(body: ChatBody, chat_format: ChatFormat, tokenizer: Tokenizer) -> OutputForm | None:
-    """The form of a conversation's answer; None: any.
+def chat_form(
+    form: OutputForm | None, tool_use: ToolUse, chat_format: ChatFormat, tokenizer: Tokenizer
+) -> OutputForm | None:
+    """The form of a conversation's answer, calls included; None: any.
 
     Of a form and tools that may be called the answer has one; calls that must be made leave no room for a form.
 
     Args:
+        form: of its text; None: any.
+        tool_use: which tools may be called, and which must.
         chat_format: how the model marks calls.
         tokenizer: the model's.
 
     Raises:
-        BodyError, InvalidRequest: as `answer_form`; calls that cannot be enforced.
+        BodyError: calls that cannot be enforced, or not beside the form.
+        InvalidRequest: the form is too large together with the tools.
     """
-    form = answer_form(body)
-    must_call = body.tools_to_call
-    tools = must_call or (body.offered if form is not None else [])
+    must_call = tool_use.required
+    tools = must_call or (tool_use.offered if form is not None else ())
     if not tools or chat_format.tools == "none":  # the latter is refused where the prompt is made
         return form
     field = "tools" if form is None else form.field
@@ -55,7 +59,7 @@ def chat_form(body: ChatBody, chat_format: ChatFormat, tokenizer: Tokenizer) -> 
     rules = chat_format.call_rules(
         [_callable(tool["function"]) for tool in tools],
         tokenizer.special_token_id,
-        one_only=body.calls_one_tool or body.parallel_tool_calls is False,
+        one_only=tool_use.one_call,
     )
     schemas: dict[str, Any] = dict(rules.schemas)
     lark = "start: calls"
@@ -73,7 +77,7 @@ def _forms(body: GenerationBody) -> Iterator[OutputForm]:
     if body.structured_outputs is not None:
         yield _of_structured_outputs(body.structured_outputs)
     if body.guided_json is not None:
-        yield _schema(body.guided_json, "guided_json")
+        yield schema_form(body.guided_json, "guided_json")
     if body.guided_regex is not None:
         yield text_form(FormKind.REGEX, body.guided_regex, "guided_regex")
     if body.guided_choice is not None:
@@ -91,14 +95,14 @@ def _of_response_format(response_format: ResponseFormat) -> Iterator[OutputForm]
             schema = response_format.json_schema
             if schema is None or schema.schema_ is None:
                 raise BodyError(400, "response_format of type json_schema needs json_schema.schema", param=field)
-            yield _schema(schema.schema_, field)
+            yield schema_form(schema.schema_, field)
 
 
 def _of_structured_outputs(outputs: StructuredOutputs) -> OutputForm:
     field = "structured_outputs"
     forms = []
     if outputs.json_ is not None:
-        forms.append(_schema(outputs.json_, field))
+        forms.append(schema_form(outputs.json_, field))
     if outputs.json_object:
         forms.append(OutputForm(FormKind.JSON_OBJECT, "", field))
     if outputs.regex is not None:
@@ -116,7 +120,15 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> OutputForm:
     return forms[0]
 
 
-def _schema(schema: Schema, field: str) -> OutputForm:
+def schema_form(schema: Schema, field: str) -> OutputForm:
+    """The form of a JSON Schema.
+
+    Args:
+        field: the parameter that an error names.
+
+    Raises:
+        InvalidRequest: it is empty or too large.
+    """
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return text_form(FormKind.JSON_SCHEMA, text, field)
 

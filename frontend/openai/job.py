@@ -1,13 +1,14 @@
-"""What both kinds of generation have in common: their requests to the engine, and the objects that hold the answers."""
+"""What all kinds of generation have in common: their requests to the engine, and the objects that hold the answers."""
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.model.served_model import ServedModel
 from frontend.model.tokenizer import Tokenizer
 from frontend.openai.bodies import GenerationBody
+from frontend.openai.error_object import error_object
 from frontend.openai.logprobs import prompt_logprobs
 from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
@@ -15,8 +16,27 @@ from frontend.structured.forms import OutputForm
 JsonObject = dict[str, Any]
 
 
-class Job(Protocol):
-    """One call: what is asked of the engine, and how the answers look."""
+class EventFormat(NamedTuple):
+    """How an API writes its stream of server-sent events.
+
+    Attributes:
+        named: each event carries the `type` of its content as its name.
+        end: follows the last event.
+    """
+
+    named: bool
+    end: bytes
+
+
+UNNAMED_EVENTS = EventFormat(named=False, end=b"data: [DONE]\n\n")
+"""Completions and Chat Completions."""
+
+NAMED_EVENTS = EventFormat(named=True, end=b"")
+"""Responses and Messages."""
+
+
+class EventJob(Protocol):
+    """One call: what is asked of the engine, and how the answers look as a stream."""
 
     @property
     def specs(self) -> Sequence[pb.GenerationSpec]:
@@ -43,6 +63,11 @@ class Job(Protocol):
         """Length of an answer that the request does not limit, as far as it fits."""
         ...
 
+    @property
+    def event_format(self) -> EventFormat:
+        """How the stream is written."""
+        ...
+
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
         """What a message of a stream becomes."""
         ...
@@ -51,8 +76,24 @@ class Job(Protocol):
         """What follows the last message."""
         ...
 
+    def failure_events(self, error: Exception) -> list[JsonObject]:
+        """What a stream that has begun ends with when it fails."""
+        ...
+
+
+class Job(EventJob, Protocol):
+    """A call whose whole answer is made of whole responses."""
+
     def whole(self, responses: Sequence[pb.GenerateResponse]) -> JsonObject:
         """The answer to a call that does not stream; one response per prompt."""
+        ...
+
+
+class SingleAnswerJob(EventJob, Protocol):
+    """A call for one answer, whose whole is what its events have added up to."""
+
+    def answer(self) -> JsonObject:
+        """The answer, once every message has been taken by `events`."""
         ...
 
 
@@ -125,6 +166,11 @@ class Envelope:
             for answer in answers(response):
                 self.usage.num_output_tokens += answer.finished.usage.num_output_tokens
         return {**self._head, "choices": choices, "usage": self.usage.as_json()}
+
+
+def error_events(error: Exception) -> list[JsonObject]:
+    """How a stream of choices ends when it fails: with an error object, which OpenAI's clients raise."""
+    return [error_object(error).body]
 
 
 def answers(response: pb.GenerateResponse) -> list[pb.GenerateResponse | pb.Answer]:

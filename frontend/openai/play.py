@@ -9,14 +9,19 @@ from frontend.answer.group import AnswerGroup
 from frontend.answer.whole import whole_answer
 from frontend.call_deadline import CallDeadline
 from frontend.generation import Generations
-from frontend.openai.job import Job
+from frontend.openai.job import EventJob, Job
 
 Take = Callable[[int, pb.StreamGenerateResponse], Awaitable[None]]
 """Gets the index of a prompt and a message for it."""
 
 
-async def play_stream(generations: Generations, job: Job, deadline: CallDeadline, take: Take) -> None:
+async def play_stream(
+    generations: Generations, job: EventJob, deadline: CallDeadline, take: Take, *, streamed: bool = True
+) -> None:
     """Runs all requests and hands over their messages, one at a time.
+
+    Args:
+        streamed: whether the client gets each message as it comes; if not, it is billed for nothing before the end.
 
     Raises:
         RequestError: of the first request that fails, or of the deadline; the others are cancelled.
@@ -24,7 +29,7 @@ async def play_stream(generations: Generations, job: Job, deadline: CallDeadline
     turn = asyncio.Lock()
 
     async def play(index: int) -> None:
-        async with _open(generations, job, index, deadline, streamed=True) as answer:
+        async with _open(generations, job, index, deadline, streamed=streamed) as answer:
             async for message in answer.messages():
                 async with turn:
                     await take(index, message)
@@ -51,7 +56,7 @@ async def play_whole(generations: Generations, job: Job, deadline: CallDeadline)
 
 
 def _open(
-    generations: Generations, job: Job, index: int, deadline: CallDeadline, *, streamed: bool
+    generations: Generations, job: EventJob, index: int, deadline: CallDeadline, *, streamed: bool
 ) -> AbstractAsyncContextManager[AnswerGroup]:
     return generations.open(
         job.specs[index],

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.openai.job import Job, JsonObject
+from frontend.openai.job import EventFormat, EventJob, Job, JsonObject
 from frontend.openai.logprobs import PromptRows
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _DEPTH = 4  # of the rows of choices[].prompt_logprobs
 
 
-def asks_for_prompt_logprobs(job: Job) -> bool:
+def asks_for_prompt_logprobs(job: EventJob) -> bool:
     """Whether a part of its answer may be a million numbers: 1.7 s of work and 54 MB."""
     return any(spec.output.HasField("prompt_logprobs") for spec in job.specs)
 
@@ -25,20 +25,30 @@ async def rendered(job: Job, responses: Sequence[pb.GenerateResponse]) -> bytes:
     turns.
     """
     if not asks_for_prompt_logprobs(job):
-        return _encode(job.whole(responses)).encode()
+        return rendered_object(job.whole(responses))
     return await asyncio.to_thread(
         lambda: b"".join(piece.encode() for piece in _pieces(job.whole(responses), _DEPTH)),
     )
 
 
-def rendered_events(contents: Sequence[JsonObject]) -> bytes:
+def rendered_object(content: JsonObject) -> bytes:
+    """A body of ordinary size."""
+    return _encode(content).encode()
+
+
+def rendered_events(contents: Sequence[JsonObject], event_format: EventFormat) -> bytes:
     """Server-sent events."""
-    return b"".join(b"data: " + _encode(content).encode() + b"\n\n" for content in contents)
+    return b"".join(_event(content, event_format) for content in contents)
 
 
-async def rendered_prompt(job: Job, prompt_index: int, message: pb.StreamGenerateResponse) -> bytes:
+async def rendered_prompt(job: EventJob, prompt_index: int, message: pb.StreamGenerateResponse) -> bytes:
     """The events of a prompt that has its log-probabilities, made by a thread too."""
-    return await asyncio.to_thread(lambda: rendered_events(job.events(prompt_index, message)))
+    return await asyncio.to_thread(lambda: rendered_events(job.events(prompt_index, message), job.event_format))
+
+
+def _event(content: JsonObject, event_format: EventFormat) -> bytes:
+    name = f"event: {content['type']}\n" if event_format.named else ""
+    return f"{name}data: {_encode(content)}\n\n".encode()
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import math
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.openai.bodies import MAX_PROMPTS, CompletionBody, GenerationBody
+from frontend.openai.bodies import MAX_PROMPTS, CompletionBody, GenerationBody, SamplingBody
 from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.error_object import BodyError
 
@@ -71,16 +71,26 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
     return [token_ids] if token_ids or not prompt else [entry for entry in prompt if not isinstance(entry, int)]
 
 
-def _spec(body: GenerationBody, request_id: str) -> pb.GenerationSpec:
+def sampling_spec(body: SamplingBody, request_id: str) -> pb.GenerationSpec:
+    """The request with what all kinds of generation have in common, without a prompt.
+
+    Raises:
+        BodyError: a time budget that is not finite.
+    """
     spec = pb.GenerationSpec(
         model=body.model, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt or ""
     )
-    if body.n is not None:
-        spec.num_answers = body.n
     _set_sampling(spec.sampling, body)
     _set_stop(spec.stop, body)
     if body.skip_special_tokens is False:
         spec.output.keep_special_tokens = True
+    return spec
+
+
+def _spec(body: GenerationBody, request_id: str) -> pb.GenerationSpec:
+    spec = sampling_spec(body, request_id)
+    if body.n is not None:
+        spec.num_answers = body.n
     if body.return_token_ids:
         spec.output.token_ids = spec.output.echo = True
     if body.prompt_logprobs is not None:
@@ -93,7 +103,7 @@ def _ask_for_prompt_logprobs(output: pb.OutputOptions, width: int) -> None:
     output.token_ids = True  # of the prompt, above all: whose log-probabilities these are
 
 
-def _set_sampling(sampling: pb.SamplingOptions, body: GenerationBody) -> None:
+def _set_sampling(sampling: pb.SamplingOptions, body: SamplingBody) -> None:
     for name, value in (
         ("temperature", body.temperature),
         ("top_p", body.top_p),
@@ -113,8 +123,8 @@ def _set_sampling(sampling: pb.SamplingOptions, body: GenerationBody) -> None:
     sampling.bad_words.extend(body.bad_words or [])
 
 
-def _set_stop(stop: pb.StopOptions, body: GenerationBody) -> None:
-    stop.stop_texts.extend([body.stop] if isinstance(body.stop, str) else body.stop or [])
+def _set_stop(stop: pb.StopOptions, body: SamplingBody) -> None:
+    stop.stop_texts.extend(body.stop_texts)
     stop.stop_token_ids.extend(body.stop_token_ids or [])
     stop.include_stop_text = bool(body.include_stop_str_in_output)
     stop.ignore_end_token = bool(body.ignore_eos)
