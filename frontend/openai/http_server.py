@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 from frontend.openai.http_connection import HttpConnection
 
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, so that none is closed under a new request
-_MAX_HEADER_BYTES = 64 << 10
 _SENT_CHECK_S = 0.02
 
 
@@ -48,7 +47,6 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             http=HttpConnection,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -73,6 +71,8 @@ class HttpServer:
         """
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         listener = socket.create_server(self._address, family=family, reuse_port=self._reuse_port)
+        # Connections inherit it. asyncio sets it for sockets that name their protocol, which this one does not.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # for what is still unsent when the application has given up
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((self._stall_timeout_s + 10) * 1000))
         self.port = listener.getsockname()[1]

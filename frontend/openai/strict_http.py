@@ -1,0 +1,82 @@
+"""HTTP/1.1 as RFC 9112 wants it from a server: what two parsers could read in two ways is refused.
+
+h11 accepts some forms for the sake of old clients: lines that end in a bare LF, folded header lines, both framings of a
+body at once. Behind a proxy that reads such a request differently, one client's bytes become another client's request.
+"""
+
+from __future__ import annotations
+
+import h11
+from h11._receivebuffer import ReceiveBuffer
+
+_VERSIONS = (b"1.0", b"1.1")
+
+
+class StrictConnection(h11.Connection):
+    """The server's end of a connection that refuses ambiguous requests, and sends a head together with its body.
+
+    Attributes:
+        refusal: why the last request was refused, with a status in `error_status_hint`; None: it was not.
+    """
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self._receive_buffer: ReceiveBuffer = _CrlfLines()
+        self._held_head = b""
+        self.refusal: h11.RemoteProtocolError | None = None
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """The next event.
+
+        Raises:
+            h11.RemoteProtocolError: the client's bytes are no HTTP, or are ambiguous.
+        """
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                _check_request(event)
+        except h11.RemoteProtocolError as error:
+            self.refusal = error
+            raise
+        return event
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        """The bytes to write for an event. A response's head comes with the event after it, in one piece: two small
+        writes are two packets, two system calls, and two wake-ups of the client.
+        """
+        data = super().send(event)
+        if data is None:  # the connection is closed
+            return None
+        if isinstance(event, h11.Response):
+            self._held_head = data
+            return b""
+        head, self._held_head = self._held_head, b""
+        return head + data if head else data
+
+
+class _CrlfLines(ReceiveBuffer):
+    """Received bytes whose lines, of a head or of trailers, end in CRLF and are not folded."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        num_bytes = len(self)
+        lines = super().maybe_extract_lines()
+        if lines is None:
+            return None
+        num_bytes -= len(self)
+        if num_bytes != sum(len(line) + 2 for line in lines) + 2:
+            raise h11.LocalProtocolError("a line ends in LF alone, it must end in CRLF")
+        if any(line.startswith((b" ", b"\t")) for line in lines):
+            raise h11.LocalProtocolError("a header line begins with white space: folded lines are not accepted")
+        return lines
+
+
+def _check_request(request: h11.Request) -> None:
+    version = request.http_version
+    if version not in _VERSIONS:
+        raise h11.RemoteProtocolError(f"HTTP/{version.decode()} is not spoken here, only 1.0 and 1.1 are", 505)
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names:
+        if b"content-length" in names:
+            raise h11.RemoteProtocolError("a request has Content-Length or Transfer-Encoding, not both")
+        if version == b"1.0":
+            raise h11.RemoteProtocolError("Transfer-Encoding needs HTTP/1.1")
