@@ -21,6 +21,7 @@ from engine.logs import JSON, log_to_stderr, terminal
 from engine.machine import usable_cpus
 from engine.process_limits import NUM_THREADS, check_process_limits
 from engine.server import EngineService
+from engine.service_manager import notify_ready
 from engine.serving import FAREWELL_S, Engine
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
 from engine.startup import Startup
@@ -80,6 +81,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
             parts = build_engine(config, startup, end)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not walk it
+        notify_ready(service.instance_id)  # before a frontend can attach: a supervisor knows every instance that serves
         engine = Engine(service, io, parts, step_log, integrity_check_interval_s=config.integrity_check_interval_s)
         signals.control(engine)
         _log.info("ready in %s", startup.end())

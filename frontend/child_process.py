@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 LONGEST_PAUSE_S = 30.0
 STABLE_AFTER_S = 60.0
@@ -43,3 +44,14 @@ def kill_group(leader: int) -> None:
     """Kills a process that leads a session, and whatever it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def num_oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since the machine started, in every cgroup; 0 where it
+    does not say.
+    """
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

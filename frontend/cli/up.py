@@ -78,6 +78,7 @@ class Pair:
         socket = folder / "engine.sock"
         self._config = dataclasses.replace(config, engine=(f"unix:{socket}",))
         self._folder = folder
+        self._socket = socket
         self._app = FrontendApp(self._config) if config.workers == 1 else Supervisor(self._config)
         self._engine_command = [
             *engine_command,
@@ -95,7 +96,7 @@ class Pair:
             ConfigError: the port cannot be had.
             WorkerFailed: a worker cannot run.
         """
-        engine = EngineProcess(self._engine_command)
+        engine = EngineProcess(self._engine_command, engine_socket=self._socket)
         signals = self._signals(engine)
         signals.watch()
         grace_s = self._config.shutdown_timeout_s

@@ -1,24 +1,28 @@
 """Requests whose engine is gone, until another one has them, or the same one again, or it is too late.
 
 All of them are tried at once, the oldest first, when they come and whenever an engine has come. What no engine takes
-waits up to a timeout, and no longer than its own deadline and time budget. Those that may be what kills engines wait
+waits up to a timeout, and no longer than its own deadline and time budget. The timeout does not run while a supervisor
+is about to restart an engine. Those that may be what kills engines wait
 for their turn as well (`suspects.py`), which does not count as waiting for an engine.
 """
 
 import asyncio
+import functools
 import logging
 import random
 import time
 from collections.abc import Callable, Iterable
 
 from frontend.engine_link.request_stream import CancelReason, EndReason, RequestEnd
-from frontend.engine_link.suspects import SUSPECT_LOSSES, Suspects
+from frontend.engine_link.suspects import SUSPECT_LOSSES, Loss, Suspects
 from frontend.engine_link.ticket import Ticket
 from frontend.errors import DeadlineExceeded, EngineFault, RequestError
+from frontend.supervision import EngineEnd, Supervision, Unsupervised
 
 logger = logging.getLogger(__name__)
 
 _TRIAL_CHECK_S = 0.02
+_JUDGE_S = 0.05  # between two looks for why an engine has ended; its supervisor learns that within milliseconds
 _PAUSE_S = 0.25  # before a request that no engine has taken is tried again; doubles each time
 _MAX_PAUSE_S = 2.0
 
@@ -33,6 +37,7 @@ class Mover:
         timeout_s: how long a request waits for an engine.
         max_moves: most losses in a row that a request survives without getting further.
         note_waiting: told how many wait, whenever that may have changed.
+        supervision: knows why engines end, and whether they are about to be restarted.
     """
 
     def __init__(
@@ -42,8 +47,11 @@ class Mover:
         timeout_s: float,
         max_moves: int,
         note_waiting: Callable[[int], None],
+        supervision: Supervision | None = None,
     ) -> None:
         self._place = place
+        self._supervision = supervision or Unsupervised()
+        self._unjudged: list[tuple[str, Loss]] = []  # by instance id: it is not known yet why it has ended
         self._note_waiting = note_waiting
         self._timeout_s = timeout_s
         self._suspects = Suspects(max_losses=max_moves)
@@ -69,12 +77,11 @@ class Mover:
     def lost(self, tickets: Iterable[Ticket], error: RequestError) -> None:
         """An engine is gone; `error` is what those get that nobody takes."""
         tickets = list(tickets)
-        given_up = {ticket.number for ticket in self._suspects.lost(tickets)}
+        loss = self._suspects.lost(tickets)
+        if tickets:
+            self._unjudged.append((tickets[0].instance_id, loss))
         for ticket in tickets:
-            if ticket.number in given_up:
-                self._give_up(ticket)
-            else:
-                self._wait(ticket, error, was_taken=True)
+            self._wait(ticket, error, was_taken=True)
         self.retry()
 
     def returned(self, ticket: Ticket, error: RequestError, *, was_taken: bool, try_at_once: bool) -> None:
@@ -84,7 +91,7 @@ class Mover:
         self._wait(ticket, error, was_taken=was_taken)
         now_s = time.monotonic()
         if not try_at_once:
-            if self._end_if_late(ticket, now_s):
+            if self._end_if_late(ticket, now_s, self._supervision.restart_until_s):
                 self.drop(ticket)
                 return
             pause_s = min(_PAUSE_S * 2**ticket.num_pauses, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
@@ -103,6 +110,8 @@ class Mover:
         now_s = time.monotonic()
         self._some_wait_their_turn = False
         self._due_s = float("inf")
+        self._judge(now_s)
+        restart_until_s = functools.cache(self._supervision.restart_until_s)
         for number in sorted(self._waiting):
             ticket = self._waiting[number]
             if ticket.not_before_s <= now_s:
@@ -117,7 +126,7 @@ class Mover:
                     continue
                 else:
                     self._suspects.leave(ticket)
-            if self._end_if_late(ticket, now_s):
+            if self._end_if_late(ticket, now_s, restart_until_s):
                 del self._waiting[number]
             else:
                 self._due_s = min(self._due_s, _due_s(ticket, now_s))
@@ -154,6 +163,19 @@ class Mover:
             self._waiting[ticket.number] = ticket
             self._note_waiting(len(self._waiting))
 
+    def _judge(self, now_s: float) -> None:
+        """Gives up requests that may be what kills engines, once it is known why theirs ended."""
+        unjudged, self._unjudged = self._unjudged, []
+        for instance_id, loss in unjudged:
+            end = self._supervision.end_of(instance_id)
+            if end is None:
+                self._unjudged.append((instance_id, loss))
+                self._due_s = min(self._due_s, now_s + _JUDGE_S)
+                continue
+            for ticket in self._suspects.pardon(loss) if end is EngineEnd.KILLED else loss.given_up:
+                if self._waiting.pop(ticket.number, None) is not None:  # else its client has gone meanwhile
+                    self._give_up(ticket)
+
     def _give_up(self, ticket: Ticket) -> None:
         logger.error("request %r is given up: see its error", ticket.submission.request_id)
         ticket.stream.fail(
@@ -163,7 +185,7 @@ class Mover:
             )
         )
 
-    def _end_if_late(self, ticket: Ticket, now_s: float) -> bool:
+    def _end_if_late(self, ticket: Ticket, now_s: float, restart_until_s: Callable[[], float]) -> bool:
         """Ends a request that has no time left to wait."""
         stream = ticket.stream
         if ticket.budget_end_s is not None and ticket.budget_end_s <= now_s:
@@ -171,10 +193,18 @@ class Mover:
             stream.finish(end)
         elif ticket.deadline_at_s is not None and ticket.deadline_at_s <= now_s:
             stream.fail(DeadlineExceeded(f"the deadline passed after {stream.num_tokens} output tokens"))
-        elif ticket.wait_until_s <= now_s:
+        elif ticket.wait_until_s <= now_s and not self._counts_on_restart(ticket, now_s, restart_until_s()):
             assert ticket.error is not None, "it waits for a reason"
             stream.fail(ticket.error)
         return stream.closed
+
+    def _counts_on_restart(self, ticket: Ticket, now_s: float, restart_until_s: float) -> bool:
+        """Whether its timeout has not run all the time, because a restart was to be expected; it then waits longer."""
+        wait_until_s = min(restart_until_s, now_s) + self._timeout_s
+        if wait_until_s <= now_s:
+            return False
+        ticket.wait_until_s = wait_until_s
+        return True
 
     # The timer.
 

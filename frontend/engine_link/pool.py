@@ -8,6 +8,7 @@ request is `placement.py`'s to say, what becomes of requests without an engine `
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.engine_link.client import MAX_BACKOFF_S, Attachment, EngineClient
@@ -19,6 +20,7 @@ from frontend.errors import EngineUnavailable, QueueFull, RequestError
 from frontend.metrics.metrics import Metrics
 from frontend.model.served_model import ModelKey
 from frontend.model.tokenizer_source import TokenizerSource
+from frontend.supervision import EngineEnd, SupervisorNote, note_path, read_note
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class EnginePool:
             timeout_s=failover_timeout_s,
             max_moves=max_moves,
             note_waiting=metrics.note_without_engine,
+            supervision=self,
         )
         self._placement = Placement()
         self._clients: dict[str, EngineClient] = {}  # by address
@@ -211,6 +214,27 @@ class EnginePool:
         if not is_wanted_elsewhere:
             ticket.refused_by.clear()
         self._mover.returned(ticket, error, was_taken=False, try_at_once=is_wanted_elsewhere)
+
+    # Supervision.
+
+    def restart_until_s(self) -> float:
+        """See Supervision."""
+        return max((note.restart_until_s for note in self._notes()), default=0.0)
+
+    def end_of(self, instance_id: str) -> EngineEnd | None:
+        """See Supervision. A supervisor writes down an end before it starts the next engine: what it has not written
+        down when an engine serves has not ended, or was not its own.
+        """
+        notes = self._notes()
+        for note in notes:
+            if instance_id in note.ends:
+                return note.ends[instance_id]
+        return None if notes and not self.serving else EngineEnd.FAILED
+
+    def _notes(self) -> list[SupervisorNote]:
+        sockets = (Path(address.removeprefix("unix:")) for address in self._clients if address.startswith("unix:"))
+        notes = (read_note(note_path(socket)) for socket in sockets)
+        return [note for note in notes if note is not None]
 
     # Placing.
 

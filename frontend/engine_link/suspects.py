@@ -9,6 +9,7 @@ suspect itself. Losses under a trial count for no others. So what kills fails al
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from frontend.engine_link.ticket import Ticket
 
@@ -20,8 +21,25 @@ CLEARED_TOKENS = 8
 engine dies are lost, so the very next tokens show nothing.
 """
 
+MAX_KILLS = 32
+"""Kills from outside that a request survives without getting further. More count as losses: what kills may be a watcher
+of memory in user space, and the request its reason.
+"""
 
 _MAX_WIDTH = 64  # each is looked at whenever one of them may go
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one loss of an engine has changed.
+
+    Attributes:
+        given_up: requests that must not be tried again.
+        counts: what was known of each request before: losses, and whether it goes alone.
+    """
+
+    given_up: list[Ticket]
+    counts: list[tuple[Ticket, int, bool]]
 
 
 class Suspects:
@@ -58,20 +76,18 @@ class Suspects:
         """It is not with an engine any more, or has not come to one."""
         self._on_trial.pop(ticket.number, None)
 
-    def lost(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """The engine of all of these is gone.
-
-        Returns: those that must not be tried again.
-        """
+    def lost(self, tickets: Sequence[Ticket]) -> Loss:
+        """The engine of all of these is gone."""
         there = {ticket.number for ticket in tickets}
         culprits = {ticket.number for ticket in self._active() if ticket.number in there}
         max_losses = self._max_losses
         if culprits and any(_is_new(ticket) and ticket.number not in culprits for ticket in tickets):
             max_losses += SUSPECT_LOSSES  # until the new ones are suspects too, if it was one of them
-        given_up = []
+        given_up, counts = [], []
         for ticket in tickets:
             if _is_cleared(ticket):
-                ticket.num_losses, ticket.goes_alone = 0, False
+                ticket.num_losses, ticket.goes_alone, ticket.num_kills = 0, False, 0
+            counts.append((ticket, ticket.num_losses, ticket.goes_alone))
             if len(culprits) > 1 and ticket.number in culprits:
                 ticket.goes_alone = True
             elif ticket.stream.is_parked:
@@ -84,6 +100,20 @@ class Suspects:
             self.leave(ticket)
         if culprits or not self._on_trial:
             self._width = 1
+        return Loss(given_up, counts)
+
+    def pardon(self, loss: Loss) -> list[Ticket]:
+        """The engine was killed from outside: takes back what the loss has counted.
+
+        Returns: requests that must not be tried again all the same: they have seen more than `MAX_KILLS`.
+        """
+        given_up = []
+        for ticket, num_losses, goes_alone in loss.counts:
+            ticket.num_kills += 1
+            if ticket.num_kills <= MAX_KILLS:
+                ticket.num_losses, ticket.goes_alone = num_losses, goes_alone
+            elif ticket in loss.given_up:
+                given_up.append(ticket)
         return given_up
 
     def _active(self) -> list[Ticket]:

@@ -30,6 +30,7 @@ class Ticket:
         engine: the engine that has it or had it last, by its name in the metrics; None: none ever had.
         deadline_at_s, budget_end_s: time.monotonic(); None: there is none.
         num_losses: engines lost in a row without an answer that got further; `mover.py` counts.
+        num_kills: engines in a row that were killed from outside while they had it, likewise.
         goes_alone: has lost one together with other suspects.
         lost_at_index: tokens that were known at the last loss.
         instance_id: of the engine that has it or had it last.
@@ -64,6 +65,7 @@ class Ticket:
         stops = submission.stops
         self.budget_end_s = now_s + stops.time_budget_ms / 1000 if stops.HasField("time_budget_ms") else None
         self.num_losses = 0
+        self.num_kills = 0
         self.goes_alone = False
         self.lost_at_index = 0
         self.instance_id = ""

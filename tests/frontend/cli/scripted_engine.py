@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -31,6 +32,8 @@ async def serve(step_interval_s: float, *, hold: bool) -> None:
     if hold:
         engine.pause()
     await engine.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+        notices.sendto(f"READY=1\nX_INSTANCE_ID={engine.instance_id}".encode(), os.environ["NOTIFY_SOCKET"])
     if hold:
         await engine.wait_for(lambda: engine.num_open > 0)
         await engine.step()

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from frontend.cli.engine_process import EngineProcess
+from frontend.supervision import EngineEnd, note_path, read_note
 
 
 class Waiter(logging.Handler):
@@ -129,3 +131,34 @@ async def test_what_the_program_has_started_ends_with_it(fifo, end):
     pipe.close()
     await engine.stop(10)
     assert await running < 0
+
+
+NOTIFYING = """\
+import os, signal, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+    notices.sendto(b"READY=1\\nX_INSTANCE_ID=%d" % os.getpid(), os.environ["NOTIFY_SOCKET"])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_engine_that_is_killed_as_soon_as_it_serves_is_in_the_note_and_restarts_do_not_slow_down(tmp_path):
+    waiter = Waiter(6)
+    logger = logging.getLogger("frontend.cli.engine_process")
+    logger.addHandler(waiter)
+    engine_socket = tmp_path / "engine.sock"
+    try:
+        engine = EngineProcess([sys.executable, "-S", "-c", NOTIFYING], engine_socket=engine_socket, first_pause_s=0.01)
+        running = asyncio.create_task(engine.run())
+        await waiter.done.wait()
+        note = read_note(note_path(engine_socket))
+        await engine.stop(10)
+        await running
+    finally:
+        logger.removeHandler(waiter)
+    assert waiter.messages[:6] == ["the engine ended: killed by SIGKILL; starting it again in 0.01 s"] * 6
+    assert note is not None
+    assert list(note.ends.values()) == [EngineEnd.KILLED] * 6
+    assert all(pid.isdecimal() for pid in note.ends)
+    last = read_note(note_path(engine_socket))
+    assert last is not None
+    assert last.restart_until_s <= time.monotonic(), "after `stop` no restart is to be expected"

@@ -263,6 +263,28 @@ def test_engine_that_dies_is_started_again_with_growing_pauses(start_up):
     up.assert_nothing_left()
 
 
+@pytest.mark.slow
+def test_twenty_quick_kills_in_a_row_lose_nothing(start_up):
+    """Neither pauses between starts nor losses without progress end a stream."""
+    up = start_up("serve 0.02", "--failover-timeout", "5")
+    with ChairliftClient(up.wait_serving()) as client:
+        streams = [client.stream("x" * 200) for _ in range(4)]
+        num_tokens = [next(stream).num_tokens for stream in streams]
+        for number in range(20):
+            while len(up.starts) <= number:
+                time.sleep(0.01)  # for another process's file
+            os.kill(up.starts[-1]["pid"], signal.SIGKILL)
+            wait_gone(up.starts[-1]["pid"])
+            if number % 4:  # else it is killed again while it loads
+                num_tokens = [had + next(stream).num_tokens for had, stream in zip(num_tokens, streams, strict=True)]
+        for index, stream in enumerate(streams):
+            num_tokens[index] += sum(chunk.num_tokens for chunk in stream)
+    assert num_tokens == [201] * 4  # the prompt again, and the end token
+    assert up.stderr.count("killed by SIGKILL") == 20
+    up.process.terminate()
+    assert up.end() == (0, "drained 0\n")
+
+
 def test_engine_that_cannot_run_ends_up_with_its_message_and_status(start_up):
     up = start_up("die 2", "--no-such-flag")
     assert up.end() == (2, "")

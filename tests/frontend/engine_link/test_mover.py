@@ -10,6 +10,7 @@ from frontend.engine_link.mover import Mover
 from frontend.engine_link.suspects import CLEARED_TOKENS
 from frontend.engine_link.ticket import Ticket
 from frontend.errors import EngineFault, EngineUnavailable, ServerDraining
+from frontend.supervision import EngineEnd
 
 GONE = EngineUnavailable("gone")
 
@@ -261,3 +262,123 @@ async def test_stopped_mover_fails_what_waits_and_what_comes(place):
     assert all(isinstance(ticket.stream._failure, ServerDraining) for ticket in (first, second))
     with pytest.raises(ServerDraining):
         mover.submit(third, GONE)
+
+
+class Supervisor:
+    """Says when a restart was or is to be expected, and why engines have ended."""
+
+    def __init__(self):
+        self.until_s = 0.0
+        self.end = EngineEnd.KILLED
+
+    def restart_until_s(self):
+        return self.until_s
+
+    def end_of(self, instance_id):
+        return self.end
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The mover's clock; it stands until it is set."""
+    times = [1000.0]
+    monkeypatch.setattr("frontend.engine_link.mover.time.monotonic", lambda: times[0])
+    return times
+
+
+@pytest.fixture
+async def supervised(place, clock):
+    supervisor = Supervisor()
+    mover = Mover(place, timeout_s=30.0, max_moves=3, note_waiting=ignore, supervision=supervisor)
+    yield mover, supervisor
+    mover.stop(ServerDraining("over"))
+
+
+async def test_the_timeout_does_not_run_while_a_restart_is_to_be_expected(supervised, place, clock):
+    mover, supervisor = supervised
+    place.there = False
+    supervisor.until_s = 1600.0
+    (ticket,) = tickets(1)
+    mover.lost([ticket], GONE)
+    for now_s in range(1000, 1200):
+        clock[0] = now_s
+        mover.retry()
+        assert not ticket.stream.closed
+    supervisor.until_s = 1195.5  # and now it is not any more: the timeout begins there
+    clock[0] = 1225.4
+    mover.retry()
+    assert not ticket.stream.closed
+    clock[0] = 1225.6
+    mover.retry()
+    assert ticket.stream._failure is GONE
+
+
+async def test_a_start_that_never_succeeds_holds_requests_no_longer_than_its_bound_and_the_timeout(
+    supervised, place, clock
+):
+    mover, supervisor = supervised
+    place.there = False
+    supervisor.until_s = 1600.0
+    (ticket,) = tickets(1)
+    mover.lost([ticket], GONE)
+    while not ticket.stream.closed:
+        clock[0] += 1.0
+        mover.retry()
+    assert 1630.0 <= clock[0] <= 1631.0
+
+
+async def test_without_a_failover_timeout_nobody_waits_for_a_restart(place, clock):
+    supervisor = Supervisor()
+    supervisor.until_s = 1600.0
+    mover = Mover(place, timeout_s=0.0, max_moves=3, note_waiting=ignore, supervision=supervisor)
+    place.there = False
+    (ticket,) = tickets(1)
+    mover.lost([ticket], GONE)
+    assert ticket.stream._failure is GONE
+
+
+async def test_twenty_kills_in_a_row_make_nobody_suspect(supervised, place):
+    mover, _ = supervised
+    some = tickets(5)
+    for _ in range(20):
+        mover.lost(some, GONE)
+        assert place.take() == some, "all of them go on at once"
+    assert not any(ticket.num_losses for ticket in some)
+
+
+async def test_what_is_killed_again_and_again_is_suspected_in_the_end(supervised, place):
+    """A watcher of memory in user space kills as an operator does."""
+    mover, _ = supervised
+    (ticket,) = tickets(1)
+    num_kills = 0
+    while not ticket.stream.closed:
+        num_kills += 1
+        mover.lost([ticket], GONE)
+    assert isinstance(ticket.stream._failure, EngineFault)
+    assert 32 < num_kills < 40
+
+
+async def test_blame_waits_until_it_is_known_why_the_engine_has_ended(supervised, place, clock):
+    mover, supervisor = supervised
+    poison, other = tickets(2)
+    supervisor.end = EngineEnd.FAILED
+    for _ in range(3):
+        mover.lost([poison], GONE)
+        place.take()
+    place.there = False
+    supervisor.end = None
+    mover.lost([poison], GONE)
+    assert not poison.stream.closed
+    supervisor.end = EngineEnd.KILLED  # it was not the request this time
+    place.there = True
+    mover.retry()
+    assert place.take() == [poison]
+    supervisor.end = None
+    place.there = False
+    mover.lost([poison], GONE)
+    supervisor.end = EngineEnd.FAILED
+    mover.retry()
+    assert isinstance(poison.stream._failure, EngineFault)
+    assert mover.num_waiting == 0
+    mover.lost([other], GONE)
+    assert not other.stream.closed
