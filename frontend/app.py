@@ -228,6 +228,7 @@ class FrontendApp:
     def _http_server(self) -> "HttpServer":
         # Here, so that a server without HTTP needs none of its packages.
         from frontend.openai.app import make_app
+        from frontend.openai.cors import with_cors
         from frontend.openai.door import Door
         from frontend.openai.facts import Facts
         from frontend.openai.http_server import HttpServer
@@ -248,7 +249,7 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )
-        app: ASGIApp = make_app(Door(runner), facts, self._keys)
+        app: ASGIApp = with_cors(make_app(Door(runner), facts, self._keys), config.allowed_origins)
         return HttpServer(
             HttpOrigin(app) if self._needs_origins else app,
             config.http_host or config.host,

@@ -8,6 +8,7 @@ import argparse
 import difflib
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -23,6 +24,8 @@ MIN_HEARTBEAT_TIMEOUT_S = 2.0
 MIN_GRAMMAR_MEMORY_BYTES = 16 << 20
 MAX_WORKERS = 256
 _METRICS_PREFIXES = ("chairlift", "vllm")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*,]+")  # as browsers write it, who compare it letter by letter
+_REPEATED_METAVARS = {"allowed_origins": "ORIGIN", "api_key": "KEY", "engine": "ADDRESS"}
 _METAVARS = {int: "N", float: "S", Path: "PATH"}  # every float is a time
 
 _HELP = {
@@ -31,6 +34,8 @@ _HELP = {
     "http": "serve OpenAI's API over HTTP too",
     "http_host": "address to listen on for HTTP; empty: as --host",
     "http_port": "port to listen on for HTTP; 0 takes a free one",
+    "allowed_origins": "web page origins that may call over HTTP from a browser, such as https://example.org; * allows "
+    "all; may be repeated (the variable: separated by commas)",
     "api_key": "a key that calls must carry; may be repeated; everybody on this machine can read a flag, so better the "
     "variable or the file",
     "api_key_file": "file with such keys, one in a line",
@@ -84,6 +89,7 @@ class FrontendConfig:
     http: bool = True
     http_host: str = ""
     http_port: int = 8000
+    allowed_origins: tuple[str, ...] = ()
     api_key: tuple[str, ...] = field(default=(), repr=False)
     api_key_file: Path | None = None
     tls_cert: Path | None = None
@@ -126,6 +132,9 @@ class FrontendConfig:
 
     def __post_init__(self) -> None:
         """Checks every range."""
+        for origin in self.allowed_origins:
+            allowed = "* or an origin such as https://example.org, without a path"
+            _check(_is_origin(origin), "allowed_origins", origin, allowed)
         for name in ("port", "http_port"):
             _check(0 <= getattr(self, name) <= 65535, name, getattr(self, name), "between 0 and 65535")
         _check(0 <= self.nice <= 19, "nice", self.nice, "between 0 and 19")
@@ -196,12 +205,12 @@ def add_arguments(
         listed = option.name not in unlisted
         if isinstance(option.default, tuple):
             if isinstance(default, str):
-                default = tuple(default.split(",")) if option.name == "engine" else (default,)
+                default = (default,) if option.name == "api_key" else tuple(default.split(","))
             parser.add_argument(
                 f"--{name}",
                 dest=option.name,
                 default=default,
-                metavar="KEY" if option.name == "api_key" else "ADDRESS",
+                metavar=_REPEATED_METAVARS[option.name],
                 action=_Repeated,
                 help=text if listed else argparse.SUPPRESS,
             )
@@ -335,6 +344,10 @@ def _is_address(address: str) -> bool:
         return len(address) > len("unix:")
     host, colon, port = address.removeprefix("dns:").rpartition(":")
     return bool(host and colon and port.isascii() and port.isdigit() and 0 < int(port) <= 65535)
+
+
+def _is_origin(text: str) -> bool:
+    return text == "*" or _ORIGIN.fullmatch(text) is not None
 
 
 def _is_http_url(url: str) -> bool:

@@ -28,6 +28,11 @@ class ApiKeys:
         """From now on these open the server, and no others; calls under way go on."""
         self._digests = [_digest(key.encode()) for key in keys]
 
+    @property
+    def required(self) -> bool:
+        """Whether calls need a key."""
+        return bool(self._digests)
+
     def check(self, authorizations: Sequence[str | bytes]) -> None:
         """Lets a call pass or not, in a time that says nothing of the keys.
 

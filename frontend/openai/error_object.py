@@ -1,6 +1,7 @@
 """The one table from error to HTTP status and OpenAI's error object."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse
@@ -28,14 +29,24 @@ class BodyError(Exception):
         message: for the client.
         param: the parameter at fault; None if no single one is.
         code: a word for programs; None: the message says it all.
+        headers: of the answer.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.headers = headers or {}
 
 
 class _Row(NamedTuple):
@@ -92,7 +103,7 @@ def error_object(error: Exception, *, chat: bool = False) -> ErrorObject:
     """
     if isinstance(error, BodyError):
         row = _Row(error.status, _INVALID, error.code)
-        return ErrorObject(error.status, _body(row, error.message, error.param), {})
+        return ErrorObject(error.status, _body(row, error.message, error.param), dict(error.headers))
     if not isinstance(error, RequestError):
         return ErrorObject(_DEFECT.status, _body(_DEFECT, "internal error; the server's log has the cause", None), {})
     row, message, param, headers = _TABLE[type(error)], error.message, None, {}

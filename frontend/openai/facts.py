@@ -61,6 +61,10 @@ class Facts:
         """GET /health: 200 while requests are taken, else 503."""
         return Response(status_code=200 if self._health.serving else 503)
 
+    async def ping(self, request: Request) -> Response:  # noqa: ARG002
+        """GET and POST /ping: 200 as long as the process answers, whether or not it takes requests."""
+        return Response()
+
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         """GET /version."""
         return JSONResponse({"version": __version__})

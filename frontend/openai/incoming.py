@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from frontend.openai.bodies import Body, body_error
+from frontend.openai.content_coding import gunzipped, is_gzipped
 from frontend.openai.disconnect import ClientGone
 from frontend.openai.error_object import BodyError
 
@@ -45,6 +46,7 @@ async def read_body(request: Request, kind: type[BodyT], *, timeout_s: float) ->
 
 
 async def _read(request: Request) -> bytes:
+    gzipped = is_gzipped(request)
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
@@ -54,7 +56,8 @@ async def _read(request: Request) -> bytes:
         if num_bytes > MAX_BODY_BYTES:
             raise _too_large()
         chunks.append(chunk)
-    return b"".join(chunks)
+    data = b"".join(chunks)
+    return await gunzipped(data, MAX_BODY_BYTES) if gzipped else data
 
 
 def _too_large() -> BodyError:

@@ -1,12 +1,12 @@
-"""API keys at the HTTP door: every path wants one, those unknown too, except /health."""
+"""API keys over HTTP: every path takes one, unknown ones too, except those that are open."""
+
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend.access.api_keys import ApiKeys
 from frontend.errors import Unauthenticated
 from frontend.openai.error_object import error_response
-
-OPEN_PATH = "/health"
 
 
 class KeyGate:
@@ -15,15 +15,17 @@ class KeyGate:
     Args:
         app: what is behind it.
         keys: what opens the server.
+        open_paths: where no key is needed.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str]) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["path"] != OPEN_PATH:
+        if scope["path"] not in self._open_paths:
             try:
                 self._keys.check([value for name, value in scope["headers"] if name == b"authorization"])
             except Unauthenticated as error:

@@ -82,7 +82,10 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
     environ = {"CHAIRLIFT_" + name.removesuffix("_s").upper(): str(value) for name, value in values.items()}
     environ["CHAIRLIFT_API_KEY"] = "one,key"
     environ["CHAIRLIFT_ENGINE"] = "there:1,[::1]:2"
-    expected = FrontendConfig(**values, api_key=("one,key",), engine=("there:1", "[::1]:2"))
+    environ["CHAIRLIFT_ALLOWED_ORIGINS"] = "https://a.example,http://b.example:8080"
+    origins = ("https://a.example", "http://b.example:8080")
+    lists = {"api_key": ("one,key",), "engine": ("there:1", "[::1]:2"), "allowed_origins": origins}
+    expected = FrontendConfig(**values, **lists)
     assert parse_arguments([], environ) == expected
 
 
@@ -150,6 +153,8 @@ def test_empty_variable_counts_as_unset():
 BAD = {
     "--port 65536": "--port is 65536, it must be between 0 and 65535",
     "--port x": "--port",
+    "--allowed-origins a.example": "--allowed-origins is a.example, it must be * or an origin such as https://",
+    "--allowed-origins https://a.example/": "--allowed-origins is https://a.example/, it must be * or an origin",
     "--http-port -1": "--http-port is -1, it must be between 0 and 65535",
     "--tool-call-parser xml": "--tool-call-parser is xml, it must be one of auto, none, hermes",
     "--reasoning-parser deep": "--reasoning-parser is deep, it must be one of auto, none, think",

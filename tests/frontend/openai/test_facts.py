@@ -54,6 +54,18 @@ async def test_health_follows_the_engine(http_pair):
     assert (await fetch(http_pair, "/health"))[0] == 503
 
 
+async def test_ping_answers_while_the_process_does(http_pair):
+    http_pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
+    while http_pair.app.engines.serving:
+        await anyio.sleep(0)
+    assert (await fetch(http_pair, "/ping"))[0] == 200
+    assert (await fetch(http_pair, "/ping", {}))[0] == 200
+
+
+async def test_models_with_a_trailing_slash_are_the_same_list(http_pair):
+    assert await fetch(http_pair, "/v1/models/") == await fetch(http_pair, "/v1/models")
+
+
 async def test_version_is_the_packages(http_pair):
     assert await fetch_json(http_pair, "/version") == (200, {"version": version("chairlift")})
 

@@ -1,0 +1,74 @@
+"""What a browser is told about pages of other origins."""
+
+import aiohttp
+import pytest
+
+ORIGIN = "https://app.example"
+PREFLIGHT = {
+    "Origin": ORIGIN,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization, content-type, x-stainless-lang",
+}
+
+
+@pytest.fixture
+async def connect_to(make_pair):
+    sessions = []
+
+    async def connect_to(**config):
+        pair = await make_pair(http=True, **config)
+        sessions.append(aiohttp.ClientSession(f"http://127.0.0.1:{pair.app.http_port}"))
+        return sessions[-1]
+
+    yield connect_to
+    for session in sessions:
+        await session.close()
+
+
+async def test_by_default_no_page_may_call(connect_to):
+    session = await connect_to()
+    async with session.options("/v1/completions", headers=PREFLIGHT) as response:
+        assert response.status == 405
+        assert not [name for name in response.headers if name.lower().startswith("access-control-")]
+    async with session.get("/v1/models", headers={"Origin": ORIGIN}) as response:
+        assert response.status == 200
+        assert not [name for name in response.headers if name.lower().startswith("access-control-")]
+
+
+async def test_preflight_of_an_allowed_origin_needs_no_key(connect_to):
+    session = await connect_to(allowed_origins=(ORIGIN, "http://other.example:3000"), api_key=("secret",))
+    async with session.options("/v1/chat/completions", headers=PREFLIGHT) as response:
+        assert response.status == 200
+        assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+        allowed = {name.strip() for name in response.headers["Access-Control-Allow-Headers"].lower().split(",")}
+        assert {"authorization", "content-type", "x-stainless-lang"} <= allowed
+        assert "Access-Control-Allow-Credentials" not in response.headers
+
+
+async def test_the_answer_and_its_errors_may_be_read_by_an_allowed_origin(connect_to):
+    session = await connect_to(allowed_origins=(ORIGIN,), api_key=("secret",))
+    body = {"prompt": "abc", "stream": True}
+    for key, status in (("secret", 200), ("wrong", 401)):
+        headers = {"Origin": ORIGIN, "Authorization": f"Bearer {key}"}
+        async with session.post("/v1/completions", headers=headers, json=body) as response:
+            assert response.status == status
+            assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+            assert "x-request-id" in response.headers["Access-Control-Expose-Headers"]
+            await response.read()
+
+
+async def test_another_origin_is_told_nothing(connect_to):
+    session = await connect_to(allowed_origins=(ORIGIN,))
+    for origin in ("https://app.example.org", "http://app.example", "null", ORIGIN + ":8443"):
+        async with session.options("/v1/completions", headers={**PREFLIGHT, "Origin": origin}) as response:
+            assert response.status == 400
+            assert "Access-Control-Allow-Origin" not in response.headers
+        async with session.get("/v1/models", headers={"Origin": origin}) as response:
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+
+async def test_a_star_allows_all(connect_to):
+    session = await connect_to(allowed_origins=("*",))
+    async with session.options("/v1/completions", headers=PREFLIGHT) as response:
+        assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (200, "*")
