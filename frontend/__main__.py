@@ -36,7 +36,7 @@ async def _serve(config: FrontendConfig) -> int:
     """Serves until a signal, of which a later one ends it at once; returns how many calls finished while draining."""
     from frontend.app import FrontendApp  # the parent of workers needs nothing of it
 
-    app = FrontendApp(config)
+    app = FrontendApp(config, warm_up=True)
     signals = StopSignals(count_open=lambda: app.calls.num_active)
     signals.watch()
     try:

@@ -18,7 +18,7 @@ from frontend.admission import Admission
 from frontend.calls import ActiveCalls
 from frontend.config import FrontendConfig
 from frontend.engine_link.pool import EnginePool
-from frontend.errors import ConfigError, ServerDraining
+from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation import Generations
 from frontend.grpc_door.interceptor import ErrorInterceptor
 from frontend.grpc_door.key_interceptor import KeyInterceptor
@@ -27,6 +27,7 @@ from frontend.health import Health
 from frontend.isolated.process import JobLimits
 from frontend.metrics.metrics import Metrics
 from frontend.metrics.traffic import log_traffic
+from frontend.model.chat_renderer import ChatRenderer
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 from frontend.process_limits import check_process_limits
@@ -57,14 +58,16 @@ class FrontendApp:
     Args:
         config: flags.
         place: among the workers that share its ports; None: there are no others.
+        warm_up: as soon as there is a model, start what its first conversation would wait for.
 
     Raises:
         ConfigError: the tokenizer's folder, a key or a certificate is of no use.
     """
 
-    def __init__(self, config: FrontendConfig, place: WorkerPlace | None = None) -> None:
+    def __init__(self, config: FrontendConfig, place: WorkerPlace | None = None, *, warm_up: bool = False) -> None:
         self._config = config
         self._place = place
+        self._warms_up = warm_up
         self._keys = ApiKeys(load_keys(config.api_key, config.api_key_file))
         self._tls = load_tls(config)
         self._watches = self._file_watches()
@@ -85,11 +88,13 @@ class FrontendApp:
         self.calls = ActiveCalls()
         self._spans = _spans(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
         self.grammars = GrammarCompiler(JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes))
+        self._chats = ChatRenderer()
         self._generations = Generations(
             self.engines,
             self.admission,
             self.metrics.requests,
             self.grammars,
+            self._chats,
             token_window=config.token_window,
             coalesce=config.coalesce,
             tool_call_parser=config.tool_call_parser,
@@ -101,6 +106,7 @@ class FrontendApp:
         self._needs_origins = self._spans is not None or config.log_requests
         self._http = self._http_server() if config.http else None
         self._traffic_log: asyncio.Task[None] | None = None
+        self._warm_up: asyncio.Task[None] | None = None
         self._draining = False
         self._server: grpc.aio.Server | None = None
         self.port = 0
@@ -156,6 +162,8 @@ class FrontendApp:
         if config.log_stats_interval_s:
             traffic = self.metrics.requests.traffic
             self._traffic_log = asyncio.create_task(log_traffic(traffic, config.log_stats_interval_s))
+        if self._warms_up:
+            self._warm_up = asyncio.create_task(self._prepare_chats())
         for watch in self._watches:
             watch.start()
         logger.info("listening on %s:%d, engine %s", host, self.port, ", ".join(config.engine))
@@ -207,12 +215,24 @@ class FrontendApp:
             await self._server.stop(_SETTLE_S if self.calls.num_unsent else None)
         if self._traffic_log is not None:
             self._traffic_log.cancel()
+        if self._warm_up is not None:
+            self._warm_up.cancel()
         for watch in self._watches:
             await watch.stop()
         await self.grammars.stop()
+        await self._chats.stop()
         self._tokenizers.close()
         if self._spans is not None:
             await self._spans.close()
+
+    async def _prepare_chats(self) -> None:
+        await self.wait_serving(None)
+        try:
+            await self._chats.prepare(self.engines.attachment().model.tokenizer)
+        except EngineUnavailable:
+            return  # gone again: the first conversation starts what it needs
+        except Exception:
+            logger.exception("chat templates cannot be tried")
 
     def _file_watches(self) -> list[FileWatch]:
         config, watches = self._config, []

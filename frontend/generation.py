@@ -23,6 +23,7 @@ from frontend.errors import ClientStalled, DeadlineExceeded
 from frontend.metrics.request_log import RequestLine
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.metrics.request_watch import RequestWatch
+from frontend.model.chat_renderer import ChatRenderer
 from frontend.model.served_model import ServedModel
 from frontend.request import convert
 from frontend.request.constraints import constraints_of
@@ -53,6 +54,7 @@ class Generations:
         admission: the queue's bound.
         metrics: where requests are counted.
         grammars: makes grammars of the forms of answers.
+        chats: makes prompts of conversations.
         token_window: tokens the engine may be ahead of a reader.
         coalesce: whether tokens that are there together leave in one message.
         tool_call_parser, reasoning_parser: names of the formats of chat answers.
@@ -67,6 +69,7 @@ class Generations:
         admission: Admission,
         metrics: RequestMetrics,
         grammars: GrammarCompiler,
+        chats: ChatRenderer,
         *,
         token_window: int,
         coalesce: bool = True,
@@ -83,6 +86,7 @@ class Generations:
         self._admission = admission
         self._metrics = metrics
         self._grammars = grammars
+        self._chats = chats
         self._token_window = token_window
         self._coalesce = coalesce
         self._tool_call_parser = tool_call_parser
@@ -101,8 +105,7 @@ class Generations:
 
     def chat_format(self, model: ServedModel) -> ChatFormat:
         """How the model marks reasoning and tool calls in its answers."""
-        source = model.tokenizer.chat_template_source
-        return chat_format(source, tools=self._tool_call_parser, reasoning=self._reasoning_parser)
+        return chat_format(model.tokenizer.chat.shown, tools=self._tool_call_parser, reasoning=self._reasoning_parser)
 
     @asynccontextmanager
     async def open(
@@ -157,7 +160,7 @@ class Generations:
         reason = CancelReason.CLIENT
         try:
             began_at_s = time.monotonic()
-            prompt_ids = await tokenize(request.prompt, model, "spec.")
+            prompt_ids = await tokenize(request.prompt, model, "spec.", self._chats)
             tokenized_s = time.monotonic() - began_at_s
             max_tokens = convert.token_budget(request, len(prompt_ids), model, default_max_tokens)
             permits[0].correct(len(prompt_ids), time.monotonic())
@@ -249,7 +252,7 @@ class Generations:
         prompt = chat or convert.prompt(request, model, "")
         permit = self._admission.admit(_guess_num_tokens(prompt), time.monotonic())
         try:
-            return await tokenize(prompt, model, "")
+            return await tokenize(prompt, model, "", self._chats)
         finally:
             permit.release(time.monotonic())
 
@@ -261,20 +264,21 @@ async def _echo(request: GenerationRequest, prompt_ids: list[int], model: Served
     return await asyncio.to_thread(PromptEcho, request.output, prompt_ids, model.tokenizer)
 
 
-async def tokenize(prompt: Prompt, model: ServedModel, path: str) -> list[int]:
+async def tokenize(prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer) -> list[int]:
     """Token ids of a checked prompt.
 
     Args:
         path: of the message that holds the prompt, as in "spec.", for the errors.
 
     Raises:
-        InvalidRequest: the model has no chat template, or the template refuses the messages.
+        InvalidRequest, ServerDraining: see `ChatRenderer.render`.
     """
     match prompt:
         case TextPrompt(text):
             return await model.tokenizer.encode(text)
         case ChatPrompt(turns, options):
-            return await model.tokenizer.encode_chat(turns, options, field=path + "chat")
+            rendered = await chats.render(model.tokenizer, turns, options, field=path + "chat")
+            return await model.tokenizer.encode_rendered(rendered)
         case TokenPrompt(token_ids):
             return list(token_ids)
 

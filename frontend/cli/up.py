@@ -79,7 +79,7 @@ class Pair:
         self._config = dataclasses.replace(config, engine=(f"unix:{socket}",))
         self._folder = folder
         self._socket = socket
-        self._app = FrontendApp(self._config) if config.workers == 1 else Supervisor(self._config)
+        self._app = FrontendApp(self._config, warm_up=True) if config.workers == 1 else Supervisor(self._config)
         self._engine_command = [
             *engine_command,
             *("--log-level", config.log_level, "--log-format", config.log_format),

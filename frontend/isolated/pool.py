@@ -19,6 +19,17 @@ class _Worker:
     key: bytes
 
 
+_Use = Callable[[_Worker], Awaitable[Frame]]
+
+
+async def _nothing(_: _Worker) -> Frame:
+    return {}
+
+
+class PoolStopped(Exception):  # noqa: N818
+    """The pool ends, and with it every job."""
+
+
 class ProcessPool:
     """Runs jobs, each in a process that does nothing else meanwhile. Starts none before the first job.
 
@@ -37,6 +48,7 @@ class ProcessPool:
         self._seats = asyncio.Semaphore(num_processes)
         self._idle: list[_Worker] = []
         self._running: set[asyncio.Task[Frame | Exception]] = set()
+        self._has_stopped = False
         self._hello: tuple[bytes, bytes] | None = None  # of one key, for its next process
 
     async def run(self, key: bytes, hello: Hello, job: bytes, *, on_begin: Callable[[], None] | None = None) -> Frame:
@@ -51,37 +63,60 @@ class ProcessPool:
         Raises:
             LimitExceeded, StartRefused: see `IsolatedProcess`.
             OSError, EOFError, TimeoutError: no process can be started.
-            asyncio.CancelledError: this was, or `stop` was called.
+            PoolStopped: `stop` was called.
         """
-        await self._seats.acquire()
-        if on_begin is not None:
-            on_begin()
-        task = asyncio.create_task(self._run(key, hello, job))
-        self._running.add(task)
-        task.add_done_callback(self._end)
-        outcome = await asyncio.shield(task)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return await self._seated(lambda worker: worker.process.ask(job), key, hello, on_begin)
+
+    async def start(self, key: bytes, hello: Hello) -> None:
+        """Starts a process ahead of the first job, unless there is one.
+
+        Args:
+            key, hello: see `run`.
+
+        Raises:
+            as `run`.
+        """
+        await self._seated(_nothing, key, hello, None)
 
     async def stop(self) -> None:
-        """Ends all processes; whoever waits for one is cancelled."""
+        """Ends all processes; whoever waits for one is told."""
+        self._has_stopped = True
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         while self._idle:
             await self._idle.pop().process.stop()
 
+    async def _seated(self, use: _Use, key: bytes, hello: Hello, on_begin: Callable[[], None] | None) -> Frame:
+        await self._seats.acquire()
+        if self._has_stopped:
+            self._seats.release()
+            raise PoolStopped
+        if on_begin is not None:
+            on_begin()
+        task = asyncio.create_task(self._run(use, key, hello))
+        self._running.add(task)
+        task.add_done_callback(self._end)
+        try:
+            outcome = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # not this request was: all are
+                raise PoolStopped from None
+            raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
     def _end(self, task: asyncio.Task[Frame | Exception]) -> None:
         self._running.discard(task)
         self._seats.release()
 
-    async def _run(self, key: bytes, hello: Hello, job: bytes) -> Frame | Exception:
+    async def _run(self, use: _Use, key: bytes, hello: Hello) -> Frame | Exception:
         """The answer, or why there is none: nobody may be there to catch it."""
         try:
             worker = await self._worker(key, hello)
             try:
-                return await worker.process.ask(job)
+                return await use(worker)
             finally:
                 if worker.process.is_alive:
                     self._idle.append(worker)

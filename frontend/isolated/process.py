@@ -81,8 +81,7 @@ class IsolatedProcess:
             limits: those in it.
 
         Raises:
-            StartRefused: it cannot do what the first frame says.
-            LimitExceeded: starting takes too much.
+            StartRefused: it cannot do what the first frame says, or that takes too much.
             OSError, EOFError, TimeoutError: there is no such process to be had.
         """
         process = await asyncio.create_subprocess_exec(
@@ -99,6 +98,8 @@ class IsolatedProcess:
                     answer = await worker._exchange(hello)
             else:
                 answer = await worker._ask(hello, timeout_s)
+        except LimitExceeded as error:
+            raise StartRefused(str(error)) from error
         except BaseException:
             await worker.stop()
             raise

@@ -2,19 +2,16 @@
 
 Templates come from the model's files, chosen by the operator; a request brings texts, tools and variables as plain JSON
 values, never a template. They run in Jinja's immutable sandbox all the same: no access to Python's internals, no
-changes to what they are given, `range` limited to 100,000, output limited to `MAX_RENDERED_CHARS`, loops and macros to
-`MAX_RENDER_S`. What is not limited is the time of a single expression: that is the operator's own.
+changes to what they are given, `range` limited to 100,000, output limited to `MAX_RENDERED_CHARS`. Neither this nor
+compiling limits time and memory: both happen in a process that may be killed (`template_worker.py`).
 """
 
 import datetime
 import json
-import time
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
@@ -24,11 +21,6 @@ from frontend.chat.messages import ChatMessage, ChatOptions, template_messages
 
 MAX_RENDERED_CHARS = 1_000_000
 """Longest prompt a template may produce; over 200,000 tokens of ordinary text."""
-
-MAX_RENDER_S = 0.5
-"""Most CPU time of one rendering; 4,000 messages with tool calls take 40 ms."""
-
-_cpu_limit_s: ContextVar[float] = ContextVar("cpu_limit_s")  # of the rendering in this thread: its time.thread_time()
 
 
 class ChatTemplateError(Exception):
@@ -67,35 +59,10 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-class _TimedCode(jinja2.compiler.CodeGenerator):
-    """Compiles a look at the clock into every loop and macro, which is all that can go on for long."""
-
-    def visit_For(self, node: jinja2.nodes.For, frame: jinja2.compiler.Frame) -> None:  # noqa: N802 - Jinja's name
-        node.body.insert(0, _clock_check(node.lineno))
-        super().visit_For(node, frame)
-
-    def visit_Macro(self, node: jinja2.nodes.Macro, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
-        node.body.insert(0, _clock_check(node.lineno))
-        super().visit_Macro(node, frame)
-
-
-def _clock_check(lineno: int) -> jinja2.nodes.Node:
-    function = jinja2.nodes.EnvironmentAttribute("check_time")  # out of the template's reach
-    call = jinja2.nodes.Call(function, [], [], None, None)
-    return jinja2.nodes.ExprStmt(call).set_lineno(lineno)
-
-
-def _check_time() -> None:
-    if time.thread_time() > _cpu_limit_s.get():
-        raise ChatTemplateError(f"the template takes more than {MAX_RENDER_S:g} s for these messages")
-
-
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
-    environment.code_generator_class = _TimedCode
-    environment.extend(check_time=_check_time)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -126,6 +93,10 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
+        except RecursionError:
+            raise ChatTemplateError("it is nested too deeply") from None
+        except (SyntaxError, OverflowError, ValueError) as error:  # of the Python that Jinja makes of it
+            raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
         self._loops_over_content = any(_is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
         tested = (test.node for test in tree.find_all(jinja2.nodes.Test) if test.name == "string")
         self._takes_parts_only = self._loops_over_content and not any(_is_content(node) for node in tested)
@@ -143,8 +114,9 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: the template refuses these messages (`raise_exception`), fails on them, reaches for what
-                the sandbox forbids, takes too long, or produces more than `MAX_RENDERED_CHARS` characters; a variable
-                has the name of one of its own; there is no final message to continue.
+                the sandbox forbids, or produces more than `MAX_RENDERED_CHARS` characters; a variable has the name of
+                one of its own; there is no final message to continue.
+            MemoryError: it takes more memory than there may be.
         """
         options = options or ChatOptions()
         for name in options.template_kwargs:
@@ -169,14 +141,13 @@ class ChatTemplate:
     def _generate(self, variables: Mapping[str, Any]) -> str:
         parts: list[str] = []
         num_chars = 0
-        _cpu_limit_s.set(time.thread_time() + MAX_RENDER_S)
         try:
             for part in self._template.generate(variables):
                 num_chars += len(part)
                 if num_chars > MAX_RENDERED_CHARS:
                     raise ChatTemplateError(f"the rendered prompt has more than {MAX_RENDERED_CHARS} characters")
                 parts.append(part)
-        except ChatTemplateError:
+        except (ChatTemplateError, MemoryError):
             raise
         except Exception as error:  # a template is a program: any error of its own is about these messages
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
@@ -225,57 +196,3 @@ def _cut_at_mark(prompt: str) -> str:
     if prompt.startswith(_END_MARK, end):
         return prompt[:end]
     return prompt[:end].rstrip()  # the template trims: what the message ended with is not in the prompt either
-
-
-_TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def chat_template_source(files: Mapping[str, bytes], *, with_tools: bool = False) -> str | None:
-    """The template in a model's files: chat_template.jinja, else chat_template.json, else tokenizer_config.json.
-
-    Of several named templates it is the one called "default", or the only one; with tools the one called "tool_use", if
-    there is one.
-
-    Raises:
-        ChatTemplateError: the named templates are not a list of objects with a name and a template.
-    """
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _load_object(files, name).get("chat_template")
-        if isinstance(found, list):
-            try:
-                named = {entry["name"]: entry["template"] for entry in found}
-            except (TypeError, KeyError) as error:
-                raise ChatTemplateError(f"{name}: an entry of chat_template has no name or no template") from error
-            default = next(iter(named.values())) if len(named) == 1 else named.get("default")
-            found = named.get("tool_use", default) if with_tools else default
-        if isinstance(found, str):
-            return found
-    return None
-
-
-def template_variables(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The special tokens a template may name: tokenizer_config.json, in older models also special_tokens_map.json."""
-    config = _load_object(files, "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:  # newer models' maps are copies at best; transformers ignores them too
-        config = {**config, **_load_object(files, "special_tokens_map.json")}
-    variables = {}
-    for name in _TOKEN_VARIABLES:
-        token = config.get(name)
-        content = token.get("content") if isinstance(token, dict) else token
-        if isinstance(content, str):
-            variables[name] = content
-    return variables
-
-
-def _load_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    if name not in files:
-        return {}
-    try:
-        content = json.loads(files[name])
-    except ValueError as error:
-        raise ValueError(f"{name} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{name} must hold a JSON object, not {type(content).__name__}")
-    return content

@@ -1,4 +1,4 @@
-"""Text and chat messages to token ids, with the tokenizer files the engine sends or a directory holds.
+"""Text to token ids, with the tokenizer files the engine sends or a directory holds.
 
 Encoding runs in a small thread pool. It goes through `encode_batch`, which releases the GIL; `encode` does not and
 stops the event loop for as long as it takes (measured: 6.2 s for 10^6 characters against 76 ms at most for half as many
@@ -7,24 +7,15 @@ through `encode_batch`).
 
 import asyncio
 import hashlib
-import logging
 import os
 import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import tokenizers
 
-from frontend.chat.messages import ChatMessage, ChatOptions
-from frontend.errors import InvalidRequest
-from frontend.model.chat_template import (
-    ChatTemplate,
-    ChatTemplateError,
-    chat_template_source,
-    template_variables,
-)
+from frontend.model.chat_files import ChatFiles
 from frontend.model.detokenizer import Detokenizer, make_detokenizer
 from frontend.model.token_text import token_text
 
@@ -38,8 +29,6 @@ FILE_NAMES = (
     "tokenizer_config.json",
 )
 """What belongs to a tokenizer; only tokenizer.json must be there."""
-
-_logger = logging.getLogger(__name__)
 
 
 def files_sha256(files: Mapping[str, bytes]) -> bytes:
@@ -57,6 +46,7 @@ class Tokenizer:
     Attributes:
         vocab_size: one more than the largest token id; the model may have more rows.
         sha256: digest of the files, `files_sha256`.
+        chat: the chat templates; `ChatRenderer` takes away those that cannot be compiled.
         special_tokens: texts of the tokens that are left out of answers.
     """
 
@@ -76,7 +66,7 @@ class Tokenizer:
             token.content for token in self._backend.get_added_tokens_decoder().values() if token.special
         )
         self._text = token_text(self._backend)
-        self._chat, self._chat_with_tools = _load_chat_templates(files)
+        self.chat = ChatFiles.from_files(files)
         num_threads = min(4, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
@@ -114,57 +104,18 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether chat prompts can be served."""
-        return self._chat.template is not None
+        return self.chat.plain is not None
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds (a leading bos, say)."""
         return await self._run(text, add_special_tokens=True)
 
-    @property
-    def chat_template_source(self) -> str | None:
-        """The chat template as the model's files have it, of two that for tools; None: no chat prompts are served."""
-        template = self._chat_with_tools.template or self._chat.template
-        return None if template is None else template.source
-
-    async def encode_chat(
-        self, messages: Sequence[ChatMessage], options: ChatOptions | None = None, *, field: str = "spec.chat"
-    ) -> list[int]:
-        """Token ids of a conversation. The template writes all special tokens itself.
+    async def encode_rendered(self, prompt: str) -> list[int]:
+        """Token ids of a conversation that a chat template has rendered, which writes all special tokens itself.
 
         As in `transformers`, a special token spelled out in a message is that token.
-
-        Args:
-            messages: the turns, oldest first.
-            options: see `ChatTemplate.render`.
-            field: the request's field that an error names.
-
-        Raises:
-            InvalidRequest: as `render_chat`.
         """
-        text = await self.render_chat(messages, options, field=field)
-        return await self._run(text, add_special_tokens=False)
-
-    async def render_chat(
-        self, messages: Sequence[ChatMessage], options: ChatOptions | None = None, *, field: str = "spec.chat"
-    ) -> str:
-        """The prompt that `encode_chat` makes tokens of.
-
-        Args:
-            messages, options, field: as there.
-
-        Raises:
-            InvalidRequest: the model has no usable template, or the template refuses these messages.
-        """
-        loaded = self._chat_with_tools if options is not None and options.tools else self._chat
-        if loaded.template is None:
-            raise InvalidRequest(loaded.missing_because, field=field)
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._pool, loaded.template.render, messages, options)
-        except ChatTemplateError as error:
-            raise InvalidRequest(
-                f"the model's chat template does not take these messages: {error}", field=field
-            ) from error
+        return await self._run(prompt, add_special_tokens=False)
 
     async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Token ids of texts as they stand in the middle of others: without what the tokenizer adds to a prompt."""
@@ -204,39 +155,3 @@ class Tokenizer:
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._backend.encode_batch_fast(words, add_special_tokens=False)]
-
-
-class _LoadedTemplate(NamedTuple):
-    """A chat template, or None and why there is none."""
-
-    template: ChatTemplate | None
-    missing_because: str
-
-
-def _load_chat_templates(files: Mapping[str, bytes]) -> tuple[_LoadedTemplate, _LoadedTemplate]:
-    """The template for requests without tools, and that with, most often the same.
-
-    A broken one does not keep the model from serving plain text.
-    """
-    try:
-        plain, for_tools = (chat_template_source(files, with_tools=with_tools) for with_tools in (False, True))
-    except ChatTemplateError as error:
-        broken = _broken_template(error)
-        return broken, broken
-    variables = template_variables(files)
-    loaded = {source: _load_chat_template(source, variables) for source in {plain, for_tools}}
-    return loaded[plain], loaded[for_tools]
-
-
-def _load_chat_template(source: str | None, variables: Mapping[str, str]) -> _LoadedTemplate:
-    if source is None:
-        return _LoadedTemplate(None, "the model has no chat template; send text or token_ids")
-    try:
-        return _LoadedTemplate(ChatTemplate(source, variables), "")
-    except ChatTemplateError as error:
-        return _broken_template(error)
-
-
-def _broken_template(error: ChatTemplateError) -> _LoadedTemplate:
-    _logger.warning("chat prompts are refused: the model's chat template cannot be compiled: %s", error)
-    return _LoadedTemplate(None, f"the model's chat template cannot be compiled ({error}); send text or token_ids")

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
-from frontend.isolated.pool import ProcessPool
+from frontend.isolated.pool import PoolStopped, ProcessPool
 from frontend.isolated.process import JobLimits, LimitExceeded, StartRefused, first_frame
 from frontend.isolated.worker import encode
 from frontend.model.served_model import ServedModel
@@ -94,6 +94,8 @@ class GrammarCompiler:
         job.num_waiting += 1
         try:
             return await asyncio.shield(job.task)
+        except PoolStopped:
+            raise ServerDraining("this server has stopped", retry_after_s=1.0) from None
         except asyncio.CancelledError:
             if job.task.cancelled():  # not this request was: all are
                 raise ServerDraining("this server has stopped", retry_after_s=1.0) from None

@@ -37,7 +37,7 @@ def main() -> int:
 async def _serve(order: WorkerOrder, reports: BinaryIO) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    app = FrontendApp(order.config, order.place)
+    app = FrontendApp(order.config, order.place, warm_up=True)
     watches = [asyncio.create_task(_watch_parent(stop))]
     try:
         if order.is_replacement:

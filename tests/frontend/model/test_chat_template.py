@@ -1,21 +1,11 @@
 """Chat templates render as transformers renders them; messages stay text; the sandbox holds."""
 
-import json
-import time
-
 import pytest
 import tokenizers
 import transformers
 
 from frontend.chat.messages import ChatMessage
-from frontend.model.chat_template import (
-    MAX_RENDER_S,
-    MAX_RENDERED_CHARS,
-    ChatTemplate,
-    ChatTemplateError,
-    chat_template_source,
-    template_variables,
-)
+from frontend.model.chat_template import MAX_RENDERED_CHARS, ChatTemplate, ChatTemplateError
 
 CHATML = """\
 {%- if messages[0]['role'] != 'system' %}
@@ -169,23 +159,6 @@ def test_output_is_bounded():
         template.render([ChatMessage("user", "hello")])
 
 
-@pytest.mark.parametrize(
-    "endless",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% set s = 'x' * 9999 %}{% for i in s %}{% for j in s %}{% for k in s %}{% endfor %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n > 0 }}{% endmacro %}{{ f(60) }}",
-        "{% for m in [1, 1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 1]) }}{% endif %}{% endfor %}",
-    ],
-)
-def test_time_is_bounded(endless):
-    template = ChatTemplate(endless, {})
-    start_s = time.thread_time()
-    with pytest.raises(ChatTemplateError, match=f"takes more than {MAX_RENDER_S} s"):
-        template.render([ChatMessage("user", "hello")])
-    assert time.thread_time() - start_s < 2 * MAX_RENDER_S
-
-
 def test_half_a_character_is_refused():
     with pytest.raises(ChatTemplateError, match="half a character"):
         ChatTemplate("{{ messages[0].content }}", {}).render([ChatMessage("user", "\ud83d")])
@@ -201,44 +174,8 @@ def test_syntax_error_names_the_line():
         ChatTemplate("one\n{% endfor %}", {})
 
 
-def test_template_file_wins_over_json_and_config():
-    config = json.dumps({"chat_template": "from config"}).encode()
-    files = {"tokenizer_config.json": config}
-    assert chat_template_source(files) == "from config"
-    files["chat_template.json"] = json.dumps({"chat_template": "from json"}).encode()
-    assert chat_template_source(files) == "from json"
-    files["chat_template.jinja"] = b"from file"
-    assert chat_template_source(files) == "from file"
-    assert chat_template_source({}) is None
-
-
-def test_of_named_templates_the_default_is_taken():
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    assert chat_template_source({"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}) == "D"
-    assert chat_template_source({"tokenizer_config.json": json.dumps({"chat_template": named[:1]}).encode()}) == "T"
-    config = {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}
-    assert chat_template_source(config, with_tools=True) == "T"
-    config = {"tokenizer_config.json": json.dumps({"chat_template": named[1:]}).encode()}
-    assert chat_template_source(config, with_tools=True) == "D"
-    others = [named[0], {"name": "rag", "template": "R"}]
-    assert chat_template_source({"tokenizer_config.json": json.dumps({"chat_template": others}).encode()}) is None
-
-
-def test_token_variables_come_from_config_and_in_older_models_from_the_map():
-    config = {"bos_token": {"content": "<bos>", "special": True}, "eos_token": "</s>", "pad_token": None}
-    special = {"bos_token": "<from map>", "unk_token": {"content": "<unk>"}}
-    files = {
-        "tokenizer_config.json": json.dumps(config).encode(),
-        "special_tokens_map.json": json.dumps(special).encode(),
-    }
-    assert template_variables(files) == {"bos_token": "<from map>", "eos_token": "</s>", "unk_token": "<unk>"}
-    files["tokenizer_config.json"] = json.dumps({**config, "added_tokens_decoder": {}}).encode()
-    assert template_variables(files) == {"bos_token": "<bos>", "eos_token": "</s>"}
-
-
-@pytest.mark.parametrize(
-    ("content", "says"), [(b"{", "is not valid JSON"), (b"[]", "must hold a JSON object, not list")]
-)
-def test_broken_files_are_named(content, says):
-    with pytest.raises(ValueError, match=f"tokenizer_config.json {says}"):
-        chat_template_source({"tokenizer_config.json": content})
+@pytest.mark.parametrize("opening", ["(", "[", "{% if x %}", "{{ x|f("])
+def test_template_that_is_nested_too_deeply_cannot_be_compiled(opening):
+    source = opening * 20_000 if opening[0] == "{" else "{{ " + opening * 20_000 + " }}"
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(source, {})

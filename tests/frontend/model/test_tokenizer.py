@@ -10,8 +10,6 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
-from frontend.errors import InvalidRequest
 from frontend.model.tokenizer import Tokenizer, files_sha256
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
@@ -59,68 +57,10 @@ async def test_truncation_and_padding_saved_in_the_file_are_off(tokenizer):
     assert len(await tokenizer.encode("x")) == 2
 
 
-async def test_chat_prompt_has_exactly_the_templates_special_tokens(tokenizer, backend):
-    ids = await tokenizer.encode_chat([ChatMessage("user", "the dog")])
+async def test_rendered_conversation_has_exactly_the_templates_special_tokens(tokenizer, backend):
+    ids = await tokenizer.encode_rendered("<s>[user] the dog")
     assert backend.decode(ids, skip_special_tokens=False) == "<s>[user] the dog"
     assert ids.count(backend.token_to_id("<s>")) == 1
-
-
-async def test_chat_without_a_template_is_an_invalid_request(files):
-    del files["tokenizer_config.json"]
-    tokenizer = Tokenizer.from_files(files)
-    assert not tokenizer.has_chat_template
-    with pytest.raises(InvalidRequest, match="has no chat template") as raised:
-        await tokenizer.encode_chat([ChatMessage("user", "hello")])
-    assert raised.value.field == "spec.chat"
-    tokenizer.close()
-
-
-async def test_refusal_of_the_template_is_an_invalid_request(files):
-    files["chat_template.jinja"] = b"{{ raise_exception('only users may speak') }}"
-    tokenizer = Tokenizer.from_files(files)
-    with pytest.raises(InvalidRequest, match="only users may speak") as raised:
-        await tokenizer.encode_chat([ChatMessage("system", "hello")], field="chat")
-    assert raised.value.field == "chat"
-    tokenizer.close()
-
-
-async def test_broken_template_refuses_chat_and_serves_text(files, caplog):
-    files["chat_template.jinja"] = b"{% if %}"
-    tokenizer = Tokenizer.from_files(files)
-    assert "chat prompts are refused" in caplog.text
-    assert not tokenizer.has_chat_template
-    assert len(await tokenizer.encode("hello")) > 1
-    with pytest.raises(InvalidRequest, match="cannot be compiled"):
-        await tokenizer.encode_chat([ChatMessage("user", "hello")])
-    tokenizer.close()
-
-
-async def test_rendered_chat_is_the_text_of_its_tokens(tokenizer, backend):
-    options = ChatOptions(tools=({"name": "get"},), add_generation_prompt=False)
-    text = await tokenizer.render_chat([ChatMessage("user", "the dog")], options)
-    ids = await tokenizer.encode_chat([ChatMessage("user", "the dog")], options)
-    assert text == backend.decode(ids, skip_special_tokens=False) == "<s>[user] the dog"
-
-
-async def test_requests_with_tools_have_a_template_of_their_own_if_the_model_has_one(files):
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools | length }}"}]
-    files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
-    tokenizer = Tokenizer.from_files(files)
-    question = [ChatMessage("user", "hi")]
-    assert await tokenizer.render_chat(question) == "plain"
-    assert await tokenizer.render_chat(question, ChatOptions(template_kwargs={"x": 1})) == "plain"
-    assert await tokenizer.render_chat(question, ChatOptions(tools=({}, {}))) == "with 2"
-    assert tokenizer.chat_template_source == named[1]["template"]
-    tokenizer.close()
-
-
-async def test_half_a_character_in_a_call_is_an_invalid_request(files):
-    files["chat_template.jinja"] = b"{{ messages[0].tool_calls[0].function.arguments | tojson }}"
-    tokenizer = Tokenizer.from_files(files)
-    call = ToolCall("c", "get", '{"a": "\\ud800"}')
-    with pytest.raises(InvalidRequest, match="half a character"):
-        await tokenizer.encode_chat([ChatMessage("assistant", tool_calls=(call,))])
-    tokenizer.close()
 
 
 def test_special_tokens_are_those_that_answers_do_not_show(files, backend):
@@ -186,14 +126,3 @@ def test_missing_or_broken_tokenizer_json_is_named():
         Tokenizer.from_files({"tokenizer_config.json": b"{}"})
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_files({"tokenizer.json": b"{}"})
-
-
-@pytest.mark.parametrize("templates", [[{"name": "default"}], [{"template": "x"}], ["x"]])
-async def test_malformed_named_templates_refuse_chat_alone(files, templates):
-    config = {**json.loads(files["tokenizer_config.json"]), "chat_template": templates}
-    others = {name: data for name, data in files.items() if name != "chat_template.jinja"}
-    tokenizer = Tokenizer.from_files({**others, "tokenizer_config.json": json.dumps(config).encode()})
-    assert await tokenizer.encode("the fox")
-    with pytest.raises(InvalidRequest, match="no name or no template"):
-        await tokenizer.encode_chat([ChatMessage("user", "hi")])
-    tokenizer.close()
