@@ -25,6 +25,7 @@ from frontend.grpc_door.key_interceptor import KeyInterceptor
 from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
 from frontend.isolated.process import JobLimits
+from frontend.limits import MAX_REQUEST_BYTES
 from frontend.metrics.metrics import Metrics
 from frontend.metrics.traffic import log_traffic
 from frontend.model.chat_renderer import ChatRenderer
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_MESSAGE_BYTES = 16 << 20
 _MAX_METADATA_BYTES = 16 << 10
 # High: a client that opens more on a fresh connection, before it has heard of this, gets UNAVAILABLE for the rest.
 _MAX_STREAMS_PER_CONNECTION = 4096
@@ -306,7 +306,7 @@ def _spans(endpoint: str) -> "OtlpSpans":
 
 def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
         # Both: between the two, calls are refused by chance.
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),

@@ -98,8 +98,8 @@ class FrontendConfig:
     insecure_bind: bool = False
     engine: tuple[str, ...] = ("127.0.0.1:50052",)
     tokenizer: Path | None = None
-    max_queued_requests: int = 1024
-    max_queued_tokens: int = 1 << 18
+    max_queued_requests: int = 4096
+    max_queued_tokens: int = 1 << 20
     token_window: int = 256
     coalesce: bool = True
     stall_timeout_s: float = 60.0

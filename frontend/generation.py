@@ -4,7 +4,7 @@ ends.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from chairlift.v1 import generation_service_pb2 as pb
@@ -37,6 +37,8 @@ from frontend.request.request import (
     with_max_tokens,
     with_special_tokens,
 )
+from frontend.request.token_prompt import token_prompt
+from frontend.slices import in_slices
 from frontend.structured.compiler import GrammarCompiler
 from frontend.structured.forms import OutputForm
 from frontend.tracing.origin import current_origin
@@ -150,7 +152,11 @@ class Generations:
         deadline = Deadline(time_remaining_s)
         attachment = self._engines.attachment()
         model = attachment.model
-        request = convert.generation_request(spec, model, chat, form)
+        convert.check_model(spec.model, model)
+        prompt: Prompt | None = chat
+        if prompt is None:
+            prompt = await in_slices(token_prompt(spec, model))
+        request = convert.generation_request(spec, model, prompt, form)
         parsing = self._parsing(request, model)
         accepted_at_s = time.monotonic()
         watch.accept(request, model.name, attachment.engine, now_s=accepted_at_s)
@@ -166,7 +172,7 @@ class Generations:
             permits[0].correct(len(prompt_ids), time.monotonic())
             before = "" if parsing is None else parsing.before_answer(prompt_ids)
             constraints = await constraints_of(request, model, self._grammars, before=before)
-            prompt = await _echo(request, prompt_ids, model)
+            echo = await _echo(request, prompt_ids, model)
             limited = with_max_tokens(request, max_tokens)
             if parsing is not None and parsing.needs_special_tokens:
                 limited = with_special_tokens(limited)
@@ -200,7 +206,7 @@ class Generations:
                         accepted_at_s=accepted_at_s, tokenized_s=tokenized_s, submitted_at_s=submitted_at_s
                     ),
                     index=index,
-                    prompt=None if index else prompt,
+                    prompt=None if index else echo,
                     parser=None if parsing is None else parsing.parser(prompt_ids),
                 )
 
@@ -236,7 +242,7 @@ class Generations:
             return None
         return RequestTrace(self._spans, current_origin(), spec, is_chat=is_chat, now_s=time.monotonic())
 
-    async def count_tokens(self, request: pb.CountTokensRequest, chat: ChatPrompt | None = None) -> list[int]:
+    async def count_tokens(self, request: pb.CountTokensRequest, chat: ChatPrompt | None = None) -> Sequence[int]:
         """The token ids of a prompt; takes a place in the queue while it is tokenized.
 
         Args:
@@ -257,14 +263,14 @@ class Generations:
             permit.release(time.monotonic())
 
 
-async def _echo(request: GenerationRequest, prompt_ids: list[int], model: ServedModel) -> PromptEcho | None:
+async def _echo(request: GenerationRequest, prompt_ids: Sequence[int], model: ServedModel) -> PromptEcho | None:
     if not request.output.echo and request.output.prompt_logprobs is None:
         return None
     # A thread's: the text of 100,000 tokens takes a tenth of a second.
     return await asyncio.to_thread(PromptEcho, request.output, prompt_ids, model.tokenizer)
 
 
-async def tokenize(prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer) -> list[int]:
+async def tokenize(prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer) -> Sequence[int]:
     """Token ids of a checked prompt.
 
     Args:
@@ -280,7 +286,7 @@ async def tokenize(prompt: Prompt, model: ServedModel, path: str, chats: ChatRen
             rendered = await chats.render(model.tokenizer, turns, options, field=path + "chat")
             return await model.tokenizer.encode_rendered(rendered)
         case TokenPrompt(token_ids):
-            return list(token_ids)
+            return token_ids
 
 
 def _guess_num_tokens(prompt: Prompt) -> int:

@@ -6,14 +6,9 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.answer.token_logprobs import token_logprobs
 from frontend.engine_link.logprobs import LogprobBatch
 from frontend.errors import InvalidRequest
+from frontend.limits import MAX_ECHO_BYTES, MAX_PROMPT_LOGPROBS
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import OutputOptions
-
-MAX_PROMPT_LOGPROBS = 1 << 18
-"""Of one prompt: at most 9 bytes each (7 with fewer than 2^21 tokens in the vocabulary), and the tokens' bytes."""
-
-MAX_ECHO_BYTES = 8 << 20
-"""Half of what one message may have; the rest is for log-probabilities and the answer."""
 
 
 class PromptEcho:

@@ -15,9 +15,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from frontend.errors import ClientStalled, InvalidRequest
+from frontend.grpc_door.wire_scan import MalformedMessageError, check_counts
+from frontend.slices import in_slices
 from frontend.status import error_status
 
 logger = logging.getLogger(__name__)
+
+_SMALL_BYTES = 32 << 10
+"""Of a message that is parsed as it is: of whatever it is full, that takes 1 ms at most."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -85,16 +90,27 @@ def _concerns_us(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
-def _parsed(deserializer: Callable[[bytes], Any], data: bytes) -> Any:
+async def _parsed(deserializer: Any, data: bytes) -> Any:
+    """The message; of a large one no more is parsed than a request may have.
+
+    Args:
+        deserializer: `FromString` of the message's class.
+    """
     try:
-        return deserializer(data)
-    except DecodeError as error:
+        if len(data) <= _SMALL_BYTES:
+            return deserializer(data)
+        await in_slices(check_counts(data, deserializer.__self__.DESCRIPTOR))
+        await asyncio.sleep(0)  # texts are checked for UTF-8 now: with what came before it would be a long turn
+        message = deserializer(data)
+        await asyncio.sleep(0)
+        return message
+    except (DecodeError, MalformedMessageError) as error:
         raise InvalidRequest(
             "the request cannot be parsed: its bytes are not this method's message, or a string is not valid UTF-8"
         ) from error
 
 
-async def _only_request(parse: Callable[[bytes], Any], timeout_s: float, context: Context) -> Any:
+async def _only_request(parse: Callable[[bytes], Awaitable[Any]], timeout_s: float, context: Context) -> Any:
     try:
         async with asyncio.timeout(timeout_s):
             data = await _read(context)
@@ -102,13 +118,13 @@ async def _only_request(parse: Callable[[bytes], Any], timeout_s: float, context
         raise ClientStalled(f"the request has not arrived within {timeout_s:g} s") from error
     if data is None:
         raise InvalidRequest("the call has no request")
-    return parse(data)
+    return await parse(data)
 
 
-async def _all_requests(parse: Callable[[bytes], Any], context: Context) -> AsyncIterator[Any]:
+async def _all_requests(parse: Callable[[bytes], Awaitable[Any]], context: Context) -> AsyncIterator[Any]:
     async def requests() -> AsyncIterator[Any]:
         while (data := await _read(context)) is not None:
-            yield parse(data)
+            yield await parse(data)
 
     return requests()
 

@@ -5,16 +5,24 @@ A parameter that is not known here is refused by name, unless it is null or says
 that `suffix` has no effect, and a mistyped `temprature` does not go unseen.
 """
 
-from typing import Annotated, Any
+from array import array
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from frontend.openai.error_object import BodyError
 from frontend.openai.form_bodies import Choices, ResponseFormat, Schema, StructuredOutputs
 from frontend.openai.nested import Nested
-
-MAX_PROMPTS = 64
-"""Most prompts in one call; each takes a place in the queue."""
 
 _IGNORED = frozenset(
     {
@@ -47,7 +55,18 @@ _NEUTRAL: dict[str, Any] = {
 _UINT32_MAX = 2**32 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=_UINT32_MAX)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # a complaint about each of 100,000 entries helps nobody
+
+
+def _array_as_it_is(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Ids of a large body come as an array, checked; see `sliced_json`."""
+    return value if isinstance(value, array) else check(value)
+
+
+TokenIds = Annotated[
+    list[TokenId],
+    Field(fail_fast=True),  # a complaint about each of 100,000 entries helps nobody
+    WrapValidator(_array_as_it_is),
+]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=0, le=_UINT32_MAX)]
 
@@ -63,9 +82,17 @@ def _bias_by_token(value: Any) -> Any:
 
 
 class Body(BaseModel):
-    """What all bodies have in common."""
+    """What all bodies have in common.
+
+    Attributes:
+        id_lists: parameters that are lists of token ids, or lists of such lists; long ones come as arrays.
+        entry_kinds: what the entries of long lists are; of a large body they are checked one by one.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
+
+    id_lists: ClassVar[frozenset[str]] = frozenset({"prompt", "tokens", "allowed_token_ids"})
+    entry_kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}
 
     model: str = ""
 

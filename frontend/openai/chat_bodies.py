@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
+from frontend.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
 from frontend.openai.bodies import Body, Count, GenerationBody
 from frontend.openai.error_object import BodyError
 from frontend.openai.nested import Nested
 from frontend.openai.tool_use import ToolUse
-from frontend.request.convert_chat import MAX_TOOLS
 from frontend.request.request import ChatPrompt
 
 _UINT32_MAX = 2**32 - 1
@@ -50,9 +50,9 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
 
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[Call], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[Call], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -81,7 +81,7 @@ class Message(BaseModel):
         )
 
 
-Messages = Annotated[list[Message], Field(fail_fast=True)]
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
 
 
 def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +116,8 @@ class NamedTool(Nested):
 
 class Conversation(Body):
     """Parameters that make the prompt."""
+
+    entry_kinds = {"messages": Message}  # noqa: RUF012 - a ClassVar of Body's
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Any = None

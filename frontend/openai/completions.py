@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.limits import MAX_CALL_PROMPT_LOGPROBS
 from frontend.model.served_model import ServedModel
 from frontend.openai.bodies import CompletionBody
 from frontend.openai.error_object import BodyError
@@ -23,10 +24,7 @@ from frontend.openai.logprobs import (
     echo_logprobs,
     joined_columns,
 )
-from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS, completion_specs
-
-MAX_PROMPT_LOGPROBS = 1 << 20
-"""In one call, over all choices: 70 MB of JSON."""
+from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS
 
 
 class Completion:
@@ -34,6 +32,7 @@ class Completion:
 
     Args:
         body: what is asked.
+        specs: its prompts; see `completion_specs`.
         model: what answers.
         request_id: of the call.
 
@@ -45,10 +44,12 @@ class Completion:
     event_format = UNNAMED_EVENTS
     default_max_tokens = DEFAULT_COMPLETION_TOKENS
 
-    def __init__(self, body: CompletionBody, model: ServedModel, request_id: str) -> None:
+    def __init__(
+        self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str
+    ) -> None:
         self.request_id = request_id
         self.form = answer_form(body)
-        self.specs = completion_specs(body, request_id)
+        self.specs = specs
         self._body = body
         self._model = model
         self._num_answers = body.n or 1
@@ -125,10 +126,10 @@ class Completion:
             BodyError: those of all prompts are too many.
         """
         self._num_prompt_logprobs += self._num_answers * (len(prompt.logprobs.chosen) + len(prompt.logprobs.top_values))
-        if self._num_prompt_logprobs > MAX_PROMPT_LOGPROBS:
+        if self._num_prompt_logprobs > MAX_CALL_PROMPT_LOGPROBS:
             raise BodyError(
                 400,
-                f"the prompts have more than {MAX_PROMPT_LOGPROBS} log-probabilities, the most for one call",
+                f"the prompts have more than {MAX_CALL_PROMPT_LOGPROBS} log-probabilities, the most for one call",
                 param="prompt",
             )
         if not self._body.echo:

@@ -11,6 +11,8 @@ from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.completions import Completion
 from frontend.openai.forms import answer_form, chat_form
 from frontend.openai.runner import JobRunner, request_id_of
+from frontend.openai.spec import completion_specs
+from frontend.slices import in_slices
 
 
 class Door:
@@ -28,7 +30,9 @@ class Door:
         arrived_at_s = time.monotonic()
         body = await self._runner.read(request, CompletionBody)
         model = self._runner.generations.model(body.model)
-        job = Completion(body, model, "cmpl-" + request_id_of(body.request_id, request.headers))
+        request_id = "cmpl-" + request_id_of(body.request_id, request.headers)
+        specs = await in_slices(completion_specs(body, request_id))
+        job = Completion(body, specs, model, request_id)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         return await self._runner.respond(request, job, deadline, stream=bool(body.stream))
 

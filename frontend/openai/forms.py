@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from frontend.chat import CallableTool, ChatFormat
+from frontend.limits import MAX_FORM_BYTES
 from frontend.model.tokenizer import Tokenizer
 from frontend.openai.bodies import GenerationBody
 from frontend.openai.error_object import BodyError
@@ -13,7 +14,7 @@ from frontend.openai.form_bodies import ResponseFormat, Schema, StructuredOutput
 from frontend.openai.tool_use import ToolUse
 from frontend.request.checks import check_at_most
 from frontend.request.convert_structured import choice_form, text_form
-from frontend.structured.forms import MAX_FORM_BYTES, FormKind, OutputForm
+from frontend.structured.forms import FormKind, OutputForm
 
 _TOOL_NAME = re.compile(r"[\w.\-]{1,64}")
 

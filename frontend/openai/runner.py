@@ -10,6 +10,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.call_deadline import CallDeadline
 from frontend.calls import ActiveCalls
 from frontend.generation import Generations
+from frontend.limits import MAX_ID_CHARS
 from frontend.openai.bodies import SamplingBody
 from frontend.openai.call_deadline import call_deadline
 from frontend.openai.disconnect import cancelled_on_disconnect
@@ -19,9 +20,8 @@ from frontend.openai.incoming import BodyT, read_body
 from frontend.openai.job import EventJob, Job, SingleAnswerJob
 from frontend.openai.play import play_stream, play_whole
 from frontend.openai.rendering import rendered, rendered_object
-from frontend.request.convert import MAX_ID_CHARS
 
-_MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-63")
+_MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-2047")
 
 
 class JobRunner:

@@ -1,21 +1,26 @@
 """Bodies to GenerationSpecs: the same request in the words of the public proto."""
 
 import math
+from collections.abc import Sequence
+from typing import cast
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.openai.bodies import MAX_PROMPTS, CompletionBody, GenerationBody, SamplingBody
+from frontend.limits import MAX_PROMPTS
+from frontend.openai.bodies import CompletionBody, GenerationBody, SamplingBody
 from frontend.openai.chat_bodies import ChatBody
 from frontend.openai.error_object import BodyError
+from frontend.slices import Sliced
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's and vLLM's default for completions."""
 
 
+_IDS_AT_ONCE = 1 << 14
 _MOST_SECONDS = 10**9
 """Far out of every range, and within that of a Duration."""
 
 
-def completion_specs(body: CompletionBody, request_id: str) -> list[pb.GenerationSpec]:
+def completion_specs(body: CompletionBody, request_id: str) -> Sliced[list[pb.GenerationSpec]]:
     """One request per prompt.
 
     Raises:
@@ -37,7 +42,9 @@ def completion_specs(body: CompletionBody, request_id: str) -> list[pb.Generatio
         if isinstance(prompt, str):
             spec.text = prompt
         else:
-            spec.token_ids.ids.extend(prompt)
+            for start in range(0, len(prompt), _IDS_AT_ONCE):
+                spec.token_ids.ids.extend(prompt[start : start + _IDS_AT_ONCE])
+                yield
             spec.token_ids.SetInParent()  # an empty list is an empty prompt, not none at all
         if body.echo:
             spec.output.echo = True
@@ -48,6 +55,7 @@ def completion_specs(body: CompletionBody, request_id: str) -> list[pb.Generatio
         if body.logprobs is not None:
             spec.output.top_logprobs = body.logprobs
         specs.append(spec)
+        yield
     return specs
 
 
@@ -63,12 +71,13 @@ def chat_spec(body: ChatBody, request_id: str) -> pb.GenerationSpec:
     return spec
 
 
-def _prompts(body: CompletionBody) -> list[str | list[int]]:
+def _prompts(body: CompletionBody) -> Sequence[str | Sequence[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
-    token_ids = [entry for entry in prompt if isinstance(entry, int)]  # all or none
-    return [token_ids] if token_ids or not prompt else [entry for entry in prompt if not isinstance(entry, int)]
+    if not prompt or isinstance(prompt[0], int):  # all are, or none is
+        return [cast("Sequence[int]", prompt)]
+    return cast("list[str | list[int]]", prompt)
 
 
 def sampling_spec(body: SamplingBody, request_id: str) -> pb.GenerationSpec:

@@ -9,10 +9,21 @@ import uuid
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest, ModelNotFound, RequestTooLong
+from frontend.limits import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_ANSWERS,
+    MAX_ID_CHARS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TEXT_BYTES,
+    MAX_STOP_TEXTS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TIME_BUDGET_S,
+    MAX_TOP_LOGPROBS,
+)
 from frontend.model.served_model import ServedModel
 from frontend.request.checks import check_at_most, check_range, check_token_ids
 from frontend.request.convert_chat import chat_prompt
-from frontend.request.convert_structured import MAX_ALLOWED_TOKEN_IDS, bad_words, check_form_ends, output_form
+from frontend.request.convert_structured import bad_words, check_form_ends, output_form
 from frontend.request.request import (
     ChatPrompt,
     GenerationRequest,
@@ -21,8 +32,9 @@ from frontend.request.request import (
     SamplingOptions,
     StopOptions,
     TextPrompt,
-    TokenPrompt,
 )
+from frontend.request.token_prompt import token_prompt
+from frontend.slices import at_once
 from frontend.structured.forms import OutputForm
 
 DEFAULT_MAX_TOKENS = 256
@@ -31,23 +43,17 @@ MAX_CHARS_PER_TOKEN = 8
 five.
 """
 
-MAX_LOGIT_BIASES = 300
-MAX_STOP_TEXTS = 16
-MAX_STOP_TEXT_BYTES = 256
-MAX_STOP_TOKEN_IDS = 64
-MAX_TOP_LOGPROBS = 20
-MAX_ID_CHARS = 128
-MAX_ANSWERS = 8
-MAX_TIME_BUDGET_S = 24 * 3600
-
 
 def generation_request(
-    spec: pb.GenerationSpec, model: ServedModel, chat: ChatPrompt | None = None, form: OutputForm | None = None
+    spec: pb.GenerationSpec,
+    model: ServedModel,
+    given: Prompt | None = None,
+    form: OutputForm | None = None,
 ) -> GenerationRequest:
     """Checks a request and fills in the defaults.
 
     Args:
-        chat: the prompt, if it says more than the spec can; the spec then has none.
+        given: the prompt, if it has been checked already, or says more than the spec can.
         form: that of the answer, the same way.
 
     Raises:
@@ -59,19 +65,20 @@ def generation_request(
     check_at_most("spec.cache_salt", len(spec.cache_salt), MAX_ID_CHARS, "characters")
     num_answers = spec.num_answers if spec.HasField("num_answers") else 1
     check_range("spec.num_answers", num_answers, 1, MAX_ANSWERS)
-    if chat is not None:
-        check_chat(chat, model, "spec.chat.messages")
+    if isinstance(given, ChatPrompt):
+        check_chat(given, model, "spec.chat.messages")
     stop = _stop(spec.stop, model, may_be_empty=spec.output.echo or spec.output.HasField("prompt_logprobs"))
     form = form or output_form(spec)
     if form is not None:
         _check_has_tokens(form.field, model)
         check_form_ends(stop)
+    is_chat = isinstance(given, ChatPrompt) or spec.WhichOneof("prompt") == "chat"
     return GenerationRequest(
         request_id=spec.request_id or uuid.uuid4().hex,
-        prompt=chat or prompt(spec, model, "spec."),
+        prompt=given or prompt(spec, model, "spec."),
         sampling=_sampling(spec.sampling, model),
         stop=stop,
-        output=_output(spec.output, model, is_chat=chat is not None or spec.WhichOneof("prompt") == "chat"),
+        output=_output(spec.output, model, is_chat=is_chat),
         priority=spec.priority,
         cache_salt=spec.cache_salt,
         num_answers=num_answers,
@@ -115,11 +122,10 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
             return chat
         case "token_ids" if isinstance(message, pb.GenerationSpec):
             field = path + "token_ids"
-            ids = tuple(message.token_ids.ids)
-            if not ids:
+            tokens = at_once(token_prompt(message, model))
+            if tokens is None:
                 raise InvalidRequest("the prompt is empty", field=field)
-            check_token_ids(field, ids, model.vocab_size)
-            return TokenPrompt(ids)
+            return tokens
     forms = "text or chat" if isinstance(message, pb.CountTokensRequest) else "text, token_ids or chat"
     raise InvalidRequest(f"there is no prompt: set exactly one of {forms}", field=path + "prompt")
 

@@ -6,13 +6,10 @@ import json
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest
+from frontend.limits import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, MAX_CHOICES, MAX_FORM_BYTES
 from frontend.request.checks import check_at_most
 from frontend.request.request import StopOptions
-from frontend.structured.forms import MAX_CHOICES, MAX_FORM_BYTES, FormKind, OutputForm
-
-MAX_BAD_WORDS = 64
-MAX_BAD_WORD_BYTES = 256
-MAX_ALLOWED_TOKEN_IDS = 1 << 16
+from frontend.structured.forms import FormKind, OutputForm
 
 
 def output_form(spec: pb.GenerationSpec) -> OutputForm | None:

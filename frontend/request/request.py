@@ -3,6 +3,7 @@
 Made by `convert.py` from the public proto; read by everything behind it. Knows no proto and no engine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from frontend.chat.messages import ChatMessage, ChatOptions
@@ -22,7 +23,7 @@ class TextPrompt:
 class TokenPrompt:
     """Token ids, each below the model's vocab_size."""
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,6 @@
 import enum
 from dataclasses import dataclass
 
-MAX_FORM_BYTES = 64 << 10
-"""Longest schema, expression, grammar, or list of choices, as UTF-8."""
-
-MAX_CHOICES = 1000
-
 
 class FormError(Exception):
     """A form that cannot be had; says why, for the client."""

@@ -4,8 +4,9 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.answer.prompt_echo import MAX_PROMPT_LOGPROBS, PromptEcho
+from frontend.answer.prompt_echo import PromptEcho
 from frontend.errors import InvalidRequest
+from frontend.limits import MAX_PROMPT_LOGPROBS
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import OutputOptions
 from frontend.testing.byte_tokenizer import VOCAB_SIZE, byte_tokenizer_files

@@ -54,7 +54,7 @@ LIMITS = {
     "prompt in tokens": (text, 4095, 4096, "The prompt has 4096 tokens", "spec.prompt"),
     "token ids": (lambda n: ids([1] * n, 1), 4095, 4096, "The prompt has 4096 tokens", "spec.prompt"),
     "token id": (lambda n: ids([n]), 257, 258, "token id 258, the vocabulary has 258", "spec.token_ids"),
-    "answers": (lambda n: text(1, num_answers=n), 8, 9, "num_answers is 9, .* at most 8", "spec.num_answers"),
+    "answers": (lambda n: text(1, num_answers=n), 128, 129, "num_answers is 129, .* at most 128", "spec.num_answers"),
     "request id": (lambda n: text(1, request_id="x" * n), 128, 129, "129 .* at most 128", "spec.request_id"),
     "cache salt": (lambda n: text(1, cache_salt="x" * n), 128, 129, "129 .* at most 128", "spec.cache_salt"),
     "biased id": (lambda n: sampling(logit_bias={n: 1}), 257, 258, "token id 258, .* 258", "spec.sampling.logit_bias"),
@@ -201,12 +201,12 @@ async def test_metadata_may_have_16_kib(pair):
     await get(1)  # on the same connection
 
 
-async def test_a_message_may_have_16_mib(pair):
+async def test_a_message_may_have_8_mib(pair):
     stub = pair.stub(("grpc.max_send_message_length", -1))
     with pytest.raises(grpc.aio.AioRpcError, match="characters"):
-        await stub.CountTokens(pb.CountTokensRequest(text="x" * ((16 << 20) - 10)))
-    with pytest.raises(grpc.aio.AioRpcError, match=rf"\({(16 << 20) + 6} vs\. {16 << 20}\)") as caught:
-        await stub.CountTokens(pb.CountTokensRequest(text="x" * ((16 << 20) + 1)))
+        await stub.CountTokens(pb.CountTokensRequest(text="x" * ((8 << 20) - 10)))
+    with pytest.raises(grpc.aio.AioRpcError, match=rf"\({(8 << 20) + 6} vs\. {8 << 20}\)") as caught:
+        await stub.CountTokens(pb.CountTokensRequest(text="x" * ((8 << 20) + 1)))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

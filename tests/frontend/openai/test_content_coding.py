@@ -9,9 +9,9 @@ import zlib
 import aiohttp
 import pytest
 
+from frontend.limits import MAX_REQUEST_BYTES
 from frontend.openai.content_coding import gunzipped
 from frontend.openai.error_object import BodyError
-from frontend.openai.incoming import MAX_BODY_BYTES
 
 BODY = json.dumps({"prompt": "abc"}).encode()
 BOMB = gzip.compress(bytes(200 << 20), 9)  # 200 MiB of zeros in 200 KiB
@@ -67,7 +67,7 @@ async def test_what_is_not_gzip_is_refused(session, data, reason):
 async def test_a_bomb_is_refused_and_never_unpacked(session):
     status, _, answer = await post(session, BOMB, "gzip")
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
-    assert f"{MAX_BODY_BYTES} bytes when decompressed" in answer["error"]["message"]
+    assert f"{MAX_REQUEST_BYTES} bytes when decompressed" in answer["error"]["message"]
 
 
 async def test_decompression_takes_no_more_memory_than_its_bound():

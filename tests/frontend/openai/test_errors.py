@@ -8,9 +8,9 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.errors import RequestError
+from frontend.limits import MAX_REQUEST_BYTES
 from frontend.openai import error_object
 from frontend.openai.completions import Completion
-from frontend.openai.incoming import MAX_BODY_BYTES
 from frontend.testing.fake_engine import rejection
 
 
@@ -144,7 +144,7 @@ BAD = [
     ({"prompt": ""}, "prompt", "empty"),
     ({"prompt": []}, "prompt", "empty"),
     ({"prompt": [[]]}, "prompt", "empty"),
-    ({"prompt": ["a"] * 65}, "prompt", "at most 64"),
+    ({"prompt": ["a"] * 2049}, "prompt", "at most 2048"),
     ({"prompt": 5}, "prompt", "must be a string"),
     ({"prompt": ["a", 1]}, "prompt", "must be a string"),
     ({"prompt": [258]}, "prompt", "vocabulary has 258"),
@@ -161,7 +161,7 @@ BAD = [
     ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "integer"),
     ({"prompt": "a", "max_tokens": True}, "max_tokens", "integer"),
     ({"prompt": "a", "min_tokens": 30}, "min_tokens", "min_tokens is 30"),
-    ({"prompt": "a", "n": 9}, "n", "n is 9"),
+    ({"prompt": "a", "n": 129}, "n", "n is 129"),
     ({"prompt": "a", "n": 0}, "n", "greater than"),
     ({"prompt": "a", "seed": 2**64}, "seed", "less than"),
     ({"prompt": "a", "stop": ["x"] * 17}, "stop", "stop has 17 entries"),
@@ -242,7 +242,7 @@ async def test_body_that_is_no_json_object_is_400(http_pair, body):
 
 
 async def test_huge_body_is_413(client):
-    error = await refused(client.completions.create(model="fake", prompt="x" * MAX_BODY_BYTES))
+    error = await refused(client.completions.create(model="fake", prompt="x" * MAX_REQUEST_BYTES))
     assert (error.status_code, error.code) == (413, "body_too_large")
     assert (await client.completions.create(model="fake", prompt="x")).choices[0].text == "x"
 
@@ -250,7 +250,7 @@ async def test_huge_body_is_413(client):
 async def test_huge_body_in_chunks_is_413(http_pair):
     reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
     writer.write(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-    for _ in range((MAX_BODY_BYTES >> 20) + 1):
+    for _ in range((MAX_REQUEST_BYTES >> 20) + 1):
         writer.write(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
         await writer.drain()
     assert b" 413 " in await reader.readline()

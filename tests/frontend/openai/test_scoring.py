@@ -199,7 +199,7 @@ async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(client, mo
 
 
 async def test_more_than_one_answer_can_hold_is_refused(client, monkeypatch):
-    monkeypatch.setattr(completions, "MAX_PROMPT_LOGPROBS", 20)
+    monkeypatch.setattr(completions, "MAX_CALL_PROMPT_LOGPROBS", 20)
     body = {"model": "fake", "echo": True, "logprobs": 1, "max_tokens": 1}
     await client.completions.create(prompt=["abcdef", "abcdef"], **body)
     with pytest.raises(openai.BadRequestError, match="more than 20 log-probabilities") as caught:

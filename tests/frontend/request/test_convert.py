@@ -79,7 +79,7 @@ BAD = {
     "id too long": ({"request_id": "x" * 129}, "spec.request_id", "129 characters, at most 128"),
     "salt too long": ({"cache_salt": "x" * 129}, "spec.cache_salt", "129"),
     "no answers": ({"num_answers": 0}, "spec.num_answers", "0"),
-    "too many answers": ({"num_answers": 9}, "spec.num_answers", "at most 8"),
+    "too many answers": ({"num_answers": 129}, "spec.num_answers", "at most 128"),
     "temperature negative": (sampling(temperature=-0.1), "spec.sampling.temperature", "-0.1"),
     "temperature nan": (sampling(temperature=math.nan), "spec.sampling.temperature", "nan"),
     "temperature inf": (sampling(temperature=math.inf), "spec.sampling.temperature", "inf"),
@@ -182,7 +182,7 @@ TOO_LONG = {
     "max_tokens alone": (stop(max_tokens=MAX_LEN), "spec.stop.max_tokens", ["max_tokens is 100"]),
     "max_tokens huge": (stop(max_tokens=2**32 - 1), "spec.stop.max_tokens", ["4294967295"]),
     "characters": ({"text": "x" * 801}, "spec.text", ["801 characters", "800"]),
-    "ten megabytes": ({"text": "x" * 10_000_000}, "spec.text", ["10000000 characters", "800"]),
+    "eight megabytes": ({"text": "x" * 8_000_000}, "spec.text", ["8000000 characters", "800"]),
     "chat": (chat(("user", "x" * 797)), "spec.chat.messages", ["801 characters", "800"]),
     "ids": ({"text": None, "token_ids": pb.TokenIds(ids=[1] * 100)}, "spec.prompt", ["prompt has 100"]),
 }

@@ -1,0 +1,36 @@
+"""A prompt that comes as token ids: checked in slices, because a million of them take their time."""
+
+from array import array
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.errors import RequestTooLong
+from frontend.model.served_model import ServedModel
+from frontend.request.checks import check_token_ids
+from frontend.request.request import TokenPrompt
+from frontend.slices import Sliced
+
+_IDS_AT_ONCE = 1 << 14
+
+
+def token_prompt(spec: pb.GenerationSpec, model: ServedModel) -> Sliced[TokenPrompt | None]:
+    """The prompt of a request that has token ids, and any; None: what it has is checked elsewhere.
+
+    Raises:
+        InvalidRequest: an id that the model does not have, or more of them than it takes.
+    """
+    given = spec.token_ids.ids
+    if not given:
+        return None
+    field = "spec.token_ids"
+    if len(given) > model.max_model_len:
+        raise RequestTooLong(
+            f"This model's maximum context length is {model.max_model_len} tokens. The prompt has {len(given)} tokens",
+            field="spec.prompt",
+        )
+    ids = array("I")
+    for start in range(0, len(given), _IDS_AT_ONCE):
+        piece = given[start : start + _IDS_AT_ONCE]
+        check_token_ids(field, piece, model.vocab_size)
+        ids.extend(piece)
+        yield
+    return TokenPrompt(ids)
