@@ -23,6 +23,12 @@ from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_token
 from frontend.testing.fake_requests import FakeRequest
 
 _CHUNK_BYTES = 1 << 16
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # As the engine's: a frontend pings after every second of silence.
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 
 
 @dataclass(eq=False)
@@ -107,7 +113,7 @@ class FakeEngine(EngineServiceServicer):
 
     async def start(self) -> str:
         """Opens the port; returns the address to attach to."""
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         add_EngineServiceServicer_to_server(self, self._server)
         port = self._server.add_insecure_port(self.address)
         if not self.address.startswith("unix:"):
