@@ -3,6 +3,7 @@
 Caches are filled through the operations themselves, so that no test needs to know how one lays them out.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,13 +25,38 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 """Absolute and relative error by dtype, for inputs and outputs of unit scale; of 8 bits, in units of the scale."""
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+def score_error(head_dim: int, max_score: float, soft_cap: float | None = None) -> float:
+    """Absolute error of attention over unit-scale values that fp32 scores above unit scale bring.
+
+    A score is a sum of head_dim products. Rounding a partial sum is off by at most u = 2^-24 of it, and partial sums
+    stay below the score itself, as their terms have random signs: head_dim roundings of random signs make an error of
+    sqrt(head_dim) * u * |score|. With a soft cap, 1 - exp(-2 |score| / cap) and its exponential are each off by u, so
+    that the capped score is off by 2 * u * cap. How the sum is ordered, and so which error it has, is up to the BLAS.
+
+    An error d of the scores changes each weight by a factor exp(d), so their average of values of unit scale by d.
+
+    Args:
+        head_dim: terms of each sum.
+        max_score: the largest absolute score, times the softmax scale.
+        soft_cap: of the scores.
+    """
+    unit = torch.finfo(torch.float32).eps / 2
+    return unit * (math.sqrt(head_dim) * max_score + 2 * (soft_cap or 0.0))
+
+
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None, *, extra_atol: float = 0.0
+) -> None:
     """Compares within the tolerance of a dtype, that of `actual` unless said otherwise; NaN equals nothing.
 
+    Args:
+        actual, expected: of the same shape.
+        dtype: row of TOLERANCES.
+        extra_atol: absolute error beside that of the table; its caller derives it.
     Raises: AssertionError: says how far and where.
     """
     atol, rtol = TOLERANCES[dtype or actual.dtype]
-    torch.testing.assert_close(actual, expected.to(actual.dtype), atol=atol, rtol=rtol)
+    torch.testing.assert_close(actual, expected.to(actual.dtype), atol=atol + extra_atol, rtol=rtol)
 
 
 def assert_quantized(actual: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:

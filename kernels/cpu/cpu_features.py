@@ -26,8 +26,12 @@ class CpuFeatures:
 
 @cache
 def cpu_features() -> CpuFeatures:
-    """Features of the CPU this process runs on, or those numba is told to compile for (NUMBA_CPU_FEATURES)."""
-    names: str = _config.CPU_FEATURES or _host_features()  # such as +avx2,-avx512f
+    """Features of the CPU this process runs on, or those numba is told to compile for (NUMBA_CPU_FEATURES).
+
+    An empty string is a list too: NUMBA_CPU_NAME=generic alone means no more than every x86-64 CPU has.
+    """
+    named: str | None = _config.CPU_FEATURES
+    names: str = _host_features() if named is None else named  # such as +avx2,-avx512f
     features = {name[1:] for name in names.split(",") if name.startswith("+")}
     avx512 = {"avx512f", "avx512bw", "avx512vl"} <= features
     return CpuFeatures(avx512=avx512, vnni=avx512 and "avx512vnni" in features)

@@ -11,6 +11,7 @@ import pytest
 from kernels.cpu.cpu_features import CpuFeatures, cpu_features
 
 FEATURES = {
+    "": CpuFeatures(avx512=False, vnni=False),  # as numba has it for NUMBA_CPU_NAME=generic
     "+avx2,+fma": CpuFeatures(avx512=False, vnni=False),
     "+avx512f,+avx512bw": CpuFeatures(avx512=False, vnni=False),
     "+avx512f,+avx512bw,+avx512vl": CpuFeatures(avx512=True, vnni=False),
