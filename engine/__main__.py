@@ -4,6 +4,9 @@ Exit status: 0 after a drain, 1 after a failure (with its traceback; one line if
 the model or the machine must be changed first (one line on stderr says which and how).
 """
 
+import engine.silent_grpc  # noqa: F401 - before grpc
+
+# isort: split
 import contextlib
 import gc
 import logging
@@ -17,7 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.flags import parse_config
 from engine.io_thread import IoThread
-from engine.logs import JSON, log_to_stderr, terminal
+from engine.logs import JSON, escaped, log_to_stderr, terminal
 from engine.machine import usable_cpus
 from engine.process_limits import NUM_THREADS, check_process_limits
 from engine.server import EngineService
@@ -115,7 +118,7 @@ def _complain(error: EngineError, config: EngineConfig) -> None:
     if config.log_format == JSON:
         _log.critical("%s", error)
     else:
-        print(f"chairlift-engine: error: {error}", file=sys.stderr, flush=True)
+        print(f"chairlift-engine: error: {escaped(str(error))}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

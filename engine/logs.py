@@ -65,7 +65,6 @@ def log_to_stderr(level_name: str, log_format: str, *, libraries: str = "warning
         logging.getLogger(package).setLevel(level)
     if log_format == JSON:
         logging.captureWarnings(True)
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its C core prints, no handler can format
         sys.excepthook = _log_exception
         threading.excepthook = lambda failure: _log_exception(
             failure.exc_type, failure.exc_value, failure.exc_traceback
@@ -77,12 +76,40 @@ def terminal() -> TerminalHandler | None:
     return next((handler for handler in logging.root.handlers if isinstance(handler, TerminalHandler)), None)
 
 
+def escaped(text: str) -> str:
+    """A text without control characters: line ends, terminal escapes, marks that reverse a line, as Python writes them.
+
+    A client chooses its request id and model name, and a terminal that shows the log obeys what is in them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+class _TextFormatter(logging.Formatter):
+    """Lines for people, which nothing that a client sends can forge.
+
+    A record is one line without control characters; each line of its traceback is indented.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {escaped(line)}" for line in text.split("\n"))
+
+
 def _formatter(log_format: str, rank: int | None) -> logging.Formatter:
     if log_format == TEXT:
         who = "" if rank is None else f"rank {rank} "
-        return logging.Formatter(
-            f"%(asctime)s.%(msecs)03d %(levelname)s {who}%(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"
-        )
+        return _TextFormatter(f"%(asctime)s.%(msecs)03d %(levelname)s {who}%(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
     from pythonjsonlogger.json import JsonFormatter
 
     fields: Mapping[str, Any] = {"program": "chairlift-engine"} | ({} if rank is None else {"rank": rank})

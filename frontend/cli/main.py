@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from frontend.logs import silence_grpc_core
+
 COMMANDS = {
     "up": "run an engine and a frontend together",
     "generate": "generate text, streamed to standard output",
@@ -17,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
+        silence_grpc_core()
         module = importlib.import_module(f"frontend.cli.{name}")
         try:
             status: int = module.main(arguments[1:])
