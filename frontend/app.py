@@ -253,11 +253,14 @@ class FrontendApp:
         from frontend.openai.facts import Facts
         from frontend.openai.http_server import HttpServer
         from frontend.openai.runner import JobRunner
+        from frontend.openai.unknown_parameters import UnknownParameters
 
         config = self._config
+        unknown_parameters = UnknownParameters(config.unknown_parameters)
         runner = JobRunner(
             self._generations,
             self.calls,
+            unknown_parameters,
             stall_timeout_s=config.stall_timeout_s,
             default_timeout_s=config.default_timeout_s,
         )
@@ -265,6 +268,7 @@ class FrontendApp:
             self._generations,
             self.calls,
             self._health,
+            unknown_parameters,
             self.metrics.render,
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),

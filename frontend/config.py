@@ -23,6 +23,7 @@ from frontend.logs import LOG_FORMATS, LOG_LEVELS
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 MIN_GRAMMAR_MEMORY_BYTES = 16 << 20
 MAX_WORKERS = 256
+_UNKNOWN_PARAMETERS = ("ignore", "warn", "refuse")
 _METRICS_PREFIXES = ("chairlift", "vllm")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*,]+")  # as browsers write it, who compare it letter by letter
 _REPEATED_METAVARS = {"allowed_origins": "ORIGIN", "api_key": "KEY", "engine": "ADDRESS"}
@@ -66,6 +67,8 @@ _HELP = {
     "uvloop": "run on uvloop",
     "tool_call_parser": f"form of the model's tool calls: one of {', '.join(TOOL_FORMATS)}",
     "reasoning_parser": f"marks of the model's reasoning: one of {', '.join(REASONING_FORMATS)}",
+    "unknown_parameters": "what to do with unknown parameters of HTTP bodies: ignore them; warn, with a response "
+    "header and a log line at most once a minute; refuse the request with 400",
     "metrics_prefix": f"what the names of metrics begin with: one of {', '.join(_METRICS_PREFIXES)}",
     "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, as OTLP over HTTP; empty: none",
     "log_level": f"one of {', '.join(LOG_LEVELS)}",
@@ -122,6 +125,7 @@ class FrontendConfig:
     uvloop: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    unknown_parameters: str = "warn"
     metrics_prefix: str = "chairlift"
     otlp_traces_endpoint: str = ""
     log_level: str = "info"
@@ -159,6 +163,8 @@ class FrontendConfig:
         _check(low <= timeout_s <= high, "heartbeat_timeout_s", timeout_s, f"between {low:g} and {high:g} seconds")
         for name, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
             _check(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
+        policies, policy = ", ".join(_UNKNOWN_PARAMETERS), self.unknown_parameters
+        _check(policy in _UNKNOWN_PARAMETERS, "unknown_parameters", policy, f"one of {policies}")
         prefixes = ", ".join(_METRICS_PREFIXES)
         _check(self.metrics_prefix in _METRICS_PREFIXES, "metrics_prefix", self.metrics_prefix, f"one of {prefixes}")
         _check(self.log_level in LOG_LEVELS, "log_level", self.log_level, f"one of {', '.join(LOG_LEVELS)}")

@@ -1,12 +1,13 @@
-"""Bodies of the requests: which parameters there are, and their types. What values mean is checked behind the door, by
-`frontend.request.convert`, for all doors alike.
+"""Bodies of the requests: which parameters there are, and their types. What values mean is checked by
+`frontend.request.convert`, for all endpoints alike.
 
-A parameter that is not known here is refused by name, unless it is null or says what happens anyway: a client is told
-that `suffix` has no effect, and a mistyped `temprature` does not go unseen.
+Numbers and booleans are read as pydantic's lax mode reads them (`5.0` and `"5"` for 5): clients in other languages
+write them so. A parameter that would change the answer and that this server does not have is refused by name
+(`parameters.UNSERVED`). What becomes of one that it does not know at all, `UnknownParameters` decides.
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -22,35 +24,8 @@ from pydantic import (
 
 from frontend.openai.error_object import BodyError
 from frontend.openai.form_bodies import Choices, ResponseFormat, Schema, StructuredOutputs
-from frontend.openai.nested import Nested
-
-_IGNORED = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-        "verbosity",
-    }
-)
-"""About billing, storing and tracing: taken, without effect."""
-
-_NEUTRAL: dict[str, Any] = {
-    "add_generation_prompt": True,
-    "add_special_tokens": True,
-    "best_of": 1,
-    "detokenize": True,
-    "function_call": "none",
-    "length_penalty": 1.0,
-    "modalities": ["text"],
-    "spaces_between_special_tokens": True,
-    "suffix": "",
-    "use_beam_search": False,
-}
-"""Values of parameters we do not have that ask for what happens anyway."""
+from frontend.openai.nested import Nested, unknown_names
+from frontend.openai.parameters import UNSERVED, WITHOUT_EFFECT, is_neutral
 
 _UINT32_MAX = 2**32 - 1
 
@@ -67,18 +42,31 @@ TokenIds = Annotated[
     Field(fail_fast=True),  # a complaint about each of 100,000 entries helps nobody
     WrapValidator(_array_as_it_is),
 ]
+StrictTokenIds = Annotated[
+    list[Annotated[TokenId, Strict()]],  # so that "5" is a text of a list
+    Field(fail_fast=True),
+    WrapValidator(_array_as_it_is),
+]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=0, le=_UINT32_MAX)]
 
 
 def _bias_by_token(value: Any) -> Any:
-    """JSON has no integer keys."""
+    """JSON has no integer keys, and some languages write an empty object as a list."""
     if isinstance(value, dict):
         try:
             return {int(key): bias for key, bias in value.items()}
         except ValueError:
             raise ValueError("the keys of logit_bias must be token ids") from None
-    return value
+    return {} if value == [] else value
+
+
+def _none_if_empty(value: Any) -> Any:
+    return None if value in ("", {}, []) else value
+
+
+NoneIfEmpty = BeforeValidator(_none_if_empty)
+"""Reads an empty text, object or list as null."""
 
 
 class Body(BaseModel):
@@ -89,36 +77,36 @@ class Body(BaseModel):
         entry_kinds: what the entries of long lists are; of a large body they are checked one by one.
     """
 
-    model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
+    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
 
     id_lists: ClassVar[frozenset[str]] = frozenset({"prompt", "tokens", "allowed_token_ids"})
     entry_kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}
 
-    model: str = ""
+    model: Annotated[str, BeforeValidator(lambda name: "" if name is None else name)] = ""
 
     @model_validator(mode="after")
-    def _refuse_unknown(self) -> "Body":
+    def _refuse_unserved(self) -> "Body":
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in _IGNORED or (name in _NEUTRAL and value == _NEUTRAL[name]):
-                continue
-            known = name in _NEUTRAL
-            raise BodyError(
-                400,
-                f"{name[:64]!r} is not served here" if known else f"{name[:64]!r} is not a parameter of this server",
-                param=name[:64],
-                code="unsupported_parameter" if known else "unknown_parameter",
-            )
+            if name in UNSERVED and not is_neutral(name, value):
+                raise BodyError(400, f"{name!r} is not served here", param=name, code="unsupported_parameter")
         return self
+
+    def unknown_parameters(self) -> Iterator[str]:
+        """Names of parameters that this server does not know and whose values ask for something."""
+        return (name for name in unknown_names(self) if name not in WITHOUT_EFFECT and name not in UNSERVED)
 
 
 class StreamOptions(Nested):
     """What a stream tells beside the text."""
 
-    where = "stream_options"
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.include_usage or self.continuous_usage_stats or self.include_obfuscation)
 
 
 class SamplingBody(Body):
@@ -159,13 +147,13 @@ class GenerationBody(SamplingBody):
 
     max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
-    stop: str | Texts | None = None
+    stop: Annotated[str | Texts | None, NoneIfEmpty] = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[ResponseFormat | None, NoneIfEmpty] = None
 
     return_token_ids: bool | None = None
     prompt_logprobs: Count | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[StructuredOutputs | None, NoneIfEmpty] = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
@@ -178,7 +166,7 @@ class GenerationBody(SamplingBody):
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and self.stream_options.asks and not self.stream:
             raise BodyError(400, "stream_options is for streams: set stream to true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise BodyError(
@@ -193,9 +181,9 @@ class GenerationBody(SamplingBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)]
+    prompt: str | StrictTokenIds | Texts | Annotated[list[StrictTokenIds], Field(fail_fast=True)]
     echo: bool | None = None
-    logprobs: Count | None = None
+    logprobs: Annotated[Count | None, BeforeValidator(lambda width: None if width is False else width)] = None
 
 
 class DetokenizeBody(Body):
@@ -209,7 +197,8 @@ _PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a l
 
 def body_error(error: ValidationError) -> BodyError:
     """What is wrong with a body, from pydantic's list: its first entry."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_input=False)
+    first = errors[0]
     if first["type"] == "json_invalid":
         return BodyError(400, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     path = [str(part) for part in first["loc"]]
@@ -219,5 +208,7 @@ def body_error(error: ValidationError) -> BodyError:
         return BodyError(400, f"prompt {_PROMPT_FORMS}", param="prompt")
     if "content" in path:
         where = ".".join(path[: path.index("content") + 1])
-        return BodyError(400, f"{where} must be a string or a list of parts of type text", param=path[0])
+        tags = [str(error["ctx"]["tag"]) for error in errors if "tag" in error.get("ctx", {})]  # types of parts
+        got = f", not {tags[0][:64]!r}" if tags else ""
+        return BodyError(400, f"{where} must be a string or a list of parts of type text{got}", param=path[0])
     return BodyError(400, f"{'.'.join(path)}: {first['msg']}", param=path[0])

@@ -1,69 +1,93 @@
 """Bodies with a conversation in them: messages, tools, and what goes with them."""
 
+import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
 from frontend.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
-from frontend.openai.bodies import Body, Count, GenerationBody
+from frontend.openai.bodies import Body, Count, GenerationBody, NoneIfEmpty
 from frontend.openai.error_object import BodyError
-from frontend.openai.nested import Nested
+from frontend.openai.nested import Returned
+from frontend.openai.parameters import is_off
 from frontend.openai.tool_use import ToolUse
 from frontend.request.request import ChatPrompt
 
 _UINT32_MAX = 2**32 - 1
 
 
-class TextPart(Nested):
-    """A part of a message's content; there are no others here."""
+class TextPart(Returned):
+    """A part of a message's content that is a text."""
 
-    where = "messages"
+    type: Literal["text", "input_text", "output_text"]
+    text: str | None = None
 
-    type: Literal["text"]
-    text: str
+    @property
+    def shown(self) -> str:
+        """The text that the template gets."""
+        return self.text or ""
 
 
-class CalledFunction(Nested):
-    """What the assistant called; the arguments are a JSON object as text."""
+class RefusalPart(Returned):
+    """A part in which an assistant refused."""
 
-    where = "messages"
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def shown(self) -> str:
+        """See TextPart."""
+        return self.refusal
+
+
+Part = str | Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+"""A part of a message's content: texts in one form or another; images, audio and files are not served."""
+
+
+class CalledFunction(Returned):
+    """What the assistant called; the arguments are a JSON object, most often as text."""
 
     name: str
-    arguments: str = ""
+    arguments: str | dict[str, Any] | None = None
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as text."""
+        return json.dumps(self.arguments) if isinstance(self.arguments, dict) else self.arguments or ""
 
 
-class Call(Nested):
+class Call(Returned):
     """A call in an assistant's message."""
 
-    where = "messages"
-
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
     function: CalledFunction
-    index: int | None = None  # in messages put together from a stream
 
 
-class Message(BaseModel):
-    """A turn of a conversation. What answers carry beside this, and has no value, is taken when it comes back."""
+class Message(Returned):
+    """A turn of a conversation.
 
-    model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
+    Members that nobody knows are ignored: gateways add `provider_specific_fields`, `cache_control`,
+    `reasoning_details` and more to the answers that clients send back.
+    """
 
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[Call], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None = None
+    function_call: CalledFunction | None = None  # from before there were tool_calls
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: str | None = None
+    audio: Any = None
 
     @model_validator(mode="after")
-    def _refuse_unknown(self) -> "Message":
-        for name, value in (self.model_extra or {}).items():
-            if value not in (None, []):
-                complaint = f"{name[:64]!r} of a message is not a parameter of this server"
-                raise BodyError(400, complaint, param="messages", code="unknown_parameter")
+    def _refuse_audio(self) -> "Message":
+        if not is_off(self.audio):
+            raise BodyError(
+                400, "'audio' of a message is not served here", param="messages", code="unsupported_parameter"
+            )
         return self
 
     def as_turn(self) -> ChatMessage:
@@ -71,14 +95,22 @@ class Message(BaseModel):
         content = self.content
         return ChatMessage(
             role=self.role,
-            content=tuple(part.text for part in content) if isinstance(content, list) else content or "",
+            content=tuple(map(_shown, content)) if isinstance(content, list) else content or "",
             name=self.name or "",
             reasoning=self.reasoning_content or self.reasoning or "",
-            tool_calls=tuple(
-                ToolCall(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()
-            ),
+            tool_calls=tuple(self._calls()),
             tool_call_id=self.tool_call_id or "",
         )
+
+    def _calls(self) -> Iterator[ToolCall]:
+        for call in self.tool_calls or ():
+            yield ToolCall(call.id or "", call.function.name, call.function.arguments_json)
+        if self.function_call is not None and not self.tool_calls:
+            yield ToolCall("", self.function_call.name, self.function_call.arguments_json)
+
+
+def _shown(part: Part) -> str:
+    return part if isinstance(part, str) else part.shown
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
@@ -97,18 +129,14 @@ def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
 Tool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 
 
-class NamedFunction(Nested):
+class NamedFunction(Returned):
     """A function's name."""
-
-    where = "tool_choice"
 
     name: str
 
 
-class NamedTool(Nested):
+class NamedTool(Returned):
     """The tool that must be called."""
-
-    where = "tool_choice"
 
     type: Literal["function"]
     function: NamedFunction
@@ -120,7 +148,7 @@ class Conversation(Body):
     entry_kinds = {"messages": Message}  # noqa: RUF012 - a ClassVar of Body's
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, NoneIfEmpty] = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -204,7 +232,7 @@ class ChatBody(Conversation, GenerationBody):
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatBody":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise BodyError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         return self
 

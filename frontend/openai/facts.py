@@ -17,6 +17,7 @@ from frontend.openai.bodies import DetokenizeBody
 from frontend.openai.chat_bodies import TokenizeBody
 from frontend.openai.incoming import read_body
 from frontend.openai.job import JsonObject
+from frontend.openai.unknown_parameters import UnknownParameters
 from frontend.request.checks import check_at_most, check_token_ids
 
 
@@ -27,6 +28,7 @@ class Facts:
         generations: knows the model.
         calls: counts what takes work.
         health: whether requests are taken.
+        unknown_parameters: what becomes of these.
         render_metrics: gives the metrics in Prometheus' text format.
         body_timeout_s: how long a body may take to arrive.
         since: Unix seconds, what /v1/models calls created.
@@ -37,6 +39,7 @@ class Facts:
         generations: Generations,
         calls: ActiveCalls,
         health: Health,
+        unknown_parameters: UnknownParameters,
         render_metrics: Callable[[], bytes],
         *,
         body_timeout_s: float,
@@ -45,6 +48,7 @@ class Facts:
         self._generations = generations
         self._calls = calls
         self._health = health
+        self._unknown_parameters = unknown_parameters
         self._render_metrics = render_metrics
         self._body_timeout_s = body_timeout_s
         self._created = since
@@ -76,6 +80,7 @@ class Facts:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, in vLLM's form."""
         body = await read_body(request, TokenizeBody, timeout_s=self._body_timeout_s)
+        headers = self._unknown_parameters.headers(body)
         count = pb.CountTokensRequest(model=body.model, return_token_ids=True)
         chat = body.prompt_of(body.messages) if body.messages is not None else None
         if body.prompt is not None:
@@ -86,16 +91,18 @@ class Facts:
         answer: JsonObject = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = [model.tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids]
-        return JSONResponse(answer)
+        return JSONResponse(answer, headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize, in vLLM's form: special tokens are part of the text."""
         body = await read_body(request, DetokenizeBody, timeout_s=self._body_timeout_s)
+        headers = self._unknown_parameters.headers(body)
         model = self._generations.model(body.model)
         check_at_most("tokens", len(body.tokens), model.max_model_len, "entries")
         check_token_ids("tokens", body.tokens, model.vocab_size)
         with self._calls.call():
-            return JSONResponse({"prompt": await asyncio.to_thread(_text, model, body.tokens)})
+            text = await asyncio.to_thread(_text, model, body.tokens)
+            return JSONResponse({"prompt": text}, headers=headers)
 
     def _model_object(self, model: ServedModel) -> JsonObject:
         return {

@@ -2,15 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from frontend.openai.error_object import BodyError
 from frontend.openai.nested import Nested
+from frontend.openai.parameters import is_off
 
 
 class JsonSchema(Nested):
     """A schema with a name. It is held to whether or not `strict` is set."""
-
-    where = "response_format"
 
     name: str = ""
     description: str | None = None
@@ -20,8 +20,6 @@ class JsonSchema(Nested):
 
 class ResponseFormat(Nested):
     """OpenAI's word for the form."""
-
-    where = "response_format"
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -34,10 +32,21 @@ Choices = Annotated[list[str], Field(fail_fast=True)]
 class StructuredOutputs(Nested):
     """vLLM's word for it: exactly one."""
 
-    where = "structured_outputs"
-
     json_: Schema | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
+    structural_tag: Any = None
+
+    @field_validator("structural_tag")
+    @classmethod
+    def _refuse_structural_tag(cls, value: Any) -> Any:
+        if not is_off(value):
+            raise BodyError(
+                400,
+                "'structural_tag' of structured_outputs is not served here",
+                param="structured_outputs",
+                code="unsupported_parameter",
+            )
+        return value

@@ -1,31 +1,34 @@
-"""Objects inside bodies. As in a body itself, what nobody knows is refused by name, unless it is null."""
+"""Objects inside bodies, and the names in them that this server does not know."""
 
-from typing import ClassVar, Self
+from collections.abc import Iterator
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
-from frontend.openai.error_object import BodyError
+from frontend.openai.parameters import is_off
 
 
 class Nested(BaseModel):
-    """An object that is part of a body.
+    """An object of parameters. Unknown names in it are reported like those of the body."""
 
-    Attributes:
-        where: the body's parameter that it belongs to.
+    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
+
+
+class Returned(BaseModel):
+    """An object of a conversation, which clients send back as they got it, from this server or another one. Unknown
+    members are ignored: clients and gateways add their own.
     """
 
-    model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
-    where: ClassVar[str]
 
-    @model_validator(mode="after")
-    def _refuse_unknown(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            if value is not None:
-                raise BodyError(
-                    400,
-                    f"{name[:64]!r} of {self.where} is not a parameter of this server",
-                    param=self.where,
-                    code="unknown_parameter",
-                )
-        return self
+def unknown_names(model: BaseModel) -> Iterator[str]:
+    """Names of the members that a model does not declare and whose values ask for something; those of nested objects
+    with the path that leads to them, as in "stream_options.x".
+    """
+    for name, value in (model.model_extra or {}).items():
+        if not is_off(value):
+            yield name
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, Nested):
+            yield from (f"{field.alias or name}.{inner}" for inner in unknown_names(value))

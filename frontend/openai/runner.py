@@ -20,6 +20,7 @@ from frontend.openai.incoming import BodyT, read_body
 from frontend.openai.job import EventJob, Job, SingleAnswerJob
 from frontend.openai.play import play_stream, play_whole
 from frontend.openai.rendering import rendered, rendered_object
+from frontend.openai.unknown_parameters import UnknownParameters
 
 _MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-2047")
 
@@ -30,6 +31,7 @@ class JobRunner:
     Args:
         generations: does the work.
         calls: counts it.
+        unknown_parameters: decides what becomes of these.
         stall_timeout_s: how long a body may take to arrive, and an event to be read.
         default_timeout_s: how long a call without a deadline may take; 0: no limit.
 
@@ -38,16 +40,25 @@ class JobRunner:
     """
 
     def __init__(
-        self, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float, default_timeout_s: float
+        self,
+        generations: Generations,
+        calls: ActiveCalls,
+        unknown_parameters: UnknownParameters,
+        *,
+        stall_timeout_s: float,
+        default_timeout_s: float,
     ) -> None:
         self.generations = generations
         self.calls = calls
+        self._unknown_parameters = unknown_parameters
         self._stall_timeout_s = stall_timeout_s
         self._default_timeout_s = default_timeout_s
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        """Reads and checks the body; see `read_body`."""
-        return await read_body(request, kind, timeout_s=self._stall_timeout_s)
+        """Reads and checks the body; see `read_body`. The answer will name the parameters that are ignored."""
+        body = await read_body(request, kind, timeout_s=self._stall_timeout_s)
+        request.state.answer_headers = self._unknown_parameters.headers(body)
+        return body
 
     def deadline(self, request: Request, body: SamplingBody, arrived_at_s: float) -> CallDeadline:
         """The deadline that the call names, or the server's default.
@@ -64,7 +75,7 @@ class JobRunner:
     async def respond(self, request: Request, job: Job, deadline: CallDeadline, *, stream: bool) -> Response:
         """Runs a job; the answer is a stream or the whole object."""
         if stream:
-            return self._stream(job, deadline)
+            return self._stream(request, job, deadline)
 
         async def body() -> bytes:
             return await rendered(job, await play_whole(self.generations, job, deadline))
@@ -76,7 +87,7 @@ class JobRunner:
     ) -> Response:
         """Runs a job whose whole answer is what its events add up to."""
         if stream:
-            return self._stream(job, deadline)
+            return self._stream(request, job, deadline)
 
         async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
             job.events(prompt_index, message)
@@ -87,14 +98,17 @@ class JobRunner:
 
         return await self._unary(request, job, body)
 
-    def _stream(self, job: EventJob, deadline: CallDeadline) -> Response:
-        return EventStream(job, self.generations, self.calls, deadline, stall_timeout_s=self._stall_timeout_s)
+    def _stream(self, request: Request, job: EventJob, deadline: CallDeadline) -> Response:
+        stream = EventStream(job, self.generations, self.calls, deadline, stall_timeout_s=self._stall_timeout_s)
+        stream.headers.update(request.state.answer_headers)
+        return stream
 
     async def _unary(self, request: Request, job: EventJob, make_body: Callable[[], Awaitable[bytes]]) -> Response:
         with self.calls.call():
             async with cancelled_on_disconnect(request.receive):
                 body = await make_body()
-        return Response(body, headers={"x-request-id": job.request_id}, media_type="application/json")
+        headers = {"x-request-id": job.request_id, **request.state.answer_headers}
+        return Response(body, headers=headers, media_type="application/json")
 
 
 def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:

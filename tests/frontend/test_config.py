@@ -174,7 +174,7 @@ BAD = {
     "--tls-cert c": "--tls-cert and --tls-key belong together",
     "--tls-key k": "--tls-cert and --tls-key belong together",
     "--tls-client-ca ca": "--tls-client-ca needs --tls-cert",
-    "--unknown": "unknown: --unknown\n",
+    "--unheard-of": "unknown: --unheard-of\n",
     "--htp-port 3 --zzz": "unknown: --htp-port 3 --zzz; did you mean --http-port?",
 }
 

@@ -251,17 +251,20 @@ BAD = [
     ({"messages": [{"content": "x"}]}, "messages", "required"),
     ({"messages": user("x" * 40_000)}, "messages", "maximum context length is"),
     ({"messages": user("x" * 4096)}, "messages", "maximum context length is"),
-    ({"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])}, "messages", "parts of type text"),
+    (
+        {"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])},
+        "messages",
+        "parts of type text, not 'image_url'",
+    ),
     ({"messages": [{"role": "user", "content": "x", "audio": {"id": "x"}}]}, "messages", "'audio'"),
     ({"messages": HELLO, "logprobs": 5}, "logprobs", "boolean"),
     ({"messages": HELLO, "top_logprobs": 5}, "top_logprobs", "needs logprobs"),
     ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "is 21"),
     ({"messages": HELLO, "tools": [{"type": "retrieval"}]}, "tools", "type 'function'"),
     ({"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, "tools", "name"),
-    ({"messages": HELLO, "chat_template": "x"}, "chat_template", "not a parameter"),
+    ({"messages": HELLO, "chat_template": "x"}, "chat_template", "not served"),
     ({"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, "messages", "'messages'"),
     ({"messages": HELLO, "max_completion_tokens": 5000}, "max_tokens", "maximum context length is"),
-    ({"messages": HELLO, "prompt": "x"}, "prompt", "not a parameter"),
 ]
 
 

@@ -126,7 +126,7 @@ async def test_header_out_of_range_is_refused_by_name(http_pair, value):
 
 
 @pytest.mark.parametrize("name", ["timeout", "time_budget"])
-@pytest.mark.parametrize("value", ["0", "-1", "1e300", "-1e300", "NaN", "Infinity", '"5"', "[1]"])
+@pytest.mark.parametrize("value", ["0", "-1", "1e300", "-1e300", "NaN", "Infinity", '"soon"', "[1]"])
 async def test_parameter_out_of_range_is_refused_by_name(http_pair, name, value):
     status, error = await post(http_pair, f'{{"prompt": "abc", "{name}": {value}}}')
     assert (status, error["param"]) == (400, name)

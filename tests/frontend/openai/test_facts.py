@@ -102,7 +102,6 @@ async def test_tokenize_takes_a_conversation(http_pair):
     [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
-        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
         ("/tokenize", {"prompt": "x" * 40_000}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model"),

@@ -165,7 +165,7 @@ NO_FORM = [
         "response_format",
         "^Error code: 400 - response_format cannot be served: a schema cannot be held to with not",
     ),
-    ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "not 2"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
