@@ -1,6 +1,8 @@
 """Grammars become matchers on threads of their own: neither the event loop nor the step loop waits for one."""
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -29,6 +31,8 @@ STACK_BYTES = 512 << 20
 MAX_CACHED_GRAMMARS = 32
 MAX_CACHED_CHARS = 4 << 20
 
+_NICENESS = 10  # more than the engine's own: beside a step a compilation gets a tenth of a core
+
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ class GrammarCompiler:
         self._files = dict(tokenizer.files)
         self._vocab_size = vocab_size
         self._end_token_ids = end_token_ids
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar", initializer=_yield_to_steps)
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: GrammarTokenizer | None = None
@@ -126,3 +130,10 @@ class GrammarCompiler:
                 self._tokenizer = GrammarTokenizer(data, self._vocab_size, self._end_token_ids)
                 _log.info("Reading the tokenizer for grammars took %.2f seconds", time.perf_counter() - started_s)
             return self._tokenizer
+
+
+def _yield_to_steps() -> None:
+    """Lowers the priority of this thread alone, where the system knows one of threads."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)

@@ -16,7 +16,7 @@ def parser_limits() -> LLParserLimits:
     compiled and 14 in a step.
     """
     return LLParserLimits(
-        max_items_in_row=2_000,
+        max_items_in_row=5_000,  # 1,200 optional members, 5,000 alternatives
         initial_lexer_fuel=1_000_000,  # 20 ms
         step_lexer_fuel=200_000,  # 14 ms
         step_max_items=50_000,  # 2.5 ms

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_SAY_MEMBERS = ("properties", "patternProperties", "additionalProperties", "$ref", "allOf", "anyOf", "oneOf")
+
 TokenIdOf = Callable[[str], int | None]
 """The id of a special token; None for a text that is none: it is written like any other."""
 
@@ -47,7 +49,7 @@ def call_rules(style: str, tools: Sequence[CallableTool], token_id: TokenIdOf, *
         one_only: not more than one call.
     """
     names = {f"arguments_{index}": tool.name for index, tool in enumerate(tools)}
-    schemas = {rule: {"type": "object", **tool.parameters} for rule, tool in zip(names, tools, strict=True)}
+    schemas = {rule: _arguments_schema(tool.parameters) for rule, tool in zip(names, tools, strict=True)}
 
     def objects(arguments: str) -> str:
         beginnings = {rule: f'{{"name": {json.dumps(name)}, "{arguments}": ' for rule, name in names.items()}
@@ -97,6 +99,12 @@ def reasoning_rules(opening: str, closing: str, token_id: TokenIdOf, *, opened: 
     start_id = token_id(opening)
     start = _text(opening) if start_id is None else f"<[{start_id}]>"
     return f"before: | {start} {thought}\n{text}\n{newlines}"
+
+
+def _arguments_schema(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments: an object, without members if nothing is said of any."""
+    says_members = any(keyword in parameters for keyword in _SAY_MEMBERS)
+    return {"type": "object", **({} if says_members else {"properties": {}}), **parameters}
 
 
 def _text(text: str) -> str:

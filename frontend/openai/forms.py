@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from frontend.chat import CallableTool, ChatFormat
@@ -67,7 +67,16 @@ def chat_form(
     if form is not None:
         schemas["answer"] = _schema_beside_tools(form)
         lark += " | @answer"
-    text = json.dumps({"lark": f"{lark}\n{rules.lark}", "schemas": schemas})
+    closed, places = list(rules.schemas), [_place(tool, tool_use.offered) for tool in tools]
+    if form is not None and form.kind is FormKind.STRICT_JSON_SCHEMA:
+        closed.append("answer")
+    parts = {
+        "lark": f"{lark}\n{rules.lark}",
+        "schemas": schemas,
+        "closed": closed,
+        "places": dict(zip(rules.schemas, places, strict=True)),
+    }
+    text = json.dumps(parts)
     check_at_most(field, len(text), MAX_FORM_BYTES, "bytes")
     return OutputForm(FormKind.PARTS, text, field)
 
@@ -96,7 +105,7 @@ def _of_response_format(response_format: ResponseFormat) -> Iterator[OutputForm]
             schema = response_format.json_schema
             if schema is None or schema.schema_ is None:
                 raise BodyError(400, "response_format of type json_schema needs json_schema.schema", param=field)
-            yield schema_form(schema.schema_, field)
+            yield schema_form(schema.schema_, field, strict=bool(schema.strict))
 
 
 def _of_structured_outputs(outputs: StructuredOutputs) -> OutputForm:
@@ -121,28 +130,35 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> OutputForm:
     return forms[0]
 
 
-def schema_form(schema: Schema, field: str) -> OutputForm:
+def schema_form(schema: Schema, field: str, *, strict: bool = False) -> OutputForm:
     """The form of a JSON Schema.
 
     Args:
         field: the parameter that an error names.
+        strict: objects have no members but those that the schema names, unless it says otherwise.
 
     Raises:
         InvalidRequest: it is empty or too large.
     """
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return text_form(FormKind.JSON_SCHEMA, text, field)
+    return text_form(FormKind.STRICT_JSON_SCHEMA if strict else FormKind.JSON_SCHEMA, text, field)
 
 
 def _schema_beside_tools(form: OutputForm) -> Any:
     if form.kind is FormKind.JSON_OBJECT:
         return {"type": "object"}
-    if form.kind is FormKind.JSON_SCHEMA:
+    if form.kind in (FormKind.JSON_SCHEMA, FormKind.STRICT_JSON_SCHEMA):
         try:
             return json.loads(form.text)
         except (ValueError, RecursionError):
             raise BodyError(400, f"{form.field} is not valid JSON", param=form.field) from None
     raise BodyError(400, f"{form.field} and tools go together only if the form is one of JSON", param=form.field)
+
+
+def _place(tool: dict[str, Any], offered: Sequence[dict[str, Any]]) -> str:
+    """What errors call a tool."""
+    index = next(index for index, other in enumerate(offered) if other is tool)
+    return f"tools[{index}].function {tool['function']['name']!r}"
 
 
 def _callable(function: dict[str, Any]) -> CallableTool:

@@ -13,6 +13,8 @@ class FormKind(enum.StrEnum):
 
     JSON_SCHEMA = "json_schema"
     """A JSON Schema."""
+    STRICT_JSON_SCHEMA = "strict_json_schema"
+    """The same, with objects closed: see `closed_objects`."""
     JSON_OBJECT = "json_object"
     """Nothing is to be read: any JSON object."""
     REGEX = "regex"
@@ -22,7 +24,12 @@ class FormKind(enum.StrEnum):
     GRAMMAR = "grammar"
     """Lark or GBNF."""
     PARTS = "parts"
-    """A JSON object: `lark`, a grammar, and `schemas`, from the names that it refers to as `@name` to JSON Schemas."""
+    """A JSON object:
+    `lark`, a grammar;
+    `schemas`, from the names that it refers to as `@name` to JSON Schemas;
+    `closed`, the names of those whose objects are closed, see `closed_objects`;
+    `places`, from names to what errors call these schemas; those that are not in it have no name for a client.
+    """
 
 
 @dataclass(frozen=True, slots=True)

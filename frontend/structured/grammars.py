@@ -2,13 +2,18 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
+from frontend.structured.closed_objects import close_objects
 from frontend.structured.forms import FormError, FormKind
-from frontend.structured.schema_rules import check_schema
+from frontend.structured.schema_rules import servable
+
+MAX_GRAMMAR_CHARS = 1 << 18
+"""What the engine takes."""
 
 _JSON_OPTIONS = {
     "item_separator": ",",
@@ -20,7 +25,6 @@ _JSON_OPTIONS = {
 }
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _UNICODE_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
-_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*\])")
 
 
 def grammar_of(kind: FormKind, text: str, before: str = "") -> str:
@@ -33,41 +37,26 @@ def grammar_of(kind: FormKind, text: str, before: str = "") -> str:
     if before:
         grammars[0]["name"] = "form"
         grammars.insert(0, {"lark_grammar": f"start: before @form\n{before}"})
-    return json.dumps({"grammars": grammars})
+    grammar = json.dumps({"grammars": grammars})
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise FormError(f"its grammar has {len(grammar):,} characters, more than {MAX_GRAMMAR_CHARS:,}")
+    return grammar
 
 
-def parser_limits() -> LLParserLimits:
-    """What one grammar may cost: the engine's limits, so that what passes here passes there."""
-    return LLParserLimits(
-        max_items_in_row=2_000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,
-        max_grammar_size=50_000,
-        precompute_large_lexemes=True,
-        verbose_errors=False,
-    )
-
-
-def check_grammar(grammar: str, tokenizer: LLTokenizer) -> None:
-    """Compiles a grammar and looks at what it may begin with.
-
-    Raises:
-        FormError: it does not compile, or nothing can be written that keeps to it.
-    """
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-    if matcher.is_error():
-        raise FormError(_complaint(matcher.get_error()))
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        raise FormError(f"nothing can be written that keeps to it ({_complaint(matcher.get_error())})")
+def parts_of(kind: FormKind, text: str) -> Iterator[tuple[str, str]]:
+    """The grammars of the schemas that a form consists of, each with its name for a client; none if it has no parts."""
+    places = json.loads(text)["places"] if kind is FormKind.PARTS else {}
+    for grammar in _grammars(kind, text) if places else ():
+        if grammar.get("name") in places:
+            yield places[grammar.pop("name")], json.dumps({"grammars": [grammar]})
 
 
 def _grammars(kind: FormKind, text: str) -> list[dict[str, Any]]:
     match kind:
         case FormKind.JSON_SCHEMA:
             return [_schema_grammar(_loaded(text))]
+        case FormKind.STRICT_JSON_SCHEMA:
+            return [_schema_grammar(_loaded(text), closed=True)]
         case FormKind.JSON_OBJECT:
             return [_schema_grammar({"type": "object"})]
         case FormKind.REGEX:
@@ -81,7 +70,11 @@ def _grammars(kind: FormKind, text: str) -> list[dict[str, Any]]:
             return [{"lark_grammar": _lark(text)}]
         case FormKind.PARTS:
             parts = json.loads(text)
-            schemas = [{**_schema_grammar(schema), "name": name} for name, schema in parts["schemas"].items()]
+            closed, places = parts["closed"], parts["places"]
+            schemas = [
+                {"name": name, **_schema_grammar(schema, closed=name in closed, place=places.get(name, ""))}
+                for name, schema in parts["schemas"].items()
+            ]
             return [{"lark_grammar": parts["lark"]}, *schemas]
 
 
@@ -94,12 +87,15 @@ def _loaded(text: str) -> Any:
         raise FormError(f"it is not valid JSON: {error}") from None
 
 
-def _schema_grammar(schema: Any) -> dict[str, Any]:
-    if not isinstance(schema, dict):
-        raise FormError("a schema must be a JSON object")
-    complaint = check_schema(schema)
-    if complaint:
-        raise FormError(complaint)
+def _schema_grammar(schema: Any, *, closed: bool = False, place: str = "") -> dict[str, Any]:
+    try:
+        if not isinstance(schema, dict):
+            raise FormError("a schema must be a JSON object")
+        if closed:
+            close_objects(schema)
+        schema = servable(schema)
+    except FormError as error:
+        raise FormError(f"{place}: {error}" if place else str(error)) from None
     return {"json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
 
 
@@ -125,11 +121,3 @@ def _unescaped(match: re.Match[str]) -> str:
     if char.isascii() and not char.isalnum():
         return f"{match[1]}\\x{ord(char):02x}"  # may mean something in a class or a literal
     return match[1] + char
-
-
-def _complaint(error: str) -> str:
-    """The library's complaint, shorter, with the keywords it names as words."""
-    keywords = _UNKNOWN_KEYWORDS.search(error)
-    if keywords:
-        return f"a schema cannot be held to with {', '.join(json.loads(keywords[1]))}: not supported"
-    return error.partition("<state>")[0].strip()[:1000]

@@ -8,7 +8,8 @@ from llguidance import LLTokenizer
 
 from frontend.isolated.worker import CannotStart, Frame, Handler, serve
 from frontend.structured.forms import FormError, FormKind
-from frontend.structured.grammars import check_grammar, grammar_of
+from frontend.structured.grammars import grammar_of, parts_of
+from frontend.structured.trial import Trial
 
 _NICENESS = 5  # answers under way come first
 
@@ -26,15 +27,29 @@ def compiler(hello: Frame) -> Handler:
     except ValueError as error:
         raise CannotStart(str(error)) from error
 
+    trial = Trial(tokenizer)
+
     def compile_form(job: Frame) -> Frame:
         try:
-            grammar = grammar_of(FormKind(job["kind"]), job["text"], job["before"])
-            check_grammar(grammar, tokenizer)
+            return {"grammar": _tried_grammar(FormKind(job["kind"]), job["text"], job["before"], trial)}
         except FormError as error:
             return {"error": str(error)}
-        return {"grammar": grammar}
 
     return compile_form
+
+
+def _tried_grammar(kind: FormKind, text: str, before: str, trial: Trial) -> str:
+    grammar = grammar_of(kind, text, before)
+    try:
+        trial.run(grammar)
+    except FormError:
+        for place, part in parts_of(kind, text):  # which of several schemas it is
+            try:
+                trial.run(part)
+            except FormError as error:
+                raise FormError(f"{place}: {error}") from None
+        raise
+    return grammar
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.constraints import grammar as engine_grammar
 from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
-from frontend.structured import grammars
+from frontend.structured import trial
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "json_schemas.json").read_text())
 NUM_RUNS = 500
@@ -201,7 +201,7 @@ def test_enforced_call_is_made_with_valid_arguments(http: openai.OpenAI, choice)
 
 
 def test_limits_of_compiler_and_engine_are_the_same() -> None:
-    ours, engines = grammars.parser_limits(), engine_grammar.parser_limits()
+    ours, engines = trial.parser_limits(), engine_grammar.parser_limits()
     names = [name for name in dir(ours) if not name.startswith("_")]
     assert "max_lexer_states" in names
     assert {name: getattr(ours, name) for name in names} == {name: getattr(engines, name) for name in names}

@@ -1,9 +1,11 @@
 """Grammars on the demo model's tokenizer, against the strings they describe."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -217,3 +219,12 @@ def test_an_engine_without_a_tokenizer_serves_no_grammar():
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         compiler.compile('start: "a"', lambda matcher: matcher).result()
     compiler.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+def test_compiling_yields_to_the_steps(compiler):
+    def priority(_):
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert compiler.compile('start: "a"', priority).result(60) == min(priority(None) + 10, 19)
+    assert compiler.compile('start: "b"', priority).result(60) > priority(None)

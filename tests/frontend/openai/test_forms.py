@@ -152,6 +152,66 @@ async def test_reasoning_may_come_before_the_form(connect_to):
     assert form["name"] == "form"
 
 
+SEATS = {"type": "object", "properties": {"seats": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+OPEN = {"type": "object", "properties": {"to": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+
+
+@pytest.mark.parametrize("choice", ["required", named("book")])
+async def test_refused_keyword_of_a_tool_is_named_with_the_tool_and_the_property(connect_to, choice):
+    client, engine = await connect_to(HERMES)
+    tools = [tool("weather"), tool("news"), tool("book", SEATS)]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="fake", messages=user(), tools=tools, tool_choice=choice)
+    assert "tools[2].function 'book': properties.seats.uniqueItems: a schema cannot" in caught.value.message
+    assert not engine.submissions
+
+
+async def test_tool_whose_parameters_nothing_satisfies_is_named(connect_to):
+    client, _ = await connect_to(HERMES)
+    empty = {"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}, "required": ["a"]}
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\]\.function 'book': Unsatisfiable schema"):
+        await client.chat.completions.create(
+            model="fake", messages=user(), tools=[tool("weather"), tool("book", empty)], tool_choice="required"
+        )
+
+
+async def test_objects_of_tools_and_strict_schemas_have_no_members_but_those_they_name(connect_to):
+    client, engine = await connect_to(HERMES)
+    await client.chat.completions.create(
+        model="fake", messages=user(), tools=[tool("book", OPEN), tool("now", {})], tool_choice="required"
+    )
+    _, book, now = grammars(engine)
+    assert book["json_schema"]["additionalProperties"] is False
+    assert book["json_schema"]["properties"]["to"]["additionalProperties"] is False
+    assert now["json_schema"]["additionalProperties"] is False
+    for strict in (True, False, None):
+        schema = {"name": "x", "schema": OPEN, "strict": strict}
+        for tools in ([], [tool("book", OPEN)]):
+            await client.chat.completions.create(
+                model="fake",
+                messages=user(),
+                response_format={"type": "json_schema", "json_schema": schema},
+                tools=tools or openai.omit,
+            )
+            answer = grammars(engine)[-1]["json_schema"]
+            assert ("additionalProperties" in answer) == (strict is True)
+            assert ("additionalProperties" in answer["properties"]["to"]) == (strict is True)
+
+
+async def test_form_that_compiles_but_cannot_run_is_refused_before_any_token(connect_to):
+    client, engine = await connect_to(ECHO)
+    for num_members, runs in ((666, True), (1300, False)):
+        schema = {"type": "object", "properties": {f"p{number}": {} for number in range(num_members)}}
+        response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        create = client.chat.completions.create(model="fake", messages=user(), response_format=response_format)
+        if runs:
+            await create
+        else:
+            with pytest.raises(openai.BadRequestError, match="too large to be run"):
+                await create
+    assert len(engine.submissions) == 1
+
+
 NO_FORM = [
     ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema.schema"),
@@ -161,7 +221,7 @@ NO_FORM = [
         "needs json_schema",
     ),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "null"}}}}},
         "response_format",
         "^Error code: 400 - response_format cannot be served: a schema cannot be held to with not",
     ),
@@ -199,7 +259,7 @@ NO_CALL = [
     ({"tool_choice": named("g"), "tools": [tool("f")]}, "tool_choice", "names 'g', which is none of tools"),
     ({"tool_choice": "required", "tools": [tool("f"), tool("ä b")]}, "tools", "letters, digits"),
     ({"tool_choice": "required", "tools": [tool("f", [1])]}, "tools", "JSON object"),
-    ({"tool_choice": "required", "tools": [tool("f", {"not": {}})]}, "tools", "with not: not supported"),
+    ({"tool_choice": "required", "tools": [tool("f", {"not": {"type": "null"}})]}, "tools", "with not: not supported"),
     ({"tool_choice": "required", "tools": [tool("f", {"title": "x" * 65536})]}, "tools", "at most 65536"),
     ({"tool_choice": "required", "tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "no room for the call"),
     ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "only if the form is one of JSON"),

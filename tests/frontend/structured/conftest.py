@@ -6,6 +6,7 @@ from llguidance import LLMatcher, LLTokenizer
 from frontend.model.defaults import SamplingDefaults
 from frontend.model.served_model import ServedModel
 from frontend.model.tokenizer import Tokenizer
+from frontend.structured.trial import parser_limits
 from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 
@@ -38,7 +39,7 @@ def draw():
     tokenizer.close()
 
     def make(grammar: str, rng: random.Random, max_tokens: int = 1000) -> str | None:
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
         written = b""
         for _ in range(max_tokens):
             mask = matcher.compute_bitmask()
@@ -61,7 +62,7 @@ def keeps_to():
     tokenizer.close()
 
     def check(grammar: str, text: str) -> bool:
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
         assert not matcher.is_error(), matcher.get_error()
         token_ids = [ids[bytes([byte])] for byte in text.encode()]
         return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()

@@ -39,7 +39,12 @@ def no_special_tokens(text: str) -> None:
 
 def grammar(style, *, one_only=False, token_id=no_special_tokens):
     rules = chat_format(TEMPLATES[style]).call_rules(TOOLS, token_id, one_only=one_only)
-    parts = {"lark": f"start: calls\n{rules.lark}", "schemas": rules.schemas}
+    parts = {
+        "lark": f"start: calls\n{rules.lark}",
+        "schemas": rules.schemas,
+        "closed": list(rules.schemas),
+        "places": {},
+    }
     return grammar_of(FormKind.PARTS, json.dumps(parts))
 
 

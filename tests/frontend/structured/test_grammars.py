@@ -10,7 +10,9 @@ import pytest
 from llguidance import LLTokenizer
 
 from frontend.structured.forms import FormError, FormKind
-from frontend.structured.grammars import check_grammar, grammar_of
+from frontend.structured.grammars import grammar_of
+from frontend.structured.schema_rules import FORMATS
+from frontend.structured.trial import Trial
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 
 ROOT = Path(__file__).parents[3]
@@ -25,10 +27,10 @@ def schema_grammar(schema) -> str:
 @pytest.fixture(scope="module")
 def compiled():
     """compiled(grammar) -> the same, if it compiles."""
-    vocabulary = LLTokenizer(byte_tokenizer_files()["tokenizer.json"].decode(), n_vocab=258, eos_token=[256])
+    trial = Trial(LLTokenizer(byte_tokenizer_files()["tokenizer.json"].decode(), n_vocab=258, eos_token=[256]))
 
     def check(grammar: str) -> str:
-        check_grammar(grammar, vocabulary)
+        trial.run(grammar)
         return grammar
 
     return check
@@ -119,7 +121,7 @@ def test_docs_list_the_keywords_that_are_held_to_and_those_that_are_refused_by_n
         assert not complaint or re.search(rf"with (.+, )?{re.escape(name)}\b.*: not supported$", complaint), complaint
 
 
-def test_docs_list_the_formats(compiled):
+def test_docs_list_the_formats_that_are_held_to_and_others_are_annotations(compiled, keeps_to):
     formats = [
         "date-time",
         "time",
@@ -134,10 +136,10 @@ def test_docs_list_the_formats(compiled):
     ]
     formats += ["uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer"]
     formats += ["relative-json-pointer", "regex"]
-    complaints = {name: refused({"type": "string", "format": name}, compiled) for name in formats}
-    assert documented("Formats held to") == {name for name, complaint in complaints.items() if not complaint}
-    assert documented("Formats refused") == {name for name, complaint in complaints.items() if complaint}
-    assert all(complaint in ("", f"Unknown format: {name}") for name, complaint in complaints.items())
+    formats += ["path", "password", "binary", "byte", "ip", "json-string", "int32", "x"]
+    assert all(not refused({"type": "string", "format": name}, compiled) for name in formats)
+    held_to = {name for name in formats if not keeps_to(schema_grammar({"type": "string", "format": name}), '"~ "')}
+    assert documented("Formats held to") == held_to == FORMATS
 
 
 UNSATISFIABLE = {
@@ -260,10 +262,11 @@ def test_lark_grammar_may_recurse(compiled, keeps_to):
 FORMS = {
     FormKind.REGEX: ("a+", "aa"),
     FormKind.JSON_SCHEMA: ('{"type": "integer"}', "12"),
+    FormKind.STRICT_JSON_SCHEMA: ('{"type": "integer"}', "12"),
     FormKind.JSON_OBJECT: ("", "{}"),
     FormKind.CHOICE: ('["x"]', "x"),
     FormKind.GRAMMAR: ('%llguidance {}\nstart: "a" b\nb: "c"', "ac"),
-    FormKind.PARTS: ('{"lark": "start: @f", "schemas": {"f": {"type": "integer"}}}', "12"),
+    FormKind.PARTS: ('{"lark": "start: @f", "schemas": {"f": {"type": "integer"}}, "closed": [], "places": {}}', "12"),
 }
 
 

@@ -1,0 +1,87 @@
+"""Finds every subschema of a JSON Schema, each with its path, however deeply it is nested. Pure."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+Schema = dict[str, Any]
+
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "dependentSchemas")
+_DEFINITIONS = ("$defs", "definitions")
+_LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SCHEMAS = ("additionalProperties", "propertyNames", "items", "additionalItems", "not")
+
+
+class Subschema(NamedTuple):
+    """A schema within a schema.
+
+    Attributes:
+        path: where it stands, as in "properties.seats.items"; empty for the whole schema.
+    """
+
+    path: str
+    schema: Schema
+
+    def at(self, keyword: str) -> str:
+        """The path of one of its keywords."""
+        return f"{self.path}.{keyword}" if self.path else keyword
+
+
+def subschemas(root: Schema) -> Iterator[Subschema]:
+    """A schema and all that it consists of or refers to, each once. The caller may change each one it is given."""
+    waiting: list[tuple[str, Any]] = [("", root)]
+    seen: set[int] = set()
+    while waiting:
+        path, schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        here = Subschema(path, schema)
+        yield here
+        waiting.extend(reversed([*_parts(here), *_referred_by(root, schema)]))
+
+
+def referred(root: Schema, reference: str) -> Any:
+    """The schema that a JSON pointer behind # leads to; None: nothing, or the reference is no pointer."""
+    pointer = unquote(reference.partition("#")[2])
+    if pointer and not pointer.startswith("/"):
+        return None
+    schema: Any = root
+    for name in _steps(pointer):
+        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+            schema = schema[int(name)]
+        else:
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema
+
+
+def _parts(here: Subschema) -> Iterator[tuple[str, Any]]:
+    for keyword in _SCHEMAS_BY_NAME:
+        by_name = here.schema.get(keyword)
+        if isinstance(by_name, dict):
+            yield from ((f"{here.at(keyword)}.{name}", part) for name, part in by_name.items())
+    for keyword in _LISTS_OF_SCHEMAS:
+        entries = here.schema.get(keyword)
+        if isinstance(entries, list):
+            yield from ((f"{here.at(keyword)}[{index}]", part) for index, part in enumerate(entries))
+    for keyword in _SCHEMAS:
+        yield here.at(keyword), here.schema.get(keyword)
+
+
+def _referred_by(root: Schema, schema: Schema) -> Iterator[tuple[str, Any]]:
+    """Definitions count only where they are referred to; by a name that is no pointer it may be any of them."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return
+    found = referred(root, reference)
+    if found is not None:
+        yield ".".join(_steps(unquote(reference.partition("#")[2]))), found
+        return
+    for keyword in _DEFINITIONS:
+        by_name = root.get(keyword)
+        if isinstance(by_name, dict):
+            yield from ((f"{keyword}.{name}", part) for name, part in by_name.items())
+
+
+def _steps(pointer: str) -> list[str]:
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
