@@ -252,6 +252,7 @@ class FrontendApp:
         from frontend.openai.door import Door
         from frontend.openai.facts import Facts
         from frontend.openai.http_server import HttpServer
+        from frontend.openai.responses.endpoint import Responses, responses_api
         from frontend.openai.runner import JobRunner
         from frontend.openai.unknown_parameters import UnknownParameters
 
@@ -273,7 +274,8 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )
-        app: ASGIApp = with_cors(make_app(Door(runner), facts, self._keys), config.allowed_origins)
+        apis = [responses_api(Responses(runner))]
+        app: ASGIApp = with_cors(make_app(Door(runner), facts, self._keys, apis), config.allowed_origins)
         return HttpServer(
             HttpOrigin(app) if self._needs_origins else app,
             config.http_host or config.host,

@@ -1,7 +1,7 @@
 """API keys: which a server was given, and whether a call carries one of them.
 
-Knows neither gRPC nor HTTP: both doors hand over the values of `authorization`. A key is kept as its digest only, and
-nothing here puts one into a message.
+Knows neither gRPC nor HTTP: both doors hand over the values of `authorization`, HTTP those of `x-api-key` too. A key is
+kept as its digest only, and nothing here puts one into a message.
 """
 
 import hashlib
@@ -33,11 +33,13 @@ class ApiKeys:
         """Whether calls need a key."""
         return bool(self._digests)
 
-    def check(self, authorizations: Sequence[str | bytes]) -> None:
+    def check(self, authorizations: Sequence[str | bytes], bare_keys: Sequence[bytes] = ()) -> None:
         """Lets a call pass or not, in a time that says nothing of the keys.
 
         Args:
             authorizations: every value of `authorization` that came with the call; `Bearer KEY` is wanted, once.
+            bare_keys: every value of a header that holds nothing but a key; exactly one may stand in for a valid
+                `authorization`.
 
         Raises:
             Unauthenticated: none of the keys; the message is the same whatever is wrong.
@@ -46,12 +48,16 @@ class ApiKeys:
             return
         value = authorizations[0] if len(authorizations) == 1 else b""
         scheme, _, key = (value.encode() if isinstance(value, str) else value).partition(b" ")
-        digest = _digest(key.strip())
+        is_bearer = self._knows(key.strip()) and scheme.lower() == b"bearer"
+        if not is_bearer and not (len(bare_keys) == 1 and self._knows(bare_keys[0].strip())):
+            raise Unauthenticated("a valid API key is needed, as in `authorization: Bearer KEY`")
+
+    def _knows(self, key: bytes) -> bool:
+        digest = _digest(key)
         is_known = False
         for known in self._digests:  # all of them, whichever fits
             is_known |= hmac.compare_digest(known, digest)
-        if not (is_known and scheme.lower() == b"bearer"):
-            raise Unauthenticated("a valid API key is needed, as in `authorization: Bearer KEY`")
+        return is_known
 
 
 def load_keys(keys: Sequence[str], path: Path | None) -> tuple[str, ...]:

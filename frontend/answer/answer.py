@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.answer.parts import Parts, parts_of
 from frontend.answer.prompt_echo import PromptEcho
-from frontend.answer.text import AnswerText
+from frontend.answer.text import AnswerText, TextDelta
 from frontend.answer.token_logprobs import token_logprobs
-from frontend.chat import AnswerParser
+from frontend.chat import AnswerParser, Delta, ReasoningText
 from frontend.engine_link.request_stream import CancelReason, EndReason, RequestEnd, RequestStream, TokenBatch
 from frontend.engine_link.timing import AnswerTimes, timing
 from frontend.model.served_model import ServedModel
@@ -63,6 +63,8 @@ class Answer:
         self._prompt = prompt
         self._parser = parser
         self._text = AnswerText(request, model.tokenizer)
+        self._may_reason = parser is not None  # nothing but reasoning has come so far
+        self._num_reasoning_tokens = 0
 
     async def messages(self) -> AsyncIterator[pb.StreamGenerateResponse]:
         """The stream's messages; the first comes with the first token, not before.
@@ -79,8 +81,7 @@ class Answer:
                 if self._request.stop.max_tokens == 0:  # the token that came was only to get the prompt computed
                     yield pb.StreamGenerateResponse(finished=self._finished(0, batch.end, None))
                     return
-            delta = self._text.push(batch)
-            parts = self._parts(delta.text, is_last=batch.end is not None or delta.stop_text is not None)
+            delta, parts = self._take(batch)
             if delta.num_tokens or any(parts):
                 yield pb.StreamGenerateResponse(chunk=self._chunk(batch, delta.num_tokens, parts))
             if delta.stop_text is not None:
@@ -93,11 +94,36 @@ class Answer:
                 yield pb.StreamGenerateResponse(finished=self._finished(num_tokens, batch.end, None))
                 return
 
-    def _parts(self, text: str, *, is_last: bool) -> Parts:
+    def _take(self, batch: TokenBatch) -> tuple[TextDelta, Parts]:
+        """What a batch adds to the text, and to each part of the answer."""
         if self._parser is None:
-            return Parts(text)
-        deltas = self._parser.feed(text)
-        return parts_of([*deltas, *self._parser.finish()] if is_last else deltas)
+            delta = self._text.push(batch)
+            return delta, Parts(delta.text)
+        texts, deltas, num_tokens, stop_text = [], [], 0, None
+        # Token by token while the model reasons, so that usage does not depend on how tokens were batched.
+        for piece in batch.one_by_one() if self._may_reason and batch.token_ids else (batch,):
+            delta = self._text.push(piece)
+            texts.append(delta.text)
+            num_tokens += delta.num_tokens
+            stop_text = delta.stop_text
+            deltas += self._feed(self._parser.feed(delta.text), num_tokens=piece.first_index + delta.num_tokens)
+            if stop_text is not None:
+                break
+        if batch.end is not None or stop_text is not None:
+            deltas += self._feed(self._parser.finish(), num_tokens=batch.first_index + num_tokens)
+        return TextDelta("".join(texts), num_tokens, stop_text), parts_of(deltas)
+
+    def _feed(self, deltas: list[Delta], *, num_tokens: int) -> list[Delta]:
+        """Notes how far the reasoning goes.
+
+        Args:
+            num_tokens: of the answer, up to the end of `deltas`.
+        """
+        if self._may_reason and deltas:
+            if isinstance(deltas[0], ReasoningText):
+                self._num_reasoning_tokens = num_tokens
+            self._may_reason = isinstance(deltas[-1], ReasoningText)
+        return deltas
 
     def _chunk(self, batch: TokenBatch, num_tokens: int, parts: Parts) -> pb.Chunk:
         token_ids = batch.token_ids[:num_tokens]
@@ -134,6 +160,7 @@ class Answer:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._stream.num_cached_tokens,
             num_output_tokens=num_tokens,
+            num_reasoning_tokens=self._num_reasoning_tokens,
         )
         finished = pb.Finished(
             usage=usage, timing=self._timing(), answer_index=self._index, seed=self._request.sampling.seed

@@ -9,7 +9,7 @@ where it was. Knows neither text nor protos; one event loop, one reader.
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -64,6 +64,13 @@ class TokenBatch:
     token_ids: list[int]
     logprobs: LogprobBatch | None
     end: RequestEnd | None
+
+    def one_by_one(self) -> Iterator["TokenBatch"]:
+        """The same tokens in batches of one, without log-probabilities; the end comes with the last."""
+        last = len(self.token_ids) - 1
+        for position, token_id in enumerate(self.token_ids):
+            end = self.end if position == last else None
+            yield TokenBatch(self.first_index + position, [token_id], None, end)
 
 
 class StreamOwner(Protocol):

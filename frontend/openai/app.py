@@ -3,35 +3,47 @@
 import asyncio
 import functools
 import json
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from frontend.access.api_keys import ApiKeys
 from frontend.errors import RequestError
+from frontend.openai.api import Api, ErrorForms
 from frontend.openai.bodies import CompletionBody, DetokenizeBody
 from frontend.openai.chat_bodies import ChatBody, TokenizeBody
 from frontend.openai.disconnect import ClientGone
 from frontend.openai.door import Door
-from frontend.openai.endpoint import Endpoint
-from frontend.openai.error_object import BodyError, error_response
+from frontend.openai.endpoint import STREAMED, Endpoint
+from frontend.openai.error_object import CHAT_PARAMS, BodyError, error_response
 from frontend.openai.facts import Facts
 from frontend.openai.key_gate import KeyGate
 from frontend.openai.openapi import openapi_document
 
-_CHAT_PATH = "/v1/chat/completions"
-_STREAMED = ("application/json", "text/event-stream")
 _CLIENT_CLOSED_REQUEST = 499
 
 
-def make_app(door: Door, facts: Facts, keys: ApiKeys) -> Starlette:
-    """The ASGI application."""
+def make_app(door: Door, facts: Facts, keys: ApiKeys, apis: Sequence[Api] = ()) -> Starlette:
+    """The ASGI application.
+
+    Args:
+        door: completions and chat completions.
+        facts: what can be asked without generating.
+        keys: open the server.
+        apis: further ones.
+    """
+    chat_path = "/v1/chat/completions"
+    chat = Endpoint("POST", chat_path, door.chat_completions, "Answer a conversation", ChatBody, STREAMED)
+    apis = [Api("/v1/chat", [chat], _chat_error), *apis]
+    forms = ErrorForms(apis, _openai_error)
     endpoints = [
-        Endpoint("POST", "/v1/completions", door.completions, "Complete prompts", CompletionBody, _STREAMED),
-        Endpoint("POST", _CHAT_PATH, door.chat_completions, "Answer a conversation", ChatBody, _STREAMED),
+        Endpoint("POST", "/v1/completions", door.completions, "Complete prompts", CompletionBody, STREAMED),
+        *(endpoint for api in apis for endpoint in api.endpoints),
         Endpoint("GET", "/v1/models", facts.models, "List the models"),
         Endpoint("GET", "/v1/models/", facts.models, "List the models", is_described=False),
         Endpoint("GET", "/v1/models/{model:path}", facts.model, "Describe a model"),
@@ -52,32 +64,37 @@ def make_app(door: Door, facts: Facts, keys: ApiKeys) -> Starlette:
         """GET /openapi.json; making it takes some 50 ms, for which nobody else shall wait."""
         return Response(await asyncio.to_thread(document), media_type="application/json")
 
+    async def tell(request: Request, error: Exception) -> Response:
+        return forms.response(error, request.scope)
+
+    async def tell_http(request: Request, error: Exception) -> Response:
+        """Starlette's own: there is no such path, or not with this method."""
+        assert isinstance(error, HTTPException)
+        refusal = BodyError(error.status_code, f"{request.method} {request.url.path[:128]}: {error.detail}")
+        response = forms.response(refusal, request.scope)
+        response.headers.update(error.headers or {})
+        return response
+
     endpoints.append(Endpoint("GET", "/openapi.json", openapi, "Describe these endpoints"))
     return Starlette(
         routes=[each.route() for each in endpoints],
-        middleware=[Middleware(KeyGate, keys, [each.path for each in endpoints if each.is_open])],
+        middleware=[Middleware(KeyGate, keys, [each.path for each in endpoints if each.is_open], forms)],
         exception_handlers={
-            RequestError: _tell,
-            BodyError: _tell,
-            HTTPException: _tell_http,
+            RequestError: tell,
+            BodyError: tell,
+            HTTPException: tell_http,
             ClientGone: _tell_nobody,
-            Exception: _tell,  # the server logs it with its traceback
+            Exception: tell,  # the server logs it with its traceback
         },
     )
 
 
-async def _tell(request: Request, error: Exception) -> Response:
-    return error_response(error, chat=request.url.path == _CHAT_PATH)
+def _openai_error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001 - see ErrorResponse
+    return error_response(error)
 
 
-async def _tell_http(request: Request, error: Exception) -> Response:
-    """Starlette's own: there is no such path, or not with this method."""
-    assert isinstance(error, HTTPException)
-    response = error_response(
-        BodyError(error.status_code, f"{request.method} {request.url.path[:128]}: {error.detail}")
-    )
-    response.headers.update(error.headers or {})
-    return response
+def _chat_error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001
+    return error_response(error, CHAT_PARAMS)
 
 
 async def _tell_nobody(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's form

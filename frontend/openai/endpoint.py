@@ -9,13 +9,16 @@ from starlette.routing import Route
 
 from frontend.openai.bodies import Body
 
+STREAMED = ("application/json", "text/event-stream")
+"""Media types of an answer that may be streamed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One path and what can be done there.
 
     Attributes:
-        method: GET or POST.
+        method: GET, POST or DELETE.
         path: as Starlette writes it, with `{name}` or `{name:path}` for a part that varies.
         handler: answers.
         summary: what it does, in a few words.

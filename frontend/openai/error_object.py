@@ -70,10 +70,11 @@ _TABLE: dict[type[RequestError], _Row] = {
 }
 _DEFECT = _Row(500, "server_error", "internal_error")
 
-_PARAMS = {
+COMPLETION_PARAMS: Mapping[str, str] = {
     "text": "prompt",
     "token_ids": "prompt",
     "chat": "messages",
+    "tools_json": "tools",
     "stop_texts": "stop",
     "top_logprobs": "logprobs",
     "ignore_end_token": "ignore_eos",
@@ -81,8 +82,16 @@ _PARAMS = {
 }
 """Fields of GenerationSpec whose name here is another one."""
 
-_CHAT_PARAMS = {**_PARAMS, "prompt": "messages", "top_logprobs": "top_logprobs"}
-"""The same for chat."""
+CHAT_PARAMS: Mapping[str, str] = {**COMPLETION_PARAMS, "prompt": "messages", "top_logprobs": "top_logprobs"}
+"""The same for chat completions."""
+
+RESPONSES_PARAMS: Mapping[str, str] = {
+    **CHAT_PARAMS,
+    "prompt": "input",
+    "chat": "input",
+    "max_tokens": "max_output_tokens",
+}
+"""The same for responses."""
 
 
 class ErrorObject(NamedTuple):
@@ -93,11 +102,11 @@ class ErrorObject(NamedTuple):
     headers: dict[str, str]
 
 
-def error_object(error: Exception, *, chat: bool = False) -> ErrorObject:
+def error_object(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS) -> ErrorObject:
     """Status, body and headers of an error.
 
     Args:
-        chat: whether the parameters are those of chat.
+        params: what the client calls the fields of GenerationSpec; those not listed have the same name.
 
     Anything but a RequestError or a BodyError is a defect of ours: 500, without its text, which is for the log.
     """
@@ -112,7 +121,7 @@ def error_object(error: Exception, *, chat: bool = False) -> ErrorObject:
     if isinstance(error, ModelNotFound):
         param = "model"
     if isinstance(error, InvalidRequest) and error.field:
-        field, param = _last(error.field), _param(error.field, _CHAT_PARAMS if chat else _PARAMS)
+        field, param = _last(error.field), _param(error.field, params)
         if message.startswith(field + " "):  # the message names the parameter as this client knows it
             message = param + message.removeprefix(field)
     if isinstance(
@@ -127,9 +136,9 @@ def error_object(error: Exception, *, chat: bool = False) -> ErrorObject:
     return ErrorObject(row.status, _body(row, message, param), headers)
 
 
-def error_response(error: Exception, *, chat: bool = False) -> JSONResponse:
+def error_response(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS) -> JSONResponse:
     """The response that tells a client of an error; see `error_object`."""
-    status, body, headers = error_object(error, chat=chat)
+    status, body, headers = error_object(error, params)
     return JSONResponse(body, status, headers)
 
 
@@ -137,13 +146,12 @@ def _body(row: _Row, message: str, param: str | None) -> dict[str, Any]:
     return {"error": {"message": message, "type": row.kind, "param": param, "code": row.code}}
 
 
-def _param(field: str, names: dict[str, str]) -> str:
+def _param(field: str, names: Mapping[str, str]) -> str:
     """The parameter a field of GenerationSpec was made of: "spec.stop.stop_texts" is "stop"."""
-    if _last(field) == "tools_json":
-        return "tools"
-    if field.startswith(("spec.chat", "chat")):
-        return "messages"
-    return names.get(_last(field), _last(field))
+    name = _last(field)
+    if field.startswith(("spec.chat", "chat")) and name != "tools_json":
+        name = "chat"
+    return names.get(name, name)
 
 
 def _last(field: str) -> str:

@@ -1,4 +1,7 @@
-"""API keys over HTTP: every path takes one, unknown ones too, except those that are open."""
+"""API keys over HTTP: every path takes one, unknown ones too, except those that are open.
+
+The key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, as `x-api-key: KEY`.
+"""
 
 from collections.abc import Collection
 
@@ -6,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend.access.api_keys import ApiKeys
 from frontend.errors import Unauthenticated
-from frontend.openai.error_object import error_response
+from frontend.openai.api import ErrorForms
 
 
 class KeyGate:
@@ -16,19 +19,25 @@ class KeyGate:
         app: what is behind it.
         keys: what opens the server.
         open_paths: where no key is needed.
+        forms: of the errors.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str], forms: ErrorForms) -> None:
         self._app = app
         self._keys = keys
         self._open_paths = frozenset(open_paths)
+        self._forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["path"] not in self._open_paths:
             try:
-                self._keys.check([value for name, value in scope["headers"] if name == b"authorization"])
+                self._keys.check(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
             except Unauthenticated as error:
-                await error_response(error)(scope, receive, send)
+                await self._forms.response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _values(scope: Scope, header: bytes) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name == header]

@@ -137,11 +137,15 @@ def _ranked(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int | Non
 
 def chat_logprobs(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
     """The rows of /v1/chat/completions."""
-    rows = [
+    return {"content": logprob_rows(logprobs, tokenizer), "refusal": None}
+
+
+def logprob_rows(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """A row for each token."""
+    return [
         _row(token.chosen) | {"top_logprobs": [_row(candidate) for candidate in token.best]}
         for token in _tokens(logprobs, tokenizer)
     ]
-    return {"content": rows, "refusal": None}
 
 
 def _row(candidate: _Candidate) -> dict[str, Any]:

@@ -349,14 +349,16 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_text: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., answer_index: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens")
+    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_reasoning_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
+    num_reasoning_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queued", "prefill", "first_token", "total", "num_preemptions", "tokenized", "decode", "parked", "preempted", "moved")

@@ -10,6 +10,7 @@ from frontend.access.api_keys import ApiKeys
 from frontend.openai.app import make_app
 from frontend.openai.door import Door
 from frontend.openai.facts import Facts
+from frontend.openai.responses.endpoint import Responses, responses_api
 
 KEY = "the-key-of-this-test"
 BAD = {
@@ -18,11 +19,13 @@ BAD = {
     "empty": {"Authorization": ""},
     "empty key": {"Authorization": "Bearer "},
     "10 KB": {"Authorization": "Bearer " + "k" * 10_000},
-    "elsewhere": {"X-Api-Key": KEY},
+    "elsewhere": {"Api-Key": KEY},
+    "wrong bare key": {"X-Api-Key": "wrong"},
+    "bare key with a scheme": {"X-Api-Key": f"Bearer {KEY}"},
 }
 ROUTES = [
     (method, route.path.replace("{model:path}", "fake"))
-    for route in make_app(Door, Facts, ApiKeys(())).routes
+    for route in make_app(Door, Facts, ApiKeys(()), [responses_api(Responses)]).routes
     for method in route.methods
 ]
 UNKNOWN = [
@@ -67,6 +70,23 @@ async def test_with_a_key_every_route_answers(session):
     for method, path in ROUTES:
         async with session.request(method, path, headers={"Authorization": f"Bearer {KEY}"}, data=b"{}") as response:
             assert (path, response.status) != (path, 401)
+
+
+GOOD = {
+    "bare key": {"X-Api-Key": KEY},
+    "bare key beside another authorization": {"X-Api-Key": KEY, "Authorization": "Bearer of-a-gateway"},
+}
+
+
+@pytest.mark.parametrize("good", GOOD)
+async def test_key_may_come_as_x_api_key(session, good):
+    async with session.get("/v1/models", headers=GOOD[good]) as response:
+        assert response.status == 200
+
+
+async def test_two_bare_keys_are_none(session):
+    async with session.get("/v1/models", headers=[("X-Api-Key", KEY), ("X-Api-Key", KEY)]) as response:
+        assert response.status == 401
 
 
 async def test_openais_client_sends_its_key_and_knows_the_refusal(keyed_pair, connect):

@@ -11,10 +11,19 @@ from frontend.access.api_keys import ApiKeys
 from frontend.openai.app import make_app
 from frontend.openai.door import Door
 from frontend.openai.facts import Facts
+from frontend.openai.responses.endpoint import Responses, responses_api
+
+STORED = {
+    ("/v1/responses/{response_id}", "delete"),
+    ("/v1/responses/{response_id}", "get"),
+    ("/v1/responses/{response_id}/cancel", "post"),
+    ("/v1/responses/{response_id}/input_items", "get"),
+}
+"""Served to be refused by name."""
 
 
 async def document_of(keys=()):
-    app = make_app(Door, Facts, ApiKeys(keys))
+    app = make_app(Door, Facts, ApiKeys(keys), [responses_api(Responses)])
     (route,) = [route for route in app.routes if route.path == "/openapi.json"]
     return json.loads((await route.endpoint(None)).body), app.routes
 
@@ -37,6 +46,7 @@ async def test_every_route_is_described_and_nothing_else():
     described = {(path, method) for path, operations in document["paths"].items() for method in operations}
     assert served - described == {(path, "head") for path, method in served if method == "get"} | {
         ("/v1/models/", "get"),
+        *STORED,
     }
     assert described <= served
 

@@ -1,0 +1,395 @@
+"""/v1/responses through OpenAI's own client. FakeEngine answers with the rendered conversation."""
+
+import json
+
+import aiohttp
+import openai
+import pydantic
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.testing.fake_engine import FakeEngine, rejection
+
+EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
+ECHO = "{{ messages[-1].content }}"
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.reasoning %}({{ m.reasoning }}){% endif %}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}"
+    "{% if m.tool_call_id %}={{ m.tool_call_id }} {{ m.name }}{% endif %}{% endfor %}{# <tool_call> #}"
+)
+HERMES = ECHO + "{# <tool_call> #}"
+ALL = ECHO + "{# <tool_call> </think> #}"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA, "strict": True}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+
+@pytest.fixture
+def pair_of(make_pair):
+    """pair_of(template) -> a pair whose model has this chat template."""
+
+    async def make(template, **config):
+        tokenizer_config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
+        files = {**byte_tokenizer_files(), "tokenizer_config.json": tokenizer_config}
+        return await make_pair(engine=FakeEngine(files=files), http=True, **config)
+
+    return make
+
+
+async def raw_events(pair, **body):
+    """The events of a stream, each valid under the SDK's own types, in order and under its name."""
+    return checked_events("".join([text async for text in raw_stream(pair, **body)]))
+
+
+async def raw_stream(pair, **body):
+    url = f"http://127.0.0.1:{pair.app.http_port}/v1/responses"
+    async with aiohttp.ClientSession() as session, session.post(url, json={"stream": True, **body}) as response:
+        assert response.status == 200
+        async for line in response.content:
+            yield line.decode()
+
+
+def checked_events(text):
+    events = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert type(EVENT.validate_python(event)).model_fields["type"].annotation.__args__ == (event["type"],)
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def without_repeats(kinds):
+    return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
+
+
+async def test_answer_is_a_response_object(client, http_pair):
+    answer = await client.responses.create(
+        model="fake", input="hi", instructions="be", temperature=0.5, metadata={"a": "b"}, user="u"
+    )
+    Response.model_validate(answer.to_dict())
+    text = "<system>be<user>hi<assistant>"
+    assert (answer.output_text, answer.status, answer.object) == (text, "completed", "response")
+    assert (answer.id[:5], answer.output[0].id[:4]) == ("resp_", "msg_")
+    assert (answer.instructions, answer.temperature, answer.top_p) == ("be", 0.5, 1.0)
+    assert (answer.metadata, answer.user, answer.to_dict()["store"]) == ({"a": "b"}, "u", False)
+    usage = answer.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (29, 30, 59)
+    assert answer._request_id == answer.id
+    assert http_pair.engine.submissions[0].stops.max_tokens == 4096 - 29
+
+
+async def test_client_s_own_id_names_the_response(client):
+    answer = await client.responses.create(model="fake", input="hi", extra_headers={"x-request-id": "mine"})
+    assert (answer.id, answer.output[0].id) == ("resp_mine", "msg_mine_0")
+
+
+async def test_stream_builds_up_the_response(http_pair):
+    events = await raw_events(http_pair, input="hi")
+    assert without_repeats([event["type"].removeprefix("response.") for event in events]) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    response = events[-1]["response"]
+    assert text == "<user>hi<assistant>" == response["output"][0]["content"][0]["text"]
+    assert events[0]["response"] | {"status": 0, "output": 0, "usage": 0, "completed_at": 0} == response | {
+        "status": 0,
+        "output": 0,
+        "usage": 0,
+        "completed_at": 0,
+    }
+    assert events[-2]["item"] == response["output"][0]
+
+
+async def test_client_s_helper_for_streams_gets_the_same_response(client):
+    async with client.responses.stream(model="fake", input="hi") as stream:
+        async for _ in stream:
+            pass
+        streamed = await stream.get_final_response()
+    assert streamed.output_text == (await client.responses.create(model="fake", input="hi")).output_text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_text_and_calls_are_items_in_order(pair_of, connect, stream):
+    pair = await pair_of(ALL)
+    body = {"input": f"<think>hm</think>Well.\n{CALL}{CALL}", "tools": [WEATHER]}
+    if stream:
+        events = await raw_events(pair, **body)
+        output = events[-1]["response"]["output"]
+        kinds = without_repeats([event["type"].removeprefix("response.") for event in events])
+        call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
+        part = ["output_item.added", "content_part.added", "{}.delta", "{}.done", "content_part.done"]
+        assert kinds == [
+            *("created", "in_progress"),
+            *[kind.format("reasoning_text") for kind in [*part, "output_item.done"]],
+            *[kind.format("output_text") for kind in [*part, "output_item.done"]],
+            *[*call, "output_item.done"] * 2,
+            "completed",
+        ]
+        indices = [event["output_index"] for event in events if "output_index" in event]
+        assert (indices, set(indices)) == (sorted(indices), {0, 1, 2, 3})
+    else:
+        answer = await connect(pair).responses.create(model="fake", **body)
+        Response.model_validate(answer.to_dict())
+        output = answer.to_dict()["output"]
+    reasoning, message, *calls = output
+    assert (reasoning["type"], reasoning["content"][0]["text"], reasoning["summary"]) == ("reasoning", "hm", [])
+    assert message["content"][0]["text"].strip() == "Well."
+    assert [json.loads(call["arguments"]) for call in calls] == [{"city": "Zürich"}] * 2
+    assert len({call["call_id"] for call in calls}) == len({item["id"][:3] for item in output}) - 1 == 2
+    assert {item["status"] for item in output} == {"completed"}
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 64])
+async def test_reasoning_tokens_do_not_depend_on_how_tokens_were_batched(pair_of, connect, tokens_per_step):
+    pair = await pair_of(ALL)
+    pair.engine.tokens_per_step = tokens_per_step
+    answer = await connect(pair).responses.create(model="fake", input="<think>hm</think>so")
+    assert answer.usage.output_tokens_details.reasoning_tokens == len("<think>hm")
+    answer = await connect(pair).responses.create(model="fake", input="so it is")
+    assert answer.usage.output_tokens_details.reasoning_tokens == 0
+
+
+async def test_reasoning_comes_as_a_summary_if_one_is_asked_for(pair_of):
+    pair = await pair_of(ALL)
+    body = {"input": "<think>hm</think>so", "reasoning": {"summary": "auto"}}
+    events = await raw_events(pair, **body, include=["reasoning.encrypted_content"])
+    reasoning, message = events[-1]["response"]["output"]
+    assert (reasoning["summary"], "content" in reasoning) == ([{"type": "summary_text", "text": "hm"}], False)
+    kinds = [event["type"] for event in events if "summary" in event["type"]]
+    assert without_repeats([kind.removeprefix("response.reasoning_summary_") for kind in kinds]) == [
+        *("part.added", "text.delta", "text.done", "part.done")
+    ]
+    turns = await pair_of(TURNS)
+    back = [{"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]}, message]
+    (*_, last) = await raw_events(turns, input=back)
+    assert last["response"]["output"][0]["content"][0]["text"] == "<assistant>so(hm)"
+
+
+async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(pair_of, connect):
+    first = await connect(await pair_of(ALL)).responses.create(
+        model="fake", input=f"<think>hm</think>Well.\n{CALL}", tools=[WEATHER]
+    )
+    call_id = first.output[-1].call_id
+    conversation = [
+        {"role": "developer", "content": "be"},
+        {"role": "user", "content": [{"type": "input_text", "text": "how"}]},
+        *first.output,
+        {"type": "function_call_output", "call_id": call_id, "output": "sunny"},
+        {"role": "user", "content": "thanks"},
+    ]
+    client = connect(await pair_of(TURNS))
+    answer = await client.responses.create(model="fake", input=conversation, instructions="You", tools=[WEATHER])
+    called, answered = f"[{call_id} weather Zürich]", f"<tool>sunny={call_id} weather"
+    assert answer.output_text == f"<system>You\nbe<user>how<assistant>Well.(hm){called}{answered}<user>thanks"
+
+
+async def test_structured_text_is_held_to_and_parsed(pair_of, connect):
+    class Place(pydantic.BaseModel):
+        city: str
+
+    pair = await pair_of(ECHO)
+    client = connect(pair)
+    answer = await client.responses.parse(model="fake", input='{"city": "Rom"}', text_format=Place)
+    assert answer.output_parsed == Place(city="Rom")
+    assert answer.text.format.type == "json_schema"
+    (grammar,) = json.loads(pair.engine.submissions[-1].grammar)["grammars"]
+    assert grammar["json_schema"]["properties"]["city"]["type"] == "string"
+    answer = await client.responses.create(model="fake", input="{}", text={"format": {"type": "json_object"}})
+    assert pair.engine.submissions[-1].grammar
+    await client.responses.create(model="fake", input="{}", text={"format": {"type": "text"}, "verbosity": "low"})
+    assert not pair.engine.submissions[-1].grammar
+
+
+CHOICES = {
+    "auto": ("auto", False),
+    "required": ("required", True),
+    "function": ({"type": "function", "name": "weather"}, True),
+    "allowed": (
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+async def test_tool_choice_is_enforced(pair_of, connect, case):
+    choice, enforced = CHOICES[case]
+    pair = await pair_of(HERMES)
+    answer = await connect(pair).responses.create(model="fake", input=CALL, tools=[WEATHER], tool_choice=choice)
+    Response.model_validate(answer.to_dict())
+    assert answer.output[0].name == "weather"
+    assert bool(pair.engine.submissions[-1].grammar) == enforced
+
+
+async def test_only_the_first_call_counts_without_parallel_calls(pair_of, connect):
+    client = connect(await pair_of(HERMES))
+    answer = await client.responses.create(model="fake", input=CALL + CALL, tools=[WEATHER], parallel_tool_calls=False)
+    assert [item.type for item in answer.output] == ["function_call"]
+    assert not answer.parallel_tool_calls
+
+
+async def test_effort_and_tools_reach_the_template(pair_of, connect):
+    client = connect(
+        await pair_of("{{ reasoning_effort }} {{ enable_thinking }} {{ tools | tojson }}{# <tool_call> #}")
+    )
+    answer = await client.responses.create(
+        model="fake", input="x", tools=[WEATHER, {"type": "function", "name": "f"}], reasoning={"effort": "none"}
+    )
+    chat_form = {key: value for key, value in WEATHER.items() if key != "type"}
+    tools = [{"type": "function", "function": chat_form}, {"type": "function", "function": {"name": "f"}}]
+    assert answer.output_text == f"none False {json.dumps(tools)}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cut_off_answer_is_incomplete(http_pair, client, stream):
+    body = {"input": "hi", "max_output_tokens": 3}
+    if stream:
+        events = await raw_events(http_pair, **body)
+        assert events[-1]["type"] == "response.incomplete"
+        response = events[-1]["response"]
+    else:
+        response = (await client.responses.create(model="fake", **body)).to_dict()
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "<us")
+
+
+async def test_more_tokens_than_fit_are_as_many_as_fit(client, http_pair):
+    await client.responses.create(model="fake", input="hi", max_output_tokens=100_000)
+    assert http_pair.engine.submissions[0].stops.max_tokens == 4096 - len("<user>hi<assistant>")
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 64])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_belong_to_the_text(pair_of, connect, stream, tokens_per_step):
+    pair = await pair_of(ALL)
+    pair.engine.tokens_per_step = tokens_per_step
+    body = {"input": "<think>hm</think>é", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    if stream:
+        events = await raw_events(pair, **body)
+        response = events[-1]["response"]
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert [row for event in deltas for row in event["logprobs"]] == response["output"][1]["content"][0]["logprobs"]
+    else:
+        response = (await connect(pair).responses.create(model="fake", **body)).to_dict()
+        Response.model_validate(response)
+    rows = response["output"][1]["content"][0]["logprobs"]
+    assert b"".join(bytes(row["bytes"]) for row in rows).decode() == "é"
+    assert all(len(row["top_logprobs"]) == 2 for row in rows)
+
+
+async def test_tokens_of_the_input_are_counted(client):
+    count = await client.responses.input_tokens.count(model="fake", input="hi", instructions="be")
+    assert count.input_tokens == len("<system>be<user>hi<assistant>")
+
+
+async def test_failure_inside_a_stream_is_an_error_and_a_failed_response(http_pair):
+    http_pair.engine.step_interval_s = 0.001
+    text = ""
+    async for line in raw_stream(http_pair, input="abc", ignore_eos=True, max_output_tokens=4000):
+        if not text:
+            await http_pair.engine.kill()
+        text += line
+    *_, error, failed = checked_events(text)
+    assert (error["type"], error["code"], error["error"]["code"]) == (
+        "error",
+        "engine_unavailable",
+        "engine_unavailable",
+    )
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
+
+
+async def test_client_raises_what_fails_inside_a_stream(http_pair, client):
+    stream = await _begun(client, http_pair.engine)
+    await http_pair.engine.kill()
+    with pytest.raises(openai.APIError, match="engine"):
+        [event async for event in stream]
+
+
+BAD = [
+    ({"input": []}, "input", "at least 1"),
+    ({"input": "x" * 40_000}, "input", "maximum context length is"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input",
+        r"input\[0\].*images",
+    ),
+    ({"input": [{"role": "robot", "content": "x"}]}, "input", r"input\[0\].role"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "item_reference.*store: false"),
+    ({"input": [{"type": "web_search_call", "id": "1"}]}, "input", "'web_search_call'"),
+    ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", "stores no responses"),
+    ({"input": "x", "conversation": "conv_1"}, "conversation", "stores no responses"),
+    ({"input": "x", "prompt": {"id": "p"}}, "prompt", "stores no responses"),
+    ({"input": "x", "background": True}, "background", "stores no responses"),
+    ({"input": "x", "truncation": "auto"}, "truncation", "'disabled'"),
+    ({"input": "x", "include": ["nothing"]}, "include", "'nothing'"),
+    ({"input": "x", "tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] has the type 'web_search'"),
+    ({"input": "x", "tools": [{"type": "function"}]}, "tools", r"tools\[0\] has no name"),
+    ({"input": "x", "tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice", "must be"),
+    ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "'f'"),
+    ({"input": "x", "tools": [WEATHER]}, "tools", "not served with this model"),
+    ({"input": "x", "text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format", "needs a schema"),
+    ({"input": "x", "temperature": 1000}, "temperature", "is 1000"),
+    ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "greater than"),
+    ({"input": "x", "top_logprobs": 21}, "top_logprobs", "is 21"),
+    ({"input": "x", "stream": True, "min_tokens": 9, "max_output_tokens": 3}, "min_tokens", "more than the 3"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD)
+async def test_bad_parameter_is_named(client, body, param, words):
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        await client.post("/responses", body=body, cast_to=object)
+    assert caught.value.param == param
+
+
+async def test_stored_responses_are_refused_by_name(client):
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="'resp_1': this server stores no responses"):
+            await call("resp_1")
+    with pytest.raises(openai.NotFoundError, match="stores no responses"):
+        await client.responses.input_items.list("resp_1")
+
+
+async def test_other_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.responses.create(model="gpt-4", input="x", stream=True)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+async def test_refusal_before_the_first_token_has_a_status(http_pair, client):
+    http_pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping", retry_after_s=0)]
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.responses.create(model="fake", input="x", stream=True)
+    assert caught.value.status_code == 503
+
+
+async def test_client_that_leaves_is_cancelled_in_the_engine(http_pair, client):
+    engine = http_pair.engine
+    stream = await _begun(client, engine)
+    await stream.close()
+    await engine.wait_for(lambda: len(engine.cancels) == 1)
+
+
+async def _begun(client, engine):
+    """A stream whose first event has come, and which goes on for seconds."""
+    engine.step_interval_s = 0.001
+    stream = await client.responses.create(
+        model="fake", input="abc", stream=True, max_output_tokens=4000, extra_body={"ignore_eos": True}
+    )
+    assert (await anext(stream)).type == "response.created"
+    return stream
