@@ -18,6 +18,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_CACHE_SALT_BYTES = 1024
 MAX_REQUEST_ID_CHARS = 256
+MIN_REPETITION_PENALTY = 0.1
+MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 
@@ -90,7 +92,9 @@ def _sampling_params(submission: pb.Submission, limits: RequestLimits) -> Sampli
     _check_range("sampling.temperature", sampling.temperature, 0.0, math.inf)
     _check_range("sampling.top_p", sampling.top_p, 0.0, 1.0, above_low=True)
     _check_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
-    _check_range("sampling.repetition_penalty", sampling.repetition_penalty, 0.0, math.inf, above_low=True)
+    _check_range(
+        "sampling.repetition_penalty", sampling.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+    )
     _check_range("sampling.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("sampling.frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     if stops.max_tokens < 1:

@@ -30,6 +30,9 @@ MAX_TOOLS = 128
 MAX_ID_CHARS = 128
 
 # The answer.
+MIN_REPETITION_PENALTY = 0.1
+MAX_REPETITION_PENALTY = 10.0
+"""Logits are divided by it: far out of this range they would be infinite, or all of them 0."""
 MAX_LOGIT_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1 << 16
 MAX_BAD_WORDS = 64

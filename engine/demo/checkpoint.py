@@ -14,10 +14,20 @@ from engine.demo.documents import ASSISTANT, END, PAD, SYSTEM, USER
 MAX_POSITIONS = 1024
 VOCAB_SIZE = 3072
 
-# As `Document.render` writes a chat. No beginning token: the first message's role token opens the text.
+# As `Document.render` writes a chat. No beginning token: the first message's role token opens the text. Tool calls have
+# the form of Hermes, which a server reads off the template. Definitions of tools are left out: the model is too small
+# to read them, and they would fill its context; the call itself can be enforced.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
-    "{{- '<|' + message['role'] + '|>' + message['content'] + '" + END + "' -}}"
+    "{%- if message['role'] == 'tool' -%}"
+    "{{- '" + USER + "<tool_response>\\n' + message['content'] + '\\n</tool_response>' -}}"
+    "{%- else -%}"
+    "{{- '<|' + message['role'] + '|>' + (message['content'] or '') -}}"
+    "{%- for call in message['tool_calls'] or [] -%}"
+    "{{- '<tool_call>\\n' + call['function'] | tojson + '\\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{%- endif -%}"
+    "{{- '" + END + "' -}}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '" + ASSISTANT + "' -}}{%- endif -%}"
 )

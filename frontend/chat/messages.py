@@ -74,15 +74,32 @@ class ChatOptions:
         )
 
 
-def template_messages(messages: Sequence[ChatMessage], *, content_as_parts: bool, text_as_parts: bool) -> list[Any]:
+def reasoning_variables(effort: str) -> dict[str, Any]:
+    """Template variables for an effort of reasoning, as clients name it: "none", "minimal", "low", "medium", "high".
+
+    Some templates know the effort itself, others only whether to think at all; without an effort they decide.
+    """
+    if not effort:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort not in ("none", "minimal")}
+
+
+def template_messages(
+    messages: Sequence[ChatMessage], *, content_as_parts: bool, text_as_parts: bool, knows_developer: bool = True
+) -> list[Any]:
     """The turns as templates know them: dictionaries with "role" and "content", and more where there is more.
 
     Args:
         messages: the turns, oldest first.
         content_as_parts: give several pieces of text as a list of parts; else as lines of one text.
         text_as_parts: give a single text, too, as a list of one part.
+        knows_developer: "developer" is a role of its own; else it is "system", which it has replaced for newer models.
     """
-    return [_template_message(message, content_as_parts, text_as_parts) for message in messages]
+    turns = [_template_message(message, content_as_parts, text_as_parts) for message in messages]
+    for turn in turns:
+        if turn["role"] == "developer" and not knows_developer:
+            turn["role"] = "system"
+    return turns
 
 
 def _template_message(message: ChatMessage, content_as_parts: bool, text_as_parts: bool) -> dict[str, Any]:

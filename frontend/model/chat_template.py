@@ -106,7 +106,8 @@ class ChatTemplate:
         """The conversation as one prompt.
 
         A content of several texts is given as a list of parts to a template that loops over contents, else as lines of
-        one text; a single text as a list of one part only to a template that knows no other content.
+        one text; a single text as a list of one part only to a template that knows no other content. The role
+        "developer" is "system" to a template that does not know it.
 
         Args:
             messages: the turns, oldest first.
@@ -123,7 +124,10 @@ class ChatTemplate:
             if name in self._reserved:
                 raise ChatTemplateError(f"the variable {name!r} is the template's own and cannot be set")
         turns = template_messages(
-            messages, content_as_parts=self._loops_over_content, text_as_parts=self._takes_parts_only
+            messages,
+            content_as_parts=self._loops_over_content,
+            text_as_parts=self._takes_parts_only,
+            knows_developer="developer" in self.source,
         )
         if options.continue_final_message:
             _mark_end(turns)

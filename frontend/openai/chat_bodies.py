@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
-from frontend.limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
+from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall, reasoning_variables
+from frontend.limits import MAX_CONTENT_PARTS, MAX_ID_CHARS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
 from frontend.openai.bodies import Body, Count, GenerationBody, NoneIfEmpty
 from frontend.openai.error_object import BodyError
 from frontend.openai.nested import Returned
@@ -150,6 +150,8 @@ class Conversation(Body):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[Any, NoneIfEmpty] = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
+    documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -176,11 +178,16 @@ class Conversation(Body):
             tuple(message.as_turn() for message in messages),
             ChatOptions(
                 tools=tuple(self.offered),
-                template_kwargs=self.chat_template_kwargs or {},
+                template_kwargs=self._template_kwargs(),
                 add_generation_prompt=not self.continue_final_message and self.add_generation_prompt is not False,
                 continue_final_message=bool(self.continue_final_message),
             ),
         )
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Variables for the template; those of chat_template_kwargs win."""
+        documents = {"documents": self.documents} if self.documents else {}
+        return reasoning_variables(self.reasoning_effort or "") | documents | (self.chat_template_kwargs or {})
 
     @property
     def offered(self) -> list[dict[str, Any]]:

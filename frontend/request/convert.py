@@ -14,11 +14,13 @@ from frontend.limits import (
     MAX_ANSWERS,
     MAX_ID_CHARS,
     MAX_LOGIT_BIASES,
+    MAX_REPETITION_PENALTY,
     MAX_STOP_TEXT_BYTES,
     MAX_STOP_TEXTS,
     MAX_STOP_TOKEN_IDS,
     MAX_TIME_BUDGET_S,
     MAX_TOP_LOGPROBS,
+    MIN_REPETITION_PENALTY,
 )
 from frontend.model.served_model import ServedModel
 from frontend.request.checks import check_at_most, check_range, check_token_ids
@@ -198,7 +200,7 @@ def _sampling(options: pb.SamplingOptions, model: ServedModel) -> SamplingOption
     check_range(path + "temperature", temperature, 0.0, 100.0)
     check_range(path + "top_p", top_p, 0.0, 1.0, above_low=True)
     check_range(path + "min_p", options.min_p, 0.0, 1.0)
-    check_range(path + "repetition_penalty", repetition_penalty, 0.0, 10.0, above_low=True)
+    check_range(path + "repetition_penalty", repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     check_range(path + "presence_penalty", options.presence_penalty, -2.0, 2.0)
     check_range(path + "frequency_penalty", options.frequency_penalty, -2.0, 2.0)
     check_at_most(path + "logit_bias", len(options.logit_bias), MAX_LOGIT_BIASES, "entries")

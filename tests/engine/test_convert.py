@@ -113,6 +113,8 @@ def _set(path: str, value: object) -> Callable[[pb.Submission], None]:
         (_set("sampling.min_p", -1.0), ["sampling.min_p", "-1"]),
         (_set("sampling.min_p", 1.25), ["sampling.min_p", "1.25"]),
         (_set("sampling.repetition_penalty", 0.0), ["sampling.repetition_penalty", "0"]),
+        (_set("sampling.repetition_penalty", 1e-38), ["sampling.repetition_penalty", "1e-38", "at least 0.1"]),
+        (_set("sampling.repetition_penalty", 10.5), ["sampling.repetition_penalty", "10.5", "at most 10"]),
         (_set("sampling.repetition_penalty", math.inf), ["sampling.repetition_penalty", "inf"]),
         (_set("sampling.presence_penalty", 2.5), ["sampling.presence_penalty", "2.5"]),
         (_set("sampling.frequency_penalty", -2.5), ["sampling.frequency_penalty", "-2.5"]),

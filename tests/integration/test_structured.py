@@ -171,9 +171,9 @@ WEATHER = {
 
 @pytest.fixture
 def http(start_frontend: Callable[..., str], free_port: Callable[[], int]) -> Iterator[openai.OpenAI]:
-    """OpenAI's client of another frontend for the same engine, which reads and enforces calls in Hermes' form."""
+    """OpenAI's client of another frontend for the same engine; the form of calls is read off the model's template."""
     port = free_port()
-    start_frontend("--http", "--http-port", str(port), "--tool-call-parser", "hermes")
+    start_frontend("--http", "--http-port", str(port))
     with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -198,6 +198,18 @@ def test_enforced_call_is_made_with_valid_arguments(http: openai.OpenAI, choice)
         assert one.finish_reason == ("tool_calls" if choice == "required" else "stop")
         assert (one.message.content, call.function.name) == (None, "weather")
         jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
+
+
+def test_a_loop_of_tools_goes_on_after_their_results(http: openai.OpenAI) -> None:
+    messages: list = [{"role": "developer", "content": "You know the weather."}, {"role": "user", "content": "Well?"}]
+    options: dict = {"model": "", "tools": [WEATHER], "seed": 1, "max_tokens": 100}
+    first = http.chat.completions.create(messages=messages, tool_choice="required", **options).choices[0]
+    call = first.message.tool_calls[0]
+    returned = first.message.model_dump(exclude_none=True) | {"provider_specific_fields": {"refusal": None}}
+    messages += [returned, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    second = http.chat.completions.create(messages=messages, **options).choices[0]
+    assert second.message.content
+    assert second.finish_reason in ("stop", "length")
 
 
 def test_limits_of_compiler_and_engine_are_the_same() -> None:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from engine.demo import MODEL_DIR
+from engine.demo.checkpoint import CHAT_TEMPLATE
 from engine.demo.corpus import END_ID
 from engine.demo.documents import Document, Role, Turn
 from engine.demo.evaluate import MAX_SIZE_BYTES, TEMPERATURE, encode_prompt, sample_answers, size_bytes, text_digest
@@ -91,6 +92,25 @@ def test_chat_template_renders_what_the_model_was_trained_on(tokenizer: Any) -> 
     assert rendered == Document(turns=turns).render()
     prompted = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert prompted == rendered + Role.ASSISTANT.value
+
+
+def test_chat_template_renders_calls_and_results_of_tools(tokenizer: Any) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rom"}}}
+    messages = [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    ]
+    rendered = tokenizer.apply_chat_template(messages, tools=[call], tokenize=False, add_generation_prompt=True)
+    assert rendered == (
+        "<|user|>Rain?<|end|>"
+        '<|assistant|><tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call><|end|>'
+        "<|user|><tool_response>\nsunny\n</tool_response><|end|><|assistant|>"
+    )
+
+
+def test_the_bundled_template_is_that_of_the_code(tokenizer: Any) -> None:
+    assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
 def test_role_tokens_are_single_ids(tokenizer: Any) -> None:

@@ -237,6 +237,40 @@ async def test_template_gets_variables(connect_to):
     assert answer.choices[0].message.content == "higayTrue"
 
 
+VARIABLES = (
+    "{{ messages[0].content }}:{{ reasoning_effort }}:{{ enable_thinking }}:{{ documents[0].title if documents }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({}, "hi:::"),
+        ({"reasoning_effort": None}, "hi:::"),
+        ({"reasoning_effort": "high"}, "hi:high:True:"),
+        ({"reasoning_effort": "none"}, "hi:none:False:"),
+        ({"reasoning_effort": "minimal", "chat_template_kwargs": {"mood": 1}}, "hi:minimal:False:"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "hi:none:True:"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "max"}}, "hi:max:True:"),
+        ({"documents": [{"title": "A", "text": "b"}]}, "hi:::A"),
+    ],
+)
+async def test_effort_of_reasoning_and_documents_reach_the_template(connect_to, body, shown):
+    client = await connect_to(VARIABLES)
+    answer = await client.chat.completions.create(model="fake", messages=user("hi"), extra_body=body)
+    assert answer.choices[0].message.content == shown
+
+
+@pytest.mark.parametrize(
+    ("comment", "role"), [("", "system"), ("{% if messages[0].role == 'developer' %}{% endif %}", "developer")]
+)
+async def test_developer_is_system_to_a_template_that_does_not_know_it(connect_to, comment, role):
+    client = await connect_to("{{ messages[0].role }}" + comment)
+    messages = [{"role": "developer", "content": "Be brief."}, *user("hi")]
+    answer = await client.chat.completions.create(model="fake", messages=messages)
+    assert answer.choices[0].message.content == role
+
+
 async def test_final_message_is_continued(client):
     messages = [*HELLO, {"role": "assistant", "content": "Well, "}]
     answer = await client.chat.completions.create(

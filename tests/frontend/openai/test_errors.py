@@ -155,6 +155,7 @@ BAD = [
     ({"prompt": "a", "temperature": 1e300}, "temperature", "temperature is inf"),
     ({"prompt": "a", "temperature": float("nan")}, "temperature", "temperature is nan"),
     ({"prompt": "a", "top_p": 0}, "top_p", "above 0"),
+    ({"prompt": "a", "repetition_penalty": 1e-38}, "repetition_penalty", "at least 0.1 and at most 10"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens is 0"),
     ({"prompt": "a", "max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
     ({"prompt": "a", "max_tokens": 2**40}, "max_tokens", "less than"),
