@@ -22,6 +22,7 @@ from engine.flags import parse_config
 from engine.io_thread import IoThread
 from engine.logs import JSON, escaped, log_to_stderr, terminal
 from engine.machine import usable_cpus
+from engine.outgoing import CoalescePolicy
 from engine.process_limits import NUM_THREADS, check_process_limits
 from engine.server import EngineService
 from engine.service_manager import notify_ready
@@ -29,6 +30,7 @@ from engine.serving import FAREWELL_S, Engine
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
 from engine.startup import Startup
 from engine.step_log import StepLog
+from engine.tls import Handshakes, check_exposure, server_credentials
 from engine.watchdog import Watchdog
 
 _log = logging.getLogger("engine")
@@ -58,13 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: EngineConfig, began_at_s: float) -> None:
+    check_exposure(config)
+    handshakes = Handshakes()
+    credentials = server_credentials(config, handshakes)
     check_process_limits(NUM_THREADS + 2 * usable_cpus())  # torch's and our own kernels'
     signals = ShutdownSignals(config.shutdown_timeout_s)
     if config.exit_on_stdin_close:
         signals.watch_stdin()
     step_log = StepLog(config.step_log) if config.step_log is not None else None
-    service = EngineService(config.log_stats_interval_s)
-    io = IoThread(service, config.address, on_failure=signals.stop)
+    service = EngineService(config.log_stats_interval_s, CoalescePolicy(config.coalesce_ms / 1000))
+    io = IoThread(service, config.address, on_failure=signals.stop, credentials=credentials, interceptors=[handshakes])
     end = _ending(service, io, config)
     try:
         io.start()

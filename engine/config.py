@@ -39,6 +39,8 @@ class EngineConfig:
         served_model_name: the name frontends see; by default the folder's, the id, or "chairlift-demo" for the bundled
             one.
         uds: path of a unix socket to listen on instead of host and port.
+        tls_cert, tls_key, tls_client_ca: for host and port; frontends must show a certificate that the last has signed.
+        insecure_bind: listen in the clear on an address that other machines can reach.
         max_num_seqs, max_num_batched_tokens: see `step_limits`.
         gpu_memory_utilization: share of a GPU's memory to use in all.
         kv_cache_memory_bytes: size of the KV cache; overrides gpu_memory_utilization.
@@ -59,6 +61,8 @@ class EngineConfig:
         exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
         tensor_parallel_size: processes that the model is divided among.
         rank_timeout_s: how long these processes may keep one another waiting.
+        coalesce_ms: longest time that tokens wait for the next step, so that steps leave in one message; see
+            `CoalescePolicy`. 0: none do.
         step_timeout_s: how long the step loop may stand still before the engine ends; 0: for ever.
         log_stats_interval_s: pause between two lines of throughput while there is work; 0: none.
     """
@@ -72,6 +76,10 @@ class EngineConfig:
     host: str = "127.0.0.1"
     port: int = 50052
     uds: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    insecure_bind: bool = False
     exit_on_stdin_close: bool = False
     shutdown_timeout_s: float = 30.0
     max_num_seqs: int | None = None
@@ -93,6 +101,7 @@ class EngineConfig:
     quantization: Quantization | None = None
     kv_cache_dtype: KVCacheDtypeName = "auto"
     batch_invariant: bool = False
+    coalesce_ms: float = 25.0
     step_log: Path | None = None
     integrity_check_interval_s: float = 30.0
     log_level: str = "info"

@@ -27,7 +27,10 @@ from engine.demo import MODEL_DIR
 from engine.model.shapes import shape_names
 
 ENV_PREFIX = "CHAIRLIFT_"
-ENV_NAMES = {"--host": "CHAIRLIFT_ENGINE_HOST", "--port": "CHAIRLIFT_ENGINE_PORT"}
+ENV_NAMES = {
+    flag: f"CHAIRLIFT_ENGINE_{flag.removeprefix('--').replace('-', '_').upper()}"
+    for flag in ("--host", "--port", "--tls-cert", "--tls-key", "--tls-client-ca", "--insecure-bind")
+}
 BLOCK_SIZES = (16, 32, 64, 128)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -165,6 +168,15 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
     flags.add("--host", _text, "127.0.0.1", "address to listen on (default: 127.0.0.1)", metavar="HOST")
     flags.add("--port", _integer(0, 65535), 50052, "port; 0 picks a free one (default: 50052)")
     flags.add("--uds", Path, None, "listen on this unix socket instead", metavar="PATH")
+    flags.add("--tls-cert", Path, None, "certificate chain of --host, PEM; then only TLS is spoken", metavar="PATH")
+    flags.add("--tls-key", Path, None, "its key, PEM, not encrypted", metavar="PATH")
+    flags.add(
+        "--tls-client-ca", Path, None,
+        "certificates, PEM; frontends must show one that these have signed", metavar="PATH",
+    )  # fmt: skip
+    flags.switch(
+        "--insecure-bind", False, "take a --host that other machines can reach without TLS: something else protects it"
+    )
     flags.switch(
         "--exit-on-stdin-close", False, "end when standard input closes, so that no engine outlives its parent"
     )
@@ -190,6 +202,11 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
         "--async-scheduling", None,
         "plan and launch a step while the one before it runs; the tokens are the same",
         default_text="on with a GPU, off on a CPU",
+    )  # fmt: skip
+    flags.add(
+        "--coalesce-ms", _number(0, 1000), 25.0,
+        "milliseconds that tokens may wait for the next steps, so that several leave in one message, while 8 streams "
+        "or more run; first tokens and ends never wait; 0: none do (default: 25)", metavar="MS",
     )  # fmt: skip
     flags.switch(
         "--enforce-eager",

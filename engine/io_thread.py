@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec
+
+import grpc
+import grpc.aio
 
 from engine.errors import ConfigError
 from engine.listener import Listener
@@ -22,14 +25,24 @@ class IoThread:
     weights.
     """
 
-    def __init__(self, service: EngineService, address: str, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        service: EngineService,
+        address: str,
+        on_failure: Callable[[], None],
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         """Prepares; nothing runs yet.
 
         Args:
             service: what to serve.
             address: where, see `Listener`.
             on_failure: called on this thread if it ends by a defect.
+            credentials, interceptors: see `Listener`.
         """
+        self._credentials = credentials
+        self._interceptors = interceptors
         self._service = service
         self._on_failure = on_failure
         self._has_started = threading.Event()
@@ -97,7 +110,7 @@ class IoThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = self._loop.create_future()
-        listener = Listener(self._service, self.address)
+        listener = Listener(self._service, self.address, self._credentials, self._interceptors)
         try:
             await listener.start()
         except ConfigError as error:

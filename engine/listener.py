@@ -4,8 +4,10 @@ import asyncio
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
+import grpc
 import grpc.aio
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
@@ -40,11 +42,20 @@ class Listener:
     Args:
         service: what to serve.
         address: "host:port" (port 0 picks a free one) or "unix:/path".
+        credentials: of a host's TLS; None: in the clear.
+        interceptors: of every call.
     """
 
-    def __init__(self, service: EngineService, address: str) -> None:
+    def __init__(
+        self,
+        service: EngineService,
+        address: str,
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self._credentials = credentials
         self._service = service
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)
         self._pulse: asyncio.Task[None] | None = None
         self.address = address
 
@@ -55,7 +66,7 @@ class Listener:
         """
         add_EngineServiceServicer_to_server(self._service, self._server)
         add_HealthServicer_to_server(self._service.health, self._server)
-        self.address = _bind(self._server, self.address)
+        self.address = _bind(self._server, self.address, self._credentials)
         await self._server.start()
         self._pulse = asyncio.create_task(self._service.pulse())
 
@@ -75,7 +86,7 @@ class Listener:
         await self._server.stop(grace_s)
 
 
-def _bind(server: grpc.aio.Server, address: str) -> str:
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> str:
     if address.startswith("unix:"):
         return _bind_unix_socket(server, Path(address.removeprefix("unix:")))
     host, _, wanted = address.rpartition(":")
@@ -84,7 +95,7 @@ def _bind(server: grpc.aio.Server, address: str) -> str:
         bare_host = host.strip("[]")
         family = socket.AF_INET6 if ":" in bare_host else socket.AF_INET
         socket.create_server((bare_host, int(wanted)), family=family).close()
-        port = server.add_insecure_port(address)
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except (OSError, RuntimeError) as error:
         reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else str(error)
         raise ConfigError(

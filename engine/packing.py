@@ -59,6 +59,11 @@ class StepColumns:
     def __bool__(self) -> bool:
         return bool(self._rows or self._completions or self._first_tokens or self._prompt_logprobs)
 
+    @property
+    def num_rows(self) -> int:
+        """Requests with unsent tokens."""
+        return len(self._rows)
+
     def add(self, handle: int, epoch: int, output: RequestOutput) -> None:
         """Adds what a step yielded for one request."""
         if output.prompt_logprobs is not None:

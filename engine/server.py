@@ -25,7 +25,7 @@ from engine.convert import RequestLimits
 from engine.core.request import RequestId
 from engine.grammar_compiler import GrammarCompiler
 from engine.health import EngineHealth
-from engine.outgoing import STEP_WINDOW, StreamRefused
+from engine.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused
 from engine.packing import duration_message, status_message
 from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
 from engine.session import Session, SessionContext
@@ -72,12 +72,14 @@ class EngineService(EngineServiceServicer):
     stream that has ended and is dropped.
     """
 
-    def __init__(self, log_stats_interval_s: float = 0.0) -> None:
+    def __init__(self, log_stats_interval_s: float = 0.0, coalescing: CoalescePolicy | None = None) -> None:
         """Nothing is served yet.
 
         Args:
             log_stats_interval_s: pause between two lines of throughput; 0: none.
+            coalescing: when steps leave in one message; None: only to a frontend that lags.
         """
+        self._coalescing = coalescing or CoalescePolicy()
         self._log_stats_interval_s = log_stats_interval_s
         self.instance_id = uuid.uuid4().hex
         self.health = EngineHealth()
@@ -111,6 +113,7 @@ class EngineService(EngineServiceServicer):
             self._owners,
             parts.grammars,
             self._sessions,
+            self._coalescing,
         )
         self._set_state(EngineState.SERVING, "")
 
@@ -254,6 +257,8 @@ class EngineService(EngineServiceServicer):
         for output in report.outputs:
             if (session := self._owners.get(output.request_id)) is not None:
                 session.add_output(output, report.snapshot, report.sampled_at_ns)
+        for session in self._sessions.values():
+            session.outgoing.end_step()
 
     def _set_state(self, state: EngineState, detail: str) -> None:
         self._state, self._detail = state, detail

@@ -22,7 +22,7 @@ from engine.core.outputs import RequestOutput
 from engine.core.request import FinishReason, Request, RequestId
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
 from engine.grammar_compiler import GrammarCompiler
-from engine.outgoing import Outgoing, StreamRefused
+from engine.outgoing import CoalescePolicy, Outgoing, StreamRefused
 from engine.packing import COMPLETION_REASONS, rejection_message
 from engine.reports import LoopSnapshot
 
@@ -46,6 +46,7 @@ class SessionContext:
         grammars: compiles them.
         sessions: all that are attached; each has an equal share of `max_open_requests`, rounded up, for those that have
             requests open, which is its even when others hold the whole.
+        coalescing: when steps leave in one message.
     """
 
     inbox: Inbox
@@ -55,6 +56,7 @@ class SessionContext:
     owners: "dict[RequestId, Session]"
     grammars: GrammarCompiler
     sessions: "Mapping[str, Session]"
+    coalescing: CoalescePolicy
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class Session:
     def __init__(self, session_id: str, context: SessionContext, last_command_seq: int, number: int) -> None:
         self.session_id = session_id
         self._number = number  # names it to the scheduler
-        self.outgoing = Outgoing()
+        self.outgoing = Outgoing(context.coalescing)
         self._context = context
         self._received_seq = last_command_seq
         self._is_closing = False

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend import __version__
 from frontend.access.api_keys import ApiKeys, load_keys
+from frontend.access.engine_tls import load_engine_tls
 from frontend.access.file_watch import FileWatch
 from frontend.access.tls import load_tls
 from frontend.admission import Admission
@@ -84,6 +85,7 @@ class FrontendApp:
             failover_timeout_s=config.failover_timeout_s,
             max_moves=config.max_moves,
             on_change=self._update_health,
+            tls=load_engine_tls(config),
         )
         self.calls = ActiveCalls()
         self._spans = _spans(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None

@@ -46,6 +46,9 @@ _HELP = {
     "insecure_bind": "take a --host beyond this machine without TLS and a key",
     "engine": "address of an engine: HOST:PORT or unix:PATH; may be repeated (the variable: separated by commas); a "
     "name stands for all of its addresses, and is looked up again and again",
+    "engine_tls_ca": "certificates, PEM; engines, except on unix sockets, must show one that these have signed",
+    "engine_tls_client_cert": "certificate chain, PEM, that this frontend shows to engines",
+    "engine_tls_client_key": "its key, PEM, not encrypted",
     "tokenizer": "folder with the tokenizer's files; without it they come from the engine",
     "max_queued_requests": "most requests that may wait for their first token",
     "max_queued_tokens": "most prompt tokens that may wait to be computed",
@@ -100,6 +103,9 @@ class FrontendConfig:
     tls_client_ca: Path | None = None
     insecure_bind: bool = False
     engine: tuple[str, ...] = ("127.0.0.1:50052",)
+    engine_tls_ca: Path | None = None
+    engine_tls_client_cert: Path | None = None
+    engine_tls_client_key: Path | None = None
     tokenizer: Path | None = None
     max_queued_requests: int = 4096
     max_queued_tokens: int = 1 << 20
@@ -180,6 +186,10 @@ class FrontendConfig:
             raise ConfigError("--tls-cert and --tls-key belong together: one is missing")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+        if (self.engine_tls_client_cert is None) != (self.engine_tls_client_key is None):
+            raise ConfigError("--engine-tls-client-cert and --engine-tls-client-key belong together: one is missing")
+        if self.engine_tls_client_cert is not None and self.engine_tls_ca is None:
+            raise ConfigError("--engine-tls-client-cert needs --engine-tls-ca")
         self._check_exposure()
 
     def _check_exposure(self) -> None:

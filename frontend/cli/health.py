@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--engine", metavar="ADDRESS", help="ask the engine at HOST:PORT or unix:PATH instead")
     arguments = parser.parse_args(argv)
-    if arguments.engine is not None:
-        return _show_engine(arguments.engine, arguments.timeout)
     tls = tls_from_arguments(parser, arguments)
+    if arguments.engine is not None:
+        return _show_engine(arguments.engine, tls, arguments.timeout)
     try:
         if not _takes_requests(arguments.target, tls, arguments.timeout):
             print("NOT_SERVING")
@@ -64,8 +64,13 @@ def _takes_requests(target: str, tls: Tls | None, timeout_s: float) -> bool:
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def _show_engine(address: str, timeout_s: float) -> int:
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+def _show_engine(address: str, tls: Tls | None, timeout_s: float) -> int:
+    options = [("grpc.enable_http_proxy", 0)]
+    with (
+        grpc.insecure_channel(address, options)
+        if tls is None
+        else grpc.secure_channel(address, tls.credentials(), options)
+    ) as channel:
         try:
             response = EngineServiceStub(channel).GetEngineStatus(engine_pb.GetEngineStatusRequest(), timeout=timeout_s)
         except grpc.RpcError as error:

@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(
         parser,
         {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"},
-        unlisted=("engine", "nice"),
+        unlisted=("engine", "engine_tls_ca", "engine_tls_client_cert", "engine_tls_client_key", "nice"),
     )
     return parser
 

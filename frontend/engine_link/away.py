@@ -6,7 +6,7 @@ import time
 import grpc
 
 from frontend.engine_link.session import ProtocolViolation
-from frontend.errors import TokenizerMismatch
+from frontend.errors import ConfigError, TokenizerMismatch
 
 _PROGRESS_LOG_S = 5.0  # between two lines about an engine that loads
 _SAID_LATELY = "loading"
@@ -59,7 +59,7 @@ class AwayLog:
                 elif cause not in self._noted_causes:
                     self._progress_logged_at_s = now_s
                 reason = f"not ready, {reason}"
-            case TokenizerMismatch():
+            case TokenizerMismatch() | ConfigError():  # nothing changes unless somebody does something
                 level = logging.ERROR
             case EngineLostError() | ProtocolViolation():
                 pass

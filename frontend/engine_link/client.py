@@ -19,11 +19,13 @@ import grpc
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from frontend import __version__
+from frontend.access.engine_tls import EngineTls
 from frontend.engine_link.away import AwayLog, EngineLostError, EngineNotReadyError
 from frontend.engine_link.load import EngineLoad, LoadEstimate
 from frontend.engine_link.pulse import Pulse
 from frontend.engine_link.session import EngineSession
 from frontend.engine_link.ticket import Ticket
+from frontend.engine_link.tls_probe import tls_trouble
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.metrics.engine_metrics import EngineMetrics
 from frontend.model.served_model import ServedModel
@@ -109,6 +111,8 @@ class EngineClient:
         step_timeout_s: if its step loop stands still for this long, too; 0: never.
         users: told what happens.
         was_found: nobody has named this address: that nobody is there need not be said.
+        tls: certificates; None: in the clear, as over a unix socket always.
+        server_name: that the engine's certificate must be for, if it is not the address's.
     """
 
     def __init__(
@@ -121,8 +125,13 @@ class EngineClient:
         step_timeout_s: float,
         users: EngineUsers,
         was_found: bool = False,
+        tls: EngineTls | None = None,
+        server_name: str | None = None,
     ) -> None:
         self.address = address
+        self._is_remote = not address.startswith("unix:")
+        self._tls = tls if self._is_remote else None
+        self._server_name = server_name.rstrip(".") if server_name else None
         self._tokenizers = tokenizers
         self.metrics = metrics
         self._users = users
@@ -213,7 +222,7 @@ class EngineClient:
             self._users.lost(self, tickets)
 
     async def _attach(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, options=self._channel_options()) as channel:
+        async with self._channel() as channel:
             stub: EngineServiceAsyncStub = EngineServiceStub(channel)
             call = stub.Attach()
             try:
@@ -248,6 +257,13 @@ class EngineClient:
             finally:
                 call.cancel()
 
+    def _channel(self) -> grpc.aio.Channel:
+        options = self._channel_options()
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=options)
+        name = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
+        return grpc.aio.secure_channel(self.address, self._tls.credentials(), options=[*options, *name])
+
     def _channel_options(self) -> list[tuple[str, int]]:
         ping_every_ms = round(1000 * self._heartbeat_timeout_s * _PING_EVERY)
         ping_timeout_ms = round(1000 * self._heartbeat_timeout_s * _PING_TIMEOUT)
@@ -279,6 +295,10 @@ class EngineClient:
             # The same status says that nobody is there; only then the channel is not connected.
             if error.code() is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY:
                 raise EngineNotReadyError(error.details()) from error
+            if self._is_remote and _may_be_tls(error.details() or ""):
+                context = self._tls.context() if self._tls is not None else None
+                if (trouble := await tls_trouble(self.address, context, self._server_name)) is not None:
+                    raise EngineLostError(trouble) from error
             raise
         if not isinstance(response, pb.AttachResponse) or response.WhichOneof("event") != "welcome":
             raise EngineLostError("the engine's first message is not a welcome")
@@ -372,6 +392,11 @@ class EngineClient:
             assert self._attachment is not None, "its stream is read"
             self._hung = (self._attachment.instance_id, pulse.num_turns)
             raise EngineLostError(f"its step loop has stood still for {self._step_timeout_s:g} s")
+
+
+def _may_be_tls(details: str) -> bool:
+    """Whether a connection was made and closed again."""
+    return "Socket closed" in details or "handshake" in details
 
 
 async def _until_first_fails(*coroutines: Coroutine[object, object, None]) -> None:

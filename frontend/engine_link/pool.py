@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.access.engine_tls import EngineTls
 from frontend.engine_link.client import MAX_BACKOFF_S, Attachment, EngineClient
 from frontend.engine_link.mover import Mover
 from frontend.engine_link.placement import Candidate, Placement
@@ -38,6 +39,7 @@ class EnginePool:
         failover_timeout_s: how long a request whose engine is lost waits for another.
         max_moves: most engines in a row that a request may lose without getting further.
         on_change: called when `serving` may have changed.
+        tls: see EngineClient.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class EnginePool:
         failover_timeout_s: float,
         max_moves: int,
         on_change: Callable[[], None],
+        tls: EngineTls | None = None,
     ) -> None:
+        self._tls = tls
         self._tokenizers = tokenizers
         self._metrics = metrics
         self._heartbeat_timeout_s = heartbeat_timeout_s
@@ -299,13 +303,13 @@ class EnginePool:
                 self._found[address] = addresses
                 for found in addresses:
                     if found not in self._clients:
-                        self._add_client(found, was_found=True)
+                        self._add_client(found, was_found=True, server_name=name)
                 self.changed()
             self._drop_vanished()
 
         return Resolver(name, port, take, lambda: self.is_urgent)
 
-    def _add_client(self, address: str, *, was_found: bool) -> None:
+    def _add_client(self, address: str, *, was_found: bool, server_name: str | None = None) -> None:
         client = self._clients[address] = EngineClient(
             address,
             self._tokenizers,
@@ -314,6 +318,8 @@ class EnginePool:
             step_timeout_s=self._step_timeout_s,
             users=self,
             was_found=was_found,
+            tls=self._tls,
+            server_name=server_name,
         )
         if self._is_running:
             client.start()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.metrics.request_metrics import LABELS, RequestMetrics
@@ -29,6 +29,15 @@ class StepMetrics:
         self.step_s = histogram("engine_step_seconds", "Duration of steps that brought tokens here.", _STEP_BUCKETS)
         self.execute_s = histogram("engine_step_execute_seconds", "Of this, time in the model's runner.", _STEP_BUCKETS)
         self.num_tokens = histogram("iteration_tokens_total", "Tokens computed in a step.", _STEP_TOKEN_BUCKETS)
+        self.num_messages = Counter(
+            f"{prefix}:engine_step_messages", "Messages with news of steps.", LABELS, registry=registry
+        )
+        self.num_merged = Counter(
+            f"{prefix}:engine_merged_steps",
+            "Steps whose news came in the message of a later step.",
+            LABELS,
+            registry=registry,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,8 @@ class _Steps:
     step_s: Histogram
     execute_s: Histogram
     num_tokens: Histogram
+    num_messages: Counter
+    num_merged: Counter
 
 
 class EngineMetrics:
@@ -78,7 +89,11 @@ class EngineMetrics:
         labels = (welcome.info.model, self.engine)
         metrics = self._step_metrics
         self._steps = _Steps(
-            metrics.step_s.labels(*labels), metrics.execute_s.labels(*labels), metrics.num_tokens.labels(*labels)
+            metrics.step_s.labels(*labels),
+            metrics.execute_s.labels(*labels),
+            metrics.num_tokens.labels(*labels),
+            metrics.num_messages.labels(*labels),
+            metrics.num_merged.labels(*labels),
         )
         self._failures.setdefault(labels, 0)
         self._requests.series(*labels)
@@ -100,7 +115,12 @@ class EngineMetrics:
             self._note_load(status.load)
 
     def note_step(self, step: pb.StepResult) -> None:
-        """Takes the load out of a step's message; of several messages after one step the first counts the step."""
+        """Counts a step's message and takes the load out of it; of several messages after one step the first counts the
+        step, of several steps in one message the last is observed.
+        """
+        if self._steps is not None:
+            self._steps.num_messages.inc()
+            self._steps.num_merged.inc(max(step.num_steps, 1) - 1)
         if not step.HasField("load"):
             return
         load = step.load

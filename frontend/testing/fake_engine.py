@@ -63,6 +63,7 @@ class FakeEngine(EngineServiceServicer):
         rewrite_step: may change a step before it is sent, or send several in its place.
         num_steps: steps done.
         load: sent with every step and status if set.
+        credentials: what it listens with, if it speaks TLS.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class FakeEngine(EngineServiceServicer):
         self.rewrite_step: Callable[[pb.StepResult], list[pb.StepResult]] = lambda step: [step]
         self.num_steps = 0
         self.load: pb.LoadStats | None = None
+        self.credentials: grpc.ServerCredentials | None = None
         self.num_tokenizer_fetches = 0
         self._sessions: set[_Session] = set()
         self._running = asyncio.Event()
@@ -115,7 +117,10 @@ class FakeEngine(EngineServiceServicer):
         """Opens the port; returns the address to attach to."""
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         add_EngineServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(self.address)
+        if self.credentials is not None:
+            port = self._server.add_secure_port(self.address, self.credentials)
+        else:
+            port = self._server.add_insecure_port(self.address)
         if not self.address.startswith("unix:"):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await self._server.start()

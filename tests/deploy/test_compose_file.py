@@ -15,10 +15,14 @@ BUILT = ["engine", "engine-gpu", "frontend", "loadgen"]  # here, by deploy/Docke
 PULLED = ["prometheus", "grafana"]
 SERVICES = BUILT + PULLED
 # Variables of the programs that are not for .env: compose.yaml gives the flag itself, or a container has no use for it.
-ENGINE_KEEPS = {"DEVICE", "ENGINE_HOST", "ENGINE_PORT", "UDS", "EXIT_ON_STDIN_CLOSE", "STEP_LOG"}
+ENGINE_KEEPS = {
+    "DEVICE", "ENGINE_HOST", "ENGINE_PORT", "ENGINE_INSECURE_BIND", "UDS", "EXIT_ON_STDIN_CLOSE", "STEP_LOG",
+    "ENGINE_TLS_CERT", "ENGINE_TLS_KEY", "ENGINE_TLS_CLIENT_CA",  # files: with a mount, in an override
+}  # fmt: skip
 FRONTEND_KEEPS = {
     "HOST", "PORT", "HTTP_HOST", "HTTP_PORT", "INSECURE_BIND", "ENGINE", "REUSE_PORT",
-    "TOKENIZER", "API_KEY_FILE", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA",  # files: with a mount, in an override
+    "TOKENIZER", "API_KEY_FILE", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA",
+    "ENGINE_TLS_CA", "ENGINE_TLS_CLIENT_CERT", "ENGINE_TLS_CLIENT_KEY",  # files: with a mount, in an override
 }  # fmt: skip
 
 

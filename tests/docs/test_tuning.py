@@ -110,7 +110,7 @@ def test_flags_of_up_are_its_own_and_the_frontends(
 ) -> None:
     own = documented("Flags of `chairlift up`")
     assert own == {"--model": "the demo model", "--proof": "`off`"}
-    left_out = {"--engine", "--nice"}
+    left_out = {"--engine", "--nice", "--engine-tls-ca", "--engine-tls-client-cert", "--engine-tls-client-key"}
     assert offered(capsys, up.main, monkeypatch) == set(own) | set(documented("Flags of the frontend")) - left_out
     assert all(f"`{flag}`" in section("Flags of `chairlift up`") for flag in left_out)
 

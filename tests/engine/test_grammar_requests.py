@@ -16,6 +16,7 @@ from engine.commands import Inbox
 from engine.constraints.grammar import GrammarMatcher
 from engine.convert import RequestLimits
 from engine.demo import MODEL_DIR
+from engine.outgoing import CoalescePolicy
 from engine.session import Session, SessionContext
 from engine.testing import FakeModel
 from engine.testing_client import AttachClient, submission
@@ -223,7 +224,9 @@ async def test_time_that_runs_out_as_the_cancel_comes_ends_a_request_once():
     loop.set_exception_handler(lambda _, context: defects.append(context))
     sessions = {}
     grammars = SimpleNamespace(compile=lambda grammar, build: Future())
-    context = SessionContext(Inbox(), RequestLimits(3072, 5), 8, itertools.count(1), {}, grammars, sessions)
+    context = SessionContext(
+        Inbox(), RequestLimits(3072, 5), 8, itertools.count(1), {}, grammars, sessions, CoalescePolicy()
+    )
     session = sessions["one"] = Session("one", context, 0, 1)
     late = submission(1, [5], 3, grammar=GRAMMAR, remaining_ms=0)
     session.handle(pb.AttachRequest(command_seq=1, submit=pb.SubmitBatch(submissions=[late])))

@@ -1,5 +1,8 @@
 """Messages to one frontend: their order, their merging and their bounds."""
 
+import asyncio
+import dataclasses
+
 import grpc
 import pytest
 
@@ -13,7 +16,7 @@ from engine.core.outputs import (
     TokenLogprobs,
 )
 from engine.core.request import FinishReason, RequestId
-from engine.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, Outgoing, StreamRefused
+from engine.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, CoalescePolicy, Outgoing, StreamRefused
 from engine.reports import LoopSnapshot
 
 SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)
@@ -25,6 +28,7 @@ def output(start_index: int, *token_ids: int, **fields: object) -> RequestOutput
 
 
 async def next_step(outgoing: Outgoing) -> pb.StepResult:
+    outgoing.end_step()
     message = await outgoing.next_message()
     assert message is not None
     assert message.WhichOneof("event") == "step"
@@ -205,3 +209,127 @@ async def test_unsent_answers_to_submissions_are_bounded() -> None:
     assert outgoing.is_full
     await outgoing.next_message()
     assert not outgoing.is_full
+
+
+HOUR_S = 3600.0
+FAST = dataclasses.replace(SNAPSHOT, step_us=5_000)
+
+
+def step(outgoing: Outgoing, number: int, *, num_streams: int = 8, **fields: object) -> None:
+    """Tokens for all streams; `fields` are the first one's."""
+    snapshot = dataclasses.replace(FAST, engine_step=number)
+    for handle in range(1, num_streams + 1):
+        extra = fields if handle == 1 else {}
+        outgoing.add_output(handle, 0, output(number, 5, **extra), snapshot, 1000 + number)
+    outgoing.end_step()
+
+
+async def sent(outgoing: Outgoing) -> pb.StepResult | None:
+    """What leaves at once; None: it waits."""
+    waiting = asyncio.create_task(outgoing.next_message())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if not waiting.done():
+        waiting.cancel()
+        return None
+    message = waiting.result()
+    assert message is not None
+    return message.step
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "waited_s", "step_s", "holds"),
+    [
+        (8, 0.0, 0.005, True),
+        (7, 0.0, 0.005, False),  # few streams are never delayed
+        (64, 0.020, 0.005, True),
+        (64, 0.021, 0.005, False),  # the next step would come too late
+        (64, 0.0, 0.026, False),  # long steps are not worth waiting for
+    ],
+)
+def test_rows_wait_while_many_streams_run_and_the_next_step_comes_in_time(
+    num_rows: int, waited_s: float, step_s: float, holds: bool
+) -> None:
+    assert CoalescePolicy(0.025).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s) is holds
+    assert not CoalescePolicy(0.0).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s)
+
+
+async def test_steps_leave_in_one_message_that_says_how_many_they_were() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    for number in range(3):
+        step(outgoing, number)
+        assert await sent(outgoing) is None
+    step(outgoing, 3, time=NO_TIME)  # the first stream has news that must not wait: all goes with it
+    message = await sent(outgoing)
+    assert message is not None
+    assert (message.num_steps, message.engine_step, message.sampled_at_ns) == (4, 3, 1003)
+    assert list(message.token_counts) == [4] * 8
+    step(outgoing, 4)
+    assert await sent(outgoing) is None, "the next ones wait again"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_cached_tokens": 0, "time": NO_TIME},
+        {"completion": RequestCompletion(FinishReason.MAX_TOKENS, 1, 0, 1, NO_TIME)},
+        {"completion": RequestCompletion(FinishReason.ERROR, 1, 0, 1, NO_TIME)},
+        {"prompt_logprobs": PromptLogprobs(1, (TokenLogprobs(-4.0, (), ()),))},
+        {"time": NO_TIME},  # of a request that has used its last credit, or comes back
+    ],
+)
+async def test_first_tokens_ends_and_the_last_token_of_a_credit_leave_at_once(fields: dict[str, object]) -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    step(outgoing, 0, num_streams=20, **fields)
+    assert await sent(outgoing) is not None
+
+
+async def test_seven_streams_are_never_delayed() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    step(outgoing, 0, num_streams=7)
+    assert await sent(outgoing) is not None
+
+
+async def test_tokens_leave_after_the_delay_though_no_step_follows() -> None:
+    outgoing = Outgoing(CoalescePolicy(0.02))
+    step(outgoing, 0)
+    message = await outgoing.next_message()
+    assert message is not None
+    assert message.step.num_steps == 1
+
+
+async def test_an_end_without_a_step_and_a_closing_stream_take_along_what_waits() -> None:
+    for end in (lambda o: o.complete(pb.Completion(handle=3)), lambda o: o.close()):
+        outgoing = Outgoing(CoalescePolicy(HOUR_S))
+        step(outgoing, 0)
+        assert await sent(outgoing) is None
+        end(outgoing)
+        assert await sent(outgoing) is not None
+
+
+async def test_what_waits_does_not_hold_up_admissions_and_heartbeats() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    step(outgoing, 0)
+    outgoing.accept(9)
+    outgoing.set_status(pb.EngineStatus())
+    kinds = []
+    for _ in range(2):
+        message = await outgoing.next_message()
+        assert message is not None
+        kinds.append(message.WhichOneof("event"))
+    assert kinds == ["admission", "status"]
+    assert await sent(outgoing) is None
+
+
+async def test_steps_that_wait_for_the_window_are_sent_with_its_acknowledgement() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    for number in range(STEP_WINDOW):
+        step(outgoing, number, time=NO_TIME)
+        assert await sent(outgoing) is not None
+    step(outgoing, STEP_WINDOW, time=NO_TIME)
+    step(outgoing, STEP_WINDOW + 1)
+    assert await sent(outgoing) is None
+    outgoing.acknowledge(1)
+    message = await sent(outgoing)
+    assert message is not None
+    assert message.num_steps == 2

@@ -83,7 +83,18 @@ def test_engine_gives_way_to_the_one_on_a_gpu_and_is_left_alone(
         stack.wait_until(lambda: "this one stands by" in stack.log("engine"), "engine")
 
     stack.scale(1)
-    docker("run", "--detach", "--rm", "--name", name, *flags, image("engine"), "chairlift-engine", "--host=0.0.0.0")
+    docker(
+        "run",
+        "--detach",
+        "--rm",
+        "--name",
+        name,
+        *flags,
+        image("engine"),
+        "chairlift-engine",
+        "--host=0.0.0.0",
+        "--insecure-bind",
+    )
     try:
         stack.wait_until(lambda: " serving on " in docker("logs", name), "engine")
         assert token_ids(stack.play(at_token=50, act=name_it)) == undisturbed
