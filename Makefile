@@ -18,7 +18,7 @@ TEST_WORKERS ?= 2
 IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check compose-check help run test test-fast check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
+.PHONY: gpu-check compose-check help run test test-fast test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -32,6 +32,12 @@ test: setup-dev  ## the whole test suite (TEST_WORKERS=... processes, 1.5 GB eac
 
 test-fast: setup-dev  ## the suite without its slow tests
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(PYTEST_ARGS)
+
+test-portable: setup-dev  ## the numerical tests as on other CPUs (AVX2, AVX-512, neither) and on 1, 2 and 4 cores (ARGS="--machines haswell")
+	$(BIN)/python -m tests.portability $(ARGS)
+
+test-busy: setup-dev  ## the test suite beside a load of 10 and more processes (ARGS="--processes 20")
+	$(BIN)/python .ci/busy.py $(ARGS) -- $(MAKE) test
 
 check: lint types test  ## everything CI runs but the packaging check
 

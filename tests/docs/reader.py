@@ -20,10 +20,9 @@ from engine.demo import MODEL_DIR
 from frontend.client import ChairliftClient
 from tests.docs.pages import ROOT, Command, all_commands
 from tests.docs.proofs import Proof, proof_of
+from tests.hang import HANG_S, START_HANG_S
 
 COPIED = ("Makefile", "pyproject.toml", "compose.yaml", ".env.example", "deploy", "docs/clients", "protos")
-START_TIMEOUT_S = 240.0  # a first start compiles the CPU kernels
-RUN_TIMEOUT_S = 60.0
 SERVING = (
     (r"chairlift-engine", r"engine: serving on (\S+), model"),
     (r"chairlift-frontend", r"engine \S+ attached: "),
@@ -43,7 +42,7 @@ class Server:
     def output(self) -> str:
         return self.log.read_text()
 
-    def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout_s: float = START_HANG_S) -> re.Match[str]:
         """Until its output has it. Raises: AssertionError: it has ended, or takes too long."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -58,7 +57,7 @@ class Server:
     def stop(self) -> int:
         """SIGTERM, as a script would; returns the status."""
         self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(HANG_S)
 
     def kill(self) -> None:
         """Whatever is left of it."""
@@ -154,7 +153,7 @@ class Reader:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=RUN_TIMEOUT_S,
+            timeout=HANG_S,
             check=False,
         )
 
@@ -228,4 +227,4 @@ def write_traces(folder: Path) -> None:
 def is_served(target: str) -> bool:
     """Whether a frontend there writes what it is asked for."""
     with ChairliftClient(target) as client:
-        return bool(client.generate("Once upon a time", max_tokens=4, timeout_s=30).text)
+        return bool(client.generate("Once upon a time", max_tokens=4, timeout_s=HANG_S).text)

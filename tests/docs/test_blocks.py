@@ -19,8 +19,9 @@ from loadgen.comparison.servers import read_servers
 from tests.docs.pages import ROOT, Block, blocks, commands
 from tests.docs.programs import accepts
 from tests.docs.reader import Reader, Server
+from tests.hang import HANG_S, START_HANG_S
 
-pytestmark = pytest.mark.timeout(300)  # the first start of the pair may have to compile the CPU kernels
+pytestmark = pytest.mark.timeout(2 * START_HANG_S)  # both programs start first
 
 BLOCKS = [block for block in blocks() if not commands(block)]
 PICTURE = re.compile("[\u2500-\u257f\u2190-\u21ff\u25a0-\u25ff]")  # boxes, arrows, triangles
@@ -81,7 +82,7 @@ def run_page(page: str, reader: Reader) -> dict[int, tuple[str, str]]:
             input=json.dumps([[block.page, block.line, reader.translate(block.text)] for block in programs]),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=HANG_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -100,7 +101,7 @@ def test_a_service_config_is_taken_and_names_what_there_is(block: Block, reader:
         assert all(hasattr(grpc.StatusCode, code) for code in method["retryPolicy"]["retryableStatusCodes"])
     options = [("grpc.service_config", block.text), ("grpc.enable_retries", 1)]
     with grpc.insecure_channel(reader.target, options=options) as channel:
-        assert GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10).model
+        assert GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=HANG_S).model
 
 
 @of_kind("toml")
@@ -143,12 +144,12 @@ def test_lines_of_a_log_are_logged(block: Block, reader: Reader, servers: list[S
         data=b'{"prompt": "Once upon a time", "max_tokens": 8}',
         headers={"content-type": "application/json"},
     )
-    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=HANG_S).close()
     for line in block.text.splitlines():
         if any(text in line for text in LOGGED_ELSEWHERE):
             continue
         pattern = looks_like(line)
         if line.split()[1].startswith("frontend"):
-            servers[1].wait_for(pattern.pattern, timeout_s=10)  # it may be about to write it
+            servers[1].wait_for(pattern.pattern, timeout_s=HANG_S)  # it may be about to write it
         else:
             assert pattern.search(servers[0].output), line

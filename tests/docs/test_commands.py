@@ -13,8 +13,9 @@ from tests.docs.pages import PAGES, ROOT, Command, all_commands
 from tests.docs.programs import accepts, calls
 from tests.docs.proofs import PROOFS, How, proof_of
 from tests.docs.reader import Reader, is_served
+from tests.hang import HANG_S, START_HANG_S
 
-pytestmark = pytest.mark.timeout(300)  # the first start of the pair may have to compile the CPU kernels
+pytestmark = pytest.mark.timeout(2 * START_HANG_S)  # both programs start first
 
 COMMANDS = all_commands()
 
@@ -120,7 +121,7 @@ def test_calls(command: Command, reader: Reader) -> None:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=answer_class.FromString,
         )
-        answers = list(call(request, timeout=30)) if method.server_streaming else [call(request, timeout=30)]
+        answers = list(call(request, timeout=HANG_S)) if method.server_streaming else [call(request, timeout=HANG_S)]
         assert len(answers) >= 1
     if shutil.which("grpcurl"):
         done = subprocess.run(["bash", "-c", reader.translate(command.text)], capture_output=True, check=False)

@@ -18,6 +18,7 @@ from engine.testing import FakeModel
 from engine.testing_client import AttachClient, engine_status
 from engine.testing_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
 from engine.tokenizer_files import TokenizerFiles
+from tests.hang import HANG_S
 
 NO_GRAMMARS = GrammarCompiler(TokenizerFiles(()), 64, frozenset())
 
@@ -95,7 +96,7 @@ async def test_what_happens_while_the_welcome_is_written_reaches_that_frontend_t
     service.deliver(DrainReport(30.0))
     service.finish("the engine stopped")
     context.let_go.set()
-    await asyncio.wait_for(attach, 5)
+    await asyncio.wait_for(attach, HANG_S)
     assert context.sent == ["welcome", "drain", "status"]
 
 
@@ -108,7 +109,7 @@ async def test_no_frontend_is_welcome_once_the_step_loop_has_ended() -> None:
         snapshot = LoopSnapshot(0, 0, parts.scheduler.stats())
         service.set_serving(ServingParts(parts.info, Inbox(), parts.max_open_requests, lambda: snapshot, NO_GRAMMARS))
         service.finish("the engine stopped")
-        error = await asyncio.wait_for(refusal(listener.address, hello()), 5)
+        error = await asyncio.wait_for(refusal(listener.address, hello()), HANG_S)
         assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the engine stopped")
     finally:
         await listener.stop(0)

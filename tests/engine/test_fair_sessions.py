@@ -10,6 +10,7 @@ from engine.core.outputs import SchedulerOutput
 from engine.testing import FakeModel
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
+from tests.hang import HANG_S
 
 ENDLESS = FakeModel(end_probability=0.0)
 
@@ -23,7 +24,7 @@ class Hold:
 
     def __call__(self, plan: SchedulerOutput) -> None:
         self.has_step.set()
-        assert self._is_free.wait(30)
+        assert self._is_free.wait(HANG_S)
 
     def let_go(self) -> None:
         self._is_free.set()

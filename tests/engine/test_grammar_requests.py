@@ -22,6 +22,7 @@ from engine.testing import FakeModel
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
 from engine.tokenizer_files import TokenizerFiles
+from tests.hang import HANG_S
 
 MODEL = FakeModel(vocab_size=3072, end_token_ids=frozenset({1}), end_probability=0.0)
 GRAMMAR = 'start: "yes" | "no"'
@@ -55,7 +56,7 @@ class Compiling:
 
     def __call__(self, grammar, tokenizer):
         self.has_begun.set()
-        assert self._may_end.wait(30)
+        assert self._may_end.wait(HANG_S)
         return self._compile(grammar, tokenizer)
 
     _compile = staticmethod(GrammarMatcher.compile)

@@ -16,6 +16,7 @@ from engine.reports import EngineState
 from engine.server import EngineService
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
+from tests.hang import HANG_S
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
@@ -36,7 +37,7 @@ async def test_an_engine_is_healthy_from_the_end_of_its_load_until_it_drains(nam
         watches.pop(1).cancel()  # one that leaves takes no other with it
         server.engine.drain(5.0)
         for watch in watches:
-            assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
+            assert (await asyncio.wait_for(watch.read(), HANG_S)).status == NOT_SERVING
 
 
 async def test_an_engine_that_drains_is_not_healthy_while_requests_still_run() -> None:
@@ -44,7 +45,7 @@ async def test_an_engine_that_drains_is_not_healthy_while_requests_still_run() -
 
     def on_step(_plan: SchedulerOutput) -> None:
         has_step.set()
-        assert steps.acquire(timeout=30)
+        assert steps.acquire(timeout=HANG_S)
 
     async with (
         run_engine(fake_engine_parts(on_step=on_step)) as server,
@@ -59,10 +60,10 @@ async def test_an_engine_that_drains_is_not_healthy_while_requests_still_run() -
         await asyncio.to_thread(has_step.wait)
         server.engine.drain(20.0)
         steps.release()  # one, after which the drain is seen; the next step waits
-        assert (await asyncio.wait_for(watch.read(), 10)).status == NOT_SERVING
+        assert (await asyncio.wait_for(watch.read(), HANG_S)).status == NOT_SERVING
         assert (await stub.Check(HealthCheckRequest())).status == NOT_SERVING
         steps.release(10)
-        assert await asyncio.wait_for(watch.read(), 10) is grpc.aio.EOF
+        assert await asyncio.wait_for(watch.read(), HANG_S) is grpc.aio.EOF
 
 
 async def test_an_engine_that_has_failed_is_not_healthy_while_it_still_answers() -> None:
@@ -77,7 +78,7 @@ async def test_an_engine_that_has_failed_is_not_healthy_while_it_still_answers()
         service.fail("step failed: the device is gone")
         assert (await watch.read()).status == NOT_SERVING
         assert (await stub.Check(HealthCheckRequest())).status == NOT_SERVING
-        await asyncio.wait_for(listener.stop(60), 10)
+        await asyncio.wait_for(listener.stop(60), HANG_S)
         assert await watch.read() is grpc.aio.EOF
 
 
@@ -87,7 +88,7 @@ async def test_an_engine_that_loads_is_not_healthy_and_its_end_ends_a_watch_at_o
     async with grpc.aio.insecure_channel(listener.address) as channel:
         watch = HealthStub(channel).Watch(HealthCheckRequest())
         assert (await watch.read()).status == NOT_SERVING
-        await asyncio.wait_for(listener.stop(60), 10)
+        await asyncio.wait_for(listener.stop(60), HANG_S)
         assert await watch.read() is grpc.aio.EOF
 
 

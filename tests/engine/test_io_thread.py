@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from engine.testing_process import run_main
+from tests.hang import HANG_S
 
 _DEFECT = """
 import logging
@@ -81,7 +82,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'protos')!r}]\n{code}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -17,6 +17,7 @@ from engine.outgoing import STEP_WINDOW
 from engine.testing import FakeModel
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
+from tests.hang import HANG_S
 
 ENDLESS = FakeModel(end_probability=0.0)
 
@@ -31,7 +32,7 @@ class Gate:
     def __call__(self, plan: SchedulerOutput) -> None:
         if not self._is_open.is_set():
             self._holds.set()
-            assert self._is_open.wait(30)
+            assert self._is_open.wait(HANG_S)
 
     async def holds(self) -> None:
         """Waits until a step has come, and cannot go on."""

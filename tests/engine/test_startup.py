@@ -9,6 +9,7 @@ import pytest
 
 from engine.logs import TerminalHandler
 from engine.startup import SILENCE_S, Startup
+from tests.hang import HANG_S
 
 
 class Clock:
@@ -68,7 +69,7 @@ def test_a_phase_that_lasts_is_logged_every_few_seconds(
         startup.at("compiling CPU kernels, 3 of 47")
         for _ in range(2):
             clock.now_s += SILENCE_S
-            assert logged.wait(10)
+            assert logged.wait(HANG_S)
             logged.clear()
     assert [record.getMessage() for record in caplog.records] == [
         "compiling CPU kernels, 3 of 47 ... 5 s",

@@ -9,6 +9,7 @@ from engine.core.outputs import SchedulerOutput, SchedulerStats
 from engine.errors import ConfigError
 from engine.reports import LoopSnapshot
 from engine.step_log import StepLog, StepTimes
+from tests.hang import HANG_S
 
 PLAN = SchedulerOutput(1, (), (), (), 0)
 SNAPSHOT = LoopSnapshot(1, 1, SchedulerStats(0, 0, 0, 4, 4, 0, 0, 0, 0, 0))
@@ -27,13 +28,13 @@ def test_lines_that_find_no_room_are_counted_and_block_nobody(tmp_path: Path, mo
 
     def slow_line(log: StepLog, step: object) -> str:
         writing.set()
-        assert release.wait(30)
+        assert release.wait(HANG_S)
         return line_of(log, step)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StepLog, "_line", slow_line)
     log = StepLog(tmp_path / "steps")
     log.write(PLAN, (), SNAPSHOT, TIMES)
-    assert writing.wait(30)
+    assert writing.wait(HANG_S)
     for _ in range(5):
         log.write(PLAN, (), SNAPSHOT, TIMES)
     release.set()

@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.errors import DeviceError
 from engine.testing_process import run_main
 from engine.watchdog import Watchdog
+from tests.hang import HANG_S
 
 MAIN = """
 import sys
@@ -62,7 +63,7 @@ def watched(turns: Iterator[int], timeout_s: float, wait_for: Callable[[threadin
 def test_a_loop_that_stands_still_is_told_after_the_timeout_counted_in_looks() -> None:
     num_looks = itertools.count()
     turns = (min(next(num_looks), 7) for _ in itertools.count())
-    said = watched(turns, 0.02, lambda over: over.wait(30))
+    said = watched(turns, 0.02, lambda over: over.wait(HANG_S))
     assert len(said) == 1
     assert next(num_looks) == 8 + 20  # 0 to 7, then as many as the timeout has
 
@@ -76,7 +77,7 @@ def turns_until_it_stands(thread_id: int) -> Iterator[int]:
 
 
 def test_it_says_where_the_loop_stands() -> None:
-    (error,) = watched(turns_until_it_stands(threading.get_ident()), 0.01, lambda over: over.wait(30))
+    (error,) = watched(turns_until_it_stands(threading.get_ident()), 0.01, lambda over: over.wait(HANG_S))
     assert re.fullmatch(
         r"the step loop has stood still for 0\.01 s, in .*: the device hangs, or a step takes longer than "
         r"--step-timeout allows",
@@ -87,7 +88,7 @@ def test_it_says_where_the_loop_stands() -> None:
 
 def test_a_loop_that_turns_at_every_second_look_is_left_alone() -> None:
     turns = iter([look // 2 for look in range(200)])
-    assert watched(turns, 0.002, lambda over: over.wait(30)) == []
+    assert watched(turns, 0.002, lambda over: over.wait(HANG_S)) == []
 
 
 def test_without_a_timeout_nobody_looks() -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from engine.bench.wire.held_port import held_port
 from frontend.client import ChairliftClient, GenerationError, Tls
-
-START_TIMEOUT_S = 90.0
+from tests.hang import START_HANG_S
 
 
 @dataclass
@@ -74,7 +73,7 @@ def wait_until_served(target: str, processes: Processes, *, api_key: str | None 
 
     Raises: AssertionError: a process has ended, or it takes too long; with what they printed.
     """
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + START_HANG_S
     with ChairliftClient(target, api_key=api_key, tls=tls) as client:
         while True:
             with contextlib.suppress(GenerationError):

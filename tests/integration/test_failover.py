@@ -19,8 +19,8 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.client import ChairliftClient, GenerationError
+from tests.hang import HANG_S
 
-PATIENCE_S = 90.0
 SCHEMA = {
     "type": "object",
     "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 12}},
@@ -48,7 +48,7 @@ def answer(client: ChairliftClient, name: str, on_chunk: Callable[[int], None]) 
     """One whole stream; checks that no index is missing or twice."""
     token_ids: list[int] = []
     text = ""
-    stream = client.stream("Once upon a time", return_token_ids=True, timeout_s=PATIENCE_S, **REQUESTS[name])
+    stream = client.stream("Once upon a time", return_token_ids=True, timeout_s=HANG_S, **REQUESTS[name])
     for chunk in stream:
         assert chunk.first_token_index == len(token_ids)
         token_ids += chunk.token_ids
@@ -75,7 +75,7 @@ def play(target: str, on_chunk: Callable[[int], None]) -> dict[str, tuple[list[i
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(HANG_S)
     assert not errors, errors
     assert answers.keys() == REQUESTS.keys(), "an answer has no end"
     return answers
@@ -104,7 +104,7 @@ class Engines:
 
     def wait_attached(self, num_times: int) -> None:
         """Until engines have been attached so many times in all."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_S
         while self.log().count("is serving") < num_times:
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.05)  # another process's log
@@ -162,7 +162,7 @@ def test_alone_the_engine_is_restarted_and_the_stream_goes_on(
     processes, port = make_processes(tmp_path), free_port()
     process = processes.start("frontend.cli.main", "up", "--port", str(port), "--http-port", "0", "--threads", "1")
     target = f"127.0.0.1:{port}"
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     while f"serving on {target}" not in processes.log(process):
         assert time.monotonic() < deadline, processes.log(process)
         time.sleep(0.05)  # another process's log

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.hang import HANG_S
+
 pytestmark = pytest.mark.slow
 
 BLOCK = 16
@@ -84,7 +86,7 @@ def test_ctrl_c_leaves_a_report_of_the_part_that_was_played(pair: Any, tmp_path:
         if re.search(r"done [1-9]", line):
             break
     os.kill(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, stdout + stderr
     records = read_records(out)
     assert 0 < sum(record["status"] == "OK" for record in records) < 2_000

@@ -14,8 +14,7 @@ import pytest
 
 from frontend.client import ChairliftClient, GenerationError
 from tests.docs.pages import blocks
-
-PATIENCE_S = 60.0
+from tests.hang import HANG_S
 
 
 def engine_pids(parent: int) -> list[int]:
@@ -33,7 +32,7 @@ def is_alive(pid: int) -> bool:
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     """Polls the state of other processes."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)  # nothing to wait on
@@ -82,7 +81,7 @@ def test_engine_killed_is_restarted_and_sigterm_drains(
         num_tokens += sum(chunk.num_tokens for chunk in stream)
         assert num_tokens == 900
         assert stream.finished is not None
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(HANG_S) == 0
     assert log().rstrip().endswith("drained 1")
     assert not is_alive(engine)
 
@@ -102,7 +101,7 @@ def test_what_the_documentation_says_to_try_can_be_tried(
         env={**os.environ, "CHAIRLIFT_TARGET": target},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=HANG_S,
         check=False,
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "not a letter differs"), done.stderr + log()

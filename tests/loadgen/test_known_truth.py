@@ -42,16 +42,11 @@ def gaps_ms(run: RunData) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]
 
 
 def check_bounds(run: RunData, server: MockServer, tokens_per_message: int) -> None:
-    """What holds on any machine: all tokens came, none before the server sent it, and at the pace at which it did.
-
-    A busy machine delays messages, but the last of an answer no more than the first, in the median of answers.
-    """
+    """What holds on any machine, however busy: all tokens came, and none before the server sent it."""
     rows = run.requests
     assert (rows["status"] == Status.OK).all()
     assert (rows["num_tokens"] == run.workload.output_tokens).all()
     assert (rows["num_chunks"] == 1 + 20 / tokens_per_message).all()
-    tpot_ms = np.median([(seen.ended_ns - seen.first_ns) / 20e6 for seen in server.record.played()])
-    assert median_tpot_ms(run) == pytest.approx(tpot_ms, rel=0.05)
     first_sent_ns = sorted(seen.first_ns - run.settings["start_monotonic_ns"] for seen in server.record.played())
     assert (np.sort(rows["first_ns"]) >= first_sent_ns).all()
     assert (rows["first_ns"] - rows["sent_ns"] >= 1e6 * (TTFT_MS - 1)).all()
@@ -62,9 +57,11 @@ def median_tpot_ms(run: RunData) -> float:
     return float(np.median((rows["last_ns"] - rows["first_ns"]) / (rows["num_tokens"] - 1))) / 1e6
 
 
-def check_paces(run: RunData, tokens_per_message: int) -> None:
+def check_paces(run: RunData, server: MockServer, tokens_per_message: int) -> None:
     """TPOT, ITL and chunk gaps within 2 ms or 5 %, in the median."""
     gap_ms, tokens = gaps_ms(run)
+    tpot_ms = np.median([(seen.ended_ns - seen.first_ns) / 20e6 for seen in server.record.played()])
+    assert median_tpot_ms(run) == pytest.approx(tpot_ms, rel=0.05)
     assert median_tpot_ms(run) == pytest.approx(ITL_MS, rel=0.05)
     assert np.median(gap_ms) == pytest.approx(ITL_MS * tokens_per_message, rel=0.05, abs=2.0)
     assert np.median(np.repeat(gap_ms / tokens, tokens)) == pytest.approx(ITL_MS, rel=0.05, abs=2.0)
@@ -100,8 +97,8 @@ def test_known_latencies_are_recovered(api: Any, tokens_per_message: int) -> Non
             if is_quiet(run, server, idle / total):
                 break
     else:
-        pytest.skip("the server's pace was found, but three times the machine was too busy to judge a few milliseconds")
-    check_paces(run, tokens_per_message)
+        pytest.skip("every token was found, but three times the machine was too busy to judge a few milliseconds")
+    check_paces(run, server, tokens_per_message)
     rows = run.requests
     ttft_ms = np.median(rows["first_ns"] - rows["scheduled_ns"]) / 1e6
     service_ttft_ms = np.median(rows["first_ns"] - rows["sent_ns"]) / 1e6

@@ -20,6 +20,7 @@ from engine.demo import MODEL_DIR
 from engine.errors import InvalidRequest
 from engine.grammar_compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
 from engine.tokenizer_files import TokenizerFiles
+from tests.hang import HANG_S
 
 VOCAB_SIZE, END_ID = 3072, 1
 FILES = TokenizerFiles.from_dir(MODEL_DIR)
@@ -142,7 +143,7 @@ compiler.compile(grammar, lambda matcher: matcher).result()
 
 def test_rules_that_lead_to_rules_do_not_end_the_process():
     """In a process of its own, as it would take the tests along."""
-    assert subprocess.run([sys.executable, "-c", _CHAIN], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", _CHAIN], timeout=HANG_S, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

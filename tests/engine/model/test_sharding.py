@@ -19,6 +19,7 @@ from engine.model.registry import decoder_traits
 from engine.model.sharding import Sharding
 from kernels.metadata import AttentionMetadata
 from kernels.ops import reference_ops
+from tests.hang import HANG_S
 
 BLOCK_SIZE = 16
 PROMPT_LENS = [1, 37, 5, 64]
@@ -39,7 +40,7 @@ class Meeting:
     """Where the threads of a group bring their tensors."""
 
     def __init__(self, size):
-        self.barrier = threading.Barrier(size, timeout=30)
+        self.barrier = threading.Barrier(size, timeout=HANG_S)
         self.tensors = [None] * size
 
 

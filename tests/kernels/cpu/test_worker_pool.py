@@ -16,6 +16,7 @@ from kernels.cpu import worker_pool
 from kernels.cpu.pointwise import emit_add_rms_norm, emit_silu_and_mul
 from kernels.cpu.recording import Recording
 from kernels.cpu.worker_pool import Program, WorkerPool
+from tests.hang import HANG_S
 
 NUM_THREADS = pytest.mark.parametrize("num_threads", [1, 2, 5])
 
@@ -185,6 +186,6 @@ def test_a_process_ends_although_a_pool_is_still_there():
     code = "from kernels.cpu.worker_pool import WorkerPool; pool = WorkerPool(3); print('made')"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=HANG_S
     )
     assert result.stdout == "made\n"

@@ -9,6 +9,7 @@ from loadgen.mock.running import mock_in_processes, mock_in_thread, mock_server
 from loadgen.play.controller import play
 from loadgen.target.base import TargetSpec
 from loadgen.testing import Played, run_of
+from tests.hang import HANG_S
 
 QUICK = MockBehaviour(ttft_s=0.0, itl_s=0.0)
 WORKLOAD = run_of([Played(0.01 * index, output_tokens=8) for index in range(20)]).workload
@@ -25,7 +26,7 @@ def test_servers_in_processes_answer_on_one_port(api: Any, num_processes: int) -
 def test_a_server_in_a_thread_is_gone_when_the_block_is_left() -> None:
     with mock_in_thread("openai", QUICK) as server:
         health = server.url.removesuffix("/v1") + "/health"
-        assert urllib.request.urlopen(health, timeout=10).status == 200
+        assert urllib.request.urlopen(health, timeout=HANG_S).status == 200
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(health, timeout=10)
 

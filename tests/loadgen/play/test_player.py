@@ -14,6 +14,7 @@ from loadgen.play.recorder import Recorder
 from loadgen.play.shared_arrays import PROGRESS
 from loadgen.record import ABSENT, CHUNK, Status, new_requests
 from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Sink, TargetFacts
+from tests.hang import HANG_S
 
 Answer = Callable[[int, Sink], Awaitable[None]]
 
@@ -313,7 +314,7 @@ async def test_later_requests_are_made_in_the_idle_time_before_they_are_due() ->
     pacer, due_s = Pacer(lambda: now_ns, sleep), [0.0, 0.1, 0.2, 0.3, 0.4]
     stage = Stage(at_once, due_s, pacer=pacer, clock=lambda: now_ns, budget=1, make=make)
     assert made == [0]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         await stage.play(start_ns=0)
     assert set(stage.statuses()) == {Status.OK}
     assert made == stage.target.sent == [0, 1, 2, 3, 4]

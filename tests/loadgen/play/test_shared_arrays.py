@@ -2,6 +2,7 @@ import multiprocessing
 
 from loadgen.play.shared_arrays import PROGRESS, SharedArray
 from loadgen.record import REQUEST, new_requests
+from tests.hang import HANG_S
 
 
 def test_rows_are_zeros_and_the_same_memory_every_time() -> None:
@@ -20,6 +21,6 @@ def test_another_process_writes_into_the_same_rows() -> None:
     shared.rows()[:] = new_requests(4)
     process = multiprocessing.get_context("spawn").Process(target=write_seven, args=(shared,))
     process.start()
-    process.join(60)
+    process.join(HANG_S)
     assert process.exitcode == 0
     assert shared.rows()["sent_ns"].tolist() == [-1, -1, 7, -1]

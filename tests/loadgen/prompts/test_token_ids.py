@@ -12,6 +12,7 @@ import pytest
 from loadgen.errors import OptionError, TraceError
 from loadgen.prompts.token_ids import PromptMaker, Vocabulary
 from loadgen.trace.schema import Accounting, Blocks, Trace
+from tests.hang import HANG_S
 
 MASK = (1 << 64) - 1
 VOCABULARY = Vocabulary(50_000, frozenset({0, 1, 2}))
@@ -140,7 +141,7 @@ def test_prompts_are_the_same_in_every_process(hash_seed: str) -> None:
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
     printed = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=HANG_S
     ).stdout
     made = prompts(trace([20, 30], [[5, 6, 7], [5, 6, 8, 9]]))
     here = hashlib.sha256(np.array(made[0] + made[1], dtype="<u4").tobytes()).hexdigest()

@@ -11,6 +11,7 @@ from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import MockServer, mock_server
 from loadgen.target.base import Api, Target, TargetSpec
 from loadgen.target.open import open_target
+from tests.hang import HANG_S
 
 Opened = tuple[Target, MockServer]
 Open = Callable[..., Awaitable[Opened]]
@@ -27,7 +28,7 @@ async def open_mock() -> AsyncIterator[Open]:
             await server.start()
             stack.push_async_callback(server.close)
             spec = TargetSpec(server.url, api, prompt_mode="text" if api == "chat" else "ids")
-            target = open_target(replace(spec, **settings), probe_timeout_s=5.0)
+            target = open_target(replace(spec, **settings), probe_timeout_s=HANG_S)
             stack.push_async_callback(target.close)
             return target, server
 

@@ -14,6 +14,7 @@ from loadgen.target.base import PlannedRequest, RequestFailedError, TargetSpec
 from loadgen.target.open import open_target
 from loadgen.target.openai import OpenAiTarget
 from loadgen.target.probe import Tally
+from tests.hang import HANG_S
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[dict[str, Handler]], Awaitable[str]]
@@ -73,7 +74,7 @@ ONE_MODEL = answers({"data": [{"id": "m"}]})
 
 
 async def probe(url: str, **spec: Any) -> OpenAiTarget:
-    target = open_target(TargetSpec(url, "completions", **spec), probe_timeout_s=5.0)
+    target = open_target(TargetSpec(url, "completions", **spec), probe_timeout_s=HANG_S)
     assert isinstance(target, OpenAiTarget)
     try:
         await target.probe()

@@ -16,6 +16,7 @@ from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.engine import MockEngine
 from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Target, TargetSpec
 from loadgen.target.open import open_target
+from tests.hang import HANG_S
 
 SERVED = ["grpc", "completions", "chat"]
 QUICK = MockBehaviour(ttft_s=0.0, itl_s=0.0)
@@ -138,7 +139,7 @@ async def test_messages_are_noted_when_they_come(open_mock, api, monkeypatch) ->
         left_s.append(time.monotonic())
 
     monkeypatch.setattr(MockEngine, "_until", until)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         await target.play(target.prepare(request(6, text=api == "chat")), notes)
     noted_s = [at_s for name, at_s, _ in notes.events if name == "tokens"]
     assert len(noted_s) == 6
@@ -207,7 +208,7 @@ async def test_more_than_a_hundred_streams_are_open_at_once_on_the_server(open_m
     target, server = await open_mock(api, MockBehaviour(ttft_s=3600.0, itl_s=0.0))
     target._model = "mock"
     streams = [asyncio.create_task(played(target, request(5, text=api == "chat"))) for _ in range(230)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while server.record.num_open < len(streams):
             await asyncio.wait(streams, timeout=0.02)
             assert not any(stream.done() for stream in streams)
@@ -271,7 +272,7 @@ async def test_a_server_of_another_kind_is_refused(open_mock, api) -> None:
 
 async def test_https_to_a_server_without_tls_says_so(open_mock) -> None:
     _, other = await open_mock("completions")
-    target = open_target(TargetSpec(other.url.replace("http:", "https:"), "completions"), probe_timeout_s=5.0)
+    target = open_target(TargetSpec(other.url.replace("http:", "https:"), "completions"), probe_timeout_s=HANG_S)
     with pytest.raises(TargetError, match=r"does not speak TLS with us: write http://"):
         await target.probe()
     await target.close()
@@ -280,7 +281,7 @@ async def test_https_to_a_server_without_tls_says_so(open_mock) -> None:
 class opened:  # noqa: N801 - reads as the function it stands for
     """A target at an address, closed at the end."""
 
-    def __init__(self, api, address: str, probe_timeout_s: float = 5.0) -> None:
+    def __init__(self, api, address: str, probe_timeout_s: float = HANG_S) -> None:
         url = f"grpc://{address}" if api == "grpc" else f"http://{address}/v1"
         self._spec = TargetSpec(url, api, prompt_mode="text" if api == "chat" else "ids")
         self._timeout_s = probe_timeout_s
