@@ -23,7 +23,22 @@ class ConfigError(EngineError):
 
 
 class CheckpointError(EngineError):
-    """A model folder that cannot be loaded."""
+    """A model folder that cannot be loaded.
+
+    The message quotes names and values from the model's files. It stays one line of moderate length, and nothing in it
+    reaches a terminal as a control character.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
+
+
+_MAX_MESSAGE_CHARS = 1000
+
+
+def _one_line(message: str) -> str:
+    shown = message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}..."
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
 
 
 class StepError(EngineError):

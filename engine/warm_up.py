@@ -6,6 +6,7 @@ from dataclasses import replace
 from engine.core.config import SchedulerConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
+from engine.errors import CheckpointError
 from engine.interfaces import ModelRunner, execute
 
 _NUM_OUTPUT_TOKENS = 2
@@ -31,7 +32,9 @@ def warm_up(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> No
 
     The runner has forgotten both afterwards; what they left in the cache is in no prefix index.
 
-    Raises: EngineError: a step failed.
+    Raises:
+        CheckpointError: the model's logits are not finite.
+        EngineError: a step failed.
     """
     num_prompt_tokens = max(1, min(config.block_size + 1, config.max_model_len - _NUM_OUTPUT_TOKENS))
     _serve(runner, config, _prompt(num_prompt_tokens, vocab_size), (_GREEDY, _EVERYTHING))
@@ -64,6 +67,12 @@ def _serve(
         scheduler.add_request(Request(RequestId(-1 - index), prompt_ids, one, arrival_s=0.0))
     while scheduler.has_work():
         plan = scheduler.schedule(0.0)
-        scheduler.update(plan, execute(runner, plan), 0.0)
+        result = execute(runner, plan)
+        if result.failures:
+            raise CheckpointError(
+                f"the model fails on its first tokens, {next(iter(result.failures.values()))}: its weights, or numbers "
+                "of its config.json such as rms_norm_eps and rope_theta, are of no use"
+            )
+        scheduler.update(plan, result, 0.0)
     farewell = scheduler.schedule(0.0)  # has no rows, but the ids that the runner must forget
     scheduler.update(farewell, execute(runner, farewell), 0.0)

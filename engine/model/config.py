@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from engine.model.checkpoint_file import exists
 from engine.model.config_fields import ConfigFields
 from engine.model.fp8 import Fp8Weights
 from engine.model.rope import RopeConfig
@@ -19,6 +21,23 @@ class Architecture(StrEnum):
     QWEN2 = "Qwen2ForCausalLM"
     QWEN3 = "Qwen3ForCausalLM"
 
+
+# Several times what the largest models have: with more, not even the shapes of the weights can be handled.
+_MAX_LAYERS = 1024
+_MAX_HEADS = 65_536
+_MAX_HEAD_DIM = 8192
+_MAX_HIDDEN_SIZE = 2**22
+_MAX_VOCAB_SIZE = 2**24
+_MAX_POSITIONS = 2**27
+
+# What an absent field means in `transformers`, where that is not "none".
+_DEFAULTS: dict[Architecture, dict[str, Any]] = {
+    Architecture.LLAMA: {},
+    Architecture.MISTRAL: {"sliding_window": 4096, "num_key_value_heads": 8},
+    Architecture.QWEN2: {"sliding_window": 4096, "num_key_value_heads": 32},
+    Architecture.QWEN3: {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
+}
+_DEFAULT_END_TOKEN_IDS = {Architecture.LLAMA: 2, Architecture.MISTRAL: 2}
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -67,34 +86,35 @@ class ModelConfig:
         """
         fields = ConfigFields.from_file(path / "config.json")
         architecture = _architecture(fields)
-        hidden_size = fields.integer("hidden_size")
-        num_heads = fields.integer("num_attention_heads")
-        num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+        fields = fields.with_defaults(_DEFAULTS[architecture])
+        hidden_size = fields.integer("hidden_size", maximum=_MAX_HIDDEN_SIZE)
+        num_heads = fields.integer("num_attention_heads", maximum=_MAX_HEADS)
+        num_kv_heads = fields.integer("num_key_value_heads", num_heads, maximum=_MAX_HEADS)
         if num_heads % num_kv_heads:
             raise fields.error(
                 "num_attention_heads", f"is {num_heads}, not a multiple of num_key_value_heads {num_kv_heads}"
             )
         if "head_dim" not in fields and hidden_size % num_heads:
             raise fields.error("hidden_size", f"is {hidden_size}, not a multiple of num_attention_heads {num_heads}")
-        head_dim = fields.integer("head_dim", hidden_size // num_heads)
+        head_dim = fields.integer("head_dim", hidden_size // num_heads, maximum=_MAX_HEAD_DIM)
         if head_dim % 2:
             raise fields.error("head_dim", f"is {head_dim}, expected an even number: rotary embeddings turn pairs")
         if (activation := fields.raw("hidden_act", "silu")) != "silu":
             raise fields.error("hidden_act", f"is {activation!r}, supported is 'silu'")
         dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
-        if dtype not in _DTYPES:
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise fields.error("dtype", f"is {dtype!r}, supported are {', '.join(_DTYPES)}")
-        num_layers = fields.integer("num_hidden_layers")
+        num_layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
         return cls(
             architecture=architecture,
-            vocab_size=fields.integer("vocab_size"),
+            vocab_size=fields.integer("vocab_size", maximum=_MAX_VOCAB_SIZE),
             hidden_size=hidden_size,
-            intermediate_size=fields.integer("intermediate_size"),
+            intermediate_size=fields.integer("intermediate_size", maximum=_MAX_HIDDEN_SIZE),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=fields.integer("max_position_embeddings"),
+            max_position_embeddings=fields.integer("max_position_embeddings", maximum=_MAX_POSITIONS),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope=RopeConfig.from_fields(fields),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
@@ -105,7 +125,7 @@ class ModelConfig:
             max_window_layers=fields.integer("max_window_layers", 28, minimum=0),
             layer_types=_layer_types(fields, num_layers),
             checkpoint_dtype=_DTYPES[dtype],
-            end_token_ids=_end_token_ids(path, fields),
+            end_token_ids=_end_token_ids(path, fields, architecture),
             fp8=Fp8Weights.from_fields(fields),
         )
 
@@ -138,9 +158,9 @@ def _layer_types(fields: ConfigFields, num_layers: int) -> tuple[str, ...]:
     return tuple(types)
 
 
-def _end_token_ids(path: Path, fields: ConfigFields) -> frozenset[int]:
-    ids = fields.token_ids("eos_token_id")
+def _end_token_ids(path: Path, fields: ConfigFields, architecture: Architecture) -> frozenset[int]:
     generation_path = path / "generation_config.json"
-    if generation_path.exists():
-        ids |= ConfigFields.from_file(generation_path).token_ids("eos_token_id")
-    return ids
+    if exists(generation_path):
+        return fields.token_ids("eos_token_id") | ConfigFields.from_file(generation_path).token_ids("eos_token_id")
+    default = _DEFAULT_END_TOKEN_IDS.get(architecture)
+    return fields.with_defaults({} if default is None else {"eos_token_id": default}).token_ids("eos_token_id")

@@ -1,39 +1,45 @@
 """Typed reading of a JSON file of a checkpoint, so that whatever is wrong in it is reported by file and field."""
 
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint_file import read_json
 
 REQUIRED = object()
 """Default of fields that must be there."""
 
+MAX_INTEGER = 2**31 - 1
+"""What the wire and the kernels have room for."""
+
 
 class ConfigFields:
-    """The fields of one JSON object; null counts as absent, as in `transformers`."""
+    """The fields of one JSON object; null counts as absent, except for `with_defaults`."""
 
     def __init__(self, source: str, values: dict[str, Any]) -> None:
         self._source = source
+        self._nulls = {name for name, value in values.items() if value is None}
         self._values = {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_file(cls, path: Path) -> "ConfigFields":
         """Reads a JSON object.
 
-        Raises: CheckpointError: no such file, not JSON, or not an object.
+        Raises: CheckpointError: no such file, see `read_json`, or not an object.
         """
         try:
-            values = json.loads(path.read_bytes())
+            values = read_json(path)
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; a checkpoint is a folder with config.json") from None
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: holds a {type(values).__name__}, expected an object")
         return cls(str(path), values)
+
+    def with_defaults(self, defaults: dict[str, Any]) -> "ConfigFields":
+        """With values for fields that are not there; one that is null has been left out on purpose."""
+        nulls = dict.fromkeys(self._nulls)
+        return ConfigFields(self._source, {**defaults, **nulls, **self._values})
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -54,17 +60,19 @@ class ConfigFields:
             raise self.error(name, "is missing")
         return value
 
-    def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1) -> int:
-        """A whole number >= minimum."""
+    def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
+        """A whole number from minimum to maximum."""
         value = self.raw(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(name, f"is {value!r}, expected an integer >= {minimum}")
+        if value > maximum:
+            raise self.error(name, f"is {value}, the largest that is served is {maximum}")
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
         """A finite number > 0."""
         value = self.raw(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < sys.float_info.max:
             raise self.error(name, f"is {value!r}, expected a number > 0")
         return float(value)
 
@@ -86,6 +94,6 @@ class ConfigFields:
         """One token id or a list of them; empty when absent."""
         value = self.raw(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= MAX_INTEGER for i in ids):
             raise self.error(name, f"is {value!r}, expected a token id or a list of them")
         return frozenset(ids)

@@ -15,6 +15,11 @@ from engine.model.config_fields import ConfigFields
 
 FP8_DTYPE = torch.float8_e4m3fn
 
+_MAX_EXCEPTIONS = 4096
+_MAX_REPEATS = 4
+_REPEAT = re.compile(r"[*+?{]")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+
 _METHODS = ("fp8", "compressed-tensors")
 
 
@@ -93,12 +98,20 @@ def _check_float8(part: ConfigFields) -> None:
 def _exceptions(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...]:
     """Names of modules, of what they are part of, or ends of names; patterns after "re:"."""
     names = section.raw(field, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= 1000 for name in names):
         raise section.error(field, f"is {names!r}, expected a list of module names")
-    patterns = [
-        name.removeprefix("re:") if name.startswith("re:") else rf"(.*\.)?{re.escape(name)}(\.|$)" for name in names
-    ]
+    if len(names) > _MAX_EXCEPTIONS:
+        raise section.error(field, f"has {len(names)} entries, at most {_MAX_EXCEPTIONS} are read")
+    patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
+    for pattern in patterns:  # Python's expressions may take exponential time
+        if len(_REPEAT.findall(pattern)) > _MAX_REPEATS or _REPEATED_GROUP.search(pattern):
+            raise section.error(
+                field, f"has the pattern {pattern!r}, served are {_MAX_REPEATS} repeats and no repeated groups"
+            )
+    names = [name for name in names if not name.startswith("re:")]
     try:
-        return tuple(re.compile(pattern) for pattern in patterns)
+        return tuple(
+            re.compile(pattern) for pattern in patterns + [rf"(.*\.)?{re.escape(name)}(\.|$)" for name in names]
+        )
     except re.error as error:
         raise section.error(field, f"has the pattern {error.pattern!r}, which is none: {error}") from error

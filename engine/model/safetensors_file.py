@@ -3,13 +3,14 @@
 The format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
 """
 
-import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint_file import open_regular, parse_json
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit; a corrupt length would otherwise be allocated."""
@@ -52,8 +53,8 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     Raises: CheckpointError: names the file, and the tensor and the numbers where there are any.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
                 raise CheckpointError(
@@ -64,10 +65,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        entries = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: corrupt header: {error}") from error
+    entries = parse_json(f"{path}: corrupt header", raw)
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: corrupt header: holds a {type(entries).__name__}, expected an object")
     tensors = {name: _entry(path, name, values) for name, values in entries.items() if name != "__metadata__"}
@@ -84,7 +82,7 @@ def _entry(path: Path, name: str, values: Any) -> TensorEntry:
             raise ValueError("shape and data_offsets must be integers >= 0")
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: corrupt header entry of tensor {name}: {error!r}") from error
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CheckpointError(f"{path}: tensor {name} is {dtype}, supported are {', '.join(ITEM_BYTES)}")
     expected, span = math.prod(shape) * ITEM_BYTES[dtype], stop - start
     if expected != span:

@@ -1,20 +1,30 @@
 """Weights by name: from one safetensors file, or from many with an index. Nothing else is ever read."""
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
+from engine.model.checkpoint_file import exists, open_regular, read_json
 from engine.model.checkpoint_part import CheckpointPart
 from engine.model.fp8 import FP8_DTYPE
-from engine.model.safetensors_file import FP8_NAME, ITEM_BYTES, TensorEntry, read_safetensors_header
+from engine.model.safetensors_file import (
+    FP8_NAME,
+    ITEM_BYTES,
+    SafetensorsHeader,
+    TensorEntry,
+    read_safetensors_header,
+)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+_SAMPLE_BYTES = 4096
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read and the bytes in all."""
@@ -39,7 +49,7 @@ def load_weights(path: Path, parts: dict[str, CheckpointPart], *, progress: Prog
         parts: name in the checkpoint -> what to fill from it.
         progress: told how far it is after each tensor.
     Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another shape,
-        or one that the model has no place for.
+        or one that the model has no place for; NaN or infinity.
     """
     shards, num_activation_scales = check_weights(path, parts)
     if num_activation_scales:
@@ -72,7 +82,7 @@ def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
 
 
 def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:
-    """What there is to read, after every check that needs no data.
+    """What there is to read, after every check that needs no more than the beginnings of the data.
 
     Raises: CheckpointError: see `load_weights`.
     """
@@ -80,7 +90,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
     found: set[str] = set()
     num_activation_scales = 0
     for file in _shard_files(path):
-        header = read_safetensors_header(file)
+        header, sampled = read_safetensors_header(file), {}
         for name, entry in header.tensors.items():
             if name not in parts:
                 is_activation_scale = f"{name.removesuffix('input_scale')}weight_scale" in parts
@@ -92,10 +102,24 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
                 raise CheckpointError(f"{file}: tensor {name} is in another shard too")
             _check_entry(file, name, entry, parts[name])
             found.add(name)
+            sampled[name] = entry
             shards.setdefault(file, {})[name] = parts[name].tensor.numel() * ITEM_BYTES[entry.dtype]
+        _check_samples(file, header, sampled)
     if missing := sorted(set(parts) - found):
         raise CheckpointError(f"{path}: {len(missing)} of {len(parts)} tensors are missing, the first is {missing[0]}")
     return CheckedWeights(shards, num_activation_scales)
+
+
+def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, TensorEntry]) -> None:
+    """Looks at the beginning of each tensor, which finds one that is NaN all over before anything takes time. The
+    warm-up finds the rest, without a name: a pass over all weights would take as long as reading them again.
+    """
+    with open_regular(file) as reader:
+        for name, entry in entries.items():
+            reader.seek(8 + len(header.raw) + entry.start)
+            data = bytearray(reader.read(min(_SAMPLE_BYTES, entry.stop - entry.start)))
+            if data and not torch.isfinite(torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).float()).all():
+                raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
 
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
@@ -114,19 +138,19 @@ def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart
 
 def _shard_files(path: Path) -> list[Path]:
     index_path = path / INDEX_FILE
-    if not index_path.exists():
-        if not (path / SINGLE_FILE).exists():
+    if not exists(index_path):
+        if not exists(path / SINGLE_FILE):
             raise CheckpointError(f"{path}: has neither {SINGLE_FILE} nor {INDEX_FILE}; only safetensors are read")
         return [path / SINGLE_FILE]
     try:
-        names = sorted(set(json.loads(index_path.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted(set(read_json(index_path, MAX_INDEX_BYTES)["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index_path}: cannot be read as an index with a weight_map: {error!r}") from error
     files = []
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(f"{index_path}: weight_map names {name!r}, expected a file beside it")
-        if not (path / name).exists():
+        if not exists(path / name):
             raise CheckpointError(f"{path / name}: missing shard, {index_path.name} names {len(names)}")
         files.append(path / name)
     return files

@@ -31,8 +31,7 @@ class ChatFiles:
         """Finds the templates: chat_template.jinja and additional_chat_templates/, else chat_template.json, else
         tokenizer_config.json. Templates that are there in a wrong form refuse chat, and nothing else.
 
-        Of several named templates it is the one called "default", or the only one; with tools the one called
-        "tool_use", if there is one.
+        Of named templates it is the one called "default"; with tools the one called "tool_use", if there is one.
 
         Raises:
             ValueError: a file is not the JSON it should be.
@@ -44,7 +43,7 @@ class ChatFiles:
             return cls(variables=variables).refused(str(error))
         if isinstance(found, str):
             return cls(found, found, variables)
-        default = next(iter(found.values())) if len(found) == 1 else found.get("default")
+        default = found.get("default")
         chosen = cls(default, found.get("tool_use", default), variables)
         return chosen if chosen.plain or chosen.for_tools else replace(chosen, refusal=_NO_TEMPLATE)
 
@@ -107,10 +106,13 @@ def _token_variables(files: Mapping[str, bytes]) -> dict[str, str]:
     config = load_object(files, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # newer models' maps are copies at best; transformers ignores them too
         config = {**config, **load_object(files, "special_tokens_map.json")}
+    own = [name for name in config if name.endswith("_token") and name not in _TOKEN_VARIABLES]
+    named = {name: config.get(name) for name in (*_TOKEN_VARIABLES, *own)}
+    if isinstance(extra := config.get("extra_special_tokens"), dict):
+        named |= extra
     variables = {}
-    for name in _TOKEN_VARIABLES:
-        token = config.get(name)
-        content = token.get("content") if isinstance(token, dict) else token
+    for name, token in named.items():
+        content = token.get("content") if isinstance(token, dict) and name not in own else token
         if isinstance(content, str):
             variables[name] = content
     return variables

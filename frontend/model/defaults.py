@@ -2,11 +2,12 @@
 API.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from frontend.model.chat_files import load_object
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +33,10 @@ def sampling_defaults(files: Mapping[str, bytes]) -> SamplingDefaults:
     Args:
         files: file name -> content, as fetched from the engine or read from a folder.
     """
-    content = files.get(GENERATION_CONFIG_FILE)
-    if content is None:
-        return SamplingDefaults()
     try:
-        config = json.loads(content)
+        config = load_object(files, GENERATION_CONFIG_FILE)
     except ValueError as error:
-        logger.warning("%s is not JSON (%s); using the API's sampling defaults", GENERATION_CONFIG_FILE, error)
-        return SamplingDefaults()
-    if not isinstance(config, dict):
-        logger.warning("%s is not a JSON object; using the API's sampling defaults", GENERATION_CONFIG_FILE)
+        logger.warning("%s; using the API's sampling defaults", error)
         return SamplingDefaults()
     api = SamplingDefaults()
     return SamplingDefaults(

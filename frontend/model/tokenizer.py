@@ -8,6 +8,7 @@ through `encode_batch`).
 import asyncio
 import hashlib
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import tokenizers
 
-from frontend.model.chat_files import ChatFiles
+from frontend.model.chat_files import ADDITIONAL_TEMPLATES, ChatFiles, load_object
 from frontend.model.detokenizer import Detokenizer, make_detokenizer
 from frontend.model.token_text import token_text
 
@@ -29,6 +30,32 @@ FILE_NAMES = (
     "tokenizer_config.json",
 )
 """What belongs to a tokenizer; only tokenizer.json must be there."""
+
+
+MAX_VOCAB_SIZE = 2**24
+"""Tables of tokens have a row for each id."""
+
+MAX_FILES_BYTES = 256 << 20
+"""Of all files of a tokenizer together."""
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Those of `FILE_NAMES` that a folder has, and its additional chat templates.
+
+    Raises:
+        ValueError: they are larger than `MAX_FILES_BYTES`, or one is no regular file.
+        OSError: one cannot be read.
+    """
+    templates = sorted(path.name for path in (folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
+    names = [name for name in FILE_NAMES if os.path.lexists(folder / name)]
+    paths = {name: folder / name for name in [*names, *(ADDITIONAL_TEMPLATES + name for name in templates)]}
+    statuses = {name: path.stat() for name, path in paths.items()}
+    for name, status in statuses.items():
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{name} is no regular file")
+    if (num_bytes := sum(status.st_size for status in statuses.values())) > MAX_FILES_BYTES:
+        raise ValueError(f"the tokenizer's files have {num_bytes} bytes, at most {MAX_FILES_BYTES} are read")
+    return {name: path.read_bytes() for name, path in paths.items()}
 
 
 def files_sha256(files: Mapping[str, bytes]) -> bytes:
@@ -62,8 +89,16 @@ class Tokenizer:
         self._backend.no_padding()
         self.sha256 = files_sha256(files)
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(
+                f"tokenizer.json has the token id {self.vocab_size - 1}, the largest is {MAX_VOCAB_SIZE - 1}"
+            )
         self.special_tokens = frozenset(
             token.content for token in self._backend.get_added_tokens_decoder().values() if token.special
+        )
+        # As transformers reads it: special tokens spelled out in a text are text.
+        self._backend.encode_special_tokens = bool(
+            load_object(files, "tokenizer_config.json").get("split_special_tokens")
         )
         self._text = token_text(self._backend)
         self.chat = ChatFiles.from_files(files)
@@ -81,13 +116,13 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, path: str | Path) -> "Tokenizer":
-        """From those of `FILE_NAMES` that the directory has.
+        """From the files of a directory, see `read_folder`.
 
         Raises:
             ValueError: as `from_files`.
+            OSError: a file cannot be read.
         """
-        paths = {name: Path(path) / name for name in FILE_NAMES}
-        return cls({name: file.read_bytes() for name, file in paths.items() if file.is_file()})
+        return cls(read_folder(Path(path)))
 
     @classmethod
     def absent(cls) -> "Tokenizer":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import ConfigError, TokenizerMismatch
 from frontend.model.defaults import SamplingDefaults, sampling_defaults
-from frontend.model.tokenizer import FILE_NAMES, Tokenizer, files_sha256
+from frontend.model.tokenizer import MAX_FILES_BYTES, Tokenizer, files_sha256, read_folder
 
 if TYPE_CHECKING:
     from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT_S = 60.0
-_MAX_FILES_BYTES = 256 << 20
 
 
 class TokenizerSource:
@@ -39,7 +38,7 @@ class TokenizerSource:
         self._defaults = SamplingDefaults()
         if folder is not None:
             try:
-                files = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
+                files = read_folder(folder)
                 self._tokenizer = Tokenizer.from_files(files)
             except OSError as error:
                 raise ConfigError(f"--tokenizer: {error.filename} cannot be read: {error.strerror}") from error
@@ -98,6 +97,6 @@ async def _fetch(stub: "EngineServiceAsyncStub") -> Mapping[str, bytes]:
     async for part in stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=_FETCH_TIMEOUT_S):
         files.setdefault(part.file_name, bytearray()).extend(part.data)
         num_bytes += len(part.data)
-        if num_bytes > _MAX_FILES_BYTES:
-            raise TokenizerMismatch(f"the engine's tokenizer files have more than {_MAX_FILES_BYTES} bytes")
+        if num_bytes > MAX_FILES_BYTES:
+            raise TokenizerMismatch(f"the engine's tokenizer files have more than {MAX_FILES_BYTES} bytes")
     return {name: bytes(data) for name, data in files.items()}

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -22,7 +24,7 @@ from engine.model.config_fields import ConfigFields
 from engine.model.shapes import find_shape, shape_names
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup import Startup
-from engine.tokenizer_files import TOKENIZER_FILE_NAMES
+from engine.tokenizer_files import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.model.defaults import SamplingDefaults, sampling_defaults
 
@@ -83,7 +85,9 @@ def test_what_transformers_saves_is_served_under_the_folders_name(saved: Path) -
 
 def test_files_are_those_that_are_read_and_fetched() -> None:
     named = {name for cells in rows("A checkpoint") for name in CODE.findall(cells[0])}
-    assert named == {"config.json", "model.safetensors", "model.safetensors.index.json", *TOKENIZER_FILE_NAMES}
+    templates = f"{TEMPLATE_FOLDER}/*.jinja"
+    weights = {"model.safetensors", "model.safetensors.index.json"}
+    assert named == {"config.json", *weights, *TOKENIZER_FILE_NAMES, templates}
     patterns = set(hub._FILES)
     assert all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in named)
     for pattern in patterns:  # nothing is fetched that the page does not have
@@ -191,6 +195,24 @@ def without(folder: Path, name: str) -> Path:
     return folder
 
 
+def with_json(folder: Path, name: str, content: object) -> Path:
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def with_pipe(folder: Path, name: str) -> Path:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    return folder
+
+
+def with_nan(folder: Path, tensor: str) -> Path:
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights[tensor][3] = float("nan")
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    return folder
+
+
 REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
     "another architecture": lambda made: complaint(made(architectures=["GPT2LMHeadModel"])),
     "another activation": lambda made: complaint(made(hidden_act="gelu")),
@@ -200,6 +222,16 @@ REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
     "no safetensors": lambda made: complaint(without(made(), "model.safetensors")),
     "half a download": lambda made: complaint(cut(made())),
     "no tokenizer": lambda made: complaint(without(made(), "tokenizer.json")),
+    "a tokenizer without tokens": lambda made: complaint(with_json(made(), "tokenizer.json", {"model": {"vocab": {}}})),
+    "an added token with another id": lambda made: complaint(
+        with_json(made(), "tokenizer_config.json", {"added_tokens_decoder": {"9999": {"content": "<new>"}}})
+    ),
+    "weights that are not finite": lambda made: complaint(with_nan(made(), "model.norm.weight")),
+    "a file that is none": lambda made: complaint(with_pipe(made(), "generation_config.json")),
+    "absurd numbers": lambda made: complaint(made(num_hidden_layers=1_000_000)),
+    "a template or JSON that is nested too deeply": lambda made: complaint(
+        with_json(made(), "tokenizer_config.json", {"chat_template": "{% if x %}" * 1000})
+    ),
     "no such folder": lambda _: complaint("./nothing/is/here"),
     "16 bits on a CPU": lambda made: complaint(made(), dtype="bfloat16"),
     "the other device's 8 bits": lambda made: complaint(made(), quantization="fp8"),

@@ -82,7 +82,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gpu") / "tiny-llama"
     shutil.copytree(make_checkpoint("llama", num_hidden_layers=1), path)
-    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
     return path
 
 

@@ -1,13 +1,12 @@
 """`python -m engine` as a process: it serves, drains, and says in one line what keeps it from serving."""
 
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from engine.testing_process import ENVIRONMENT, engine_process
 def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "tiny-llama"
     shutil.copytree(make_checkpoint("llama"), path)
-    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
     return path
 
 
@@ -98,16 +97,18 @@ async def test_it_ends_with_its_parent(tmp_path: Path, model_dir: Path) -> None:
 
 
 @pytest.fixture
-def endless_model(tmp_path: Path, model_dir: Path) -> Path:
-    """A checkpoint whose weights never come: who opens them waits."""
-    path = tmp_path / "endless"
-    shutil.copytree(model_dir, path)
-    (path / "model.safetensors").unlink()
-    os.mkfifo(path / "model.safetensors")
-    return path
+def endless_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A model on a hub that never answers: who asks it waits."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        monkeypatch.setitem(ENVIRONMENT, "HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        monkeypatch.setitem(ENVIRONMENT, "HF_HUB_OFFLINE", "0")
+        monkeypatch.setitem(ENVIRONMENT, "HF_HOME", str(tmp_path / "hub"))
+        monkeypatch.setitem(ENVIRONMENT, "HF_HUB_ETAG_TIMEOUT", "600")
+        monkeypatch.setitem(ENVIRONMENT, "HF_HUB_DOWNLOAD_TIMEOUT", "600")
+        yield "owner/endless"
 
 
-async def test_a_parent_that_dies_during_the_load_ends_the_load(tmp_path: Path, endless_model: Path) -> None:
+async def test_a_parent_that_dies_during_the_load_ends_the_load(tmp_path: Path, endless_model: str) -> None:
     async with engine_process(tmp_path, "--model", endless_model, "--exit-on-stdin-close") as process:
         await process.said("loading")
         process.close_stdin()
@@ -115,7 +116,7 @@ async def test_a_parent_that_dies_during_the_load_ends_the_load(tmp_path: Path, 
     assert "stopped while loading" in process.lines[-1]
 
 
-async def test_while_it_loads_it_says_so(tmp_path: Path, endless_model: Path) -> None:
+async def test_while_it_loads_it_says_so(tmp_path: Path, endless_model: str) -> None:
     async with engine_process(tmp_path, "--model", endless_model) as process:
         await process.said("loading")
         status = (await engine_status(process.address)).status

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import transformers
 
 from engine.errors import CheckpointError
 from engine.model.config import Architecture, ModelConfig
@@ -48,11 +49,56 @@ def test_defaults_of_a_minimal_config(read):
     assert config.rope == RopeConfig(theta=10000.0)
     assert config.checkpoint_dtype is torch.float32
     assert not config.tie_word_embeddings
-    assert config.end_token_ids == frozenset()
+    assert config.end_token_ids == {2}
 
 
 def test_null_counts_as_absent(read):
     assert read(num_key_value_heads=None, head_dim=None, rope_scaling=None, sliding_window=None) == read()
+
+
+@pytest.mark.parametrize("architecture", Architecture)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sliding_window": None},
+        {"sliding_window": 128},
+        {"use_sliding_window": True, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+        {"num_key_value_heads": None, "head_dim": None},
+        {"num_key_value_heads": 16},
+        {"eos_token_id": None},
+        {"eos_token_id": [3, 4]},
+        {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+    ],
+    ids=str,
+)
+def test_what_is_absent_or_null_means_what_it_means_in_transformers(read, tmp_path, architecture, fields):
+    if architecture is Architecture.QWEN3 and "head_dim" in fields:
+        fields = {**fields, "head_dim": 32}  # transformers takes no null there
+    if architecture is Architecture.MISTRAL and "num_key_value_heads" in fields:
+        fields = {**fields, "num_key_value_heads": 8}
+    shape = {"hidden_size": 1024, "num_attention_heads": 64}
+    model_type = architecture.removesuffix("ForCausalLM").lower()
+    ours = read(architectures=[architecture], model_type=model_type, **shape, **fields)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 1024 // 64)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    ids = theirs.eos_token_id
+    assert ours.end_token_ids == (set() if ids is None else {ids} if isinstance(ids, int) else set(ids))
+    window = getattr(theirs, "sliding_window", None) if architecture is not Architecture.LLAMA else None
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 3
+    expected = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    assert decoder_traits(ours).sliding_windows == expected
+
+
+def test_generation_config_says_alone_where_an_answer_ends_if_config_does_not(read):
+    assert read(generation_config={}).end_token_ids == frozenset()
+    assert read(generation_config={"eos_token_id": 7}).end_token_ids == {7}
 
 
 def test_kv_bytes_per_token_of_llama_2_7b(read):
@@ -111,7 +157,8 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}
     [
         ({"sliding_window": 8}, (None, None, None)),  # Llama has none
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 8}, (8, 8, 8)),
-        ({"architectures": ["MistralForCausalLM"]}, (None, None, None)),
+        ({"architectures": ["MistralForCausalLM"]}, (4096, 4096, 4096)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
         (QWEN, (None, None, None)),
         ({**QWEN, "use_sliding_window": True, "max_window_layers": 2}, (None, None, 8)),
         (
@@ -126,7 +173,7 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}
     ],
 )
 def test_sliding_windows_by_architecture(read, overrides, windows):
-    assert decoder_traits(read(**overrides)).sliding_windows == windows
+    assert decoder_traits(read(num_key_value_heads=4, **overrides)).sliding_windows == windows
 
 
 @pytest.mark.parametrize(

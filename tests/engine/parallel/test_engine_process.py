@@ -22,7 +22,7 @@ from engine.testing_process import END_TIMEOUT_S, EngineProcess, engine_process
 def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "tiny-llama"
     shutil.copytree(make_checkpoint("llama"), path)
-    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
     return path
 
 

@@ -46,7 +46,7 @@ def pair(
     architecture, overrides = MODELS[request.param]
     path = tmp_path_factory.mktemp("ranks") / "model"
     shutil.copytree(make_checkpoint(architecture, **overrides), path)
-    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
     with_two = build(path, tensor_parallel_size=2)
     yield Pair(build(path), with_two)
     close(with_two)

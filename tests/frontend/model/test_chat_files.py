@@ -26,7 +26,7 @@ def test_of_named_templates_the_default_is_taken():
     both = ChatFiles.from_files(config_with(named))
     assert (both.plain, both.for_tools, both.shown) == ("D", "T", "T")
     alone = ChatFiles.from_files(config_with(named[:1]))
-    assert (alone.plain, alone.for_tools) == ("T", "T")
+    assert (alone.plain, alone.for_tools) == (None, "T")
     alone = ChatFiles.from_files(config_with(named[1:]))
     assert (alone.plain, alone.for_tools) == ("D", "D")
     no_default = ChatFiles.from_files(config_with([named[0], {"name": "rag", "template": "R"}]))

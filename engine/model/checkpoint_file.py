@@ -1,0 +1,127 @@
+"""Reads the files of a checkpoint folder. None of them is trusted: one that is no regular file, too large or too
+complex is refused before it can block the start or fill the memory.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from engine.errors import CheckpointError
+
+MAX_JSON_BYTES = 16 << 20
+"""Of files without a larger limit of their own. The largest shard index on the hub has 9 MB."""
+
+MAX_NESTING = 100
+"""Levels of lists and objects. Parsers in C and Rust give up, each with its own error, from 128 on."""
+
+MAX_ELEMENTS = 5_000_000
+"""List elements and object members. A tokenizer of 262,000 tokens has 1.5 million; each may take 100 bytes."""
+
+_KINDS = {
+    stat.S_ISDIR: "folder",
+    stat.S_ISFIFO: "named pipe",
+    stat.S_ISSOCK: "socket",
+    stat.S_ISCHR: "device",
+    stat.S_ISBLK: "device",
+}
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything of this name, be it a link that leads nowhere: reading it then says so."""
+    return os.path.lexists(path)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file; never waits for a writer, as opening a named pipe does.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        CheckpointError: it is something else, or cannot be opened.
+    """
+    try:
+        _check_regular(path, path.stat())  # before opening: a device may act on that
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise CheckpointError(f"{path}: is a link to {path.readlink()}, which does not exist") from None
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise CheckpointError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    file = os.fdopen(descriptor, "rb")
+    try:
+        _check_regular(path, os.fstat(descriptor))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    for is_kind, name in _KINDS.items():
+        if is_kind(status.st_mode):
+            raise CheckpointError(f"{path}: is a {name}, expected a regular file")
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """All of a file.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        CheckpointError: see `open_regular`, or the file is larger than max_bytes.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise CheckpointError(f"{path}: has {size} bytes, at most {max_bytes} are read of a file of this name")
+        try:
+            data = file.read(max_bytes + 1)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > max_bytes:
+        raise CheckpointError(f"{path}: has more than {max_bytes} bytes")
+    return data
+
+
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The JSON value in a file.
+
+    Raises:
+        FileNotFoundError: there is nothing of this name.
+        CheckpointError: see `read_bytes` and `parse_json`.
+    """
+    return parse_json(str(path), read_bytes(path, max_bytes))
+
+
+def parse_json(source: str, data: bytes) -> Any:
+    """The JSON value in some bytes.
+
+    Args:
+        source: where they are from, for errors.
+
+    Raises:
+        CheckpointError: they are not JSON in UTF-8, nested too deeply, or have too many elements.
+    """
+    # Commas, and containers with one element, in texts too: never too few.
+    num_elements = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if num_elements > MAX_ELEMENTS:
+        raise CheckpointError(f"{source}: has up to {num_elements} elements of JSON, at most {MAX_ELEMENTS} are read")
+    try:
+        value = json.loads(data.decode())
+    except RecursionError:
+        raise CheckpointError(f"{source}: is nested more than {MAX_NESTING} levels deep") from None
+    except ValueError as error:
+        raise CheckpointError(f"{source}: cannot be read as JSON: {error}; fetch the file again") from error
+    level, depth = [value], 0
+    while level := [item for node in level for item in _items(node) if isinstance(item, dict | list)]:
+        depth += 1
+        if depth >= MAX_NESTING:
+            raise CheckpointError(f"{source}: is nested more than {MAX_NESTING} levels deep")
+    return value
+
+
+def _items(node: Any) -> Any:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
