@@ -37,12 +37,14 @@ class Contest:
     Attributes:
         samples: seconds per round, by contender.
         runs: the same rounds in full.
+        cpu_s: CPU seconds of the same rounds, by contender: of its processes, and of this one, where the client runs.
         idle_cores: by contender, the cores it kept busy while contenders of other processes ran.
     """
 
     samples: Samples
     runs: Mapping[str, tuple[Run, ...]]
     idle_cores: Mapping[str, float]
+    cpu_s: Mapping[str, tuple[float, ...]]
 
     def best_run(self, name: str) -> Run:
         """The round of a contender's best sample."""
@@ -55,6 +57,7 @@ class Contest:
             "seconds": self.samples.raw,
             "ttft_s": {name: [ttfts_s(run) for run in runs] for name, runs in self.runs.items()},
             "tpot_s": {name: [tpot_s(run) for run in runs] for name, runs in self.runs.items()},
+            "cpu_s": self.cpu_s,
             "idle_cores": self.idle_cores,
         }
 
@@ -79,6 +82,7 @@ def compete(
         progress: told every figure.
     """
     runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    cpu_times_s: dict[str, list[float]] = {name: [] for name in contenders}
     idle = {name: _IdleMeter(contender) for name, contender in contenders.items()}
 
     def contestant(name: str) -> Callable[[], float]:
@@ -90,7 +94,10 @@ def compete(
                 for other, meter in idle.items():
                     if not contenders[other].pids & contenders[name].pids:
                         stack.enter_context(meter)
+                pids = contenders[name].pids | {os.getpid()}
+                before_s = sum(map(cpu_s, pids))
                 outcome = contenders[name].generate(turn_workload)
+                cpu_times_s[name].append(sum(map(cpu_s, pids)) - before_s)
             check_lengths(name, outcome, turn_workload)
             runs[name].append(outcome)
             return measure(outcome)
@@ -99,7 +106,8 @@ def compete(
 
     samples = alternate({name: contestant(name) for name in contenders}, rounds=rounds, progress=progress)
     counted = {name: tuple(all_runs[-rounds:]) for name, all_runs in runs.items()}
-    return Contest(samples, counted, {name: meter.cores for name, meter in idle.items()})
+    counted_cpu_s = {name: tuple(times_s[-rounds:]) for name, times_s in cpu_times_s.items()}
+    return Contest(samples, counted, {name: meter.cores for name, meter in idle.items()}, counted_cpu_s)
 
 
 class _IdleMeter:

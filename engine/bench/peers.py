@@ -10,6 +10,10 @@ Method: one random checkpoint, saved by `transformers`, is served by
 - OpenVINO GenAI: `ContinuousBatchingPipeline` in a process of its own, driven by token ids without any network; fp32
   weights and cache, or int8 weights and u8 cache, its defaults. Its environment is made on the first run.
 
+Like is compared with like: OpenVINO runs all requests of a workload at once (it ignores `max_num_seqs`), so Chairlift
+has a slot for each; steps have the same token budget; in int8 both have an 8-bit cache. CPU seconds, the client's
+included, stand beside wall time: on a machine that others use they say more.
+
 Everything shares the first `--threads` CPUs. Both sides stay loaded and warm and run in turn; what the idle side costs
 is measured. Before anything is timed, every id is judged by `transformers` in fp32, position by position: fp32 ids must
 be its own up to near-ties, for int8 the agreement is printed.
@@ -21,6 +25,7 @@ are new in every round, so that nothing is cached from the round before. Greedy,
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -91,7 +96,8 @@ class _Comparison:
         with ExitStack() as stack:
             settings.progress(f"{self.label}: loading")
             peers = stack.enter_context(open_peers(self._precision, self._checkpoint, settings))
-            flags = engine_flags(engine_config(self._checkpoint, self._precision, settings.threads))
+            num_slots = max(len(workload.prompts) for workload in (mixed, shared, alone))
+            flags = engine_flags(engine_config(self._checkpoint, self._precision, settings.threads, num_slots))
             pair = stack.enter_context(Pair(flags, settings.scratch / self.label.replace(" ", "-")))
             contenders = {CHAIRLIFT: pair, **peers}
             judgements = judge_ids(contenders, mixed, self._reference, self._precision)
@@ -157,11 +163,12 @@ def judge_ids(
     return judgements
 
 
-def engine_config(checkpoint: Path, precision: str, threads: int) -> EngineConfig:
+def engine_config(checkpoint: Path, precision: str, threads: int, num_slots: int) -> EngineConfig:
     """All else is Chairlift's default."""
+    config = EngineConfig(model=str(checkpoint), threads=threads, max_num_seqs=num_slots)
     if precision == "int8":
-        return EngineConfig(model=str(checkpoint), threads=threads, quantization="int8", kv_cache_dtype="int8")
-    return EngineConfig(model=str(checkpoint), threads=threads, dtype="float32")
+        return dataclasses.replace(config, quantization="int8", kv_cache_dtype="int8")
+    return dataclasses.replace(config, dtype="float32")
 
 
 def workloads(vocab_size: int, *, quick: bool) -> tuple[Workload, Workload, Workload]:

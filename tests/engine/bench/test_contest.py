@@ -56,6 +56,19 @@ def test_every_round_has_prompts_of_its_own_and_all_contenders_get_the_same() ->
     assert len(contest.runs["a"]) == len(contest.samples.raw["a"]) == 3
 
 
+def test_cpu_seconds_are_those_of_the_contender_and_of_this_process() -> None:
+    def burn(workload: Workload) -> Run:
+        end_s = time.process_time() + 0.05
+        while time.process_time() < end_s:
+            pass
+        return answer(workload)
+
+    contest = run_contest({"busy": Fake(generate=burn), "idle": Fake()})
+    assert len(contest.cpu_s["busy"]) == 3
+    assert min(contest.cpu_s["busy"]) >= 0.05
+    assert min(contest.cpu_s["idle"]) < 0.05
+
+
 def test_fresh_prompts_keep_lengths_and_shared_prefixes() -> None:
     fresh = with_fresh_prompts(WORKLOAD, 3, vocab_size=50)
     first, second = fresh.prompts

@@ -14,12 +14,15 @@ def run_of(wall_s: float, ttft_s: float) -> Run:
 
 def contest_of(seconds: dict[str, tuple[float, ...]], idle_cores: float = 0.0) -> Contest:
     runs = {name: tuple(run_of(value, value / 10) for value in values) for name, values in seconds.items()}
-    return Contest(Samples(seconds), runs, dict.fromkeys(seconds, idle_cores))
+    cpu_s = {name: tuple(2 * value for value in values) for name, values in seconds.items()}
+    return Contest(Samples(seconds), runs, dict.fromkeys(seconds, idle_cores), cpu_s)
 
 
 def test_ratio_is_against_the_better_peer() -> None:
     figures = throughput_figures("x", contest_of({CHAIRLIFT: (2.0, 4.0), "slow": (9.0, 9.0), "fast": (3.0, 8.0)}))
-    rate, ttft, idle = figures.results
+    rate, ttft, cpu, idle = figures.results
+    assert cpu.figure == pytest.approx(11 / 6)  # medians: 11 s of "fast", 6 s of ours
+    assert "CPU 6.00 s" in figures.lines[0]
     assert rate.figure == 1.5
     assert "against fast" in rate.note
     assert ttft.figure == pytest.approx(1.5)

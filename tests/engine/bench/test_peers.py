@@ -62,6 +62,7 @@ def test_quick_comparison_through_the_real_pair(tmp_path: Path) -> None:
     assert set(raw["alone"]["seconds"]) == {CHAIRLIFT, OPENVINO, TRANSFORMERS}
     assert all(result.figure > 0 for result in outcome.results if result.unit == "x")
     assert f"mixed: {CHAIRLIFT}" in outcome.text
+    assert {name: len(times_s) for name, times_s in raw["mixed"]["cpu_s"].items()} == {CHAIRLIFT: 1, OPENVINO: 1}
 
 
 def test_wrong_ids_are_an_error_in_fp32(tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def test_workloads_are_those_of_the_comparison() -> None:
 
 
 def test_precision_is_asked_for() -> None:
-    int8, fp32 = (engine_config(Path("m"), precision, 2) for precision in ("int8", "fp32"))
+    int8, fp32 = (engine_config(Path("m"), precision, 2, 64) for precision in ("int8", "fp32"))
     assert (int8.quantization, int8.kv_cache_dtype, int8.threads) == ("int8", "int8", 2)
+    assert int8.max_num_seqs == fp32.max_num_seqs == 64  # all at once, as OpenVINO runs them
     assert (fp32.quantization, fp32.kv_cache_dtype, fp32.dtype) == (None, "auto", "float32")
