@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
 from chairlift.engine.v1 import engine_service_pb2
+from engine.health_list import list_response
 
 SERVICE_NAMES = ("", engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name)
 
@@ -44,6 +45,10 @@ class EngineHealth(HealthServicer):
         if request.service not in SERVICE_NAMES:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service[:128]!r} is not known here")
         return self._response(request.service)
+
+    async def List(self, request: Any, context: _Context) -> Any:  # noqa: ARG002 - gRPC's form
+        """The health now, under each of the names."""
+        return list_response({name: self._response(name).status for name in SERVICE_NAMES})
 
     async def Watch(self, request: pb.HealthCheckRequest, context: _Context) -> None:
         """The health now and whenever it changes, until either side leaves."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from chairlift.engine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
 from engine.errors import ConfigError
+from engine.health_list import add_health
 from engine.server import EngineService
 
 MAX_RECEIVE_BYTES = 64 << 20
@@ -65,7 +65,7 @@ class Listener:
         Raises: ConfigError: the address cannot be bound.
         """
         add_EngineServiceServicer_to_server(self._service, self._server)
-        add_HealthServicer_to_server(self._service.health, self._server)
+        add_health(self._service.health, self._server)
         self.address = _bind(self._server, self.address, self._credentials)
         await self._server.start()
         self._pulse = asyncio.create_task(self._service.pulse())

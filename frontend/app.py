@@ -6,9 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
+from chairlift.v1 import generation_service_pb2
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend import __version__
 from frontend.access.api_keys import ApiKeys, load_keys
@@ -23,8 +22,10 @@ from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation import Generations
 from frontend.grpc_door.interceptor import ErrorInterceptor
 from frontend.grpc_door.key_interceptor import KeyInterceptor
+from frontend.grpc_door.reflection import add_reflection
 from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
+from frontend.health_list import add_health
 from frontend.isolated.process import JobLimits
 from frontend.limits import MAX_REQUEST_BYTES
 from frontend.metrics.metrics import Metrics
@@ -50,7 +51,6 @@ _MAX_METADATA_BYTES = 16 << 10
 _MAX_STREAMS_PER_CONNECTION = 4096
 _HANDSHAKE_TIMEOUT_S = 20.0
 _SETTLE_S = 1.0
-_HEALTH_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class FrontendApp:
@@ -141,10 +141,9 @@ class FrontendApp:
             default_timeout_s=config.default_timeout_s,
         )
         add_GenerationServiceServicer_to_server(service, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        add_health(self._health, server)
         if config.reflection:
-            names = (SERVICE_NAME, _HEALTH_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+            add_reflection([generation_service_pb2.DESCRIPTOR], server)
         host = f"[{config.host}]" if ":" in config.host else config.host
         if self._place is None:  # else the parent has reserved it, and clients may already come
             try_port(config.host, config.port, reuse_port=config.reuse_port)

@@ -15,6 +15,8 @@ import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
+from frontend.health_list import list_response
+
 _SERVING = pb.HealthCheckResponse.SERVING
 _NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
@@ -59,6 +61,10 @@ class Health(HealthServicer):
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service[:128]!r} is not known here")
         return pb.HealthCheckResponse(status=status)
+
+    async def List(self, request: Any, context: Context) -> Any:  # noqa: ARG002 - gRPC's form
+        """The health of all services."""
+        return list_response(self._statuses)
 
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """Sends the health of a service now and whenever it changes, until the client leaves."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
@@ -39,6 +40,31 @@ async def test_reflection_gives_the_file_of_a_symbol(pair):
     await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE_NAME))
     assert (await call.read()).file_descriptor_response.file_descriptor_proto
     await call.done_writing()
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_every_service_can_be_found_out_by_either_version_of_reflection(pair, version):
+    call = pair.channel().stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    names = [service.name for service in (await call.read()).list_services_response.service]
+    methods = {}
+    for name in names:
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
+        pool = DescriptorPool()
+        for file in reversed((await call.read()).file_descriptor_response.file_descriptor_proto):
+            pool.AddSerializedFile(file)  # complains of what is missing
+        methods[name] = {method.name for method in pool.FindServiceByName(name).methods}
+    await call.done_writing()
+    assert methods == {
+        SERVICE_NAME: {"Generate", "StreamGenerate", "CountTokens", "GetModel"},
+        "grpc.health.v1.Health": {"Check", "Watch", "List"},
+        "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo"},
+        "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo"},
+    }
 
 
 def test_without_http_its_packages_are_not_needed():

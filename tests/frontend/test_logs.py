@@ -67,23 +67,29 @@ async def test_no_client_writes_into_the_log(pair):
         env={name: value for name, value in ENVIRONMENT.items() if not name.startswith("GRPC_")},
     )
     said = ""
-    while "attached" not in said:
-        said += (await process.stderr.readline()).decode()
-    http_port = re.search(r"listening for HTTP on port (\d+)", said)[1]
-    port = re.search(r"listening on \S+:(\d+)", said)[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
-    writer.write(goaway(FORGED.encode()))
-    writer.write_eof()
-    await reader.read()  # until the server has taken it, and closes
-    writer.close()
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{http_port}") as session:
-        for body in ({"prompt": FORGED}, {"prompt": "a", "model": FORGED}, {"prompt": "a", "request_id": FORGED}):
-            async with session.post("/v1/completions", json={**body, "max_tokens": 2}) as response:
-                await response.read()
-        async with session.get("/" + FORGED.encode("unicode_escape").decode(), headers={"x-request-id": "\x9b"}) as r:
-            await r.read()
-    process.send_signal(signal.SIGTERM)
-    said += (await process.communicate())[1].decode()
+    try:
+        while "attached" not in said:
+            said += (await process.stderr.readline()).decode()
+        http_port = re.search(r"listening for HTTP on port (\d+)", said)[1]
+        port = re.search(r"listening on \S+:(\d+)", said)[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(goaway(FORGED.encode()))
+        writer.write_eof()
+        await reader.read()  # until the server has taken it, and closes
+        writer.close()
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{http_port}") as session:
+            for body in ({"prompt": FORGED}, {"prompt": "a", "model": FORGED}, {"prompt": "a", "request_id": FORGED}):
+                async with session.post("/v1/completions", json={**body, "max_tokens": 2}) as response:
+                    await response.read()
+            async with session.get(
+                "/" + FORGED.encode("unicode_escape").decode(), headers={"x-request-id": "\x9b"}
+            ) as r:
+                await r.read()
+        process.send_signal(signal.SIGTERM)
+        said += (await process.communicate())[1].decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
     assert all(char.isprintable() or char == "\n" for char in said)
     assert [line for line in said.splitlines() if not LINE.fullmatch(line)] == []
     assert r"\x1b[2J" in said  # of the prompt

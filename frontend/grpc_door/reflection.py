@@ -1,0 +1,73 @@
+"""Server reflection, v1 beside v1alpha: clients ask for v1 first, grpcio-reflection has only v1alpha.
+
+Both are the same messages under two names; so both are answered by the one servicer of grpcio-reflection.
+"""
+
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf import text_format
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
+
+from frontend.health_list import HEALTH_FILE
+
+_OLD, _NEW = "grpc.reflection.v1alpha", "grpc.reflection.v1"
+_SERVICE = f"{_NEW}.ServerReflection"
+
+
+def add_reflection(services: Sequence[FileDescriptor], server: grpc.aio.Server) -> None:
+    """Lets clients ask a server for its services, health and reflection included.
+
+    Args:
+        services: the files of the others.
+    """
+    pool = _Pool()
+    for file in services:
+        pool.add_with_imports(file)
+    pool.add_with_imports(reflection_pb2.DESCRIPTOR)  # type: ignore[arg-type]
+    pool.add(HEALTH_FILE)
+    pool.add(_v1_file())
+    servicer = reflection.aio.ReflectionServicer(pool.service_names, pool=pool.pool)
+    add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    methods = {"ServerReflectionInfo": handler}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, methods)])
+
+
+class _Pool:
+    """Files of what is served here and of nothing else that this process has loaded."""
+
+    def __init__(self) -> None:
+        self.pool = DescriptorPool()
+        self.service_names: list[str] = []
+        self._file_names: set[str] = set()
+
+    def add_with_imports(self, file: FileDescriptor) -> None:
+        for imported in file.dependencies:
+            self.add_with_imports(imported)
+        proto = FileDescriptorProto()
+        file.CopyToProto(proto)
+        self.add(proto)
+
+    def add(self, file: FileDescriptorProto) -> None:
+        if file.name not in self._file_names:
+            self._file_names.add(file.name)
+            self.pool.AddSerializedFile(file.SerializeToString())
+            self.service_names += [f"{file.package}.{service.name}" for service in file.service]
+
+
+def _v1_file() -> FileDescriptorProto:
+    """reflection.proto of v1: that of v1alpha in another package."""
+    file = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    file = text_format.Parse(text_format.MessageToString(file).replace(_OLD, _NEW), FileDescriptorProto())
+    file.name = "grpc/reflection/v1/reflection.proto"
+    return file
