@@ -23,10 +23,12 @@ _MOST_ENTRIES = {
     "allowed_token_ids": limits.MAX_ALLOWED_TOKEN_IDS,
     "bad_words": limits.MAX_BAD_WORDS,
     "guided_choice": limits.MAX_CHOICES,
+    "input": limits.MAX_MESSAGES,
     "logit_bias": limits.MAX_LOGIT_BIASES,
     "messages": limits.MAX_MESSAGES,
     "prompt": limits.MAX_PROMPTS,
     "stop": limits.MAX_STOP_TEXTS,
+    "stop_sequences": limits.MAX_STOP_TEXTS,
     "stop_token_ids": limits.MAX_STOP_TOKEN_IDS,
     "tools": limits.MAX_TOOLS,
 }

@@ -4,9 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.limits import MAX_TOOLS
 from frontend.openai.error_object import BodyError
-from frontend.request.checks import check_at_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +20,6 @@ class ToolUse:
     offered: Sequence[dict[str, Any]] = ()
     required: Sequence[dict[str, Any]] = ()
     one_call: bool = False
-
-
-def check_num_tools(num_tools: int) -> None:
-    """Checks how many tools a request has.
-
-    Raises:
-        InvalidRequest: more than `MAX_TOOLS`.
-    """
-    check_at_most("tools", num_tools, MAX_TOOLS, "entries")
 
 
 def function_tool(where: str, *, name: Any, description: Any, parameters: Any, strict: Any) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from frontend.chat.messages import ChatOptions
+from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.openai.bodies import Body, Count, SamplingBody, Texts
 from frontend.openai.error_object import BodyError
 from frontend.openai.forms import schema_form
-from frontend.openai.responses.items import turns
+from frontend.openai.nested import Nested
+from frontend.openai.parameters import is_off
+from frontend.openai.responses.items import Item, turns
 from frontend.openai.responses.tools import tool_use
 from frontend.openai.tool_use import ToolUse
 from frontend.request.request import ChatPrompt
@@ -30,14 +33,10 @@ _INCLUDABLE = frozenset(
 )
 """Values of `include`. Most add to the output of hosted tools, which no answer here has."""
 
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
-
-
-class TextFormat(_Options):
+class TextFormat(Nested):
     """What the text must look like."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -47,14 +46,14 @@ class TextFormat(_Options):
     strict: bool | None = None
 
 
-class TextOptions(_Options):
+class TextOptions(Nested):
     """How the text is written."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
-class ReasoningOptions(_Options):
+class ReasoningOptions(Nested):
     """How much the model thinks, and whether clients are to see it as a summary."""
 
     effort: str | None = None
@@ -65,7 +64,9 @@ class ReasoningOptions(_Options):
 class ConversationBody(Body):
     """What makes the prompt; the body of POST /v1/responses/input_tokens."""
 
-    input: str | Objects
+    entry_kinds = {"input": Item}  # noqa: RUF012 - a ClassVar of Body's
+
+    input: str | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -85,7 +86,7 @@ class ConversationBody(Body):
     @model_validator(mode="after")
     def _check_conversation(self) -> "ConversationBody":
         for name in ("previous_response_id", "conversation", "prompt"):
-            if getattr(self, name) is not None:
+            if not is_off(getattr(self, name)):
                 raise BodyError(
                     400,
                     f"{name} is not served: this server stores no responses, conversations or prompts; send the whole "

@@ -4,7 +4,7 @@ from typing import Any
 
 from frontend.openai.blocks import Block, BlockClosed, BlockGrown, BlockKind, BlockOpened, BlockStep
 from frontend.openai.job import JsonObject
-from frontend.openai.responses.items import encoded_reasoning
+from frontend.openai.opaque_reasoning import encoded
 from frontend.openai.responses.text_logprobs import TextLogprobs
 
 _ID_PREFIXES = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
@@ -82,7 +82,7 @@ class OutputItems:
         item |= {"type": "reasoning", "summary": parts if self._with_summary else []}
         if not self._with_summary:
             item["content"] = parts
-        item["encrypted_content"] = encoded_reasoning(block.text) if self._with_encrypted and is_done else None
+        item["encrypted_content"] = encoded(block.text) if self._with_encrypted and is_done else None
         return item
 
     def _part_events(self, what: str, block: Block, part_at: JsonObject) -> list[JsonObject]:

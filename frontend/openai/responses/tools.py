@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.openai.error_object import BodyError
-from frontend.openai.tool_use import ToolUse, check_num_tools, function_tool, required_tools
+from frontend.openai.tool_use import ToolUse, function_tool, required_tools
 
 
 def tool_use(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None, *, one_call: bool) -> ToolUse:
@@ -12,9 +12,7 @@ def tool_use(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | Non
 
     Raises:
         BodyError: a tool or choice that is not served, or has a wrong form.
-        InvalidRequest: too many tools.
     """
-    check_num_tools(len(tools))
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     match choice:
         case "none":

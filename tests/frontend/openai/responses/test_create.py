@@ -325,7 +325,7 @@ BAD = [
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input",
-        r"input\[0\].*images",
+        r"input\[0\].content\[0\].*images",
     ),
     ({"input": [{"role": "robot", "content": "x"}]}, "input", r"input\[0\].role"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "item_reference.*store: false"),
