@@ -248,6 +248,7 @@ class FrontendApp:
 
     def _http_server(self) -> "HttpServer":
         # Here, so that a server without HTTP needs none of its packages.
+        from frontend.anthropic.endpoint import Messages, messages_api
         from frontend.openai.app import make_app
         from frontend.openai.cors import with_cors
         from frontend.openai.door import Door
@@ -275,7 +276,7 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )
-        apis = [responses_api(Responses(runner))]
+        apis = [responses_api(Responses(runner)), messages_api(Messages(runner))]
         app: ASGIApp = with_cors(make_app(Door(runner), facts, self._keys, apis), config.allowed_origins)
         return HttpServer(
             HttpOrigin(app) if self._needs_origins else app,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-_EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
+_EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry")
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -90,6 +90,7 @@ RESPONSES_PARAMS: Mapping[str, str] = {
     "prompt": "input",
     "chat": "input",
     "max_tokens": "max_output_tokens",
+    "format": "text.format",
 }
 """The same for responses."""
 

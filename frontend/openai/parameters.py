@@ -10,6 +10,9 @@ WITHOUT_EFFECT = frozenset(
         # OpenAI's: billing, storage, tracing, and hints that change no answer.
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"),
         *("store", "user", "verbosity"),
+        # Anthropic's, about the same.
+        *("betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed", "user_profile_id"),
+        "workspace_id",
         # vLLM's: how a stream is cut, to which session it belongs, and details of making text, which there always is.
         *("detokenize", "session_id", "spaces_between_special_tokens", "stream_interval"),
         # llama.cpp's: which slot and cache a request uses, what becomes of a context that is full (here the answer

@@ -42,7 +42,8 @@ class Responses:
         body = await self._runner.read(request, ConversationBody)
         with self._runner.calls.call():
             token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), body.chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+        content = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+        return JSONResponse(content, headers=request.state.answer_headers)
 
     async def stored(self, request: Request) -> Response:
         """Everything below /v1/responses/ID."""

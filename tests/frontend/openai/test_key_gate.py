@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from frontend.access.api_keys import ApiKeys
+from frontend.anthropic.endpoint import Messages, messages_api
 from frontend.openai.app import make_app
 from frontend.openai.door import Door
 from frontend.openai.facts import Facts
@@ -25,7 +26,7 @@ BAD = {
 }
 ROUTES = [
     (method, route.path.replace("{model:path}", "fake"))
-    for route in make_app(Door, Facts, ApiKeys(()), [responses_api(Responses)]).routes
+    for route in make_app(Door, Facts, ApiKeys(()), [responses_api(Responses), messages_api(Messages)]).routes
     for method in route.methods
 ]
 UNKNOWN = [
@@ -61,7 +62,10 @@ async def test_every_route_refuses_a_request_without_a_key_except_health_and_pin
             assert response.headers["www-authenticate"] == "Bearer"
             if method != "HEAD":
                 error = (await response.json())["error"]
-                assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+                if path.startswith("/v1/messages"):
+                    assert error["type"] == "authentication_error"
+                else:
+                    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
                 assert "authorization: Bearer KEY" in error["message"]
     assert KEY not in caplog.text
 

@@ -8,6 +8,7 @@ import openapi_spec_validator
 import pytest
 
 from frontend.access.api_keys import ApiKeys
+from frontend.anthropic.endpoint import Messages, messages_api
 from frontend.openai.app import make_app
 from frontend.openai.door import Door
 from frontend.openai.facts import Facts
@@ -23,7 +24,7 @@ STORED = {
 
 
 async def document_of(keys=()):
-    app = make_app(Door, Facts, ApiKeys(keys), [responses_api(Responses)])
+    app = make_app(Door, Facts, ApiKeys(keys), [responses_api(Responses), messages_api(Messages)])
     (route,) = [route for route in app.routes if route.path == "/openapi.json"]
     return json.loads((await route.endpoint(None)).body), app.routes
 

@@ -343,6 +343,11 @@ BAD = [
     ({"input": "x", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "'f'"),
     ({"input": "x", "tools": [WEATHER]}, "tools", "not served with this model"),
     ({"input": "x", "text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format", "needs a schema"),
+    (
+        {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
+        "text.format",
+        "text.format",
+    ),
     ({"input": "x", "temperature": 1000}, "temperature", "is 1000"),
     ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "greater than"),
     ({"input": "x", "top_logprobs": 21}, "top_logprobs", "is 21"),

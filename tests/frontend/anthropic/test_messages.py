@@ -1,0 +1,323 @@
+"""/v1/messages through Anthropic's own client. FakeEngine answers with the rendered conversation."""
+
+import json
+
+import aiohttp
+import anthropic
+import pydantic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types.shared import ErrorResponse
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from frontend.testing.fake_engine import rejection
+
+EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
+ECHO = "{{ messages[-1].content }}"
+HERMES = ECHO + "{# <tool_call> #}"
+ALL = ECHO + "{# <tool_call> </think> #}"
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.reasoning %}({{ m.reasoning }}){% endif %}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}"
+    "{% if m.tool_call_id %}={{ m.tool_call_id }} {{ m.name }}{% endif %}{% endfor %}{# <tool_call> #}"
+)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+
+def ask(text="hi", **body):
+    return {"model": "fake", "max_tokens": 4096, "messages": [{"role": "user", "content": text}], **body}
+
+
+async def raw_stream(pair, **body):
+    url = f"http://127.0.0.1:{pair.app.http_port}/v1/messages"
+    async with aiohttp.ClientSession() as session, session.post(url, json={"stream": True, **body}) as response:
+        assert response.status == 200
+        async for line in response.content:
+            yield line.decode()
+
+
+def checked_events(text):
+    """The events of a stream, each valid under the SDK's own types and under its name."""
+    events = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        if event["type"] == "error":
+            ErrorResponse.model_validate(event)
+        elif event["type"] != "ping":
+            EVENT.validate_python(event)
+        events.append(event)
+    return events
+
+
+async def raw_events(pair, **body):
+    return checked_events("".join([line async for line in raw_stream(pair, **body)]))
+
+
+def shape(events):
+    kinds = [event.get("delta", {}).get("type") or event["type"] for event in events]
+    return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
+
+
+async def test_answer_is_a_message(client, http_pair):
+    answer = await client.messages.create(**ask(system="be", extra_body={"temperature": 0.5, "top_k": 3}))
+    Message.model_validate(answer.to_dict())
+    (block,) = answer.content
+    assert (block.type, block.text) == ("text", "<system>be<user>hi<assistant>")
+    assert (answer.role, answer.model) == ("assistant", "fake")
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+    usage = answer.usage  # FakeEngine finds one token of every prompt in its cache
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (28, 1, 30)
+    assert answer.id.removeprefix("msg_") == answer._request_id.removeprefix("req_")
+    sampling = http_pair.engine.submissions[0].sampling
+    assert (sampling.temperature, sampling.top_k) == (0.5, 3)
+
+
+async def test_stream_builds_up_the_message(http_pair, client):
+    events = await raw_events(http_pair, **ask())
+    assert shape(events) == [
+        *("message_start", "ping", "content_block_start", "text_delta", "content_block_stop", "message_delta"),
+        "message_stop",
+    ]
+    assert events[0]["message"]["usage"]["input_tokens"] == len("<user>hi<assistant>") - 1
+    async with client.messages.stream(**ask()) as stream:
+        assert "".join([text async for text in stream.text_stream]) == "<user>hi<assistant>"
+        streamed = await stream.get_final_message()
+    whole = await client.messages.create(**ask())
+    assert (streamed.content[0].text, streamed.stop_reason) == (whole.content[0].text, whole.stop_reason)
+    assert streamed.usage == whole.usage
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thinking_text_and_calls_are_blocks_in_order(pair_of, connect, stream):
+    pair = await pair_of(ALL)
+    body = ask(f"<think>hm</think>Well.\n{CALL}{CALL}", tools=[WEATHER])
+    if stream:
+        kinds = shape(await raw_events(pair, **body))
+        assert kinds == [
+            *("message_start", "ping"),
+            *("content_block_start", "thinking_delta", "signature_delta", "content_block_stop"),
+            *("content_block_start", "text_delta", "content_block_stop"),
+            *("content_block_start", "input_json_delta", "content_block_stop") * 2,
+            *("message_delta", "message_stop"),
+        ]
+        async with connect(pair).messages.stream(**body) as streamed:
+            answer = await streamed.get_final_message()
+    else:
+        answer = await connect(pair).messages.create(**body)
+        Message.model_validate(answer.to_dict())
+    thinking, text, *calls = answer.content
+    assert (thinking.thinking, text.text.strip(), bool(thinking.signature)) == ("hm", "Well.", True)
+    assert [(call.name, call.input) for call in calls] == [("weather", {"city": "Zürich"})] * 2
+    assert len({call.id for call in calls}) == 2
+    assert answer.stop_reason == "tool_use"
+    assert answer.usage.output_tokens_details.thinking_tokens == len("<think>hm")
+
+
+async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(pair_of, connect):
+    first = await connect(await pair_of(ALL)).messages.create(**ask(f"<think>hm</think>Well.\n{CALL}", tools=[WEATHER]))
+    call_id = first.content[-1].id
+    cached = {"cache_control": {"type": "ephemeral"}}
+    result = {"type": "tool_result", "tool_use_id": call_id, "content": [{"type": "text", "text": "sunny"}], **cached}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "how", **cached}]},
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [result, {"type": "text", "text": "thanks"}]},
+    ]
+    client = connect(await pair_of(TURNS))
+    system = [{"type": "text", "text": "You", **cached}, {"type": "text", "text": "be"}]
+    answer = await client.messages.create(
+        model="fake", max_tokens=999, messages=messages, system=system, tools=[{**WEATHER, **cached}]
+    )
+    called, answered = f"[{call_id} weather Zürich]", f"<tool>sunny={call_id} weather"
+    assert answer.content[0].text == f"<system>You\nbe<user>how<assistant>Well.(hm){called}{answered}<user>thanks"
+
+
+async def test_thinking_that_is_not_shown_comes_back_by_its_signature(pair_of, connect):
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    first = await connect(await pair_of(ALL)).messages.create(**ask("<think>hm</think>so", thinking=thinking))
+    assert first.content[0].thinking == ""
+    messages = [{"role": "assistant", "content": first.content}, {"role": "user", "content": "x"}]
+    answer = await connect(await pair_of(TURNS)).messages.create(model="fake", max_tokens=99, messages=messages)
+    assert answer.content[0].text == "<assistant>so(hm)<user>x"
+
+
+async def test_final_assistant_message_is_continued(client):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    answer = await client.messages.create(model="fake", max_tokens=99, messages=messages)
+    assert answer.content[0].text == "<user>hi<assistant>Well, "
+
+
+async def test_structured_text_is_held_to_and_parsed(pair_of, connect):
+    class Place(pydantic.BaseModel):
+        city: str
+
+    pair = await pair_of(ECHO)
+    answer = await connect(pair).messages.parse(**ask('{"city": "Rom"}'), output_format=Place)
+    assert answer.parsed_output == Place(city="Rom")
+    (grammar,) = json.loads(pair.engine.submissions[-1].grammar)["grammars"]
+    assert grammar["json_schema"]["properties"]["city"]["type"] == "string"
+
+
+CHOICES = {
+    "auto": ({"type": "auto"}, False),
+    "any": ({"type": "any"}, True),
+    "tool": ({"type": "tool", "name": "weather"}, True),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+async def test_tool_choice_is_enforced(pair_of, connect, case):
+    choice, enforced = CHOICES[case]
+    pair = await pair_of(HERMES)
+    answer = await connect(pair).messages.create(**ask(CALL, tools=[WEATHER], tool_choice=choice))
+    assert (answer.content[0].name, answer.stop_reason) == ("weather", "tool_use")
+    assert bool(pair.engine.submissions[-1].grammar) == enforced
+
+
+async def test_no_tools_and_one_call_only_if_the_choice_says_so(pair_of, connect):
+    client = connect(await pair_of(HERMES))
+    one = {"type": "auto", "disable_parallel_tool_use": True}
+    answer = await client.messages.create(**ask(CALL + CALL, tools=[WEATHER], tool_choice=one))
+    assert len(answer.content) == 1
+    answer = await client.messages.create(**ask(CALL, tools=[WEATHER], tool_choice={"type": "none"}))
+    assert answer.content[0].text == CALL
+
+
+async def test_thinking_effort_and_tools_reach_the_template(pair_of, connect):
+    template = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }} {{ tools | tojson }}{# <tool_call> #}"
+    client = connect(await pair_of(template))
+    options = {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}
+    answer = await client.messages.create(**ask(tools=[WEATHER], **options))
+    function = {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}
+    assert answer.content[0].text == f"False False low {json.dumps([{'type': 'function', 'function': function}])}"
+
+
+ENDS = {
+    "max_tokens": ({"max_tokens": 3}, ("max_tokens", None), "<us"),
+    "stop_sequence": ({"stop_sequences": ["x", "hi"]}, ("stop_sequence", "hi"), "<user>"),
+    "context": ({"ignore_eos": True}, ("model_context_window_exceeded", None), "<user>hi"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_reason_says_why_it_ended(make_pair, connect, case, stream):
+    options, end, beginning = ENDS[case]
+    pair = await make_pair(http=True)
+    pair.engine.tokens_per_step = 64
+    if stream:
+        events = await raw_events(pair, **ask(**options))
+        delta = events[-2]["delta"]
+        assert (delta["stop_reason"], delta["stop_sequence"]) == end
+    else:
+        ours = {"extra_body": {"ignore_eos": True}} if "ignore_eos" in options else options
+        answer = await connect(pair).messages.create(**ask(**ours))
+        assert (answer.stop_reason, answer.stop_sequence) == end
+        assert answer.content[0].text.startswith(beginning)
+
+
+async def test_call_that_ends_too_early_has_what_there_is(pair_of, connect):
+    client = connect(await pair_of(HERMES))
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom", "street": "Via'
+    answer = await client.messages.create(**ask(call + " Appia", tools=[WEATHER]))
+    assert answer.content[0].input["city"] == "Rom"
+
+
+async def test_tokens_are_counted(client):
+    count = await client.messages.count_tokens(model="fake", messages=ask()["messages"], system="be")
+    assert count.input_tokens == len("<system>be<user>hi<assistant>")
+
+
+async def test_key_may_be_the_client_s_own(make_pair, connect):
+    pair = await make_pair(http=True, api_key=("secret",))
+    assert (await connect(pair, api_key="secret").messages.create(**ask())).content
+    with pytest.raises(anthropic.AuthenticationError) as caught:
+        await connect(pair, api_key="wrong").messages.create(**ask())
+    error = ErrorResponse.model_validate(caught.value.body)
+    assert (error.error.type, error.request_id) == ("authentication_error", caught.value.request_id)
+
+
+BAD = [
+    ({"messages": []}, "at least 1"),
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role is 'robot'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        r"messages\[0\].content\[0\].*'image'",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "needs tool_use_id"),
+    (
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        r"tools\[0\] has the type 'web_search_20250305'",
+    ),
+    ({"tools": [{"name": "f"}]}, r"tools\[0\] needs an input_schema"),
+    ({"tool_choice": {"type": "any"}}, "no tools"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "f"}}, "'f'"),
+    ({"tools": [WEATHER]}, "not served with this model"),
+    ({"mcp_servers": [{"name": "x"}]}, "mcp_servers is not served"),
+    ({"temperature": 1000}, "temperature is 1000"),
+    ({"stop_sequences": ["x" * 300]}, "stop_sequences"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format"),
+    (
+        {"messages": [{"role": "user", "content": "x" * 5000}]},
+        "prompt is too long: This model's maximum context length",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), BAD)
+async def test_bad_parameter_is_named(client, body, words):
+    with pytest.raises(anthropic.BadRequestError, match=words) as caught:
+        await client.post("/v1/messages", body={**ask(), **body}, cast_to=object)
+    error = ErrorResponse.model_validate(caught.value.body)
+    assert (error.error.type, error.request_id) == ("invalid_request_error", caught.value.request_id)
+
+
+async def test_other_model_and_other_path_are_not_found(client):
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.messages.create(**{**ask(), "model": "claude"}, stream=True)
+    assert caught.value.type == "not_found_error"
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.post("/v1/messages/batches", body={}, cast_to=object)
+    ErrorResponse.model_validate(caught.value.body)
+
+
+async def test_full_queue_is_a_rate_limit_with_a_time_to_wait(http_pair, client):
+    http_pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "full", retry_after_s=2)]
+    with pytest.raises(anthropic.RateLimitError) as caught:
+        await client.messages.create(**ask(), stream=True)
+    assert (caught.value.type, caught.value.response.headers["retry-after"]) == ("rate_limit_error", "2")
+
+
+async def test_expired_call_is_a_timeout_that_is_not_tried_again(make_pair, connect):
+    pair = await make_pair(http=True)
+    pair.engine.pause()
+    with pytest.raises(anthropic.GatewayTimeoutError) as caught:
+        await connect(pair, max_retries=2).messages.create(**ask(), extra_headers={"x-request-timeout": "0.2"})
+    assert caught.value.type == "timeout_error"
+    assert len(pair.engine.submissions) <= 1
+
+
+async def test_failure_inside_a_stream_is_an_error_event(http_pair):
+    http_pair.engine.step_interval_s = 0.001
+    text = ""
+    async for line in raw_stream(http_pair, **ask(ignore_eos=True)):
+        if not text:
+            await http_pair.engine.kill()
+        text += line
+    error = checked_events(text)[-1]
+    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
+
+
+async def test_client_that_leaves_is_cancelled_in_the_engine(http_pair, client):
+    engine = http_pair.engine
+    engine.step_interval_s = 0.001
+    stream = await client.messages.create(**ask(), stream=True, extra_body={"ignore_eos": True})
+    assert (await anext(stream)).type == "message_start"
+    await stream.close()
+    await engine.wait_for(lambda: len(engine.cancels) == 1)
