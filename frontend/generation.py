@@ -27,6 +27,7 @@ from frontend.model.chat_renderer import ChatRenderer
 from frontend.model.served_model import ServedModel
 from frontend.request import convert
 from frontend.request.constraints import constraints_of
+from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import (
     ChatPrompt,
     GenerationRequest,
@@ -46,6 +47,9 @@ from frontend.tracing.request_trace import RequestTrace, Spans
 
 _CHARS_PER_TOKEN = 4
 """For the first guess at a prompt's tokens, corrected as soon as it is tokenized."""
+
+
+_NO_PROMPT_OPTIONS = PromptOptions()
 
 
 class Generations:
@@ -118,6 +122,7 @@ class Generations:
         chat: ChatPrompt | None = None,
         form: OutputForm | None = None,
         default_max_tokens: int = convert.DEFAULT_MAX_TOKENS,
+        prompt_options: PromptOptions = _NO_PROMPT_OPTIONS,
         streamed: bool = True,
     ) -> AsyncIterator[AnswerGroup]:
         """Starts a generation; leaving the context ends it, in the engine too, and gives its places back.
@@ -128,6 +133,7 @@ class Generations:
             chat: the prompt, if it says more than the spec can; the spec then has none.
             form: that of the answer, the same way.
             default_max_tokens: length of an answer that the spec does not limit, as far as it fits.
+            prompt_options: how the prompt becomes token ids.
             streamed: whether the client gets the messages as they come, and not only what they add up to.
 
         Raises:
@@ -136,7 +142,9 @@ class Generations:
         trace = self._trace(spec, is_chat=chat is not None or spec.HasField("chat"))
         line = RequestLine(current_origin(), spec, with_prompt=self._log_prompts) if self._log_requests else None
         with RequestWatch(self._metrics, time_remaining_s, streamed=streamed, trace=trace, line=line) as watch:
-            async with self._open(spec, chat, form, default_max_tokens, time_remaining_s, watch) as answers:
+            async with self._open(
+                spec, chat, form, default_max_tokens, prompt_options, time_remaining_s, watch
+            ) as answers:
                 yield answers
 
     @asynccontextmanager
@@ -146,6 +154,7 @@ class Generations:
         chat: ChatPrompt | None,
         form: OutputForm | None,
         default_max_tokens: int,
+        prompt_options: PromptOptions,
         time_remaining_s: Callable[[], float | None],
         watch: RequestWatch,
     ) -> AsyncIterator[AnswerGroup]:
@@ -154,19 +163,28 @@ class Generations:
         model = attachment.model
         convert.check_model(spec.model, model)
         prompt: Prompt | None = chat
+        room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
+        truncation = prompt_options.truncation(model, room)
         if prompt is None:
-            prompt = await in_slices(token_prompt(spec, model))
-        request = convert.generation_request(spec, model, prompt, form)
+            prompt = await in_slices(token_prompt(spec, model, truncation))
+        request = convert.generation_request(spec, model, prompt, form, truncated=truncation is not None)
         parsing = self._parsing(request, model)
         accepted_at_s = time.monotonic()
         watch.accept(request, model.name, attachment.engine, now_s=accepted_at_s)
-        permits = self._admission.admit_group(request.num_answers, _guess_num_tokens(request.prompt), accepted_at_s)
+        num_tokens = _guess_num_tokens(request.prompt)
+        if truncation is not None:
+            num_tokens = min(num_tokens, truncation.max_tokens)
+        permits = self._admission.admit_group(request.num_answers, num_tokens, accepted_at_s)
         streams: dict[int, RequestStream] = {}  # of the answers
         answers: AnswerGroup | None = None
         reason = CancelReason.CLIENT
         try:
             began_at_s = time.monotonic()
-            prompt_ids = await tokenize(request.prompt, model, "spec.", self._chats)
+            prompt_ids = await tokenize(
+                request.prompt, model, "spec.", self._chats, add_special_tokens=prompt_options.add_special_tokens
+            )
+            if truncation is not None:
+                prompt_ids = truncation.of(prompt_ids)
             tokenized_s = time.monotonic() - began_at_s
             max_tokens = convert.token_budget(request, len(prompt_ids), model, default_max_tokens)
             permits[0].correct(len(prompt_ids), time.monotonic())
@@ -242,12 +260,19 @@ class Generations:
             return None
         return RequestTrace(self._spans, current_origin(), spec, is_chat=is_chat, now_s=time.monotonic())
 
-    async def count_tokens(self, request: pb.CountTokensRequest, chat: ChatPrompt | None = None) -> Sequence[int]:
+    async def count_tokens(
+        self,
+        request: pb.CountTokensRequest,
+        chat: ChatPrompt | None = None,
+        *,
+        add_special_tokens: bool | None = None,
+    ) -> Sequence[int]:
         """The token ids of a prompt; takes a place in the queue while it is tokenized.
 
         Args:
             request: as received.
             chat: the prompt, if it says more than the request can; the request then has none.
+            add_special_tokens: see `PromptOptions`.
 
         Raises:
             RequestError: any.
@@ -258,7 +283,7 @@ class Generations:
         prompt = chat or convert.prompt(request, model, "")
         permit = self._admission.admit(_guess_num_tokens(prompt), time.monotonic())
         try:
-            return await tokenize(prompt, model, "", self._chats)
+            return await tokenize(prompt, model, "", self._chats, add_special_tokens=add_special_tokens)
         finally:
             permit.release(time.monotonic())
 
@@ -270,21 +295,24 @@ async def _echo(request: GenerationRequest, prompt_ids: Sequence[int], model: Se
     return await asyncio.to_thread(PromptEcho, request.output, prompt_ids, model.tokenizer)
 
 
-async def tokenize(prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer) -> Sequence[int]:
+async def tokenize(
+    prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer, *, add_special_tokens: bool | None = None
+) -> Sequence[int]:
     """Token ids of a checked prompt.
 
     Args:
         path: of the message that holds the prompt, as in "spec.", for the errors.
+        add_special_tokens: see `PromptOptions`.
 
     Raises:
         InvalidRequest, ServerDraining: see `ChatRenderer.render`.
     """
     match prompt:
         case TextPrompt(text):
-            return await model.tokenizer.encode(text)
+            return await model.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
         case ChatPrompt(turns, options):
             rendered = await chats.render(model.tokenizer, turns, options, field=path + "chat")
-            return await model.tokenizer.encode_rendered(rendered)
+            return await model.tokenizer.encode_rendered(rendered, add_special_tokens=bool(add_special_tokens))
         case TokenPrompt(token_ids):
             return token_ids
 

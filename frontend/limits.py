@@ -22,6 +22,8 @@ MAX_TOKEN_IDS = 1 << 20
 MAX_PROMPTS = 2048
 MAX_ANSWERS = 128
 """To each prompt."""
+MAX_TRUNCATED_CHARS = 1_000_000
+"""Of a prompt that is cut to fit; others are bounded by the model's context."""
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_TOOL_CALLS = 128

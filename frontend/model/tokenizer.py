@@ -141,16 +141,16 @@ class Tokenizer:
         """Whether chat prompts can be served."""
         return self.chat.plain is not None
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds (a leading bos, say)."""
-        return await self._run(text, add_special_tokens=True)
+        return await self._run(text, add_special_tokens=add_special_tokens)
 
-    async def encode_rendered(self, prompt: str) -> list[int]:
+    async def encode_rendered(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a conversation that a chat template has rendered, which writes all special tokens itself.
 
         As in `transformers`, a special token spelled out in a message is that token.
         """
-        return await self._run(prompt, add_special_tokens=False)
+        return await self._run(prompt, add_special_tokens=add_special_tokens)
 
     async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Token ids of texts as they stand in the middle of others: without what the tokenizer adds to a prompt."""

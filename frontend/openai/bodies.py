@@ -6,9 +6,10 @@ write them so. A parameter that would change the answer and that this server doe
 (`parameters.UNSERVED`). What becomes of one that it does not know at all, `UnknownParameters` decides.
 """
 
+import uuid
 from array import array
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -26,6 +27,7 @@ from frontend.openai.error_object import BodyError
 from frontend.openai.form_bodies import Choices, ResponseFormat, Schema, StructuredOutputs
 from frontend.openai.nested import Nested, unknown_names
 from frontend.openai.parameters import UNSERVED, WITHOUT_EFFECT, is_neutral
+from frontend.request.prompt_options import WHAT_FITS, PromptOptions
 
 _UINT32_MAX = 2**32 - 1
 
@@ -153,16 +155,50 @@ class GenerationBody(SamplingBody):
 
     return_token_ids: bool | None = None
     prompt_logprobs: Count | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=WHAT_FITS, le=_UINT32_MAX)] | None = None
+    truncation_side: Annotated[Literal["left", "right"] | None, NoneIfEmpty] = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     structured_outputs: Annotated[StructuredOutputs | None, NoneIfEmpty] = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
 
+    # llama.cpp's names.
+    n_predict: Annotated[int, Field(ge=-(2**31), le=_UINT32_MAX)] | None = None
+    n_probs: Count | None = None
+    repeat_penalty: float | None = None
+    cache_prompt: bool | None = None
+    grammar: Annotated[str | None, NoneIfEmpty] = None
+    json_schema: Annotated[Schema | None, BeforeValidator(lambda schema: None if schema == "" else schema)] = None
+
     @property
     def stop_texts(self) -> list[str]:
         """Texts that end the answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """How the prompt becomes token ids. As in vLLM the last tokens are kept, unless the side says otherwise."""
+        return PromptOptions(
+            self.add_special_tokens, self.truncate_prompt_tokens, keep_first=self.truncation_side == "right"
+        )
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether the answer may be as long as what fits, by llama.cpp's word for it."""
+        return self.n_predict is not None and self.n_predict < 0
+
+    @model_validator(mode="after")
+    def _take_other_names(self) -> "GenerationBody":
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        if self.n_predict is not None:  # wins, as in llama.cpp
+            self.max_tokens = None if self.is_unlimited else self.n_predict
+        if self.cache_prompt is False and not self.cache_salt:
+            self.cache_salt = uuid.uuid4().hex  # which no other prompt shares
+        return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":
@@ -184,6 +220,12 @@ class CompletionBody(GenerationBody):
     prompt: str | StrictTokenIds | Texts | Annotated[list[StrictTokenIds], Field(fail_fast=True)]
     echo: bool | None = None
     logprobs: Annotated[Count | None, BeforeValidator(lambda width: None if width is False else width)] = None
+
+    @model_validator(mode="after")
+    def _take_num_probs(self) -> "CompletionBody":
+        if self.logprobs is None and self.n_probs:
+            self.logprobs = self.n_probs
+        return self
 
 
 class DetokenizeBody(Body):

@@ -17,7 +17,7 @@ from frontend.openai.job import (
     prompt_facts,
 )
 from frontend.openai.logprobs import chat_logprobs
-from frontend.openai.spec import chat_spec
+from frontend.openai.spec import NO_LIMIT, chat_spec
 from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
 
@@ -34,7 +34,7 @@ class Chat:
     """
 
     event_format = UNNAMED_EVENTS
-    default_max_tokens = 2**31 - 1  # what fits: clients take an answer that ends without their asking for a fault
+    default_max_tokens = NO_LIMIT  # clients take an answer that ends without their asking for a fault
 
     def __init__(
         self, body: ChatBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
@@ -43,9 +43,11 @@ class Chat:
         self.chat = chat
         self.form = form
         self.specs = [chat_spec(body, request_id)]
+        self.prompt_options = body.prompt_options
         self._body = body
         self._model = model
         self._num_answers = body.n or 1
+        self._shows_reasoning = body.include_reasoning is not False
         self._one_call_only = body.parallel_tool_calls is False
         self._calls_end_answers = not body.calls_one_tool  # OpenAI's call of a named function ends with "stop"
         self._calling: set[int] = set()  # answers that have called a tool
@@ -58,7 +60,8 @@ class Chat:
             case "started":
                 started = message.started
                 self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
-                choices = [_delta(index, {"role": "assistant", "content": ""}) for index in range(self._num_answers)]
+                first = {"role": "assistant", "content": self._body.echoed}
+                choices = [_delta(index, first) for index in range(self._num_answers)]
                 of_prompt = prompt_facts(self._body, started.prompt, self._model.tokenizer)
                 return [self._envelope.event(choice) | of_prompt for choice in choices]
             case "chunk":
@@ -83,7 +86,10 @@ class Chat:
         (response,) = responses
         choices = []
         for index, answer in enumerate(answers(response)):
-            message = message_object(answer, answer.tool_calls[: 1 if self._one_call_only else None])
+            calls = answer.tool_calls[: 1 if self._one_call_only else None]
+            message = message_object(answer, calls, with_reasoning=self._shows_reasoning)
+            if echoed := self._body.echoed:
+                message["content"] = echoed + (message["content"] or "")
             choice: JsonObject = {"index": index, "message": message, "logprobs": self._logprobs(answer)}
             if self._body.return_token_ids:
                 choice["token_ids"] = list(answer.token_ids)
@@ -96,7 +102,7 @@ class Chat:
         if chunk.tool_calls:
             self._calling.add(chunk.answer_index)
         calls = [call for call in chunk.tool_calls if not (self._one_call_only and call.index)]
-        deltas = delta_objects(chunk, calls)
+        deltas = delta_objects(chunk, calls, with_reasoning=self._shows_reasoning)
         told_of_tokens = chunk.HasField("logprobs") or self._body.return_token_ids or self._envelope.usage_all_along
         if told_of_tokens and not deltas:
             deltas = [{"content": ""}]
@@ -108,7 +114,10 @@ class Chat:
         return choices
 
     def _logprobs(self, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
-        return chat_logprobs(part.logprobs, self._model.tokenizer) if part.HasField("logprobs") else None
+        if not part.HasField("logprobs"):
+            return None
+        token_ids = part.token_ids if self._body.return_tokens_as_token_ids else None
+        return chat_logprobs(part.logprobs, self._model.tokenizer, token_ids)
 
     def _finish(self, choice: JsonObject, finished: pb.Finished, *, has_calls: bool) -> JsonObject:
         reason = finish_reason(finished)

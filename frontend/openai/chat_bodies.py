@@ -227,6 +227,8 @@ class ChatBody(Conversation, GenerationBody):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
 
@@ -236,6 +238,20 @@ class ChatBody(Conversation, GenerationBody):
         return ToolUse(
             self.offered, self.tools_to_call, one_call=self.calls_one_tool or self.parallel_tool_calls is False
         )
+
+    @property
+    def echoed(self) -> str:
+        """What answers begin with, as in vLLM: with `echo` the assistant's last message, which they go on with."""
+        last = self.messages[-1].as_turn() if self.echo and self.messages else None
+        if last is None or last.role != "assistant":
+            return ""
+        return last.content if isinstance(last.content, str) else "\n".join(last.content)
+
+    @model_validator(mode="after")
+    def _take_num_probs(self) -> "ChatBody":
+        if self.n_probs and self.logprobs is None:
+            self.logprobs, self.top_logprobs = True, self.n_probs
+        return self
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatBody":
@@ -249,6 +265,7 @@ class TokenizeBody(Conversation):
 
     messages: Messages | None = None
     prompt: str | None = None
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

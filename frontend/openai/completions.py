@@ -24,7 +24,7 @@ from frontend.openai.logprobs import (
     echo_logprobs,
     joined_columns,
 )
-from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS
+from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS, NO_LIMIT
 
 
 class Completion:
@@ -42,7 +42,6 @@ class Completion:
 
     chat = None
     event_format = UNNAMED_EVENTS
-    default_max_tokens = DEFAULT_COMPLETION_TOKENS
 
     def __init__(
         self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str
@@ -50,6 +49,8 @@ class Completion:
         self.request_id = request_id
         self.form = answer_form(body)
         self.specs = specs
+        self.default_max_tokens = NO_LIMIT if body.is_unlimited else DEFAULT_COMPLETION_TOKENS
+        self.prompt_options = body.prompt_options
         self._body = body
         self._model = model
         self._num_answers = body.n or 1
@@ -117,7 +118,8 @@ class Completion:
     def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
         if not part.HasField("logprobs"):
             return None
-        return completion_logprobs(part.logprobs, self._model.tokenizer, self._offsets[index])
+        token_ids = part.token_ids if self._body.return_tokens_as_token_ids else None
+        return completion_logprobs(part.logprobs, self._model.tokenizer, self._offsets[index], token_ids)
 
     def _echo(self, prompt_index: int, prompt: pb.PromptEcho) -> tuple[str, JsonObject | None]:
         """The text that stands before each answer to a prompt, and its tokens' log-probabilities if asked for.
@@ -135,10 +137,12 @@ class Completion:
         if not self._body.echo:
             return "", None
         spec = self.specs[prompt_index]
-        text = spec.text if spec.WhichOneof("prompt") == "text" else prompt.text
+        is_whole_text = spec.WhichOneof("prompt") == "text" and self._body.truncate_prompt_tokens is None
+        text = spec.text if is_whole_text else prompt.text
         if self._body.logprobs is None or not prompt.HasField("logprobs"):
             return text, None
-        return text, echo_logprobs(prompt, self._model.tokenizer, text)
+        by_id = bool(self._body.return_tokens_as_token_ids)
+        return text, echo_logprobs(prompt, self._model.tokenizer, text, by_id=by_id)
 
 
 def _choice(index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:

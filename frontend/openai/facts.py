@@ -86,7 +86,7 @@ class Facts:
         if body.prompt is not None:
             count.text = body.prompt
         with self._calls.call():
-            token_ids = await self._generations.count_tokens(count, chat)
+            token_ids = await self._generations.count_tokens(count, chat, add_special_tokens=body.add_special_tokens)
         model = self._generations.model(body.model)
         answer: JsonObject = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:

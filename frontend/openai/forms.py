@@ -94,6 +94,10 @@ def _forms(body: GenerationBody) -> Iterator[OutputForm]:
         yield choice_form(body.guided_choice, "guided_choice")
     if body.guided_grammar is not None:
         yield text_form(FormKind.GRAMMAR, body.guided_grammar, "guided_grammar")
+    if body.grammar is not None:
+        yield text_form(FormKind.GRAMMAR, body.grammar, "grammar")
+    if body.json_schema is not None:
+        yield schema_form(body.json_schema, "json_schema")
 
 
 def _of_response_format(response_format: ResponseFormat) -> Iterator[OutputForm]:

@@ -10,6 +10,7 @@ from frontend.model.tokenizer import Tokenizer
 from frontend.openai.bodies import GenerationBody
 from frontend.openai.error_object import error_object
 from frontend.openai.logprobs import prompt_logprobs
+from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
 
@@ -61,6 +62,11 @@ class EventJob(Protocol):
     @property
     def default_max_tokens(self) -> int:
         """Length of an answer that the request does not limit, as far as it fits."""
+        ...
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """How prompts become token ids."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """Log-probabilities in OpenAI's two forms, and those of prompts in vLLM's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from chairlift.v1 import generation_service_pb2 as pb
@@ -14,10 +14,11 @@ LOWEST = -9999.0
 class _Candidate(NamedTuple):
     data: bytes
     logprob: float
+    shown_id: int | None = None  # in the place of its text
 
     @property
     def text(self) -> str:
-        return self.data.decode(errors="replace")
+        return self.data.decode(errors="replace") if self.shown_id is None else _named(self.shown_id)
 
 
 class _Token(NamedTuple):
@@ -46,13 +47,16 @@ class TextOffsets:
         return start
 
 
-def completion_logprobs(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, offsets: TextOffsets) -> dict[str, Any]:
+def completion_logprobs(
+    logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, offsets: TextOffsets, token_ids: Sequence[int] | None = None
+) -> dict[str, Any]:
     """The columns of /v1/completions.
 
     Args:
         offsets: of the tokens before these.
+        token_ids: of the tokens, which are then named by their ids; None: by their texts.
     """
-    tokens, tops = list(_tokens(logprobs, tokenizer)), []
+    tokens, tops = list(_tokens(logprobs, tokenizer, token_ids)), []
     for token in tokens:
         top = {candidate.text: candidate.logprob for candidate in reversed(token.best)}  # of equal texts the best wins
         tops.append(top | {token.chosen.text: token.chosen.logprob} if token.best else None)
@@ -64,21 +68,22 @@ def completion_logprobs(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, offset
     }
 
 
-def echo_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+def echo_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer, text: str, *, by_id: bool = False) -> dict[str, Any]:
     """The columns of a prompt in /v1/completions; its first token has no log-probability.
 
     Args:
         prompt: with its token ids.
         text: the prompt as it is echoed: special tokens that the tokenizer put before it have no place in it.
+        by_id: name tokens by their ids.
     """
     offsets = TextOffsets()
     first = tokenizer.token_bytes(prompt.token_ids[0])
     starts = [offsets.add(first)]
-    columns = completion_logprobs(prompt.logprobs, tokenizer, offsets)
+    columns = completion_logprobs(prompt.logprobs, tokenizer, offsets, prompt.token_ids[1:] if by_id else None)
     starts += columns["text_offset"]
     num_before = max(offsets.end - len(text), 0)
     return {
-        "tokens": [first.decode(errors="replace"), *columns["tokens"]],
+        "tokens": [_named(prompt.token_ids[0]) if by_id else first.decode(errors="replace"), *columns["tokens"]],
         "token_logprobs": [None, *columns["token_logprobs"]],
         "top_logprobs": [None, *columns["top_logprobs"]] if columns["top_logprobs"] is not None else None,
         "text_offset": [max(start - num_before, 0) for start in starts],
@@ -135,16 +140,24 @@ def _ranked(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int | Non
     return {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": text}
 
 
-def chat_logprobs(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(
+    logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None = None
+) -> dict[str, Any]:
     """The rows of /v1/chat/completions."""
-    return {"content": logprob_rows(logprobs, tokenizer), "refusal": None}
+    return {"content": logprob_rows(logprobs, tokenizer, token_ids), "refusal": None}
 
 
-def logprob_rows(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """A row for each token."""
+def logprob_rows(
+    logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """A row for each token.
+
+    Args:
+        token_ids: see `completion_logprobs`.
+    """
     return [
         _row(token.chosen) | {"top_logprobs": [_row(candidate) for candidate in token.best]}
-        for token in _tokens(logprobs, tokenizer)
+        for token in _tokens(logprobs, tokenizer, token_ids)
     ]
 
 
@@ -152,12 +165,18 @@ def _row(candidate: _Candidate) -> dict[str, Any]:
     return {"token": candidate.text, "logprob": candidate.logprob, "bytes": list(candidate.data)}
 
 
-def _tokens(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer) -> Iterator[_Token]:
+def _named(token_id: int) -> str:
+    """A token as vLLM names it by its id."""
+    return f"token_id:{token_id}"
+
+
+def _tokens(logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None) -> Iterator[_Token]:
     width, top_ids, top_values = logprobs.top_width, list(logprobs.top_ids), list(logprobs.top_values)
     for position, (data, value) in enumerate(zip(logprobs.chosen_bytes, logprobs.chosen, strict=True)):
         columns = slice(position * width, (position + 1) * width)
         best = [
-            _Candidate(tokenizer.token_bytes(token_id), max(top, LOWEST))
+            _Candidate(tokenizer.token_bytes(token_id), max(top, LOWEST), None if token_ids is None else token_id)
             for token_id, top in zip(top_ids[columns], top_values[columns], strict=True)
         ]
-        yield _Token(_Candidate(data, max(value, LOWEST)), best)
+        shown_id = None if token_ids is None else token_ids[position]
+        yield _Token(_Candidate(data, max(value, LOWEST), shown_id), best)

@@ -15,9 +15,9 @@ WITHOUT_EFFECT = frozenset(
         "workspace_id",
         # vLLM's: how a stream is cut, to which session it belongs, and details of making text, which there always is.
         *("detokenize", "session_id", "spaces_between_special_tokens", "stream_interval"),
-        # llama.cpp's: which slot and cache a request uses, what becomes of a context that is full (here the answer
+        # llama.cpp's: which slot a request uses, what becomes of a context that is full (here the answer
         # ends), and details of samplers that are off unless a parameter of UNSERVED turns them on.
-        *("cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "mirostat_tau", "mirostat_eta"),
+        *("id_slot", "slot_id", "n_keep", "n_discard", "mirostat_tau", "mirostat_eta"),
         *("dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
         "xtc_threshold",
     }
@@ -35,7 +35,6 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     # vLLM's.
     "chat_template": (),
-    "echo": (),
     "length_penalty": (1,),
     "logits_processors": (),
     "logprob_token_ids": (),
@@ -48,6 +47,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     # llama.cpp's.
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
+    "grammar_lazy": (),
     "image_data": (),
     "lora": (),
     "mirostat": (0,),

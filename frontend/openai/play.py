@@ -64,6 +64,7 @@ def _open(
         chat=job.chat,
         form=job.form,
         default_max_tokens=job.default_max_tokens,
+        prompt_options=job.prompt_options,
         streamed=streamed,
     )
 

@@ -14,6 +14,8 @@ from frontend.slices import Sliced
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's and vLLM's default for completions."""
 
+NO_LIMIT = 2**31 - 1
+"""More tokens than any answer has: it ends by itself, or when the context is full."""
 
 _IDS_AT_ONCE = 1 << 14
 _MOST_SECONDS = 10**9
@@ -64,7 +66,7 @@ def chat_spec(body: ChatBody, request_id: str) -> pb.GenerationSpec:
     spec = _spec(body, request_id)
     spec.output.parse = True
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if max_tokens is not None:
+    if max_tokens is not None and not body.is_unlimited:
         spec.stop.max_tokens = max_tokens
     if body.logprobs:
         spec.output.top_logprobs = body.top_logprobs or 0
@@ -102,6 +104,8 @@ def _spec(body: GenerationBody, request_id: str) -> pb.GenerationSpec:
         spec.num_answers = body.n
     if body.return_token_ids:
         spec.output.token_ids = spec.output.echo = True
+    if body.return_tokens_as_token_ids:
+        spec.output.token_ids = True  # their log-probabilities name them by these
     if body.prompt_logprobs is not None:
         _ask_for_prompt_logprobs(spec.output, body.prompt_logprobs)
     return spec

@@ -20,6 +20,7 @@ from frontend.limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_TIME_BUDGET_S,
     MAX_TOP_LOGPROBS,
+    MAX_TRUNCATED_CHARS,
     MIN_REPETITION_PENALTY,
 )
 from frontend.model.served_model import ServedModel
@@ -51,12 +52,15 @@ def generation_request(
     model: ServedModel,
     given: Prompt | None = None,
     form: OutputForm | None = None,
+    *,
+    truncated: bool = False,
 ) -> GenerationRequest:
     """Checks a request and fills in the defaults.
 
     Args:
         given: the prompt, if it has been checked already, or says more than the spec can.
         form: that of the answer, the same way.
+        truncated: the prompt will be cut, so that it may be longer than what fits.
 
     Raises:
         InvalidRequest: names the field and the numbers.
@@ -68,7 +72,7 @@ def generation_request(
     num_answers = spec.num_answers if spec.HasField("num_answers") else 1
     check_range("spec.num_answers", num_answers, 1, MAX_ANSWERS)
     if isinstance(given, ChatPrompt):
-        check_chat(given, model, "spec.chat.messages")
+        check_chat(given, model, "spec.chat.messages", truncated=truncated)
     stop = _stop(spec.stop, model, may_be_empty=spec.output.echo or spec.output.HasField("prompt_logprobs"))
     form = form or output_form(spec)
     if form is not None:
@@ -77,7 +81,7 @@ def generation_request(
     is_chat = isinstance(given, ChatPrompt) or spec.WhichOneof("prompt") == "chat"
     return GenerationRequest(
         request_id=spec.request_id or uuid.uuid4().hex,
-        prompt=given or prompt(spec, model, "spec."),
+        prompt=given or prompt(spec, model, "spec.", truncated=truncated),
         sampling=_sampling(spec.sampling, model),
         stop=stop,
         output=_output(spec.output, model, is_chat=is_chat),
@@ -98,11 +102,14 @@ def check_model(name: str, model: ServedModel) -> None:
         raise ModelNotFound(f"model {name[:MAX_ID_CHARS]!r} is not served here; {model.name!r} is")
 
 
-def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedModel, path: str) -> Prompt:
+def prompt(
+    message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedModel, path: str, *, truncated: bool = False
+) -> Prompt:
     """The prompt of a request, not yet tokenized.
 
     Args:
         path: of `message` in the request, as in "spec.", for the errors.
+        truncated: see `generation_request`.
 
     Raises:
         InvalidRequest: no prompt, an empty one, or one that cannot fit whatever its tokens are.
@@ -112,7 +119,7 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
             _check_has_tokens(path + "text", model)
             if not message.text:
                 raise InvalidRequest("the prompt is empty", field=path + "text")
-            _check_num_chars(path + "text", len(message.text), model)
+            _check_num_chars(path + "text", len(message.text), model, truncated=truncated)
             return TextPrompt(message.text)
         case "chat":
             field = path + "chat.messages"
@@ -120,7 +127,7 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
             json_texts = (*message.chat.tools_json, message.chat.template_variables_json)
             _check_num_chars(path + "chat.tools_json", sum(map(len, json_texts)), model)  # before they are parsed
             chat = chat_prompt(message.chat, path + "chat.")
-            check_chat(chat, model, field)
+            check_chat(chat, model, field, truncated=truncated)
             return chat
         case "token_ids" if isinstance(message, pb.GenerationSpec):
             field = path + "token_ids"
@@ -132,11 +139,12 @@ def prompt(message: pb.GenerationSpec | pb.CountTokensRequest, model: ServedMode
     raise InvalidRequest(f"there is no prompt: set exactly one of {forms}", field=path + "prompt")
 
 
-def check_chat(chat: ChatPrompt, model: ServedModel, field: str) -> None:
+def check_chat(chat: ChatPrompt, model: ServedModel, field: str, *, truncated: bool = False) -> None:
     """Checks a conversation before it is rendered.
 
     Args:
         field: the request's field that an error names.
+        truncated: see `generation_request`.
 
     Raises:
         InvalidRequest: no messages, a message without a role, or more of them than can fit.
@@ -144,9 +152,17 @@ def check_chat(chat: ChatPrompt, model: ServedModel, field: str) -> None:
     if not chat.messages:
         raise InvalidRequest("the conversation has no messages, at least 1 is needed", field=field)
     check_at_most(field, len(chat.messages), model.max_model_len, "messages")
-    _check_num_chars(field, chat.num_chars, model)
+    _check_num_chars(field, chat.num_chars, model, truncated=truncated)
     if not all(turn.role for turn in chat.messages):
         raise InvalidRequest("a message has no role", field=field)
+
+
+def num_output_tokens(stop: pb.StopOptions, model: ServedModel, default: int) -> int:
+    """Room for the answer that a prompt leaves if it is cut to what fits: the length that is asked for, else the
+    default, if that is not the whole context.
+    """
+    asked = stop.max_tokens if stop.HasField("max_tokens") else default
+    return max(asked, 1) if asked < model.max_model_len else 1
 
 
 def token_budget(
@@ -182,8 +198,10 @@ def _check_has_tokens(field: str, model: ServedModel) -> None:
         raise InvalidRequest("the model has no tokenizer: send token_ids, and take token_ids", field=field)
 
 
-def _check_num_chars(field: str, num_chars: int, model: ServedModel) -> None:
+def _check_num_chars(field: str, num_chars: int, model: ServedModel, *, truncated: bool = False) -> None:
     most = MAX_CHARS_PER_TOKEN * model.max_model_len
+    if truncated:
+        most = max(most, MAX_TRUNCATED_CHARS)
     if num_chars > most:
         raise RequestTooLong(
             f"This model's maximum context length is {model.max_model_len} tokens. The prompt has {num_chars} "

@@ -1,26 +1,35 @@
 """A prompt that comes as token ids: checked in slices, because a million of them take their time."""
 
 from array import array
+from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import RequestTooLong
 from frontend.model.served_model import ServedModel
 from frontend.request.checks import check_token_ids
+from frontend.request.prompt_options import Truncation
 from frontend.request.request import TokenPrompt
 from frontend.slices import Sliced
 
 _IDS_AT_ONCE = 1 << 14
 
 
-def token_prompt(spec: pb.GenerationSpec, model: ServedModel) -> Sliced[TokenPrompt | None]:
+def token_prompt(
+    spec: pb.GenerationSpec, model: ServedModel, truncation: Truncation | None = None
+) -> Sliced[TokenPrompt | None]:
     """The prompt of a request that has token ids, and any; None: what it has is checked elsewhere.
+
+    Args:
+        truncation: what is kept of the ids; None: all.
 
     Raises:
         InvalidRequest: an id that the model does not have, or more of them than it takes.
     """
-    given = spec.token_ids.ids
+    given: Sequence[int] = spec.token_ids.ids
     if not given:
         return None
+    if truncation is not None:
+        given = truncation.of(given)
     field = "spec.token_ids"
     if len(given) > model.max_model_len:
         raise RequestTooLong(

@@ -50,9 +50,9 @@ async def test_budget_runs_from_acceptance(make_pair, text_request):
     tokenizer = pair.app.engines.attachment().model.tokenizer
     encode = tokenizer.encode
 
-    async def slow(text):
+    async def slow(text, **options):
         await asyncio.sleep(0.05)
-        return await encode(text)
+        return await encode(text, **options)
 
     tokenizer.encode = slow
     await collect(pair.stub().StreamGenerate(text_request("abc", time_budget=Duration(seconds=10))))
@@ -66,9 +66,9 @@ async def test_answer_whose_time_is_used_up_before_the_engine_has_it_is_empty(ma
     tokenizer = pair.app.engines.attachment().model.tokenizer
     encode = tokenizer.encode
 
-    async def slow(text):
+    async def slow(text, **options):
         await asyncio.sleep(0.01)
-        return await encode(text)
+        return await encode(text, **options)
 
     tokenizer.encode = slow
     messages = await collect(pair.stub().StreamGenerate(text_request("abc", time_budget=milliseconds(5))))

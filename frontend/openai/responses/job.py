@@ -12,10 +12,9 @@ from frontend.openai.job import NAMED_EVENTS, JsonObject, finish_reason
 from frontend.openai.logprobs import logprob_rows
 from frontend.openai.responses.bodies import ResponsesBody
 from frontend.openai.responses.output import OutputItems
-from frontend.openai.spec import sampling_spec
+from frontend.openai.spec import NO_LIMIT, sampling_spec
+from frontend.request.prompt_options import PromptOptions
 from frontend.structured.forms import OutputForm
-
-_NO_LIMIT = 2**31 - 1
 
 
 class ResponseJob:
@@ -29,13 +28,14 @@ class ResponseJob:
     """
 
     event_format = NAMED_EVENTS
+    prompt_options = PromptOptions()
 
     def __init__(self, body: ResponsesBody, model: ServedModel, request_id: str, *, form: OutputForm | None) -> None:
         self.request_id = f"resp_{request_id}"
         self.chat = body.chat
         self.form = form
         # Not the request's own limit: one that is larger than what fits means whatever fits.
-        self.default_max_tokens = body.max_output_tokens or _NO_LIMIT
+        self.default_max_tokens = body.max_output_tokens or NO_LIMIT
         self.specs = [_spec(body, self.request_id)]
         self._model = model
         self._blocks = Blocks(one_call=body.tool_use.one_call)

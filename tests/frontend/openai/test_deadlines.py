@@ -179,7 +179,7 @@ async def test_deadline_covers_tokenizing(make_pair, connect):
     tokenizer = pair.app.engines.attachment().model.tokenizer
     never = asyncio.Event()
 
-    async def stuck(text):
+    async def stuck(text, **_):
         await never.wait()
 
     tokenizer.encode = stuck
