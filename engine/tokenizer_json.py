@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.errors import CheckpointError
+from engine.tokenizer_parts import check_parts
 
 MAX_TOKEN_ID = 2**24 - 1
 """Tables of tokens have a row for each id up to the largest."""
@@ -36,6 +37,7 @@ def complete(folder: Path, contents: Mapping[str, Json]) -> Json | None:
     path, tokenizer = folder / "tokenizer.json", contents["tokenizer.json"]
     vocabulary = _vocabulary(path, tokenizer)
     _check_config(folder / "tokenizer_config.json", config, tokenizer["model"])
+    check_parts(path, tokenizer)
     added = _AddedTokens(path, tokenizer.get("added_tokens") or [], vocabulary)
     if not vocabulary and not added.entries:
         raise CheckpointError(f"{path}: has no tokens: neither model.vocab nor added_tokens names one")

@@ -82,7 +82,9 @@ class Tokenizer:
             raise ValueError(f"the model has no tokenizer.json, only: {', '.join(sorted(files)) or 'nothing'}")
         try:
             self._backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception, and panics as a BaseException
+            if not (isinstance(error, Exception) or _is_panic(error)):
+                raise
             raise ValueError(f"tokenizer.json cannot be read: {error}") from error
         # Saved settings of a training run; a prompt is neither cut nor padded.
         self._backend.no_truncation()
@@ -184,9 +186,21 @@ class Tokenizer:
         return await loop.run_in_executor(self._pool, self._encode, text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        return self._encode_batch([text], add_special_tokens)[0]
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(words, add_special_tokens=False)]
+        return self._encode_batch(words, add_special_tokens=False)
+
+    def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        try:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if _is_panic(error):  # else nobody would expect it: it is no Exception
+                raise RuntimeError(f"the tokenizer fails: {error}") from error
+            raise
+        return [encoding.ids for encoding in encodings]
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether code in Rust has met what it took for impossible; the class of such errors has no importable name."""
+    return type(error).__name__ == "PanicException"

@@ -226,6 +226,54 @@ def test_tokenizer_without_tokens_of_use_is_refused(model_dir: Path, tokenizer: 
 
 
 @pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}},
+            "normalizer: precompiled_charsmap names a table of 4294967295 bytes, has 8 in all",
+        ),
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}},
+            "normalizer: precompiled_charsmap names",
+        ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}] * 8,
+                }
+            },
+            "normalizer: may make a text 1e+08 times longer, served are 1000",
+        ),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pre_tokenizer: FixedLength has the length 0"),
+        (
+            {
+                "decoder": {
+                    "type": "Sequence",
+                    "decoders": [{"type": "Strip", "content": "a", "start": 0, "stop": 10**9}],
+                }
+            },
+            "decoder: Strip has start 0 and stop 1000000000",
+        ),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+                    "special_tokens": {},
+                }
+            },
+            "post_processor: single has the special token '<s>', special_tokens has it not",
+        ),
+    ],
+    ids=["charsmap", "no charsmap", "growth", "chunks", "strip", "template"],
+)
+def test_tokenizer_that_would_end_a_frontend_is_refused(model_dir: Path, part: dict[str, Any], says: str) -> None:
+    (model_dir / "tokenizer.json").write_text(json.dumps({**TOKENIZER, **part}))
+    assert f"tokenizer.json: {says}" in complaint(model_dir)
+
+
+@pytest.mark.parametrize(
     "template",
     [
         "{{ " + "(" * DEEP + " }}",

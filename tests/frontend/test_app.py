@@ -16,6 +16,7 @@ from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.grpc_door.server import SERVICE_NAME
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,22 @@ async def reflected_services(channel):
     names = {service.name for service in (await call.read()).list_services_response.service}
     await call.done_writing()
     return names
+
+
+async def test_broken_template_is_told_at_the_start_and_text_is_served(caplog, text_request):
+    files = {**byte_tokenizer_files(), "chat_template.jinja": b"{% if %}"}
+    engine = FakeEngine(files=files)
+    app = FrontendApp(FrontendConfig(port=0, http=False, engine=(await engine.start(),)), warm_up=True)
+    await app.start()
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{app.port}") as channel:
+        await app.wait_serving(None)
+        await app._warm_up
+        stub = GenerationServiceStub(channel)
+        assert not (await stub.GetModel(pb.GetModelRequest())).has_chat_template
+        assert "chat prompts are refused: the model's chat template cannot be compiled: line 1" in caplog.text
+        assert (await stub.Generate(pb.GenerateRequest(spec=text_request("new").spec))).text == "new"
+    await app.stop()
+    await engine.kill()
 
 
 async def test_reflection_lists_the_services(pair):

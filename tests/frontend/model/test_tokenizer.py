@@ -93,6 +93,19 @@ async def test_the_event_loop_runs_while_a_long_prompt_is_tokenized(tokenizer):
     assert min(stalls) < 0.5
 
 
+async def test_panic_of_the_library_is_an_error_like_others(files):
+    content = json.loads(files["tokenizer.json"])
+    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}
+    odd = {**content, "post_processor": {**template, "special_tokens": {}}}
+    tokenizer = Tokenizer.from_files({"tokenizer.json": json.dumps(odd).encode()})
+    with pytest.raises(RuntimeError, match="the tokenizer fails"):
+        await tokenizer.encode("a")
+    tokenizer.close()
+    odd = {**content, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/w=="}}
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_files({"tokenizer.json": json.dumps(odd).encode()})
+
+
 def test_from_dir_reads_the_known_files_only(tmp_path, files):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
@@ -119,6 +132,13 @@ def test_detokenizer_and_token_bytes_belong_to_the_vocabulary(tokenizer, backend
     detokenizer = tokenizer.detokenizer(keep_special_tokens=False)
     assert detokenizer.push(ids) + detokenizer.finish() == backend.decode(ids)
     assert b"".join(map(tokenizer.token_bytes, ids)) == backend.decode(ids).encode()
+
+
+def test_token_ids_without_bound_are_refused(files):
+    content = json.loads(files["tokenizer.json"])
+    content["model"]["vocab"]["odd"] = 4_000_000_000
+    with pytest.raises(ValueError, match=r"tokenizer\.json has the token id 4000000000, the largest is 16777215"):
+        Tokenizer.from_files({"tokenizer.json": json.dumps(content).encode()})
 
 
 def test_missing_or_broken_tokenizer_json_is_named():

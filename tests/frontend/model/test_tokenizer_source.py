@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
@@ -24,6 +26,26 @@ class Stub:
 @pytest.fixture
 def files():
     return {**byte_tokenizer_files(), "generation_config.json": b'{"temperature": 0.5}'}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda path: os.mkfifo(path), "special_tokens_map.json is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "special_tokens_map.json is no regular file"),
+        (lambda path: path.symlink_to(path.name), "special_tokens_map.json cannot be read: Too many levels"),
+        (lambda path: path.write_bytes(b"[" * 100_000), "special_tokens_map.json is nested too deeply"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "bytes, at most 268435456 are read"),
+    ],
+    ids=["named pipe", "device", "circular link", "nested", "large"],
+)
+def test_folder_with_files_of_no_use_is_a_bad_flag(files, tmp_path, break_it, says):
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    break_it(tmp_path / "special_tokens_map.json")
+    with pytest.raises(ConfigError, match="--tokenizer") as caught:
+        TokenizerSource(tmp_path)
+    assert says in str(caught.value)
 
 
 async def test_files_come_from_the_engine_once(files):

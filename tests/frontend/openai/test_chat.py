@@ -1,5 +1,6 @@
 """/v1/chat/completions through OpenAI's own client. FakeEngine answers with the rendered conversation."""
 
+import asyncio
 import json
 
 import openai
@@ -52,6 +53,27 @@ async def test_answer_has_a_message_a_reason_and_usage(client):
     assert (choice.message.tool_calls, choice.logprobs) == (None, None)
     assert (answer.object, answer.id[:9]) == ("chat.completion", "chatcmpl-")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(RENDERED), len(RENDERED) + 1)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [({"times": 10**10}, "takes more than 256 MiB of memory"), ({"big": 9}, "takes more than 0.5 s of CPU time")],
+)
+async def test_variables_that_make_the_template_expensive_cost_one_request_alone(connect_to, kwargs, says):
+    client = await connect_to(
+        "{{ messages[0].content }}{{ ('x' * times) | length if times }}{{ 10 ** (10 ** big) % 7 if big }}"
+    )
+
+    async def ask(**body):
+        return await client.chat.completions.create(model="fake", messages=user("hi"), extra_body=body)
+
+    bad = asyncio.create_task(ask(chat_template_kwargs=kwargs))
+    for _ in range(5):
+        assert (await ask()).choices[0].message.content == "hi"
+    with pytest.raises(openai.BadRequestError, match=says) as caught:
+        await bad
+    assert caught.value.body["param"] == "messages"
+    assert (await ask()).choices[0].message.content == "hi"
 
 
 async def test_streamed_deltas_add_up_to_the_answer(client):
