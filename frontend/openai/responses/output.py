@@ -48,9 +48,9 @@ class OutputItems:
         match step:
             case BlockOpened():
                 self._logprobs = []
-                item = self._item(block, "in_progress")
+                item = self._item(block, "", "in_progress")  # empty: the deltas bring everything
                 added = {"type": "response.output_item.added", "output_index": block.index, "item": item}
-                return [added, *self._part_events("added", block, part_at)]
+                return [added, *self._part_events("added", block, "", part_at)]
             case BlockGrown(text=text):
                 event = {"type": f"response.{self._stem(block)}.delta", **part_at, "delta": text}
                 if block.kind is BlockKind.TEXT:
@@ -59,42 +59,43 @@ class OutputItems:
                 return [event]
             case BlockClosed():
                 name = "arguments" if block.kind is BlockKind.CALL else "text"
-                done = {"type": f"response.{self._stem(block)}.done", **part_at, name: block.text}
+                text = block.text
+                done = {"type": f"response.{self._stem(block)}.done", **part_at, name: text}
                 if block.kind is BlockKind.TEXT:
                     done["logprobs"] = self._logprobs
                 elif block.kind is BlockKind.CALL:
                     done["name"] = block.name
-                item = self._item(block, "incomplete" if is_cut_off else "completed")
+                item = self._item(block, text, "incomplete" if is_cut_off else "completed")
                 self.output.append(item)
                 item_done = {"type": "response.output_item.done", "output_index": block.index, "item": item}
-                return [done, *self._part_events("done", block, part_at), item_done]
+                return [done, *self._part_events("done", block, text, part_at), item_done]
 
-    def _item(self, block: Block, status: str) -> JsonObject:
+    def _item(self, block: Block, text: str, status: str) -> JsonObject:
         is_done = status != "in_progress"
         item: JsonObject = {"id": self._item_id(block), "type": "message", "status": status}
         match block.kind:
             case BlockKind.TEXT:
-                return item | {"role": "assistant", "content": [self._part(block)] if is_done else []}
+                return item | {"role": "assistant", "content": [self._part(block, text)] if is_done else []}
             case BlockKind.CALL:
-                call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+                call = {"call_id": block.call_id, "name": block.name, "arguments": text}
                 return item | {"type": "function_call", **call}
-        parts = [self._part(block)] if is_done else []
+        parts = [self._part(block, text)] if is_done else []
         item |= {"type": "reasoning", "summary": parts if self._with_summary else []}
         if not self._with_summary:
             item["content"] = parts
-        item["encrypted_content"] = encoded(block.text) if self._with_encrypted and is_done else None
+        item["encrypted_content"] = encoded(text) if self._with_encrypted and is_done else None
         return item
 
-    def _part_events(self, what: str, block: Block, part_at: JsonObject) -> list[JsonObject]:
+    def _part_events(self, what: str, block: Block, text: str, part_at: JsonObject) -> list[JsonObject]:
         if block.kind is BlockKind.CALL:
             return []
         kind = "reasoning_summary_part" if self._is_summary(block) else "content_part"
-        return [{"type": f"response.{kind}.{what}", **part_at, "part": self._part(block)}]
+        return [{"type": f"response.{kind}.{what}", **part_at, "part": self._part(block, text)}]
 
-    def _part(self, block: Block) -> JsonObject:
+    def _part(self, block: Block, text: str) -> JsonObject:
         if block.kind is BlockKind.REASONING:
-            return {"type": "summary_text" if self._with_summary else "reasoning_text", "text": block.text}
-        part: dict[str, Any] = {"type": "output_text", "text": block.text, "annotations": []}
+            return {"type": "summary_text" if self._with_summary else "reasoning_text", "text": text}
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         if self._with_logprobs:
             part["logprobs"] = self._logprobs
         return part

@@ -152,6 +152,27 @@ async def test_reasoning_text_and_calls_are_items_in_order(pair_of, connect, str
     assert {item["status"] for item in output} == {"completed"}
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 64])
+@pytest.mark.parametrize("summary", [None, "auto"])
+async def test_deltas_alone_add_up_to_what_is_done(pair_of, tokens_per_step, summary):
+    pair = await pair_of(ALL)
+    pair.engine.tokens_per_step = tokens_per_step
+    body = {"input": f"<think>hm</think>Well.\n{CALL}", "tools": [WEATHER], "reasoning": {"summary": summary}}
+    texts, num_done = {}, 0
+    for event in await raw_events(pair, **body):
+        index, kind = event.get("output_index"), event["type"]
+        if kind == "response.output_item.added":
+            texts[index] = event["item"].get("arguments", "")
+        elif kind.endswith("part.added"):
+            texts[index] += event["part"]["text"]
+        elif kind.endswith(".delta"):
+            texts[index] += event["delta"]
+        elif kind.endswith(("_text.done", "arguments.done")):
+            assert texts[index] == event.get("text", event.get("arguments"))
+            num_done += 1
+    assert num_done == 3
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 64])
 async def test_reasoning_tokens_do_not_depend_on_how_tokens_were_batched(pair_of, connect, tokens_per_step):
     pair = await pair_of(ALL)
