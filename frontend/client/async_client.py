@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -12,7 +13,7 @@ from grpc import aio
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.client.connection import Tls, key_metadata
-from frontend.client.errors import GenerationError, generation_error
+from frontend.client.errors import GenerationError, closed_error, generation_error
 from frontend.client.progress import Progress
 from frontend.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
 from frontend.client.request import (
@@ -26,6 +27,7 @@ from frontend.client.request import (
 from frontend.client.streamed_answer import StreamedAnswer
 
 Response = TypeVar("Response")
+Started = TypeVar("Started")
 
 
 class AsyncGenerationStream(StreamedAnswer):
@@ -54,6 +56,12 @@ class AsyncGenerationStream(StreamedAnswer):
                     return chunk
         except grpc.RpcError as error:
             raise generation_error(error) from error
+        except asyncio.CancelledError as error:
+            if _is_being_cancelled():
+                raise
+            raise GenerationError(
+                grpc.StatusCode.CANCELLED, "the generation was cancelled, or its client closed"
+            ) from error
         raise StopAsyncIteration
 
     def cancel(self) -> None:
@@ -107,14 +115,16 @@ class AsyncChairliftClient:
             ValueError: a number that its field cannot hold.
         """
         request = pb.GenerateRequest(spec=generation_spec(text, options))
-        return await _call(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        return await _call(lambda: self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def stream(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
     ) -> AsyncGenerationStream:
         """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
-        return AsyncGenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
+        return AsyncGenerationStream(
+            _start(lambda: self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
+        )
 
     @overload
     async def generate_many(
@@ -175,9 +185,8 @@ class AsyncChairliftClient:
             with Progress(len(batch.requests), show=progress) as bar:
                 while not batch.complete:
                     for index in batch.take_due(time.monotonic()):
-                        calls[index] = self._stub.Generate(
-                            batch.requests[index], timeout=timeout_s, metadata=self._metadata
-                        )
+                        start = partial(self._stub.Generate, batch.requests[index])
+                        calls[index] = _start(partial(start, timeout=timeout_s, metadata=self._metadata))
                         calls[index].add_done_callback(lambda _, index=index: done.put_nowait(index))
                     try:
                         async with asyncio.timeout(batch.wait_s(time.monotonic())):
@@ -185,9 +194,9 @@ class AsyncChairliftClient:
                     except TimeoutError:
                         continue
                     try:
-                        batch.answered(index, await calls.pop(index))
-                    except grpc.RpcError as error:
-                        batch.failed(index, generation_error(error), time.monotonic())
+                        batch.answered(index, await _outcome(calls.pop(index)))
+                    except GenerationError as error:
+                        batch.failed(index, error, time.monotonic())
                     bar.update(batch.num_settled, batch.num_output_tokens)
         finally:
             for call in calls.values():
@@ -210,7 +219,7 @@ class AsyncChairliftClient:
             TypeError: not exactly one prompt.
         """
         request = count_request(text, chat, model, return_token_ids)
-        return await _call(self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
+        return await _call(lambda: self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
 
     async def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
         """The model that is served and its limits.
@@ -219,10 +228,10 @@ class AsyncChairliftClient:
             GenerationError: the call failed.
         """
         request = pb.GetModelRequest(model=model)
-        return await _call(self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
+        return await _call(lambda: self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
 
     async def close(self) -> None:
-        """Closes the channel; calls that run are cancelled."""
+        """Closes the channel. Calls that run end with a GenerationError, as do later ones (reason CLIENT_CLOSED)."""
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -234,8 +243,28 @@ class AsyncChairliftClient:
         await self.close()
 
 
-async def _call(call: Awaitable[Response]) -> Response:
+async def _call(call: Callable[[], Awaitable[Response]]) -> Response:
+    return await _outcome(_start(call))
+
+
+def _start(call: Callable[[], Started]) -> Started:
+    try:
+        return call()
+    except aio.UsageError as error:  # grpc's way to say that the channel is closed
+        raise closed_error() from error
+
+
+async def _outcome(call: Awaitable[Response]) -> Response:
     try:
         return await call
     except grpc.RpcError as error:
         raise generation_error(error) from error
+    except asyncio.CancelledError as error:
+        if _is_being_cancelled():
+            raise
+        raise closed_error() from error  # nothing else cancels a call under the task that waits for it
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

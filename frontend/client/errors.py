@@ -38,7 +38,8 @@ class GenerationError(Exception):
     Attributes:
         status: the gRPC status code.
         message: what the server says.
-        reason: what happened in one word for programs, as QUEUE_FULL; empty if the server did not say.
+        reason: what happened in one word for programs, as QUEUE_FULL; empty if the server did not say. CLIENT_CLOSED:
+            this client has been closed, nothing was sent or the answer was given up.
         field_violations: the fields at fault.
         retry_delay_s: after how long trying again may help, seconds; None if the server did not say.
     """
@@ -58,6 +59,11 @@ class GenerationError(Exception):
         self.reason = reason
         self.field_violations = field_violations
         self.retry_delay_s = retry_delay_s
+
+
+def closed_error() -> GenerationError:
+    """The error of a call through a client that has been closed."""
+    return GenerationError(grpc.StatusCode.CANCELLED, "this client has been closed", reason="CLIENT_CLOSED")
 
 
 def generation_error(error: grpc.RpcError) -> GenerationError:

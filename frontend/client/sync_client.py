@@ -3,6 +3,7 @@
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar, Unpack, overload
 
@@ -11,7 +12,7 @@ import grpc
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.client.connection import Tls, key_metadata
-from frontend.client.errors import GenerationError, generation_error
+from frontend.client.errors import GenerationError, closed_error, generation_error
 from frontend.client.progress import Progress
 from frontend.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
 from frontend.client.request import (
@@ -96,6 +97,7 @@ class ChairliftClient:
             else grpc.secure_channel(target, tls.credentials(), options=CHANNEL_OPTIONS)
         )
         self._stub = GenerationServiceStub(self._channel)
+        self._is_closed = False
 
     def generate(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
@@ -113,14 +115,16 @@ class ChairliftClient:
             ValueError: a number that its field cannot hold.
         """
         request = pb.GenerateRequest(spec=generation_spec(text, options))
-        return _call(lambda: self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        return self._call(lambda: self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     def stream(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
     ) -> GenerationStream:
         """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
-        return GenerationStream(self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
+        return GenerationStream(
+            self._call(lambda: self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
+        )
 
     @overload
     def generate_many(
@@ -181,9 +185,8 @@ class ChairliftClient:
             with Progress(len(batch.requests), show=progress) as bar:
                 while not batch.complete:
                     for index in batch.take_due(time.monotonic()):
-                        calls[index] = self._stub.Generate.future(
-                            batch.requests[index], timeout=timeout_s, metadata=self._metadata
-                        )
+                        start = partial(self._stub.Generate.future, batch.requests[index])
+                        calls[index] = self._call(partial(start, timeout=timeout_s, metadata=self._metadata))
                         calls[index].add_done_callback(lambda _, index=index: done.put(index))
                     try:
                         index = done.get(timeout=batch.wait_s(time.monotonic()))
@@ -216,7 +219,7 @@ class ChairliftClient:
             TypeError: not exactly one prompt.
         """
         request = count_request(text, chat, model, return_token_ids)
-        return _call(lambda: self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
+        return self._call(lambda: self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
 
     def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
         """The model that is served and its limits.
@@ -225,11 +228,25 @@ class ChairliftClient:
             GenerationError: the call failed.
         """
         request = pb.GetModelRequest(model=model)
-        return _call(lambda: self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
+        return self._call(lambda: self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
 
     def close(self) -> None:
-        """Closes the channel; calls that run are cancelled."""
+        """Closes the channel. Calls that run end with a GenerationError, as do later ones (reason CLIENT_CLOSED)."""
+        self._is_closed = True
         self._channel.close()
+
+    def _call(self, call: Callable[[], Response]) -> Response:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            failure = generation_error(error)
+            if self._is_closed and failure.status is grpc.StatusCode.CANCELLED:
+                raise closed_error() from error
+            raise failure from error
+        except ValueError as error:
+            if self._is_closed:  # grpc's way to say so
+                raise closed_error() from error
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -238,10 +255,3 @@ class ChairliftClient:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _call(call: Callable[[], Response]) -> Response:
-    try:
-        return call()
-    except grpc.RpcError as error:
-        raise generation_error(error) from error
