@@ -12,6 +12,7 @@ from frontend.openai.blocks import Block, BlockClosed, BlockGrown, BlockKind, Bl
 from frontend.openai.job import NAMED_EVENTS, JsonObject
 from frontend.openai.opaque_reasoning import encoded
 from frontend.openai.spec import sampling_spec
+from frontend.request.prompt_options import PromptOptions
 from frontend.structured.forms import OutputForm
 
 _SIGNATURE = "unsigned"
@@ -29,6 +30,7 @@ class MessageJob:
     """
 
     event_format = NAMED_EVENTS
+    prompt_options = PromptOptions()
 
     def __init__(self, body: MessagesBody, model: ServedModel, request_id: str, *, form: OutputForm | None) -> None:
         self.request_id = f"msg_{request_id}"
