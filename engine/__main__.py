@@ -16,14 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from chairlift.service.log_format import JSON, escaped
+from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.flags import parse_config
 from engine.io_thread import IoThread
-from engine.logs import JSON, escaped, log_to_stderr, terminal
+from engine.logs import log_to_stderr, terminal
 from engine.machine import usable_cpus
 from engine.outgoing import CoalescePolicy
-from engine.process_limits import NUM_THREADS, check_process_limits
 from engine.server import EngineService
 from engine.service_manager import notify_ready
 from engine.serving import FAREWELL_S, Engine
@@ -63,7 +64,10 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
     check_exposure(config)
     handshakes = Handshakes()
     credentials = server_credentials(config, handshakes)
-    check_process_limits(NUM_THREADS + 2 * usable_cpus())  # torch's and our own kernels'
+    try:
+        check_process_limits(NUM_THREADS + 2 * usable_cpus())  # torch's and our own kernels'
+    except ProcessLimitError as error:
+        raise ConfigError(str(error)) from None
     signals = ShutdownSignals(config.shutdown_timeout_s)
     if config.exit_on_stdin_close:
         signals.watch_stdin()

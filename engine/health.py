@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
 from chairlift.engine.v1 import engine_service_pb2
-from engine.health_list import list_response
+from chairlift.service.health_list import list_response
 
 SERVICE_NAMES = ("", engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name)
 

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from chairlift.engine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
+from chairlift.service.health_list import add_health
 from engine.errors import ConfigError
-from engine.health_list import add_health
 from engine.server import EngineService
 
 MAX_RECEIVE_BYTES = 64 << 20

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from chairlift.service.health_list import add_health
+from chairlift.service.process_limits import ProcessLimitError, check_process_limits
 from chairlift.v1 import generation_service_pb2
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from frontend import __version__
@@ -25,7 +27,6 @@ from frontend.grpc_door.key_interceptor import KeyInterceptor
 from frontend.grpc_door.reflection import add_reflection
 from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
-from frontend.health_list import add_health
 from frontend.isolated.process import JobLimits
 from frontend.limits import MAX_REQUEST_BYTES
 from frontend.metrics.metrics import Metrics
@@ -33,7 +34,6 @@ from frontend.metrics.traffic import log_traffic
 from frontend.model.chat_renderer import ChatRenderer
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
-from frontend.process_limits import check_process_limits
 from frontend.structured.compiler import GrammarCompiler
 from frontend.tracing.origin import GrpcOrigin, HttpOrigin
 from frontend.workers.order import WorkerPlace
@@ -124,7 +124,10 @@ class FrontendApp:
         Raises:
             ConfigError: a port cannot be had, or too few threads or files.
         """
-        check_process_limits()
+        try:
+            check_process_limits()
+        except ProcessLimitError as error:
+            raise ConfigError(str(error)) from None
         config = self._config
         server = grpc.aio.server(
             interceptors=[

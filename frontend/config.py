@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from chairlift.service.log_format import LOG_FORMATS
 from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.errors import ConfigError
-from frontend.logs import LOG_FORMATS, LOG_LEVELS
+from frontend.logs import LOG_LEVELS
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 MIN_GRAMMAR_MEMORY_BYTES = 16 << 20

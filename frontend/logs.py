@@ -3,11 +3,9 @@
 import logging
 import os
 import sys
-import threading
-from types import TracebackType
-from typing import Any
 
-TEXT, JSON = LOG_FORMATS = ("text", "json")
+from chairlift.service.log_format import JSON, escaped, formatter, log_uncaught_exceptions
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _log = logging.getLogger("frontend")
@@ -30,14 +28,17 @@ def log_to_stderr(level_name: str, log_format: str, *, worker: int | None = None
     """
     silence_grpc_core()
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_formatter(log_format, worker))
+    handler.setFormatter(
+        formatter(
+            log_format,
+            "chairlift-frontend",
+            label="" if worker is None else f"[{worker}]",
+            fields={} if worker is None else {"worker": worker},
+        )
+    )
     logging.basicConfig(level=level_name.upper(), handlers=[handler])
     if log_format == JSON:
-        logging.captureWarnings(True)
-        sys.excepthook = _log_exception
-        threading.excepthook = lambda failure: _log_exception(
-            failure.exc_type, failure.exc_value, failure.exc_traceback
-        )
+        log_uncaught_exceptions(_log)
 
 
 def announce(text: str, log_format: str) -> None:
@@ -54,54 +55,3 @@ def complain(program: str, error: object, log_format: str) -> None:
         _log.critical("%s", error)
     else:
         print(f"{program}: error: {escaped(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def escaped(text: str) -> str:
-    """A text without control characters: line ends, terminal escapes, marks that reverse a line, as Python writes them.
-
-    A client chooses its request id and model name, and a terminal that shows the log obeys what is in them.
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-class _TextFormatter(logging.Formatter):
-    """Lines for people, which nothing that a client sends can forge.
-
-    A record is one line without control characters; each line of its traceback is indented.
-    """
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        return escaped(super().formatMessage(record))
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802
-        return _indented(super().formatException(ei))
-
-    def formatStack(self, stack_info: str) -> str:  # noqa: N802
-        return _indented(super().formatStack(stack_info))
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {escaped(line)}" for line in text.split("\n"))
-
-
-def _formatter(log_format: str, worker: int | None) -> logging.Formatter:
-    if log_format == TEXT:
-        who = "" if worker is None else f"[{worker}] "
-        return _TextFormatter(f"%(asctime)s.%(msecs)03d %(levelname)s {who}%(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
-    from pythonjsonlogger.json import JsonFormatter
-
-    fields: dict[str, Any] = {"program": "chairlift-frontend"} | ({} if worker is None else {"worker": worker})
-    return JsonFormatter(
-        "{levelname} {name} {message}",
-        style="{",
-        rename_fields={"levelname": "level", "name": "logger", "message": "msg"},
-        static_fields=fields,
-        timestamp="ts",
-    )
-
-
-def _log_exception(kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None) -> None:
-    """In place of the interpreter's own many lines."""
-    _log.critical("ended by a defect", exc_info=(kind, error, traceback) if error is not None else None)

@@ -1,6 +1,6 @@
 """grpc.health.v1 with its List method, which grpcio-health-checking has only in versions that need protobuf 7.
 
-With an older one the method's messages are made here, after the public health.proto. The frontend has the same file.
+With an older one the method's messages are made here, after the public health.proto.
 """
 
 from collections.abc import Mapping

@@ -1,35 +1,41 @@
-"""Whether this process may have the threads and files that it will need: C libraries crash where they get none."""
+"""Checks that this process may have the threads and files it will need: C libraries crash without them."""
 
 import resource
 import threading
-
-from engine.errors import ConfigError
 
 NUM_FILES = 64
 NUM_THREADS = 24  # at least; those that compute come on top
 
 
+class ProcessLimitError(Exception):
+    """The limits of this process are too low; the message says which, and how to raise it."""
+
+
 def check_process_limits(num_threads: int = NUM_THREADS, num_files: int = NUM_FILES) -> None:
-    """Tries it out, in a ms or two.
+    """Starts threads for a millisecond or two and reads the limit on open files.
 
     Args:
-        num_threads: that are to run beside those there are.
-        num_files: that may be open at once, those there are included.
-    Raises: ConfigError: fewer are allowed; says how many.
+        num_threads: threads to run beside those that exist.
+        num_files: files open at once, including those open now.
+
+    Raises:
+        ProcessLimitError: the process may have fewer.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < num_files:
-        raise ConfigError(f"this process may open {allowed} files, it needs {num_files}: raise the limit (ulimit -n)")
+        raise ProcessLimitError(
+            f"this process may open {allowed} files, it needs {num_files}: raise the limit (ulimit -n)"
+        )
     num_started = _start_threads(num_threads)
     if num_started < num_threads:
-        raise ConfigError(
+        raise ProcessLimitError(
             f"this process may start {num_started} more threads, it needs {num_threads}: raise the limit (ulimit -u, "
             "or a container's pids limit)"
         )
 
 
 def _start_threads(num_threads: int) -> int:
-    """How many of them can run at once."""
+    """Number of threads that could run at once."""
     over = threading.Event()
     threads = []
     try:

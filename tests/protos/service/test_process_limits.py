@@ -1,0 +1,53 @@
+"""Too few threads or files: one line instead of a crash in a C library."""
+
+import resource
+import threading
+
+import pytest
+
+from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
+
+
+class Threads:
+    """Those that the test's own thread starts; of others, that come and go as they like, nothing is known."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[threading.Thread] = []
+        self.most_allowed = 1000
+        self._start = threading.Thread.start
+        self._owner = threading.current_thread()
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: self.start(thread))
+
+    def start(self, thread: threading.Thread) -> None:
+        if threading.current_thread() is self._owner:
+            if len(self.started) == self.most_allowed:
+                raise RuntimeError("can't start new thread")
+            self.started.append(thread)
+        self._start(thread)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    return Threads(monkeypatch)
+
+
+def test_what_this_machine_allows_is_enough_and_nothing_is_left_running(threads: Threads) -> None:
+    check_process_limits()
+    assert len(threads.started) == NUM_THREADS
+    assert not any(thread.is_alive() for thread in threads.started)
+
+
+def test_too_few_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 4096))
+    with pytest.raises(ProcessLimitError, match=r"may open 40 files, it needs 64: raise the limit \(ulimit -n\)"):
+        check_process_limits()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    check_process_limits()
+
+
+def test_too_few_threads_are_said_and_those_that_started_have_ended(threads: Threads) -> None:
+    threads.most_allowed = 5
+    with pytest.raises(ProcessLimitError, match=r"may start 5 more threads, it needs 24: .*pids limit"):
+        check_process_limits()
+    assert len(threads.started) == 5
+    assert not any(thread.is_alive() for thread in threads.started)
