@@ -53,6 +53,11 @@ class ChatFiles:
         return replace(self, plain=None, for_tools=None, refusal=refusal)
 
     @property
+    def shows_tools(self) -> bool:
+        """Whether prompts have the definitions of tools, as far as the template's text tells."""
+        return "tools" in (self.for_tools or "")
+
+    @property
     def shown(self) -> str | None:
         """The template that shows the most: of two that for tools."""
         return self.for_tools or self.plain

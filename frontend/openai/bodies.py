@@ -221,10 +221,14 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: Annotated[Count | None, BeforeValidator(lambda width: None if width is False else width)] = None
 
+    max_completion_tokens: Count | None = None  # the chat's name for max_tokens; guidellm sends both
+
     @model_validator(mode="after")
-    def _take_num_probs(self) -> "CompletionBody":
+    def _take_names_of_chats(self) -> "CompletionBody":
         if self.logprobs is None and self.n_probs:
             self.logprobs = self.n_probs
+        if self.max_tokens is None and not self.is_unlimited:
+            self.max_tokens = self.max_completion_tokens
         return self
 
 

@@ -60,7 +60,8 @@ def chat_form(
     rules = chat_format.call_rules(
         [_callable(tool["function"]) for tool in tools],
         tokenizer.special_token_id,
-        one_only=tool_use.one_call,
+        # A model that is not shown its tools has no reason to end a row of calls.
+        one_only=tool_use.one_call or not tokenizer.chat.shows_tools,
     )
     schemas: dict[str, Any] = dict(rules.schemas)
     lark = "start: calls"

@@ -204,7 +204,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         },
-        "max_completion_tokens",
+        None,
     ),
     "guidellm, chat": (
         CHAT,

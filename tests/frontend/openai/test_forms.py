@@ -108,6 +108,15 @@ async def test_required_call_is_held_to_the_parameters_and_parsed(connect_to):
     assert [schema["json_schema"]["required"] for schema in schemas] == [["city"], ["city"]]
 
 
+@pytest.mark.parametrize(
+    ("template", "calls"), [(HERMES, "calls: marked\n"), (HERMES + "{{ tools }}", "calls: marked (")]
+)
+async def test_a_model_that_is_not_shown_its_tools_makes_one_call(connect_to, template, calls):
+    client, engine = await connect_to(template)
+    await client.chat.completions.create(model="fake", messages=user(), tools=[tool("news")], tool_choice="required")
+    assert calls in grammars(engine)[0]["lark_grammar"]
+
+
 async def test_named_call_leaves_only_its_tool(connect_to):
     client, engine = await connect_to(HERMES)
     await client.chat.completions.create(

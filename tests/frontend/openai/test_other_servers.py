@@ -179,7 +179,17 @@ async def test_a_chat_that_echoes_begins_with_the_message_it_goes_on_with(connec
 # llama.cpp's names.
 
 
-@pytest.mark.parametrize(("body", "length"), [({"n_predict": 3}, 3), ({"n_predict": -1}, 40), ({}, 16)])
+@pytest.mark.parametrize(
+    ("body", "length"),
+    [
+        ({"n_predict": 3}, 3),
+        ({"n_predict": -1}, 40),
+        ({"n_predict": -1, "max_completion_tokens": 2}, 40),
+        ({"max_completion_tokens": 2}, 2),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, 1),
+        ({}, 16),
+    ],
+)
 async def test_n_predict_is_max_tokens_and_minus_one_what_fits(client, body, length):
     answer = await complete(client, "x" * 40, **body)
     assert answer.choices[0].text == "x" * length
