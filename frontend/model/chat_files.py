@@ -7,6 +7,8 @@ from typing import Any
 
 ADDITIONAL_TEMPLATES = "additional_chat_templates/"
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SENTENCEPIECE_DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_QWEN2_DEFAULTS = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _NO_TEMPLATE = "the model has no chat template; send text or token_ids"
 
 
@@ -111,6 +113,7 @@ def _token_variables(files: Mapping[str, bytes]) -> dict[str, str]:
     config = load_object(files, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # newer models' maps are copies at best; transformers ignores them too
         config = {**config, **load_object(files, "special_tokens_map.json")}
+    config = {**_class_defaults(files, config), **config}
     own = [name for name in config if name.endswith("_token") and name not in _TOKEN_VARIABLES]
     named = {name: config.get(name) for name in (*_TOKEN_VARIABLES, *own)}
     if isinstance(extra := config.get("extra_special_tokens"), dict):
@@ -121,6 +124,18 @@ def _token_variables(files: Mapping[str, bytes]) -> dict[str, str]:
         if isinstance(content, str):
             variables[name] = content
     return variables
+
+
+def _class_defaults(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Mapping[str, str]:
+    """The special tokens of the checkpoint's tokenizer class in `transformers`, for those that no file names. It does
+    not take byte-level tokenizers for Llama's class, whatever their files say.
+    """
+    match str(config.get("tokenizer_class")).removesuffix("Fast"):
+        case "LlamaTokenizer" if b'"ByteLevel"' not in files.get("tokenizer.json", b""):
+            return _SENTENCEPIECE_DEFAULTS
+        case "Qwen2Tokenizer":
+            return _QWEN2_DEFAULTS
+    return {}
 
 
 def load_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -43,6 +43,20 @@ def metaspace() -> tokenizers.Tokenizer:
     return backend
 
 
+def sentencepiece() -> tokenizers.Tokenizer:
+    """As Llama 2 has it, and `LlamaTokenizer` builds it."""
+    pieces = ["<unk>", "<s>", "</s>", "▁", *(f"<0x{byte:02X}>" for byte in range(256)), *"ab.,<>snewrplicx|/"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], fuse_unk=True, byte_fallback=True, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1)]
+    backend.decoder = decoders.Sequence(steps)
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return backend
+
+
 @pytest.fixture
 def save(tmp_path: Path):
     """save(files) -> a folder with them, JSON and templates; a tokenizer if none is among them."""
@@ -108,9 +122,9 @@ OLDER = {
 }
 
 
-async def assert_equal(folder: Path) -> None:
+async def assert_equal(folder: Path, class_name: str = "TokenizersBackend") -> None:
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), served(folder)
-    assert type(theirs).__name__ == "TokenizersBackend", "the one class that adds nothing of its own"
+    assert type(theirs).__name__ == class_name
     try:
         assert ours.vocab_size == len(theirs)
         for text in TEXTS:
@@ -144,6 +158,24 @@ async def test_ids_and_texts_of_a_unigram_tokenizer(save, name):
     backend = metaspace()
     config = json.loads(json.dumps(CASES[name]).replace(f'"{NEW_ID}"', f'"{backend.get_vocab_size()}"'))
     await assert_equal(save({"tokenizer_config.json": {**FAST, **config}, "tokenizer.json": backend}))
+
+
+@pytest.mark.parametrize("suffix", ["", "Fast"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"bos_token": None}, {"eos_token": "<new>"}, {"added_tokens_decoder": {}}], ids=str
+)
+async def test_special_tokens_of_a_class_hold_where_no_file_names_them(save, suffix, fields):
+    llama = {"tokenizer_class": f"LlamaTokenizer{suffix}", **fields}
+    await assert_equal(save({"tokenizer_config.json": llama, "tokenizer.json": sentencepiece()}), "LlamaTokenizer")
+    await assert_equal(save({"tokenizer_config.json": llama}))
+    qwen = byte_level()
+    qwen.add_special_tokens(["<|endoftext|>"])
+    config = {"tokenizer_class": f"Qwen2Tokenizer{suffix}", **fields}
+    files = {"tokenizer_config.json": config, "tokenizer.json": qwen, "config.json": {"model_type": "qwen2"}}
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(save(files)), served(save(files))
+    ours.close()
+    assert type(theirs).__name__ == "Qwen2Tokenizer"
+    assert ours.chat.variables == theirs.special_tokens_map
 
 
 def test_complete_tokenizer_is_served_byte_by_byte(save):
