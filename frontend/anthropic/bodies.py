@@ -15,6 +15,7 @@ from frontend.openai.nested import Nested
 from frontend.openai.parameters import is_off
 from frontend.openai.tool_use import ToolUse
 from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
 from frontend.structured.forms import OutputForm
 
 _UINT32_MAX = 2**32 - 1
@@ -58,7 +59,6 @@ class PromptBody(Body):
     mcp_servers: Any = None
     container: Any = None
 
-    _chat: ChatPrompt = PrivateAttr()
     _tool_use: ToolUse = PrivateAttr()
 
     @model_validator(mode="after")
@@ -67,7 +67,15 @@ class PromptBody(Body):
             if not is_off(getattr(self, name)):
                 raise BodyError(400, f"{name} is not served: only tools that the client runs are")
         self._tool_use = tool_use(self.tools or (), self.tool_choice)
-        messages = turns(self.system, self.messages)
+        return self
+
+    def chat(self) -> Sliced[ChatPrompt]:
+        """The conversation, in slices. A final message of the assistant's is one that the model goes on with.
+
+        Raises:
+            BodyError: a block that is not served.
+        """
+        messages = yield from turns(self.system, self.messages)
         goes_on = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
         options = ChatOptions(
             tools=tuple(self._tool_use.offered),
@@ -75,13 +83,7 @@ class PromptBody(Body):
             add_generation_prompt=not goes_on,
             continue_final_message=goes_on,
         )
-        self._chat = ChatPrompt(messages, options)
-        return self
-
-    @property
-    def chat(self) -> ChatPrompt:
-        """The conversation; a final assistant message is one that the model goes on with."""
-        return self._chat
+        return ChatPrompt(messages, options)
 
     @property
     def tool_use(self) -> ToolUse:

@@ -15,6 +15,7 @@ from frontend.openai.error_object import BodyError
 from frontend.openai.nested import Returned
 from frontend.openai.opaque_reasoning import decoded
 from frontend.openai.turns import Turn, Turns
+from frontend.slices import Sliced
 
 
 class Block(Returned):
@@ -41,8 +42,8 @@ class Message(Returned):
     content: Content
 
 
-def turns(system: Content | None, messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
-    """The conversation.
+def turns(system: Content | None, messages: Sequence[Message]) -> Sliced[tuple[ChatMessage, ...]]:
+    """The conversation, in slices.
 
     Raises:
         BodyError: a block that is not served, or lacks something; names it.
@@ -61,7 +62,8 @@ def turns(system: Content | None, messages: Sequence[Message]) -> tuple[ChatMess
                 conversation.instruct(*_texts(message.content, f"{where}.content"))
             case role:
                 raise _refused(f"{where}.role is {role[:64]!r}, it must be user, assistant or system")
-    return conversation.messages()
+        yield
+    return (yield from conversation.messages())
 
 
 def _add_user(conversation: Turns, content: Content, where: str) -> None:

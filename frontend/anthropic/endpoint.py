@@ -13,6 +13,7 @@ from frontend.openai.api import Api
 from frontend.openai.endpoint import STREAMED, Endpoint
 from frontend.openai.forms import chat_form
 from frontend.openai.runner import JobRunner, request_id_of
+from frontend.slices import in_slices
 
 
 class Messages:
@@ -34,10 +35,11 @@ class Messages:
         if body.request_id:
             request_id = request_id_of(body.request_id, request.headers)
             request.state.request_id = f"req_{request_id}"
+        chat = await in_slices(body.chat())
         generations = self._runner.generations
         model = generations.model(body.model)
         form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
-        job = MessageJob(body, model, request_id, form=form)
+        job = MessageJob(body, model, request_id, chat=chat, form=form)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         response = await self._runner.respond_single(request, job, deadline, stream=bool(body.stream))
         response.headers[REQUEST_ID_HEADER] = request.state.request_id
@@ -47,8 +49,9 @@ class Messages:
         """POST /v1/messages/count_tokens."""
         request.state.request_id = f"req_{request_id_of(None, request.headers)}"
         body = await self._runner.read(request, PromptBody)
+        chat = await in_slices(body.chat())
         with self._runner.calls.call():
-            token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), body.chat)
+            token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), chat)
         headers = {**request.state.answer_headers, REQUEST_ID_HEADER: request.state.request_id}
         return JSONResponse({"input_tokens": len(token_ids)}, headers=headers)
 

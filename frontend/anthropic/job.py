@@ -13,6 +13,7 @@ from frontend.openai.job import NAMED_EVENTS, JsonObject
 from frontend.openai.opaque_reasoning import encoded
 from frontend.openai.spec import sampling_spec
 from frontend.request.prompt_options import PromptOptions
+from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
 
 _SIGNATURE = "unsigned"
@@ -26,15 +27,18 @@ class MessageJob:
         body: what is asked.
         model: what answers.
         request_id: of the call, without a prefix.
+        chat: the conversation.
         form: of the answer; None: any.
     """
 
     event_format = NAMED_EVENTS
     prompt_options = PromptOptions()
 
-    def __init__(self, body: MessagesBody, model: ServedModel, request_id: str, *, form: OutputForm | None) -> None:
+    def __init__(
+        self, body: MessagesBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
+    ) -> None:
         self.request_id = f"msg_{request_id}"
-        self.chat = body.chat
+        self.chat = chat
         self.form = form
         # Not the request's own limit: one that is larger than what fits means whatever fits.
         self.default_max_tokens = body.max_tokens

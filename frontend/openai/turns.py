@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from frontend.chat.messages import ChatMessage, ToolCall
+from frontend.slices import Sliced
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +50,10 @@ class Turns:
         """Adds the answer of a tool."""
         self.all.append(Turn("tool", list(texts), name=self._names.get(call_id, ""), call_id=call_id))
 
-    def messages(self) -> tuple[ChatMessage, ...]:
-        """The conversation as templates are given it."""
-        return tuple(turn.as_message() for turn in self.all)
+    def messages(self) -> Sliced[tuple[ChatMessage, ...]]:
+        """The conversation as templates are given it, in slices."""
+        messages = []
+        for turn in self.all:
+            messages.append(turn.as_message())
+            yield
+        return tuple(messages)

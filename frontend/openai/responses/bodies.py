@@ -15,6 +15,7 @@ from frontend.openai.responses.items import Item, turns
 from frontend.openai.responses.tools import tool_use
 from frontend.openai.tool_use import ToolUse
 from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
 from frontend.structured.forms import FormKind, OutputForm
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -80,7 +81,6 @@ class ConversationBody(Body):
     prompt: Any = None
     truncation: str | None = None
 
-    _chat: ChatPrompt = PrivateAttr()
     _tool_use: ToolUse = PrivateAttr()
 
     @model_validator(mode="after")
@@ -103,14 +103,16 @@ class ConversationBody(Body):
             )
         one_call = self.parallel_tool_calls is False
         self._tool_use = tool_use(self.tools or (), self.tool_choice, one_call=one_call)
-        options = ChatOptions(tools=tuple(self._tool_use.offered), template_kwargs=self._template_variables())
-        self._chat = ChatPrompt(turns(self.instructions, self.input), options)
         return self
 
-    @property
-    def chat(self) -> ChatPrompt:
-        """The conversation."""
-        return self._chat
+    def chat(self) -> Sliced[ChatPrompt]:
+        """The conversation, in slices.
+
+        Raises:
+            BodyError: an item that is not served.
+        """
+        options = ChatOptions(tools=tuple(self._tool_use.offered), template_kwargs=self._template_variables())
+        return ChatPrompt((yield from turns(self.instructions, self.input)), options)
 
     @property
     def tool_use(self) -> ToolUse:

@@ -14,6 +14,7 @@ from frontend.openai.forms import chat_form
 from frontend.openai.responses.bodies import ConversationBody, ResponsesBody
 from frontend.openai.responses.job import ResponseJob
 from frontend.openai.runner import JobRunner, request_id_of
+from frontend.slices import in_slices
 
 
 class Responses:
@@ -30,18 +31,20 @@ class Responses:
         """POST /v1/responses."""
         arrived_at_s = time.monotonic()
         body = await self._runner.read(request, ResponsesBody)
+        chat = await in_slices(body.chat())
         generations = self._runner.generations
         model = generations.model(body.model)
         form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
-        job = ResponseJob(body, model, request_id_of(body.request_id, request.headers), form=form)
+        job = ResponseJob(body, model, request_id_of(body.request_id, request.headers), chat=chat, form=form)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         return await self._runner.respond_single(request, job, deadline, stream=bool(body.stream))
 
     async def input_tokens(self, request: Request) -> Response:
         """POST /v1/responses/input_tokens: how many tokens the prompt of a request has."""
         body = await self._runner.read(request, ConversationBody)
+        chat = await in_slices(body.chat())
         with self._runner.calls.call():
-            token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), body.chat)
+            token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), chat)
         content = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
         return JSONResponse(content, headers=request.state.answer_headers)
 

@@ -15,6 +15,7 @@ from frontend.openai.error_object import BodyError
 from frontend.openai.nested import Returned
 from frontend.openai.opaque_reasoning import decoded
 from frontend.openai.turns import Turn, Turns
+from frontend.slices import Sliced
 
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
@@ -44,8 +45,8 @@ class Item(Returned):
     output: Content = None
 
 
-def turns(instructions: str | None, items: str | Sequence[Item]) -> tuple[ChatMessage, ...]:
-    """The conversation.
+def turns(instructions: str | None, items: str | Sequence[Item]) -> Sliced[tuple[ChatMessage, ...]]:
+    """The conversation, in slices.
 
     Raises:
         BodyError: an item that is not served, or has a wrong form; names it.
@@ -58,7 +59,8 @@ def turns(instructions: str | None, items: str | Sequence[Item]) -> tuple[ChatMe
     else:
         for index, item in enumerate(items):
             _add(conversation, item, f"input[{index}]")
-    return conversation.messages()
+            yield
+    return (yield from conversation.messages())
 
 
 def _add(conversation: Turns, item: Item, where: str) -> None:

@@ -14,6 +14,7 @@ from frontend.openai.responses.bodies import ResponsesBody
 from frontend.openai.responses.output import OutputItems
 from frontend.openai.spec import NO_LIMIT, sampling_spec
 from frontend.request.prompt_options import PromptOptions
+from frontend.request.request import ChatPrompt
 from frontend.structured.forms import OutputForm
 
 
@@ -24,15 +25,18 @@ class ResponseJob:
         body: what is asked.
         model: what answers.
         request_id: of the call, without a prefix.
+        chat: the conversation.
         form: of the answer; None: any.
     """
 
     event_format = NAMED_EVENTS
     prompt_options = PromptOptions()
 
-    def __init__(self, body: ResponsesBody, model: ServedModel, request_id: str, *, form: OutputForm | None) -> None:
+    def __init__(
+        self, body: ResponsesBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
+    ) -> None:
         self.request_id = f"resp_{request_id}"
-        self.chat = body.chat
+        self.chat = chat
         self.form = form
         # Not the request's own limit: one that is larger than what fits means whatever fits.
         self.default_max_tokens = body.max_output_tokens or NO_LIMIT
