@@ -5,9 +5,9 @@ bounds the queue in front of them, before any work is done for a request.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from frontend.errors import QueueFull
+from frontend.errors import InvalidRequest, QueueFull, RequestTooLong
 
 _RATE_WINDOW_S = 10.0
 _MIN_RETRY_S = 0.1
@@ -51,8 +51,8 @@ class Admission:
     Invariant: num_requests and num_tokens are the sums over the permits not released.
 
     Args:
-        max_requests: most permits out at once; one group alone may have more, or it could never be served.
-        max_tokens: most prompt tokens of all permits; one request alone may have more, for the same reason.
+        max_requests: most permits out at once.
+        max_tokens: most prompt tokens of all permits. A guess alone may be more: only the true number is refused.
 
     Attributes:
         on_change: called after every change of the two sums.
@@ -90,18 +90,63 @@ class Admission:
         Raises:
             QueueFull: as `admit`.
         """
+        return self.admit_call([num_tokens], num_requests, now_s)[0]
+
+    def admit_call(self, num_tokens: Sequence[int], num_answers: int, now_s: float) -> list[list[Permit]]:
+        """Takes places for several prompts, with as many answers to each, all or none. The first permit of a prompt
+        counts its tokens.
+
+        Args:
+            num_tokens: tokens of each prompt, as far as known.
+            num_answers: at least 1.
+            now_s: monotonic seconds.
+
+        Raises:
+            InvalidRequest: they are more than the queue has places.
+            QueueFull: as `admit`.
+        """
+        num_requests = len(num_tokens) * num_answers
+        self._check_places(len(num_tokens), num_answers)
         excess = self.num_requests + num_requests - self._max_requests
-        if self.num_requests and excess > 0:
+        if excess > 0:
             more = f"; {num_requests} more are too many" if num_requests > 1 else ""
             raise QueueFull(
                 f"{self.num_requests} requests wait for their first token, at most {self._max_requests} may{more}",
                 retry_after_s=self._retry_after_s(excess, 0, now_s),
             )
-        self._check_tokens(self.num_tokens, num_tokens, now_s)
+        self._check_tokens(self.num_tokens, sum(num_tokens), now_s)
         self.num_requests += num_requests
-        self.num_tokens += num_tokens
+        self.num_tokens += sum(num_tokens)
         self.on_change()
-        return [Permit(self, num_tokens), *(Permit(self, 0) for _ in range(1, num_requests))]
+        return [[Permit(self, number), *(Permit(self, 0) for _ in range(1, num_answers))] for number in num_tokens]
+
+    def check_fits(self, num_answers: int, num_tokens: int) -> None:
+        """Refuses what no waiting would help.
+
+        Args:
+            num_answers: to one prompt.
+            num_tokens: of this prompt, exactly.
+
+        Raises:
+            InvalidRequest: the queue would be too small even if it were empty.
+        """
+        self._check_places(1, num_answers)
+        if num_tokens > self._max_tokens:
+            raise RequestTooLong(
+                f"the prompt has {num_tokens} tokens, and in all at most {self._max_tokens} may wait "
+                "(--max-queued-tokens): it can never be served here",
+                field="spec.prompt",
+            )
+
+    def _check_places(self, num_prompts: int, num_answers: int) -> None:
+        if num_prompts * num_answers > self._max_requests:
+            prompts = f"{num_prompts} prompts with {num_answers} answers each are {num_prompts * num_answers} requests"
+            asked = prompts if num_prompts > 1 else f"{num_answers} answers are asked for"
+            raise InvalidRequest(
+                f"{asked}, and at most {self._max_requests} requests may wait (--max-queued-requests): they can never "
+                "be served here in one call",
+                field="spec.prompt" if num_prompts > 1 else "spec.num_answers",
+            )
 
     def correct(self, permit: Permit, num_tokens: int, now_s: float) -> None:
         """See Permit.correct."""

@@ -4,11 +4,11 @@ ends.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.admission import Admission
+from frontend.admission import Admission, Permit
 from frontend.answer.answer import Answer
 from frontend.answer.group import AnswerGroup
 from frontend.answer.parts import AnswerParsing
@@ -19,7 +19,7 @@ from frontend.engine_link import messages
 from frontend.engine_link.pool import EnginePool
 from frontend.engine_link.request_stream import CancelReason, RequestStream
 from frontend.engine_link.timing import AnswerTimes
-from frontend.errors import ClientStalled, DeadlineExceeded
+from frontend.errors import ClientStalled, DeadlineExceeded, RequestError
 from frontend.metrics.request_log import RequestLine
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.metrics.request_watch import RequestWatch
@@ -44,9 +44,13 @@ from frontend.structured.compiler import GrammarCompiler
 from frontend.structured.forms import OutputForm
 from frontend.tracing.origin import current_origin
 from frontend.tracing.request_trace import RequestTrace, Spans
+from frontend.turnstile import Turnstile
 
 _CHARS_PER_TOKEN = 4
 """For the first guess at a prompt's tokens, corrected as soon as it is tokenized."""
+
+_ANSWERS_PER_TURN = 32
+"""That a step has brought tokens for: 6 ms of work if all of them begin and end with it."""
 
 
 _NO_PROMPT_OPTIONS = PromptOptions()
@@ -87,6 +91,7 @@ class Generations:
     ) -> None:
         self._log_requests = log_requests
         self._log_prompts = log_prompts
+        self._turnstile = Turnstile(_ANSWERS_PER_TURN)
         self._spans = spans
         self._engines = engines
         self._admission = admission
@@ -124,6 +129,7 @@ class Generations:
         default_max_tokens: int = convert.DEFAULT_MAX_TOKENS,
         prompt_options: PromptOptions = _NO_PROMPT_OPTIONS,
         streamed: bool = True,
+        permits: Sequence[Permit] = (),
     ) -> AsyncIterator[AnswerGroup]:
         """Starts a generation; leaving the context ends it, in the engine too, and gives its places back.
 
@@ -135,6 +141,7 @@ class Generations:
             default_max_tokens: length of an answer that the spec does not limit, as far as it fits.
             prompt_options: how the prompt becomes token ids.
             streamed: whether the client gets the messages as they come, and not only what they add up to.
+            permits: places in the queue, one for each answer, if it has them already; they are given back here.
 
         Raises:
             RequestError: any; nothing is left behind.
@@ -143,7 +150,7 @@ class Generations:
         line = RequestLine(current_origin(), spec, with_prompt=self._log_prompts) if self._log_requests else None
         with RequestWatch(self._metrics, time_remaining_s, streamed=streamed, trace=trace, line=line) as watch:
             async with self._open(
-                spec, chat, form, default_max_tokens, prompt_options, time_remaining_s, watch
+                spec, chat, form, default_max_tokens, prompt_options, time_remaining_s, watch, permits
             ) as answers:
                 yield answers
 
@@ -157,6 +164,7 @@ class Generations:
         prompt_options: PromptOptions,
         time_remaining_s: Callable[[], float | None],
         watch: RequestWatch,
+        permits: Sequence[Permit],
     ) -> AsyncIterator[AnswerGroup]:
         deadline = Deadline(time_remaining_s)
         attachment = self._engines.attachment()
@@ -174,7 +182,10 @@ class Generations:
         num_tokens = _guess_num_tokens(request.prompt)
         if truncation is not None:
             num_tokens = min(num_tokens, truncation.max_tokens)
-        permits = self._admission.admit_group(request.num_answers, num_tokens, accepted_at_s)
+        if isinstance(request.prompt, TokenPrompt):
+            self._admission.check_fits(request.num_answers, num_tokens)
+        if not permits:
+            permits = self._admission.admit_group(request.num_answers, num_tokens, accepted_at_s)
         streams: dict[int, RequestStream] = {}  # of the answers
         answers: AnswerGroup | None = None
         reason = CancelReason.CLIENT
@@ -187,6 +198,7 @@ class Generations:
                 prompt_ids = truncation.of(prompt_ids)
             tokenized_s = time.monotonic() - began_at_s
             max_tokens = convert.token_budget(request, len(prompt_ids), model, default_max_tokens)
+            self._admission.check_fits(request.num_answers, len(prompt_ids))
             permits[0].correct(len(prompt_ids), time.monotonic())
             before = "" if parsing is None else parsing.before_answer(prompt_ids)
             constraints = await constraints_of(request, model, self._grammars, before=before)
@@ -226,6 +238,7 @@ class Generations:
                     index=index,
                     prompt=None if index else echo,
                     parser=None if parsing is None else parsing.parser(prompt_ids),
+                    turnstile=self._turnstile,
                 )
 
             answers = AnswerGroup(request.num_answers, submit, watch)
@@ -244,6 +257,32 @@ class Generations:
                 answers.close()
             for stream in streams.values():
                 stream.close(reason)
+
+    @contextmanager
+    def places(self, specs: Sequence[pb.GenerationSpec]) -> Iterator[list[list[Permit]]]:
+        """Places in the queue for all requests of one call, or for none: a list for each. What is left of them is given
+        back at the end.
+
+        Args:
+            specs: as received, each with a prompt of its own.
+
+        Raises:
+            InvalidRequest: there are more of them than the queue will ever take.
+            QueueFull: see `Admission.admit_group`.
+        """
+        num_answers = specs[0].num_answers if specs[0].HasField("num_answers") else 1
+        try:
+            places = self._admission.admit_call([_guess_spec(spec) for spec in specs], num_answers, time.monotonic())
+        except RequestError as error:
+            self._metrics.received.inc()
+            self._metrics.refuse(error)
+            raise
+        try:
+            yield places
+        finally:
+            for permits in places:
+                for permit in permits:
+                    permit.release(time.monotonic())
 
     def _parsing(self, request: GenerationRequest, model: ServedModel) -> AnswerParsing | None:
         if not request.output.parse or not isinstance(request.prompt, ChatPrompt):
@@ -315,6 +354,10 @@ async def tokenize(
             return await model.tokenizer.encode_rendered(rendered, add_special_tokens=bool(add_special_tokens))
         case TokenPrompt(token_ids):
             return token_ids
+
+
+def _guess_spec(spec: pb.GenerationSpec) -> int:
+    return len(spec.token_ids.ids) or -(-len(spec.text) // _CHARS_PER_TOKEN)
 
 
 def _guess_num_tokens(prompt: Prompt) -> int:

@@ -29,6 +29,10 @@ MAX_CONTENT_PARTS = 1024
 MAX_TOOL_CALLS = 128
 """In one message."""
 MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 512 << 10
+"""Of all tools and template variables, as JSON; over HTTP of each parameter that is an object."""
+MAX_PROMPT_BYTES = 3 << 20
+"""Of a text that is tokenized: the tokenizer's result is freed with the GIL held. A longer prompt can come as ids."""
 MAX_ID_CHARS = 128
 
 # The answer.

@@ -42,12 +42,14 @@ async def in_slices(work: Sliced[T]) -> T:
 
 def at_once(work: Sliced[T]) -> T:
     """Does work that is known to be small, and returns its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    results: list[T] = []
+
+    def whole() -> Sliced[None]:
+        results.append((yield from work))
+
+    for _ in whole():
+        pass
+    return results[0]
 
 
 def _slice(work: Sliced[T]) -> tuple[bool, T | None]:

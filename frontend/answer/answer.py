@@ -4,6 +4,7 @@ Whatever tokens are there when the sender comes for more go out as one Chunk. Un
 (`whole.py`). Several answers to one request are `group.py`'s.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -18,6 +19,8 @@ from frontend.engine_link.timing import AnswerTimes, timing
 from frontend.model.served_model import ServedModel
 from frontend.request.effective import effective_sampling, effective_stop
 from frontend.request.request import GenerationRequest
+from frontend.slices import in_slices
+from frontend.turnstile import Turnstile
 
 _FINISH_REASONS = {
     EndReason.END_TOKEN: pb.FINISH_REASON_END_TOKEN,
@@ -40,6 +43,7 @@ class Answer:
         index: which of the request's answers this is.
         prompt: what comes back of the prompt; None: nothing.
         parser: takes the text apart; None: it stays as it is.
+        turnstile: passed by whenever there are tokens; None: they are dealt with at once.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class Answer:
         index: int = 0,
         prompt: PromptEcho | None = None,
         parser: AnswerParser | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
+        self._turnstile = turnstile
         self._request = request
         self._model = model
         self._stream = stream
@@ -75,9 +81,18 @@ class Answer:
         started = False
         while True:
             batch = await self._stream.take()
+            if self._turnstile is not None:
+                await self._turnstile.pass_through()
             if not started:
                 started = True
-                yield pb.StreamGenerateResponse(started=self._started())
+                if self._prompt is not None:
+                    await self._complete_prompt(self._prompt)
+                message = self._started()
+                if self._prompt is not None:
+                    await asyncio.sleep(0)  # a copy of a million ids takes its time, and so does whatever comes next
+                yield message
+                if self._prompt is not None:
+                    await asyncio.sleep(0)
                 if self._request.stop.max_tokens == 0:  # the token that came was only to get the prompt computed
                     yield pb.StreamGenerateResponse(finished=self._finished(0, batch.end, None))
                     return
@@ -141,19 +156,24 @@ class Answer:
             chunk.tool_calls.extend(parts.tool_calls)
         return chunk
 
-    def _started(self) -> pb.Started:
+    async def _complete_prompt(self, prompt: PromptEcho) -> None:
         logprobs = self._stream.prompt_logprobs
-        if logprobs is not None and logprobs.num_missing:  # the answer has ended before its first token
-            logprobs = None
-        return pb.Started(
+        if logprobs is not None and not logprobs.num_missing:  # else the answer has ended before its first token
+            await in_slices(prompt.add_logprobs(logprobs.columns))
+
+    def _started(self) -> pb.StreamGenerateResponse:
+        started = pb.Started(
             request_id=self._request.request_id,
             model=self._model.name,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._stream.num_cached_tokens,
             effective_sampling=effective_sampling(self._request.sampling),
             effective_stop=effective_stop(self._request.stop),
-            prompt=self._prompt.message(logprobs.columns if logprobs else None) if self._prompt else None,
         )
+        response = pb.StreamGenerateResponse(started=started)
+        if self._prompt is not None:  # which may be large: copied once
+            response.started.prompt.CopyFrom(self._prompt.message)
+        return response
 
     def _finished(self, num_tokens: int, end: RequestEnd | None, stop_text: str | None) -> pb.Finished:
         usage = pb.Usage(

@@ -9,6 +9,10 @@ from frontend.errors import InvalidRequest
 from frontend.limits import MAX_ECHO_BYTES, MAX_PROMPT_LOGPROBS
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import OutputOptions
+from frontend.slices import Sliced
+
+_IDS_AT_ONCE = 1 << 14
+_TOKENS_AT_ONCE = 256
 
 
 class PromptEcho:
@@ -21,12 +25,15 @@ class PromptEcho:
 
     Raises:
         InvalidRequest: it would not fit one message.
+
+    Attributes:
+        message: for the client; log-probabilities come later.
     """
 
     def __init__(self, output: OutputOptions, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
         self._prompt_ids = prompt_ids
         self._tokenizer = tokenizer
-        self._message = pb.PromptEcho()
+        self.message = pb.PromptEcho()
         if output.prompt_logprobs is not None:
             per_token = 1 + output.prompt_logprobs
             if len(prompt_ids) * per_token > MAX_PROMPT_LOGPROBS:
@@ -36,22 +43,31 @@ class PromptEcho:
                     field="spec.output.prompt_logprobs",
                 )
         if output.echo:
-            detokenizer = tokenizer.detokenizer(keep_special_tokens=True)
-            self._message.text = detokenizer.push(prompt_ids) + detokenizer.finish()
+            self.message.text = tokenizer.text_of(prompt_ids)
         if output.token_ids:
-            self._message.token_ids.extend(prompt_ids)
-        if self._message.ByteSize() > MAX_ECHO_BYTES:
+            for start in range(0, len(prompt_ids), _IDS_AT_ONCE):
+                self.message.token_ids.extend(prompt_ids[start : start + _IDS_AT_ONCE])
+        if self.message.ByteSize() > MAX_ECHO_BYTES:
             raise InvalidRequest(
-                f"echo asks for {self._message.ByteSize()} bytes of prompt, at most {MAX_ECHO_BYTES} are sent",
+                f"echo asks for {self.message.ByteSize()} bytes of prompt, at most {MAX_ECHO_BYTES} are sent",
                 field="spec.output.echo",
             )
 
-    def message(self, columns: LogprobBatch | None) -> pb.PromptEcho:
-        """The message.
+    def add_logprobs(self, columns: LogprobBatch) -> Sliced[None]:
+        """Puts log-probabilities into the message.
 
         Args:
-            columns: log-probabilities of all tokens but the first; None: they were not asked for, or never came.
+            columns: of all tokens but the first.
         """
-        if columns is not None:
-            self._message.logprobs.CopyFrom(token_logprobs(columns, self._prompt_ids[1:], self._tokenizer))
-        return self._message
+        logprobs, width = self.message.logprobs, columns.top_width
+        logprobs.top_width = width
+        for start in range(0, len(columns.chosen), _TOKENS_AT_ONCE):
+            end = start + _TOKENS_AT_ONCE
+            part = LogprobBatch(
+                width,
+                columns.chosen[start:end],
+                columns.top_ids[start * width : end * width],
+                columns.top_values[start * width : end * width],
+            )
+            logprobs.MergeFrom(token_logprobs(part, self._prompt_ids[1 + start : 1 + end], self._tokenizer))
+            yield

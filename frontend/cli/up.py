@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import shutil
@@ -102,6 +103,7 @@ class Pair:
         grace_s = self._config.shutdown_timeout_s
         try:
             await self._app.start()
+            gc.freeze()  # as the frontend by itself does
             supervision = asyncio.create_task(engine.run())
             announcement = asyncio.create_task(self._announce(with_proof))
             signalled = asyncio.create_task(signals.stop.wait())

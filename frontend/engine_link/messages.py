@@ -176,7 +176,7 @@ def prompt_columns(prompt: pb.PromptLogprobs) -> LogprobBatch:
 
 def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
     """Token ids as the wire has them."""
-    ids = array("I", token_ids)
+    ids = array("I", token_ids)  # of another array it is a mere copy
     if sys.byteorder == "big":
         ids.byteswap()
     return ids.tobytes()

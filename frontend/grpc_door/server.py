@@ -8,7 +8,7 @@ that a client's retry policy may still act on everything that goes wrong before.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,11 @@ from frontend.call_deadline import CallDeadline
 from frontend.calls import ActiveCalls
 from frontend.errors import ClientStalled
 from frontend.generation import Generations
+from frontend.slices import Sliced, in_slices
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+_IDS_AT_ONCE = 1 << 14
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -50,7 +53,9 @@ class GenerationService(GenerationServiceServicer):
         remaining_s, default = self._deadline(context, request.spec)
         with self._call(context):
             async with default.enforced(), self._generations.open(request.spec, remaining_s, streamed=False) as answer:
-                return await whole_answer(answer.messages())
+                response = await whole_answer(answer.messages())
+        await asyncio.sleep(0)  # what follows makes bytes of it, which may be many
+        return response
 
     async def StreamGenerate(  # type: ignore[override] # gRPC takes coroutines that write to their context too
         self, request: pb.StreamGenerateRequest, context: Context
@@ -66,9 +71,10 @@ class GenerationService(GenerationServiceServicer):
         """Counts the tokens a prompt would have."""
         with self._call(context):
             token_ids = await self._generations.count_tokens(request)
-            return pb.CountTokensResponse(
-                num_tokens=len(token_ids), token_ids=token_ids if request.return_token_ids else ()
-            )
+            response = pb.CountTokensResponse(num_tokens=len(token_ids))
+            if request.return_token_ids:
+                await in_slices(_add_ids(response, token_ids))
+            return response
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """Describes the model that is served and its limits."""
@@ -114,3 +120,9 @@ class GenerationService(GenerationServiceServicer):
                 await context.write(message)
         except TimeoutError as error:
             raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error
+
+
+def _add_ids(response: pb.CountTokensResponse, token_ids: Sequence[int]) -> Sliced[None]:
+    for start in range(0, len(token_ids), _IDS_AT_ONCE):
+        response.token_ids.extend(token_ids[start : start + _IDS_AT_ONCE])
+        yield

@@ -10,12 +10,15 @@ import hashlib
 import os
 import stat
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tokenizers
 
+from frontend.errors import RequestTooLong
+from frontend.limits import MAX_TOKEN_IDS
 from frontend.model.chat_files import ADDITIONAL_TEMPLATES, ChatFiles, load_object
 from frontend.model.detokenizer import Detokenizer, make_detokenizer
 from frontend.model.token_text import token_text
@@ -30,6 +33,8 @@ FILE_NAMES = (
     "tokenizer_config.json",
 )
 """What belongs to a tokenizer; only tokenizer.json must be there."""
+
+_WINDOW = 1 << 13  # tokens, of which a list may be made without anybody's noticing
 
 
 MAX_VOCAB_SIZE = 2**24
@@ -143,18 +148,18 @@ class Tokenizer:
         """Whether chat prompts can be served."""
         return self.chat.plain is not None
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds (a leading bos, say)."""
         return await self._run(text, add_special_tokens=add_special_tokens)
 
-    async def encode_rendered(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
+    async def encode_rendered(self, prompt: str, *, add_special_tokens: bool = False) -> Sequence[int]:
         """Token ids of a conversation that a chat template has rendered, which writes all special tokens itself.
 
         As in `transformers`, a special token spelled out in a message is that token.
         """
         return await self._run(prompt, add_special_tokens=add_special_tokens)
 
-    async def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+    async def encode_words(self, words: Sequence[str]) -> list[Sequence[int]]:
         """Token ids of texts as they stand in the middle of others: without what the tokenizer adds to a prompt."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._encode_words, list(words))
@@ -177,28 +182,42 @@ class Tokenizer:
         """A fresh detokenizer for one answer."""
         return make_detokenizer(self._text, keep_special_tokens=keep_special_tokens)
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """All text of some tokens, special ones included. For a thread, which lets others run while it works."""
+        detokenizer = self.detokenizer(keep_special_tokens=True)
+        windows = range(0, len(token_ids), _WINDOW)
+        parts = [detokenizer.push(token_ids[start : start + _WINDOW]) for start in windows]
+        return "".join([*parts, detokenizer.finish()])
+
     def close(self) -> None:
         """Ends the threads; what is queued is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def _run(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._encode, text, add_special_tokens)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool) -> Sequence[int]:
         return self._encode_batch([text], add_special_tokens)[0]
 
-    def _encode_words(self, words: list[str]) -> list[list[int]]:
+    def _encode_words(self, words: list[str]) -> list[Sequence[int]]:
         return self._encode_batch(words, add_special_tokens=False)
 
-    def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+    def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Sequence[int]]:
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except BaseException as error:
             if _is_panic(error):  # else nobody would expect it: it is no Exception
                 raise RuntimeError(f"the tokenizer fails: {error}") from error
             raise
-        return [encoding.ids for encoding in encodings]
+        if (num_tokens := sum(map(len, encodings))) > MAX_TOKEN_IDS:  # before they become objects
+            encodings.clear()  # here, and not where the error ends
+            raise RequestTooLong(f"the prompt has {num_tokens} tokens, at most {MAX_TOKEN_IDS} are taken")
+        return [_compact(encoding.ids) for encoding in encodings]
+
+
+def _compact(ids: list[int]) -> Sequence[int]:
+    return ids if len(ids) <= _WINDOW else array("I", ids)
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from frontend.openai.job import (
 from frontend.openai.logprobs import chat_logprobs
 from frontend.openai.spec import NO_LIMIT, chat_spec
 from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
 from frontend.structured.forms import OutputForm
 
 
@@ -81,7 +82,7 @@ class Chat:
         """See EventJob.failure_events."""
         return error_events(error)
 
-    def whole(self, responses: Sequence[pb.GenerateResponse]) -> JsonObject:
+    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """See Job.whole."""
         (response,) = responses
         choices = []
@@ -95,7 +96,8 @@ class Chat:
                 choice["token_ids"] = list(answer.token_ids)
             choices.append(self._finish(choice, answer.finished, has_calls=bool(answer.tool_calls)))
         of_prompt = prompt_facts(self._body, response.prompt, self._model.tokenizer)
-        return self._envelope.whole(choices, responses) | of_prompt
+        yield
+        return (yield from self._envelope.whole(choices, responses)) | of_prompt
 
     def _chunk_choices(self, chunk: pb.Chunk) -> list[JsonObject]:
         """One choice per part; what belongs to the tokens goes with the first, and is sent even if no part is ready."""

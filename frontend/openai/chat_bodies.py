@@ -1,7 +1,7 @@
 """Bodies with a conversation in them: messages, tools, and what goes with them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -14,6 +14,7 @@ from frontend.openai.nested import Returned
 from frontend.openai.parameters import is_off
 from frontend.openai.tool_use import ToolUse
 from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
 
 _UINT32_MAX = 2**32 - 1
 
@@ -172,10 +173,14 @@ class Conversation(Body):
         """The tools that are offered to the model."""
         return frozenset(tool["function"]["name"] for tool in self.offered)
 
-    def prompt_of(self, messages: list[Message]) -> ChatPrompt:
+    def prompt_of(self, messages: Sequence[Message]) -> Sliced[ChatPrompt]:
         """A conversation as templates are given it."""
+        turns = []
+        for message in messages:
+            turns.append(message.as_turn())
+            yield
         return ChatPrompt(
-            tuple(message.as_turn() for message in messages),
+            tuple(turns),
             ChatOptions(
                 tools=tuple(self.offered),
                 template_kwargs=self._template_kwargs(),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.limits import MAX_CALL_PROMPT_LOGPROBS
+from frontend.limits import MAX_CALL_PROMPT_LOGPROBS, MAX_ECHO_BYTES
 from frontend.model.served_model import ServedModel
 from frontend.openai.bodies import CompletionBody
 from frontend.openai.error_object import BodyError
@@ -25,6 +25,7 @@ from frontend.openai.logprobs import (
     joined_columns,
 )
 from frontend.openai.spec import DEFAULT_COMPLETION_TOKENS, NO_LIMIT
+from frontend.slices import Sliced
 
 
 class Completion:
@@ -57,6 +58,7 @@ class Completion:
         self._envelope = Envelope(body, model, kind="text_completion", request_id=request_id)
         self._offsets: dict[int, TextOffsets] = {}  # by choice, for log-probabilities
         self._num_prompt_logprobs = 0
+        self._num_echoed_chars = 0
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
         """See EventJob.events."""
@@ -88,7 +90,7 @@ class Completion:
         """See EventJob.failure_events."""
         return error_events(error)
 
-    def whole(self, responses: Sequence[pb.GenerateResponse]) -> JsonObject:
+    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """See Job.whole."""
         choices: list[JsonObject] = []
         for prompt_index, response in enumerate(responses):
@@ -102,7 +104,8 @@ class Completion:
                 if self._body.return_token_ids:
                     choice["token_ids"] = list(answer.token_ids)
                 choices.append(_finish(choice, answer.finished))
-        return self._envelope.whole(choices, responses)
+                yield
+        return (yield from self._envelope.whole(choices, responses))
 
     def _first_events(self, prompt_index: int, prompt: pb.PromptEcho) -> list[JsonObject]:
         """What comes back of a prompt, once for each of its choices."""
@@ -139,6 +142,14 @@ class Completion:
         spec = self.specs[prompt_index]
         is_whole_text = spec.WhichOneof("prompt") == "text" and self._body.truncate_prompt_tokens is None
         text = spec.text if is_whole_text else prompt.text
+        self._num_echoed_chars += self._num_answers * (len(text) + len(prompt.token_ids))
+        if self._num_echoed_chars > MAX_ECHO_BYTES:
+            raise BodyError(
+                400,
+                f"echo asks for {self._num_echoed_chars} characters and token ids of prompts, once for each of n "
+                f"choices; at most {MAX_ECHO_BYTES} are sent",
+                param="echo",
+            )
         if self._body.logprobs is None or not prompt.HasField("logprobs"):
             return text, None
         by_id = bool(self._body.return_tokens_as_token_ids)

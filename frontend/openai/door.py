@@ -42,7 +42,7 @@ class Door:
         body = await self._runner.read(request, ChatBody)
         generations = self._runner.generations
         model = generations.model(body.model)
-        chat = body.prompt_of(body.messages)
+        chat = await in_slices(body.prompt_of(body.messages))
         form = chat_form(answer_form(body), body.tool_use, generations.chat_format(model), model.tokenizer)
         request_id = "chatcmpl-" + request_id_of(body.request_id, request.headers)
         job = Chat(body, model, request_id, chat=chat, form=form)

@@ -20,7 +20,7 @@ from frontend.openai.disconnect import ClientGone, cancelled_on_disconnect
 from frontend.openai.error_object import error_object
 from frontend.openai.job import EventJob, JsonObject
 from frontend.openai.play import play_stream
-from frontend.openai.rendering import asks_for_prompt_logprobs, rendered_events, rendered_prompt
+from frontend.openai.rendering import rendered_events, rendered_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,10 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _play(self, send: Send) -> None:
-        scores_prompts = asks_for_prompt_logprobs(self._job)
-
         async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
-            if scores_prompts and message.HasField("started"):
-                await self._write(send, await rendered_prompt(self._job, prompt_index, message))
+            if message.HasField("started"):
+                for chunk in await rendered_prompt(self._job, prompt_index, message):
+                    await self._write(send, chunk)
             else:
                 await self._write(send, self._events(self._job.events(prompt_index, message)))
 

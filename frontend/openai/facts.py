@@ -17,8 +17,11 @@ from frontend.openai.bodies import DetokenizeBody
 from frontend.openai.chat_bodies import TokenizeBody
 from frontend.openai.incoming import read_body
 from frontend.openai.job import JsonObject
+from frontend.openai.rendering import JsonAnswer, rendered_value
 from frontend.openai.unknown_parameters import UnknownParameters
-from frontend.request.checks import check_at_most, check_token_ids
+from frontend.request.checks import check_at_most
+from frontend.request.token_prompt import checked_ids
+from frontend.slices import in_slices
 
 
 class Facts:
@@ -82,7 +85,7 @@ class Facts:
         body = await read_body(request, TokenizeBody, timeout_s=self._body_timeout_s)
         headers = self._unknown_parameters.headers(body)
         count = pb.CountTokensRequest(model=body.model, return_token_ids=True)
-        chat = body.prompt_of(body.messages) if body.messages is not None else None
+        chat = await in_slices(body.prompt_of(body.messages)) if body.messages is not None else None
         if body.prompt is not None:
             count.text = body.prompt
         with self._calls.call():
@@ -90,8 +93,8 @@ class Facts:
         model = self._generations.model(body.model)
         answer: JsonObject = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
-            answer["token_strs"] = [model.tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids]
-        return JSONResponse(answer, headers=headers)
+            answer["token_strs"] = (model.tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids)
+        return JsonAnswer(await rendered_value(answer), headers)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize, in vLLM's form: special tokens are part of the text."""
@@ -99,10 +102,10 @@ class Facts:
         headers = self._unknown_parameters.headers(body)
         model = self._generations.model(body.model)
         check_at_most("tokens", len(body.tokens), model.max_model_len, "entries")
-        check_token_ids("tokens", body.tokens, model.vocab_size)
         with self._calls.call():
-            text = await asyncio.to_thread(_text, model, body.tokens)
-            return JSONResponse({"prompt": text}, headers=headers)
+            tokens = await in_slices(checked_ids("tokens", body.tokens, model))
+            text = await asyncio.to_thread(model.tokenizer.text_of, tokens)
+            return JsonAnswer(await rendered_value({"prompt": text}), headers)
 
     def _model_object(self, model: ServedModel) -> JsonObject:
         return {
@@ -115,8 +118,3 @@ class Facts:
             "max_model_len": model.max_model_len,
             "meta": {"n_vocab": model.vocab_size},  # llama.cpp's word: whoever sends token ids needs it
         }
-
-
-def _text(model: ServedModel, token_ids: list[int]) -> str:
-    detokenizer = model.tokenizer.detokenizer(keep_special_tokens=True)
-    return detokenizer.push(token_ids) + detokenizer.finish()

@@ -34,6 +34,10 @@ _MOST_ENTRIES = {
 }
 """By parameter; of a prompt this does not count the ids of a long list."""
 
+_OBJECTS = ("tools", "chat_template_kwargs", "response_format", "structured_outputs", "guided_json", "text_format")
+_MOST_BYTES = dict.fromkeys(_OBJECTS, limits.MAX_TOOLS_BYTES)
+"""Of what is written as JSON again: for a template, or as the form of an answer."""
+
 BodyT = TypeVar("BodyT", bound=Body)
 
 
@@ -83,7 +87,7 @@ def _is_light(data: bytes) -> bool:
 
 
 def _checked(data: bytes, kind: type[BodyT]) -> Sliced[BodyT]:
-    value = yield from sliced_json(data, kind.id_lists, _MOST_ENTRIES)
+    value = yield from sliced_json(data, kind.id_lists, _MOST_ENTRIES, _MOST_BYTES)
     for name, entry_kind in kind.entry_kinds.items():
         entries = value.get(name) if isinstance(value, dict) else None
         if not isinstance(entries, list):

@@ -12,6 +12,7 @@ from frontend.openai.error_object import error_object
 from frontend.openai.logprobs import prompt_logprobs
 from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
 from frontend.structured.forms import OutputForm
 
 JsonObject = dict[str, Any]
@@ -90,7 +91,7 @@ class EventJob(Protocol):
 class Job(EventJob, Protocol):
     """A call whose whole answer is made of whole responses."""
 
-    def whole(self, responses: Sequence[pb.GenerateResponse]) -> JsonObject:
+    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """The answer to a call that does not stream; one response per prompt."""
         ...
 
@@ -164,9 +165,10 @@ class Envelope:
         """The usage, if it was asked for."""
         return [{**self._head, "choices": [], "usage": self.usage.as_json()}] if self._with_usage else []
 
-    def whole(self, choices: list[JsonObject], responses: Sequence[pb.GenerateResponse]) -> JsonObject:
+    def whole(self, choices: list[JsonObject], responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """The object of a call that does not stream."""
         for response in responses:
+            yield
             usage = response.finished.usage
             self.usage.add_prompt(usage.num_prompt_tokens, usage.num_cached_tokens)
             for answer in answers(response):
@@ -199,7 +201,7 @@ def prompt_facts(body: GenerationBody, prompt: pb.PromptEcho, tokenizer: Tokeniz
     """What vLLM tells of a prompt, if it is asked for: with each choice of a completion, beside those of a chat."""
     facts: JsonObject = {}
     if body.return_token_ids:
-        facts["prompt_token_ids"] = list(prompt.token_ids)
+        facts["prompt_token_ids"] = prompt.token_ids
     if body.prompt_logprobs is not None:
         facts["prompt_logprobs"] = prompt_logprobs(prompt, tokenizer)
     return facts

@@ -19,7 +19,7 @@ from frontend.openai.event_stream import EventStream
 from frontend.openai.incoming import BodyT, read_body
 from frontend.openai.job import EventJob, Job, SingleAnswerJob
 from frontend.openai.play import play_stream, play_whole
-from frontend.openai.rendering import rendered, rendered_object
+from frontend.openai.rendering import JsonAnswer, rendered, rendered_object
 from frontend.openai.unknown_parameters import UnknownParameters
 
 _MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-2047")
@@ -77,7 +77,7 @@ class JobRunner:
         if stream:
             return self._stream(request, job, deadline)
 
-        async def body() -> bytes:
+        async def body() -> list[bytes]:
             return await rendered(job, await play_whole(self.generations, job, deadline))
 
         return await self._unary(request, job, body)
@@ -92,9 +92,9 @@ class JobRunner:
         async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
             job.events(prompt_index, message)
 
-        async def body() -> bytes:
+        async def body() -> list[bytes]:
             await play_stream(self.generations, job, deadline, take, streamed=False)
-            return rendered_object(job.answer())
+            return [rendered_object(job.answer())]
 
         return await self._unary(request, job, body)
 
@@ -103,12 +103,14 @@ class JobRunner:
         stream.headers.update(request.state.answer_headers)
         return stream
 
-    async def _unary(self, request: Request, job: EventJob, make_body: Callable[[], Awaitable[bytes]]) -> Response:
+    async def _unary(
+        self, request: Request, job: EventJob, make_body: Callable[[], Awaitable[list[bytes]]]
+    ) -> Response:
         with self.calls.call():
             async with cancelled_on_disconnect(request.receive):
                 body = await make_body()
         headers = {"x-request-id": job.request_id, **request.state.answer_headers}
-        return Response(body, headers=headers, media_type="application/json")
+        return JsonAnswer(body, headers)
 
 
 def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:

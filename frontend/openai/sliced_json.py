@@ -18,6 +18,7 @@ from frontend.slices import Sliced
 
 _WINDOW = 1 << 15  # of bytes that one call of a library gets to see
 _YIELD_EVERY = 16  # values
+_FEW_IDS_BYTES = 64
 
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _SHORT_TEXT = re.compile(rb'"([ !#-\[\]-~]{0,64})"')  # without anything that has to be decoded
@@ -30,18 +31,21 @@ _TEXT = re.compile(
 )
 
 
-def sliced_json(data: bytes, id_lists: Collection[str], most_entries: Mapping[str, int]) -> Sliced[Any]:
+def sliced_json(
+    data: bytes, id_lists: Collection[str], most_entries: Mapping[str, int], most_bytes: Mapping[str, int]
+) -> Sliced[Any]:
     """The value that a text in JSON says.
 
     Args:
         id_lists: members of the outermost object that are lists of token ids, or lists of such lists; those that are
             long become arrays.
         most_entries: how many entries a member of the outermost object may have.
+        most_bytes: how long one may be that is an object or a list.
 
     Raises:
         BodyError: it is not JSON, or it has more values, more levels or more of one thing than a body may have.
     """
-    return _Reader(data, id_lists, most_entries).read()
+    return _Reader(data, id_lists, most_entries, most_bytes).read()
 
 
 class _Reader:
@@ -50,10 +54,13 @@ class _Reader:
     `param` is the outermost object's member that is being read, for errors; `depth` is 1 for its own value.
     """
 
-    def __init__(self, data: bytes, id_lists: Collection[str], most_entries: Mapping[str, int]) -> None:
+    def __init__(
+        self, data: bytes, id_lists: Collection[str], most_entries: Mapping[str, int], most_bytes: Mapping[str, int]
+    ) -> None:
         self._data = data
         self._id_lists = id_lists
         self._most_entries = most_entries
+        self._most_bytes = most_bytes
         self._at = 0
         self._num_values = 0
         self._num_ids = 0
@@ -94,7 +101,15 @@ class _Reader:
             name = yield from self._text()
             if not (yield from self._took(b":")):
                 raise self._invalid()
-            members[name] = yield from self._value(param if depth else name[:64], depth + 1)
+            start = self._at
+            value = members[name] = yield from self._value(param if depth else name[:64], depth + 1)
+            if (
+                not depth
+                and isinstance(value, dict | list)
+                and self._at - start > self._most_bytes.get(name, len(self._data))
+            ):
+                most = self._most_bytes[name]
+                raise BodyError(400, f"{name} has {self._at - start} bytes, at most {most} are allowed", param=name)
             self._check_entries(len(members), param, depth)
             more = yield from self._took(b",")
             if not more and not (yield from self._took(b"}")):
@@ -121,11 +136,11 @@ class _Reader:
         return entries
 
     def _ids(self, param: str) -> "Sliced[list[Any] | array[int]]":
-        """As many ids as follow one another, but for the last; no array for less than a few hundred of them."""
+        """As many ids as follow one another, but for the last; no array for a few of them."""
         ids: array[int] = array("I")
         while True:
             run = _IDS.match(self._data, self._at, self._at + _WINDOW)
-            if run is None or (not ids and len(run[0]) < 1024):
+            if run is None or (not ids and len(run[0]) < _FEW_IDS_BYTES):
                 return ids or []
             try:
                 ids.extend(self._parsed(b"[" + run[0][:-1] + b"]"))
@@ -151,7 +166,7 @@ class _Reader:
                 end -= self._data[end : end + 1] > b"\x7f" and self._data[end] & 0xC0 == 0x80
             pieces.append(self._parsed(b'"' + self._data[self._at : end] + b'"'))
             self._at = end
-            if len(piece[0]) == _WINDOW:
+            if len(piece[0]) > _WINDOW // 2:
                 yield
         if self._data[self._at : self._at + 1] != b'"':
             raise self._invalid()
@@ -190,6 +205,11 @@ class _Reader:
         if depth == 1 and number > self._most_entries.get(param, MAX_JSON_VALUES):
             most = self._most_entries[param]
             raise BodyError(400, f"{param} has {number} entries or more, at most {most} are allowed", param=param)
+
+    def _check_bytes(self, number: int, param: str) -> None:
+        if number > self._most_bytes.get(param, number):
+            most = self._most_bytes[param]
+            raise BodyError(400, f"{param} has {number} bytes, at most {most} are allowed", param=param)
 
     def _parsed(self, piece: bytes) -> Any:
         try:

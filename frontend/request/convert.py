@@ -14,11 +14,13 @@ from frontend.limits import (
     MAX_ANSWERS,
     MAX_ID_CHARS,
     MAX_LOGIT_BIASES,
+    MAX_PROMPT_BYTES,
     MAX_REPETITION_PENALTY,
     MAX_STOP_TEXT_BYTES,
     MAX_STOP_TEXTS,
     MAX_STOP_TOKEN_IDS,
     MAX_TIME_BUDGET_S,
+    MAX_TOOLS_BYTES,
     MAX_TOP_LOGPROBS,
     MAX_TRUNCATED_CHARS,
     MIN_REPETITION_PENALTY,
@@ -117,15 +119,19 @@ def prompt(
     match message.WhichOneof("prompt"):
         case "text":
             _check_has_tokens(path + "text", model)
-            if not message.text:
+            text = message.text  # decoded anew whenever it is asked for
+            if not text:
                 raise InvalidRequest("the prompt is empty", field=path + "text")
-            _check_num_chars(path + "text", len(message.text), model, truncated=truncated)
-            return TextPrompt(message.text)
+            _check_num_chars(path + "text", len(text), model, truncated=truncated)
+            check_at_most(path + "text", len(text.encode()), MAX_PROMPT_BYTES, "bytes of UTF-8")
+            return TextPrompt(text)
         case "chat":
             field = path + "chat.messages"
             _check_has_tokens(field, model)
             json_texts = (*message.chat.tools_json, message.chat.template_variables_json)
             _check_num_chars(path + "chat.tools_json", sum(map(len, json_texts)), model)  # before they are parsed
+            num_bytes = sum(len(text.encode()) for text in json_texts)
+            check_at_most(path + "chat.tools_json", num_bytes, MAX_TOOLS_BYTES, "bytes with the template's variables")
             chat = chat_prompt(message.chat, path + "chat.")
             check_chat(chat, model, field, truncated=truncated)
             return chat

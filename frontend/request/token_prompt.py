@@ -36,10 +36,19 @@ def token_prompt(
             f"This model's maximum context length is {model.max_model_len} tokens. The prompt has {len(given)} tokens",
             field="spec.prompt",
         )
+    return TokenPrompt((yield from checked_ids(field, given, model)))
+
+
+def checked_ids(field: str, given: Sequence[int], model: ServedModel) -> "Sliced[array[int]]":
+    """Token ids that the model has.
+
+    Raises:
+        InvalidRequest: one of them it has not.
+    """
     ids = array("I")
     for start in range(0, len(given), _IDS_AT_ONCE):
         piece = given[start : start + _IDS_AT_ONCE]
         check_token_ids(field, piece, model.vocab_size)
         ids.extend(piece)
         yield
-    return TokenPrompt(ids)
+    return ids

@@ -23,8 +23,10 @@ from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_token
 from frontend.testing.fake_requests import FakeRequest
 
 _CHUNK_BYTES = 1 << 16
+_MAX_MESSAGE_BYTES = 16 << 20
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 16 << 20),
     # As the engine's: a frontend pings after every second of silence.
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),

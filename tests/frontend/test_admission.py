@@ -4,7 +4,7 @@ import random
 import pytest
 
 from frontend.admission import Admission
-from frontend.errors import QueueFull
+from frontend.errors import InvalidRequest, QueueFull, RequestTooLong
 
 
 def test_requests_are_bounded():
@@ -132,6 +132,31 @@ def test_group_takes_all_its_places_or_none():
     assert (admission.num_requests, admission.num_tokens) == (1, 1)
 
 
-def test_group_may_exceed_the_bound_alone():
-    admission = Admission(max_requests=2, max_tokens=100)
-    assert len(admission.admit_group(8, 1000, 0.0)) == 8
+def test_what_the_queue_could_never_take_is_invalid_and_not_a_full_queue():
+    admission = Admission(max_requests=6, max_tokens=100)
+    with pytest.raises(InvalidRequest, match=r"7 answers are asked for, and at most 6 .*--max-queued-requests"):
+        admission.admit_group(7, 1, 0.0)
+    with pytest.raises(InvalidRequest, match="4 prompts with 2 answers each are 8 requests, and at most 6"):
+        admission.admit_call([1] * 4, 2, 0.0)
+    with pytest.raises(
+        RequestTooLong, match=r"the prompt has 101 tokens, and in all at most 100 .*--max-queued-tokens"
+    ):
+        admission.check_fits(1, 101)
+    admission.check_fits(6, 100)
+    assert (admission.num_requests, admission.num_tokens) == (0, 0)
+
+
+def test_a_call_gets_all_places_or_none():
+    admission = Admission(max_requests=6, max_tokens=100)
+    first = admission.admit_call([10, 20], 2, 0.0)
+    assert [[permit.num_tokens for permit in permits] for permits in first] == [[10, 0], [20, 0]]
+    assert (admission.num_requests, admission.num_tokens) == (4, 30)
+    with pytest.raises(QueueFull):
+        admission.admit_call([1] * 3, 1, 0.0)
+    with pytest.raises(QueueFull):
+        admission.admit_call([40, 31], 1, 0.0)
+    assert (admission.num_requests, admission.num_tokens) == (4, 30)
+    for permits in first:
+        for permit in permits:
+            permit.release(0.0)
+    assert (admission.num_requests, admission.num_tokens) == (0, 0)

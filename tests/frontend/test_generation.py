@@ -182,10 +182,13 @@ async def test_guess_that_was_too_low_is_corrected_after_tokenizing(make_pair, t
     await pair.idle()
 
 
-async def test_prompt_larger_than_the_bound_is_served_when_nothing_waits(make_pair, text_request):
+async def test_prompt_larger_than_the_queue_is_no_retryable_refusal(make_pair, text_request):
     pair = await make_pair(max_queued_tokens=10)
-    answer = await pair.stub().Generate(pb.GenerateRequest(spec=text_request("x" * 100).spec))
-    assert answer.text == "x" * 100
+    with pytest.raises(grpc.aio.AioRpcError, match="the prompt has 11 tokens, and in all at most 10") as caught:
+        await pair.stub().Generate(pb.GenerateRequest(spec=text_request("x" * 11).spec))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    answer = await pair.stub().Generate(pb.GenerateRequest(spec=text_request("x" * 10).spec))
+    assert answer.text == "x" * 10
 
 
 NARROW = ("grpc.http2.bdp_probe", 0)  # the client's window stays at 64 KiB; by default it grows to megabytes

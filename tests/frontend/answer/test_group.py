@@ -271,10 +271,13 @@ async def test_small_windows_lose_nothing(make_pair, window):
     assert {submission.token_credit for submission in pair.engine.submissions} == {window}
 
 
-async def test_group_larger_than_the_bound_is_served_when_nothing_waits(make_pair):
-    pair = await make_pair(max_queued_requests=2, max_queued_tokens=10)
-    answer = await pair.stub().Generate(pb.GenerateRequest(spec=several("x" * 60, 4)))
-    assert len(answer.other_answers) == 3
+async def test_more_answers_than_the_queue_has_places_are_no_retryable_refusal(make_pair):
+    pair = await make_pair(max_queued_requests=3)
+    with pytest.raises(grpc.aio.AioRpcError, match="4 answers are asked for, and at most 3 requests") as caught:
+        await pair.stub().Generate(pb.GenerateRequest(spec=several("x" * 60, 4)))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    answer = await pair.stub().Generate(pb.GenerateRequest(spec=several("x" * 60, 3)))
+    assert len(answer.other_answers) == 2
 
 
 async def test_cancel_storm_leaves_nothing(make_pair):

@@ -3,6 +3,7 @@
 import json
 import random
 from array import array
+from types import MappingProxyType
 
 import pydantic_core
 import pytest
@@ -15,8 +16,8 @@ from frontend.slices import at_once
 IDS = ("prompt",)
 
 
-def read(data, most_entries=()):
-    return at_once(sliced_json(data, IDS, dict(most_entries)))
+def read(data, most_entries=(), most_bytes=MappingProxyType({})):
+    return at_once(sliced_json(data, IDS, dict(most_entries), most_bytes))
 
 
 def lists(value):
@@ -173,4 +174,4 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_long_things_are_read_in_windows(name):
     data = LONG[name]
-    assert sum(1 for _ in sliced_json(data, IDS, {})) >= len(data) >> 16
+    assert sum(1 for _ in sliced_json(data, IDS, {}, {})) >= len(data) >> 16

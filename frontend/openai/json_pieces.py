@@ -1,0 +1,80 @@
+"""Values to JSON in pieces, so that whoever makes a large one can be interrupted between two of them."""
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_ENTRIES = 128
+_CHARS = 1 << 16
+_SMALL_CHARS = 256
+_BYTES = 1 << 20
+
+
+def encoded(value: Any) -> str:
+    """The JSON of a small value."""
+    return _encode(value)
+
+
+def json_pieces(value: Any, depth: int = 5) -> Iterator[str]:
+    """The JSON of any value. What is neither a dict nor a scalar is a list of what it iterates over.
+
+    Args:
+        depth: levels that are taken apart; the fifth is that of choices[].logprobs.top_logprobs.
+    """
+    if isinstance(value, str):
+        if len(value) <= _CHARS:
+            yield _encode(value)
+            return
+        yield '"'
+        for start in range(0, len(value), _CHARS):
+            yield _encode(value[start : start + _CHARS])[1:-1]
+        yield '"'
+    elif isinstance(value, dict):
+        if depth <= 1:
+            yield _encode(value)
+            return
+        yield "{"
+        for position, (name, member) in enumerate(value.items()):
+            yield f"{',' * bool(position)}{_encode(name)}:"
+            yield from json_pieces(member, depth - 1)
+        yield "}"
+    elif isinstance(value, Iterable):
+        yield "["
+        yield from _entries(iter(value), depth - 1)
+        yield "]"
+    else:
+        yield _encode(value)
+
+
+def _entries(entries: Iterator[Any], depth: int) -> Iterator[str]:
+    comma = ""
+    while batch := list(islice(entries, _ENTRIES)):
+        if depth <= 1 or all(map(_is_small, batch)):
+            yield comma + _encode(batch)[1:-1]
+            comma = ","
+            continue
+        for entry in batch:
+            yield comma
+            yield from json_pieces(entry, depth)
+            comma = ","
+
+
+def _is_small(entry: Any) -> bool:
+    return len(entry) <= _SMALL_CHARS if isinstance(entry, str) else not isinstance(entry, Iterable)
+
+
+def chunks(pieces: Iterable[str]) -> Iterator[bytes | None]:
+    """Pieces put together to chunks that can be written; None, time and again, while one is not complete."""
+    parts: list[bytes] = []
+    num_bytes = 0
+    for piece in pieces:
+        parts.append(piece.encode())
+        num_bytes += len(parts[-1])
+        if num_bytes < _BYTES:
+            yield None
+            continue
+        yield b"".join(parts)
+        parts, num_bytes = [], 0
+    yield b"".join(parts)

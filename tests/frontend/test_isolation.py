@@ -1,0 +1,44 @@
+"""No request holds the event loop, whatever it is full of, refused or not: thirty large ones over both endpoints.
+
+Measured in CPU time of the loop's longest turn and of other threads' longest calls into C, which hold the GIL, so that
+a busy machine does not count; a slow one has as much more as it needs for a yardstick.
+"""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from frontend.testing.isolation import measured
+from frontend.testing.large_requests import LARGE_REQUESTS
+from frontend.testing.loop_watch import slowness, watched_loop
+
+MOST_S = 0.020
+
+
+@pytest.mark.timeout(300)
+async def test_no_large_request_holds_the_event_loop():
+    most_s = MOST_S * slowness()
+    held = {}
+    async with aclosing(measured(list(LARGE_REQUESTS))) as answers:
+        async for one in answers:
+            assert one.outcome.code == LARGE_REQUESTS[one.name].code, one
+            if one.held_s > most_s:
+                held[one.name] = f"{one.held_s * 1e3:.1f} ms, {one.by}"
+    assert not held, f"more than {most_s * 1e3:.1f} ms of one turn"
+
+
+async def test_a_long_turn_and_a_long_call_of_another_thread_are_seen():
+    with watched_loop() as watch:
+        await asyncio.sleep(0)
+        watch.take()
+        sum(range(1_000_000))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        in_loop_s, by = watch.take()
+        await asyncio.to_thread(lambda: sorted(range(1_000_000)))
+        in_thread_s, by_thread = watch.take()
+    assert in_loop_s > 0.001
+    assert "test_a_long_turn" in by
+    assert in_thread_s > 0.001
+    assert "sorted" in by_thread
