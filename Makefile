@@ -18,7 +18,7 @@ TEST_WORKERS ?= 2
 IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check compose-check help run test test-fast test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
+.PHONY: gpu-check compose-check help run lock test test-fast test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -51,6 +51,10 @@ types: setup-dev  ## mypy, strict
 
 stubs: setup-dev  ## generate the gRPC stubs from protos/
 	$(BIN)/python protos/generate.py
+
+# Needs the network. TORCH_INDEX=URL adds the hashes of torch's builds there, such as those for an older CUDA.
+lock: setup-dev  ## renew the images' lock files: hashes of all Python packages, digest of the base image
+	$(BIN)/python deploy/lock.py $(TORCH_INDEX)
 
 check-extras: setup-dev  ## install each extra alone into an environment of its own and import what it promises
 	$(BIN)/python .ci/check_extras.py

@@ -1,6 +1,6 @@
 """Prints what pip must install for some of Chairlift's extras, without Chairlift itself: `requirements.py engine,otel`.
 
-An image's dependencies are a layer of their own, made from this list, so that a change of source leaves them alone.
+`make lock` (deploy/lock.py) resolves them into the lock files that the images are made from.
 """
 
 import sys

@@ -6,6 +6,7 @@ takes as long as the network needs. `docker compose` is used where it is there, 
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -61,6 +62,14 @@ def docker(*arguments: str) -> str:
     return done.stdout
 
 
+@functools.cache
+def base_image() -> Mapping[str, str]:
+    """The setting for a stand-in of the base image: one of its tag that came from no registry, and so has no digest."""
+    form = "{{len .RepoDigests}}"
+    done = run(["docker", "image", "inspect", "--format", form, "python:3.11-slim"])
+    return {"BASE_IMAGE": "python:3.11-slim"} if (done.returncode, done.stdout.strip()) == (0, "0") else {}
+
+
 def free_ports(number: int) -> list[int]:
     """Ports of this machine that nobody has, all different."""
     with contextlib.ExitStack() as probes:
@@ -106,7 +115,11 @@ class Stack:
         done = run(
             [*self.command, "--project-name", self.name, "--env-file", str(self.env_file), *files, *arguments],
             cwd=ROOT,
-            env={name: value for name, value in os.environ.items() if not SETTINGS.match(name)} | variables,
+            env={
+                **base_image(),
+                **{name: value for name, value in os.environ.items() if not SETTINGS.match(name)},
+                **variables,
+            },
         )
         assert not check or done.returncode == 0, done.stdout
         return done
