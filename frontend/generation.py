@@ -41,7 +41,7 @@ from frontend.request.request import (
 from frontend.request.token_prompt import token_prompt
 from frontend.slices import in_slices
 from frontend.structured.compiler import GrammarCompiler
-from frontend.structured.forms import OutputForm
+from frontend.structured.forms import FormKind, OutputForm
 from frontend.tracing.origin import current_origin
 from frontend.tracing.request_trace import RequestTrace, Spans
 from frontend.turnstile import Turnstile
@@ -200,7 +200,9 @@ class Generations:
             max_tokens = convert.token_budget(request, len(prompt_ids), model, default_max_tokens)
             self._admission.check_fits(request.num_answers, len(prompt_ids))
             permits[0].correct(len(prompt_ids), time.monotonic())
-            before = "" if parsing is None else parsing.before_answer(prompt_ids)
+            before = ""
+            if parsing is not None and request.form is not None:
+                before = parsing.before_form(prompt_ids, with_calls=request.form.kind is FormKind.PARTS)
             constraints = await constraints_of(request, model, self._grammars, before=before)
             echo = await _echo(request, prompt_ids, model)
             limited = with_max_tokens(request, max_tokens)

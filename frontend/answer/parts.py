@@ -3,8 +3,8 @@
 How a model marks these is `frontend.chat`'s; here it meets one request and the public proto.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.chat import (
@@ -66,27 +66,30 @@ class AnswerParsing:
     def __init__(
         self, chat: ChatPrompt, chat_format: ChatFormat, tokenizer: Tokenizer, *, keep_special_tokens: bool
     ) -> None:
-        self._tool_names = frozenset(_tool_name(tool) for tool in chat.options.tools)
-        if self._tool_names and chat_format.tools == "none":
+        self._tools = dict(_tool(tool) for tool in chat.options.tools)
+        if self._tools and chat_format.tools == "none":
             raise InvalidRequest(
                 "tools are not served with this model: its chat template shows no known form of tool calls, and the "
                 "server's --tool-call-parser names none",
                 field="spec.chat.tools_json",
             )
-        self.needs_special_tokens = chat_format.needs_special_tokens
+        marks = chat_format.marks(with_tools=bool(self._tools))
+        self.needs_special_tokens = not marks.isdisjoint(tokenizer.special_tokens)
         self._hidden = frozenset[str]()
         if self.needs_special_tokens and not keep_special_tokens:
             self._hidden = tokenizer.special_tokens
         self._chat_format = chat_format
         self._tokenizer = tokenizer
 
-    def before_answer(self, prompt_ids: Sequence[int]) -> str:
-        """Rules for what comes before an answer that is held to a form.
+    def before_form(self, prompt_ids: Sequence[int], *, with_calls: bool) -> str:
+        """Rules for what comes before the form that an answer is held to.
 
         Args:
             prompt_ids: see `parser`.
+            with_calls: whether the form is one of calls.
         """
-        return self._chat_format.before_answer(self._prompt_tail(prompt_ids), self._tokenizer.special_token_id)
+        rules = self._chat_format.before_calls if with_calls else self._chat_format.before_answer
+        return rules(self._prompt_tail(prompt_ids), self._tokenizer.special_token_id)
 
     def parser(self, prompt_ids: Sequence[int]) -> AnswerParser:
         """A fresh parser for one answer.
@@ -95,7 +98,7 @@ class AnswerParsing:
             prompt_ids: the prompt, which may have opened the reasoning.
         """
         return self._chat_format.parser(
-            tool_names=self._tool_names, prompt=self._prompt_tail(prompt_ids), special_tokens=self._hidden
+            tools=self._tools, prompt=self._prompt_tail(prompt_ids), special_tokens=self._hidden
         )
 
     def _prompt_tail(self, prompt_ids: Sequence[int]) -> str:
@@ -103,9 +106,11 @@ class AnswerParsing:
         return detokenizer.push(prompt_ids[-_TAIL_TOKENS:]) + detokenizer.finish()
 
 
-def _tool_name(tool: object) -> str:
+def _tool(tool: object) -> tuple[str, Mapping[str, Any]]:
+    """A tool's name and the schema of its arguments."""
     function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+    function = function if isinstance(function, dict) else {}
+    name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name:
         raise InvalidRequest("a tool has no function with a name", field="spec.chat.tools_json")
-    return name
+    return name, parameters if isinstance(parameters, dict) else {}

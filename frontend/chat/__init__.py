@@ -2,14 +2,14 @@
 it arrives.
 
     chat_format(template_text)        once per model: which marks its template teaches it
-        .parser(tool_names=...)       once per answer: an `AnswerParser`
+        .parser(tools=...)            once per answer: an `AnswerParser`
             .feed(text) -> deltas     for each piece of the answer's text
             .finish() -> deltas       at its end
 
 Pure: text in, deltas out. Knows no tokens, no protos, no HTTP.
 """
 
-from frontend.chat.call_rules import CallableTool, CallRules
+from frontend.chat.call_family import CallableTool, CallRules
 from frontend.chat.deltas import ContentText, Delta, ReasoningText, ToolCallArguments, ToolCallStart
 from frontend.chat.formats import REASONING_FORMATS, TOOL_FORMATS, ChatFormat, chat_format
 from frontend.chat.parser import AnswerParser

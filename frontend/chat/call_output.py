@@ -14,6 +14,11 @@ class Reader(Protocol):
         """Of the tool, once the call is certain."""
         ...
 
+    @property
+    def call_id(self) -> str | None:
+        """That the model gave the call; None: it gave none."""
+        ...
+
     def take_arguments(self) -> str:
         """The arguments read since the last time."""
         ...
@@ -23,7 +28,7 @@ class CallOutput:
     """Collects deltas. Space before and after a call belongs to its marks and is left out.
 
     Args:
-        new_call_id: makes the id of each call.
+        new_call_id: makes the ids of calls to which the model gives none.
     """
 
     def __init__(self, new_call_id: Callable[[], str]) -> None:
@@ -54,7 +59,7 @@ class CallOutput:
             self._held += text
             if reader.name is None:
                 return
-            self._deltas.append(ToolCallStart(self._num_calls, self._new_call_id(), reader.name))
+            self._deltas.append(ToolCallStart(self._num_calls, reader.call_id or self._new_call_id(), reader.name))
             self._num_calls += 1
             self._is_certain = self._follows_call = True
             self._held = self._space = ""

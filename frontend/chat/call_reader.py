@@ -30,7 +30,10 @@ class CallReader:
     Attributes:
         status: see there.
         name: of the tool, once the call is certain; None before.
+        call_id: None: these models write none.
     """
+
+    call_id: str | None = None
 
     def __init__(self, *, only_names: Collection[str] | None = None, strict: bool = False) -> None:
         self.status = ReaderStatus.READING
@@ -136,11 +139,13 @@ class ArgumentsReader:
 
     Attributes:
         status, name: as `CallReader`'s; the call is certain from the opening bracket on.
+        call_id: that the model gave the call.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, call_id: str | None = None) -> None:
         self.status = ReaderStatus.READING
         self.name = name
+        self.call_id = call_id
         self._scanner = JsonObjectScanner()
         self._arguments: list[str] = []
 

@@ -1,30 +1,27 @@
 """Which marks a model uses, chosen by name or guessed from its chat template, and the parser for them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from frontend.chat import mistral
-from frontend.chat.call_ids import long_call_id, short_call_id
-from frontend.chat.call_output import CallOutput
-from frontend.chat.call_rules import CallableTool, CallRules, TokenIdOf, call_rules, reasoning_rules
-from frontend.chat.hermes import HermesCalls
+from frontend.chat import harmony
+from frontend.chat.call_family import CallableTool, CallFamily, CallRules, JsonSchema, TokenIdOf
+from frontend.chat.families import CALL_FAMILIES, REASONING_FAMILIES
 from frontend.chat.hidden import HiddenTexts
-from frontend.chat.llama3 import Llama3Calls
 from frontend.chat.marks import mark_finder
-from frontend.chat.mistral import MistralCalls
 from frontend.chat.parser import AnswerParser, StagedParser
 from frontend.chat.reasoning import ReasoningMarks, ReasoningSplit
+from frontend.chat.reasoning_rules import reasoning_rules
 
-TOOL_FORMATS = ("auto", "none", "hermes", "llama3", "mistral")
+_HARMONY = "harmony"  # calls and reasoning are one format
+
+_NEWER = {"mistral": "mistral_names"}
+"""Families of two formats: the first name stands for both, and the template says which it is."""
+
+TOOL_FORMATS = ("auto", "none", *CALL_FAMILIES)
 """Names of the formats of tool calls."""
 
-REASONING_FORMATS = ("auto", "none", "think", "mistral")
+REASONING_FORMATS = ("auto", "none", *REASONING_FAMILIES, _HARMONY)
 """Names of the marks of reasoning."""
-
-_REASONING_MARKS = {
-    "think": ReasoningMarks("<think>", "</think>"),
-    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,66 +31,87 @@ class ChatFormat:
     Attributes:
         tools: name of the format of tool calls, or "none".
         reasoning: name of the marks of reasoning, or "none".
-        names_first: whether Mistral's calls are names with arguments, and not a list of objects.
     """
 
     tools: str
     reasoning: str
-    names_first: bool = False
 
-    @property
-    def needs_special_tokens(self) -> bool:
-        """Whether the marks are special tokens: then ask for the answer with `keep_special_tokens`, and give `parser`
-        the tokenizer's special tokens, so that it leaves the others out.
+    def marks(self, *, with_tools: bool) -> frozenset[str]:
+        """The texts that a parser must be given even if they are special tokens of the model: then ask for the answer
+        with `keep_special_tokens`, and give `parser` the tokenizer's special tokens, so that it leaves the others out.
+
+        Args:
+            with_tools: whether the request offers tools.
         """
-        return "mistral" in (self.tools, self.reasoning)
+        marks = self._reasoning.texts if self._reasoning else frozenset[str]()
+        family = self._family
+        return marks | family.marks if family is not None and (with_tools or self._is_harmony) else marks
 
     def parser(
-        self, *, tool_names: Collection[str] = (), prompt: str = "", special_tokens: Collection[str] = ()
+        self, *, tools: Mapping[str, JsonSchema] | None = None, prompt: str = "", special_tokens: Collection[str] = ()
     ) -> AnswerParser:
         """A fresh parser for one answer.
 
         Args:
-            tool_names: the tools the request offers; with none, nothing is taken for a call.
+            tools: names of the tools the request offers, and the schemas of their arguments, empty where nothing is
+                known of them; with no tools, nothing is taken for a call.
             prompt: the rendered prompt, or its end: whether it opened the reasoning.
             special_tokens: texts to leave out of the answer; the marks themselves may be among them and are read.
         """
-        marks = _REASONING_MARKS.get(self.reasoning)
-        shown = {marks.opening, marks.closing} if marks else set()
-        if self.tools == "mistral" and tool_names:
-            shown |= mistral.MARKS
-        hidden = frozenset(special_tokens) - shown - {""}
+        tools = tools or {}
+        family = self._family if tools or self._is_harmony else None
+        marks = self._reasoning
+        hidden = frozenset(special_tokens) - self.marks(with_tools=bool(tools)) - {""}
         return StagedParser(
             HiddenTexts(mark_finder(hidden)) if hidden else None,
             ReasoningSplit(marks, opened=marks.opened_by(prompt)) if marks else None,
-            self._calls(tool_names) if tool_names else None,
+            family.parser(tools, prompt) if family is not None else None,
         )
 
     def call_rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:
-        """Rules for an answer that must call tools; see `call_rules`."""
-        style = "mistral names" if self.tools == "mistral" and self.names_first else self.tools
-        return call_rules(style, tools, token_id, one_only=one_only)
+        """Rules for an answer that must call tools; see `CallFamily.rules`."""
+        family = self._family
+        assert family is not None, "the model calls no tools"
+        return family.rules(tools, token_id, one_only=one_only)
+
+    def before_calls(self, prompt: str, token_id: TokenIdOf) -> str:
+        """Rules for what comes before an answer that is held to calls, or to calls and forms; empty: nothing does.
+
+        Args:
+            prompt, token_id: see `parser` and `CallFamily.rules`.
+        """
+        if self._is_harmony:
+            return harmony.reasoning_rule(prompt, token_id)
+        marks = self._reasoning
+        if marks is None:
+            return ""
+        return reasoning_rules(marks.opening, marks.closing, token_id, opened=marks.opened_by(prompt))
+
+    def answer_start(self, token_id: TokenIdOf) -> str:
+        """What stands before a form beside calls, in Lark's notation; empty: nothing does."""
+        return harmony.answer_start(token_id) if self._is_harmony else ""
 
     def before_answer(self, prompt: str, token_id: TokenIdOf) -> str:
         """Rules for what comes before an answer that is held to a form; empty: nothing does.
 
         Args:
-            prompt, token_id: see `parser` and `call_rules`.
+            prompt, token_id: see `before_calls`.
         """
-        marks = _REASONING_MARKS.get(self.reasoning)
-        if marks is None:
-            return ""
-        return reasoning_rules(marks.opening, marks.closing, token_id, opened=marks.opened_by(prompt))
+        if self._is_harmony:
+            return harmony.reasoning_and_answer_start(prompt, token_id)
+        return self.before_calls(prompt, token_id)
 
-    def _calls(self, tool_names: Collection[str]) -> AnswerParser | None:
-        match self.tools:
-            case "hermes":
-                return HermesCalls(CallOutput(long_call_id))
-            case "llama3":
-                return Llama3Calls(CallOutput(long_call_id), tool_names)
-            case "mistral":
-                return MistralCalls(CallOutput(short_call_id))
-        return None
+    @property
+    def _is_harmony(self) -> bool:
+        return _HARMONY in (self.tools, self.reasoning)
+
+    @property
+    def _family(self) -> CallFamily | None:
+        return CALL_FAMILIES.get(_HARMONY if self._is_harmony else self.tools)
+
+    @property
+    def _reasoning(self) -> ReasoningMarks | None:
+        return None if self._is_harmony else REASONING_FAMILIES.get(self.reasoning)
 
 
 def chat_format(template_text: str | None, *, tools: str = "auto", reasoning: str = "auto") -> ChatFormat:
@@ -111,25 +129,20 @@ def chat_format(template_text: str | None, *, tools: str = "auto", reasoning: st
         if name not in known:
             raise ValueError(f"{name!r} is no format of {what}; known are {', '.join(known)}")
     source = template_text or ""
+    newer = _NEWER.get(tools)
+    if newer is not None and CALL_FAMILIES[newer].seen.in_template(source):
+        tools = newer
     return ChatFormat(
         _guess_tools(source) if tools == "auto" else tools,
         _guess_reasoning(source) if reasoning == "auto" else reasoning,
-        names_first="[ARGS]" in source,
     )
 
 
 def _guess_tools(template: str) -> str:
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<tool_call>" in template:  # others write other things than JSON between the same marks
-        return "none" if "<function=" in template or "<arg_key>" in template else "hermes"
-    if "<|start_header_id|>" in template and '"parameters"' in template:
-        return "llama3"
-    return "none"
+    return next((name for name, family in CALL_FAMILIES.items() if family.seen.in_template(template)), "none")
 
 
 def _guess_reasoning(template: str) -> str:
-    for name, marks in _REASONING_MARKS.items():
-        if marks.closing in template:
-            return name
-    return "none"
+    if CALL_FAMILIES[_HARMONY].seen.in_template(template):
+        return _HARMONY
+    return next((name for name, marks in REASONING_FAMILIES.items() if marks.seen_in(template)), "none")

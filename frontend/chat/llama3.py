@@ -5,8 +5,19 @@ and no other members than a call's; after `<|python_tag|>`, which only calls hav
 """
 
 import enum
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping, Sequence
 
+from frontend.chat.call_family import (
+    CallableTool,
+    CallRules,
+    JsonSchema,
+    Seen,
+    TokenIdOf,
+    arguments_schema,
+    lark_text,
+)
+from frontend.chat.call_ids import long_call_id
 from frontend.chat.call_output import CallOutput
 from frontend.chat.call_parser import CallParser
 from frontend.chat.call_reader import CallReader, ReaderStatus
@@ -78,3 +89,24 @@ class Llama3Calls(CallParser):
             self._output.give_up()
             self._place = _Place.CONTENT
         return bool(rest)
+
+
+class Llama3Family:
+    """Llama 3's format; a `CallFamily`."""
+
+    seen = Seen((("<|start_header_id|>", '"parameters"'),))
+    marks = frozenset({_TAG})
+
+    def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> Llama3Calls:  # noqa: ARG002
+        """See `CallFamily`."""
+        return Llama3Calls(CallOutput(long_call_id), tools)
+
+    def rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:  # noqa: ARG002
+        """See `CallFamily`."""
+        names = [f"arguments_{index}" for index in range(len(tools))]
+        starts = [f'{{"name": {json.dumps(tool.name)}, "parameters": ' for tool in tools]
+        calls = [f"{lark_text(start)} @{name} {lark_text('}')}" for name, start in zip(names, starts, strict=True)]
+        more = "" if one_only else f" ({lark_text('; ')} call)*"
+        schemas = {name: arguments_schema(tool.parameters) for name, tool in zip(names, tools, strict=True)}
+        places = {name: index for index, name in enumerate(names)}
+        return CallRules(f"calls: call{more}\ncall: {' | '.join(calls)}", schemas, places)

@@ -4,15 +4,30 @@ import enum
 from dataclasses import dataclass
 
 from frontend.chat.deltas import ContentText, ReasoningText
+from frontend.chat.hidden import HiddenTexts
 from frontend.chat.marks import mark_finder
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What stands before and after the reasoning."""
+    """What stands before and after the reasoning.
+
+    Attributes:
+        answer: what then stands before and after the answer; empty: nothing does.
+    """
 
     opening: str
     closing: str
+    answer: tuple[str, str] | tuple[()] = ()
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """All marks."""
+        return frozenset({self.opening, self.closing, *self.answer})
+
+    def seen_in(self, template: str) -> bool:
+        """Whether a chat template shows them: those that end something."""
+        return self.closing in template and (not self.answer or self.answer[1] in template)
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the prompt itself opens the reasoning at its end, as some templates do."""
@@ -40,6 +55,9 @@ class ReasoningSplit:
     def __init__(self, marks: ReasoningMarks, *, opened: bool) -> None:
         self._opening = marks.opening
         self._closing = mark_finder(frozenset({marks.closing}))
+        self._answer_opening = marks.answer[0] if marks.answer else ""
+        self._answer_closing = HiddenTexts(mark_finder(frozenset({marks.answer[1]}))) if marks.answer else None
+        self._in_answer = False  # behind its opening mark
         self._opened = opened
         self._place = _Place.BEFORE
         self._text = ""  # not passed on yet
@@ -55,11 +73,11 @@ class ReasoningSplit:
         if self._place is _Place.INSIDE:
             reasoning = self._take_reasoning()
         if self._place is _Place.BETWEEN:
-            self._text = self._text.lstrip("\n")
-            if self._text:
-                self._place = _Place.AFTER
+            self._begin_answer()
         if self._place is _Place.AFTER:
             content, self._text = self._text, ""
+            if self._in_answer and self._answer_closing is not None:
+                content = self._answer_closing.feed(content)
         return _deltas(reasoning, content)
 
     def finish(self) -> list[ReasoningText | ContentText]:
@@ -68,7 +86,19 @@ class ReasoningSplit:
         if self._place is _Place.INSIDE or (self._place is _Place.BEFORE and self._opened):
             held = self._newlines + held
             return _deltas(held if self._has_reasoned else held.lstrip("\n"), "")
+        if self._in_answer and self._answer_closing is not None:
+            held += self._answer_closing.finish()
         return _deltas("", held)
+
+    def _begin_answer(self) -> None:
+        self._text = self._text.lstrip("\n")
+        if self._answer_opening and self._text.startswith(self._answer_opening):
+            self._text = self._text.removeprefix(self._answer_opening).lstrip("\n")
+            self._in_answer, self._answer_opening = True, ""
+        elif self._text and self._answer_opening.startswith(self._text):
+            return
+        if self._text:
+            self._place = _Place.AFTER
 
     def _enter(self) -> None:
         start = self._text.lstrip()

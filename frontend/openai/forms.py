@@ -67,15 +67,15 @@ def chat_form(
     lark = "start: calls"
     if form is not None:
         schemas["answer"] = _schema_beside_tools(form)
-        lark += " | @answer"
-    closed, places = list(rules.schemas), [_place(tool, tool_use.offered) for tool in tools]
+        lark += " | " + f"{chat_format.answer_start(tokenizer.special_token_id)} @answer".lstrip()
+    closed = list(rules.schemas)
     if form is not None and form.kind is FormKind.STRICT_JSON_SCHEMA:
         closed.append("answer")
     parts = {
         "lark": f"{lark}\n{rules.lark}",
         "schemas": schemas,
         "closed": closed,
-        "places": dict(zip(rules.schemas, places, strict=True)),
+        "places": {name: _place(tools[index], tool_use.offered) for name, index in rules.places.items()},
     }
     text = json.dumps(parts)
     check_at_most(field, len(text), MAX_FORM_BYTES, "bytes")

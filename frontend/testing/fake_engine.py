@@ -73,6 +73,7 @@ class FakeEngine(EngineServiceServicer):
         *,
         address: str = "127.0.0.1:0",
         max_model_len: int = 4096,
+        vocab_size: int = VOCAB_SIZE,
         step_interval_s: float = 0.0,
         tokens_per_step: int = 1,
         step_window: int = 64,
@@ -84,6 +85,7 @@ class FakeEngine(EngineServiceServicer):
         self._weights_revision = weights_revision
         self.address = address
         self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
         self.step_interval_s = step_interval_s
         self.tokens_per_step = tokens_per_step
         self.step_window = step_window
@@ -359,7 +361,7 @@ class FakeEngine(EngineServiceServicer):
             num_kv_blocks=1024,
             max_num_seqs=256,
             max_num_batched_tokens=2048,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.vocab_size,
             end_token_ids=[END_TOKEN_ID],
             max_logprobs=20,
             engine_version="fake",

@@ -11,7 +11,9 @@ class Parse:
     def __call__(self, tools, text, *, cuts=(), reasoning="none", names=("get", "put"), prompt="", special_tokens=()):
         """The deltas as short tuples, neighbours joined."""
         parser = chat_format(None, tools=tools, reasoning=reasoning).parser(
-            tool_names=names, prompt=prompt, special_tokens=special_tokens
+            tools=names if isinstance(names, dict) else {name: {} for name in names},
+            prompt=prompt,
+            special_tokens=special_tokens,
         )
         deltas, start = [], 0
         for stop in [*cuts, len(text)]:

@@ -65,3 +65,25 @@ def test_an_open_mark_at_the_prompts_end_opens_the_reasoning():
     assert marks.opened_by("...<think>\n")
     assert not marks.opened_by("...<think>\n\n</think>\n\n")
     assert not marks.opened_by("")
+
+
+GRANITE = [
+    ("<think>Hm.</think>\n<response>Yes.</response>", [("reasoning", "Hm."), ("content", "Yes.")]),
+    ("<think>Hm.</think><response>\nYes.", [("reasoning", "Hm."), ("content", "Yes.")]),
+    ("<think>Hm.</think>Yes, <response> is a mark.", [("reasoning", "Hm."), ("content", "Yes, <response> is a mark.")]),
+    ("<response>Yes.</response>", [("content", "<response>Yes.</response>")]),
+    ("<think>Hm.</think><resp", [("reasoning", "Hm."), ("content", "<resp")]),
+    ("<think>Hm.</think><response>Yes.</resp", [("reasoning", "Hm."), ("content", "Yes.</resp")]),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), GRANITE)
+def test_granites_answer_has_marks_too(parse, text, parts):
+    for cuts in ((), range(len(text))):
+        assert parse("none", text, cuts=cuts, reasoning="granite") == parts
+
+
+def test_granite_32_says_it_in_words(parse):
+    text = "Here is my thought process:\n\nHm.\n\nHere is my response:\n\nYes."
+    for cuts in ((), range(len(text))):
+        assert parse("none", text, cuts=cuts, reasoning="granite32") == [("reasoning", "Hm."), ("content", "Yes.")]

@@ -5,6 +5,7 @@ import json
 import openai
 import pydantic
 import pytest
+import tokenizers
 
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine
@@ -124,7 +125,7 @@ async def test_named_call_leaves_only_its_tool(connect_to):
     )
     lark, _ = grammars(engine)
     assert "weather" not in lark["lark_grammar"]
-    assert "start: calls\ncalls: marked\n" in lark["lark_grammar"], "one call"
+    assert "start: calls\ncalls: call\n" in lark["lark_grammar"], "one call"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,6 +220,55 @@ async def test_form_that_compiles_but_cannot_run_is_refused_before_any_token(con
             with pytest.raises(openai.BadRequestError, match="too large to be run"):
                 await create
     assert len(engine.submissions) == 1
+
+
+HARMONY = ECHO + "<|start|>assistant{# <|channel|> <|message|> #}"
+HARMONY_TOKENS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"]
+
+
+@pytest.fixture
+async def harmony(make_pair, connect):
+    """A client of a model whose marks of messages are special tokens, as gpt-oss's are, and its engine."""
+    tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer_files()["tokenizer.json"].decode())
+    tokenizer.add_special_tokens(HARMONY_TOKENS)
+    config = json.dumps({"eos_token": "<|end|>", "chat_template": HARMONY}).encode()
+    files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer_config.json": config}
+    pair = await make_pair(engine=FakeEngine(files=files, vocab_size=300), http=True)
+    return connect(pair), pair.engine
+
+
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|start|>assistant"
+
+
+async def test_messages_of_harmony_are_told_apart(harmony):
+    client, _ = harmony
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rom"}<|call|>'
+    answer = await client.chat.completions.create(model="fake", messages=user(THOUGHT + call), tools=[tool("weather")])
+    message = answer.choices[0].message
+    assert (message.content, message.reasoning_content) == (None, "Hm.")
+    assert [(made.function.name, made.function.arguments) for made in message.tool_calls] == [
+        ("weather", '{"city": "Rom"}')
+    ]
+    answer = await client.chat.completions.create(
+        model="fake", messages=user(THOUGHT + "<|channel|>final<|message|>Yes.")
+    )
+    assert (answer.choices[0].message.content, answer.choices[0].message.reasoning_content) == ("Yes.", "Hm.")
+
+
+async def test_forms_of_harmony_have_the_header_of_their_message(harmony):
+    client, engine = harmony
+    json_object = {"type": "json_object"}
+    for asked, starts in (
+        ({"response_format": json_object}, {"before": "final", "form": None}),
+        ({"tools": [tool("weather")], "tool_choice": "required"}, {"before": "analysis", "form": "functions.weather"}),
+        ({"tools": [tool("weather")], "response_format": json_object}, {"before": "analysis", "form": "@answer"}),
+    ):
+        await client.chat.completions.create(model="fake", messages=user("<|end|>"), **asked)
+        before, form, *_ = grammars(engine)
+        (rule,) = [line for line in before["lark_grammar"].splitlines() if line.startswith("before:")]
+        assert ("final" in rule) == (starts["before"] == "final")
+        assert "analysis" in before["lark_grammar"]
+        assert starts["form"] is None or starts["form"] in form["lark_grammar"]
 
 
 NO_FORM = [

@@ -9,6 +9,7 @@ import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from frontend.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
+from frontend.chat.families import CALL_FAMILIES
 from frontend.structured.forms import FormKind
 from frontend.structured.grammars import grammar_of
 from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
@@ -30,7 +31,15 @@ TEMPLATES = {
     "llama3": '<|start_header_id|> "parameters"',
     "mistral": "[TOOL_CALLS]",
     "mistral with names": "[TOOL_CALLS] [ARGS]",
+    "deepseek_v3": "<｜tool▁sep｜> ```json",
+    "deepseek_v31": "<｜tool▁sep｜>",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "granite": "<|tool_call|>",
+    "phi4_mini": "functools[",
+    "glm45": "<arg_key>",
+    "harmony": "<|channel|> <|message|>",
 }
+ONE_CALL_ONLY = {"harmony"}  # a call ends the answer
 
 
 def no_special_tokens(text: str) -> None:
@@ -50,7 +59,7 @@ def grammar(style, *, one_only=False, token_id=no_special_tokens):
 
 def calls_in(style, text):
     """(name, arguments) of the calls that the parser of the format finds; nothing else may be in the text."""
-    parser = chat_format(TEMPLATES[style]).parser(tool_names=[tool.name for tool in TOOLS])
+    parser = chat_format(TEMPLATES[style]).parser(tools={tool.name: tool.parameters for tool in TOOLS})
     calls = []
     for delta in [*parser.feed(text), *parser.finish()]:
         match delta:
@@ -77,7 +86,7 @@ def test_whatever_is_drawn_is_read_as_calls_with_valid_arguments(style, one_only
             assert isinstance(arguments, dict)
             jsonschema.Draft202012Validator(parameters[name]).validate(arguments)
     assert len(numbers) >= 15
-    assert (set(numbers) == {1}) if one_only else (min(numbers) == 1 < max(numbers))
+    assert (set(numbers) == {1}) if one_only or style in ONE_CALL_ONLY else (min(numbers) == 1 < max(numbers))
 
 
 ONE = {
@@ -85,6 +94,16 @@ ONE = {
     "llama3": '{"name": "a.b-c", "parameters": {"unit": "C"}}',
     "mistral": '[TOOL_CALLS][{"name": "a.b-c", "arguments": {"unit": "C"}}]',
     "mistral with names": '[TOOL_CALLS]a.b-c[ARGS]{"unit": "C"}',
+    "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>a.b-c\n```json\n{"unit": "C"}\n```'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a.b-c<｜tool▁sep｜>{"unit": "C"}<｜tool▁call▁end｜>'
+    "<｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.a.b-c:0<|tool_call_argument_begin|>"
+    '{"unit": "C"}<|tool_call_end|><|tool_calls_section_end|>',
+    "granite": '<|tool_call|>[{"name": "a.b-c", "arguments": {"unit": "C"}}]',
+    "phi4_mini": 'functools[{"name": "a.b-c", "arguments": {"unit": "C"}}]',
+    "glm45": "<tool_call>a.b-c\n<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n</tool_call>",
+    "harmony": '<|channel|>commentary to=functions.a.b-c <|constrain|>json<|message|>{"unit": "C"}',
 }
 
 
@@ -93,7 +112,68 @@ def test_rules_allow_the_form_as_models_write_it(style, keeps_to):
     assert keeps_to(grammar(style), ONE[style])
     assert not keeps_to(grammar(style), "Well. " + ONE[style])
     assert not keeps_to(grammar(style), ONE[style].replace("a.b-c", "b.b-c"))
-    assert not keeps_to(grammar(style), ONE[style].replace('"C"', '"K"'))
+    assert not keeps_to(grammar(style), ONE[style].replace("C", "K"))
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_two_calls_are_allowed_unless_one_is_all(style, keeps_to):
+    if style in ONE_CALL_ONLY or "llama" in style:
+        return
+    if style == "glm45":
+        text = "\n".join([ONE[style]] * 2)
+    else:
+        family = CALL_FAMILIES[style.replace(" with ", "_")]
+        one = ONE[style].removeprefix(family.before).removesuffix(family.after)
+        text = family.before + family.between.join([one, one]) + family.after
+    assert keeps_to(grammar(style), text)
+    assert not keeps_to(grammar(style, one_only=True), text)
+    assert len(calls_in(style, text)) == 2
+
+
+def test_texts_of_glm_are_held_to_what_can_be_said_of_a_text(keeps_to):
+    names = {"a": {"type": "string", "minLength": 2, "maxLength": 3}, "b": {"type": "string"}, "c": {"const": "x<y"}}
+    others = {"d": {"$ref": "#/$defs/d"}, "e": {"type": ["integer", "null"]}}
+    parameters = {"$defs": {"d": {"enum": [1, 2]}}, "properties": {**names, **others}, "required": ["b", "f"]}
+    rules = chat_format(TEMPLATES["glm45"]).call_rules(
+        [CallableTool("f", parameters)], no_special_tokens, one_only=True
+    )
+    parts = {
+        "lark": f"start: calls\n{rules.lark}",
+        "schemas": rules.schemas,
+        "closed": list(rules.schemas),
+        "places": {},
+    }
+    held = grammar_of(FormKind.PARTS, json.dumps(parts))
+
+    def call(**arguments):
+        written = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()]
+        return f"<tool_call>f\n{''.join(written)}</tool_call>"
+
+    for arguments in ({}, {"a": "xy"}, {"c": "x<y"}, {"d": "2", "e": "null"}, {"b": "two\nlines <b>"}):
+        assert keeps_to(held, call(**dict(sorted({"b": "t", "f": "[1]", **arguments}.items()))))
+    for arguments in ({"a": "x"}, {"a": "wxyz"}, {"c": "y"}, {"d": "3"}, {"e": "x"}, {"f": "x"}, {"g": "1"}):
+        assert not keeps_to(held, call(**dict(sorted({"b": "t", "f": "[1]", **arguments}.items()))))
+    assert not keeps_to(held, call(b="t"))
+
+
+def test_harmony_reasons_before_calls_and_announces_a_final_message(keeps_to):
+    harmony, prompt = chat_format(TEMPLATES["harmony"]), "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+    thought = "<|channel|>analysis<|message|>2 < 3<|end|><|start|>assistant"
+    answer = grammar_of(FormKind.REGEX, "[a-z]+", harmony.before_answer(prompt, no_special_tokens))
+    for text in ("<|channel|>final<|message|>so", thought + "<|channel|>final<|message|>so"):
+        assert keeps_to(answer, text)
+    for text in ("so", thought + "so", thought + "<|channel|>final<|message|>1"):
+        assert not keeps_to(answer, text)
+    rules = harmony.call_rules(TOOLS, no_special_tokens, one_only=False)
+    parts = {"lark": f"start: calls | {harmony.answer_start(no_special_tokens)} @answer\n{rules.lark}"}
+    schemas = {**rules.schemas, "answer": {"type": "integer"}}
+    text = json.dumps({**parts, "schemas": schemas, "closed": [], "places": {}})
+    either = grammar_of(FormKind.PARTS, text, harmony.before_calls(prompt, no_special_tokens))
+    for text in (ONE["harmony"], thought + ONE["harmony"], thought + "<|channel|>final<|message|>12"):
+        assert keeps_to(either, text)
+    assert not keeps_to(either, "12")
+    inside = prompt + "<|channel|>final<|message|>So "
+    assert harmony.before_answer(inside, no_special_tokens) == ""
 
 
 def test_marks_that_are_special_tokens_are_tokens():
