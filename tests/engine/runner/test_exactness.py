@@ -36,7 +36,6 @@ def checkpoint(make_checkpoint, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_best_tokens_differ_at_near_ties_only_and_rarely(checkpoint, prompt, engine_on, reference_of):
     """Half the requests are greedy. The others wander about at a high temperature, as greedy answers of random models
     run in circles, and report the best token at each position.
