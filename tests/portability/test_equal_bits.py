@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 PROMISE = [
     *(
         "tests/engine/runner/test_batch_invariance.py::test_logits_and_tokens_are_the_same_bits_as_alone"
-        f"[GQA 3, biases, long rows in {mode}-budget of 64]"
+        f"[GQA 3, biases, long rows in {mode}-{scenario}]"
         for mode in ("fp32", "int8 all")
+        for scenario in ("batched", "preempted, prefix-cached, budget of 33", "two threads, budget of 64")
     ),
     "tests/kernels/cpu/test_linear.py::test_a_row_has_the_same_bits_among_any_number_of_rows",
     "tests/kernels/cpu/test_multiply_tile.py",
