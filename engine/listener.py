@@ -12,6 +12,7 @@ import grpc.aio
 
 from chairlift.engine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
 from chairlift.service.health_list import add_health
+from engine.client_errors import ClientErrors
 from engine.errors import ConfigError
 from engine.server import EngineService
 
@@ -55,7 +56,7 @@ class Listener:
     ) -> None:
         self._credentials = credentials
         self._service = service
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ClientErrors(), *interceptors])
         self._pulse: asyncio.Task[None] | None = None
         self.address = address
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer
@@ -246,6 +247,9 @@ class EngineService(EngineServiceServicer):
             session.outgoing.close(linger_s=0)
         except StreamRefused as refusal:
             session.outgoing.refuse(refusal)
+        except DecodeError:
+            detail = "a message of the stream cannot be parsed"
+            session.outgoing.refuse(StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail))
         except Exception:
             _log.exception("session %s: defect while reading commands", session.session_id)
             session.outgoing.refuse(StreamRefused(grpc.StatusCode.INTERNAL, "defect in the engine, see its log"))

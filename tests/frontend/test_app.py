@@ -84,6 +84,30 @@ async def test_every_service_can_be_found_out_by_either_version_of_reflection(pa
     }
 
 
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_no_question_to_reflection_is_a_defect(pair, version, caplog):
+    texts = ["", ".", "..", "\x00", "é", "x" * 5000, SERVICE_NAME + ".", "." + SERVICE_NAME, "/etc/passwd"]
+    numbers = [0, -1, 2**31 - 1, -(2**31)]
+    types = ["", "chairlift.v1.GenerationSpec", "google.protobuf.FileOptions"]
+    request = reflection_pb2.ServerReflectionRequest
+    questions = [request(**{name: text}) for text in texts for name in ("file_by_filename", "file_containing_symbol")]
+    questions += [request(all_extension_numbers_of_type=text) for text in texts + types]
+    for kind in types:
+        extensions = [reflection_pb2.ExtensionRequest(containing_type=kind, extension_number=i) for i in numbers]
+        questions += [request(file_containing_extension=extension) for extension in extensions]
+    call = pair.channel().stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=request.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )()
+    for question in [request(), *questions]:
+        await call.write(question)
+        assert (await call.read()).original_request == question
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_without_http_its_packages_are_not_needed():
     code = (
         "import sys; from frontend.app import FrontendApp; from frontend.config import FrontendConfig; "

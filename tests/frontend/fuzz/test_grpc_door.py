@@ -87,6 +87,7 @@ def draw(rng):
                 SERVICE + "NoSuchMethod",
                 "/x/y",
                 "/grpc.health.v1.Health/Check",
+                "/grpc.health.v1.Health/List",
                 "/chairlift.engine.v1.EngineService/Attach",
             ]
         )

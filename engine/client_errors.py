@@ -1,0 +1,60 @@
+"""What a client does wrong is its own error: a status for it, and no traceback in the log.
+
+gRPC answers bytes that it cannot parse with UNKNOWN and logs a traceback, and another one for each answer that it could
+not deliver because the client had left. So messages are parsed here.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+
+class ClientErrors(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of all methods."""
+
+    def __init__(self) -> None:
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_concerns_us)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Returns the method's handler, wrapped; None for an unknown method."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        parse, serializer = handler.request_deserializer, handler.response_serializer
+        if handler.request_streaming:  # it reads by itself, and its reads parse
+            return grpc.stream_stream_rpc_method_handler(_guarded(handler.stream_stream), parse, serializer)
+        guarded = _guarded(handler.unary_stream or handler.unary_unary, parse)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=serializer)
+        return grpc.unary_unary_rpc_method_handler(guarded, response_serializer=serializer)
+
+
+def _guarded(behavior: Callable[..., Any], parse: Callable[[Any], Any] = lambda request: request) -> Any:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            try:
+                outcome = behavior(parse(request), context)
+                if not isinstance(outcome, AsyncIterator):
+                    return await outcome
+                async for response in outcome:
+                    await context.write(response)
+            except DecodeError:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are not this method's message")
+        except grpc.aio.InternalError as error:  # what gRPC raises when the client has left: nobody can be told
+            raise asyncio.CancelledError from error
+
+    return call
+
+
+def _concerns_us(record: logging.LogRecord) -> bool:
+    """Whether a record of gRPC is more than an answer that it could not deliver to a client that has left."""
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
