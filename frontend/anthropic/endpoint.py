@@ -58,14 +58,13 @@ class Messages:
 
 def messages_api(messages: Messages) -> Api:
     """The Messages API."""
-    path, count = "/v1/messages", "Count the tokens of a conversation"
+    path, error = "/v1/messages", "AnthropicError"
+    answer, count = "Answer a conversation in Anthropic's form", "Count the tokens of a conversation"
     return Api(
         path,
         [
-            Endpoint(
-                "POST", path, messages.create, "Answer a conversation in Anthropic's form", MessagesBody, STREAMED
-            ),
-            Endpoint("POST", f"{path}/count_tokens", messages.count_tokens, count, PromptBody),
+            Endpoint("POST", path, messages.create, answer, MessagesBody, STREAMED, error=error),
+            Endpoint("POST", f"{path}/count_tokens", messages.count_tokens, count, PromptBody, error=error),
         ],
         error_response,
     )

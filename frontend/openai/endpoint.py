@@ -25,6 +25,7 @@ class Endpoint:
         body: what it takes; None: nothing.
         answers: media types of the answer; none: it has no body.
         is_open: it needs no API key.
+        error: name of the form of its errors in the OpenAPI document.
         is_described: the OpenAPI document has it; a second spelling of a path is served without.
     """
 
@@ -35,6 +36,7 @@ class Endpoint:
     body: type[Body] | None = None
     answers: tuple[str, ...] = ("application/json",)
     is_open: bool = False
+    error: str = "Error"
     is_described: bool = True
 
     def route(self) -> Route:

@@ -28,6 +28,17 @@ _ERROR = {
         }
     },
 }
+_ANTHROPIC_ERROR = {
+    "description": "What went wrong, as Anthropic writes it.",
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": _TEXT, "message": _TEXT}},
+        "request_id": _TEXT,
+    },
+}
+_ERRORS = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
 
 
 def openapi_document(endpoints: Sequence[Endpoint], *, needs_key: bool) -> dict[str, Any]:
@@ -54,7 +65,7 @@ def openapi_document(endpoints: Sequence[Endpoint], *, needs_key: bool) -> dict[
         "info": {"title": "Chairlift", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": {**definitions.get("$defs", {}), "Error": _ERROR},
+            "schemas": {**definitions.get("$defs", {}), **_ERRORS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -62,7 +73,8 @@ def openapi_document(endpoints: Sequence[Endpoint], *, needs_key: bool) -> dict[
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
     content = {kind: {"schema": _TEXT if kind.startswith("text/") else {"type": "object"}} for kind in endpoint.answers}
-    error = {"description": "An error.", "content": {"application/json": {"schema": {"$ref": _SCHEMAS + "Error"}}}}
+    reference = {"$ref": _SCHEMAS + endpoint.error}
+    error = {"description": "An error.", "content": {"application/json": {"schema": reference}}}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "responses": {"200": {"description": "Done.", **({"content": content} if content else {})}, "default": error},

@@ -243,6 +243,7 @@ async def test_key_may_be_the_client_s_own(make_pair, connect):
 
 BAD = [
     ({"messages": []}, "at least 1"),
+    ({"messages": ask()["messages"] * 4097}, "4096"),
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role is 'robot'"),

@@ -77,3 +77,16 @@ async def test_document_is_served_as_json(http_pair, document):
     ):
         assert (response.status, response.content_type) == (200, "application/json")
         assert await response.json() == document
+
+
+async def test_errors_are_described_in_the_form_of_their_api(document):
+    forms = {
+        path: operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for path, operations in document["paths"].items()
+        for operation in operations.values()
+    }
+    assert {path for path, form in forms.items() if form == "AnthropicError"} == {
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
+    assert forms["/v1/responses"] == "Error"

@@ -40,6 +40,14 @@ const final = await client.chat.completions
 assert.equal(final.choices[0].finish_reason, 'tool_calls');
 assert.deepEqual(JSON.parse(final.choices[0].message.tool_calls[0].function.arguments), { city: 'Rom' });
 
+const response = await client.responses.create({ model: 'fake', input: messages, store: false });
+assert.equal(response.output_text, rendered);
+const streamed = client.responses.stream({ model: 'fake', input: call, tools: [{ ...tools[0].function, ...tools[0] }] });
+const deltas = [];
+streamed.on('response.function_call_arguments.delta', (event) => deltas.push(event.delta));
+const item = (await streamed.finalResponse()).output.find((each) => each.type === 'function_call');
+assert.deepEqual([item.name, item.arguments], ['weather', deltas.join('')]);
+
 await assert.rejects(
   client.completions.create({ model: 'fake', prompt: 'x'.repeat(5000) }),
   (error) =>

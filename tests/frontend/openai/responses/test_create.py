@@ -342,6 +342,7 @@ async def test_client_raises_what_fails_inside_a_stream(http_pair, client):
 
 BAD = [
     ({"input": []}, "input", "at least 1"),
+    ({"input": [{"role": "user", "content": "x"}] * 4097}, "input", "4097|4096"),
     ({"input": "x" * 40_000}, "input", "maximum context length is"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
