@@ -5,6 +5,7 @@ Of uvicorn's own habits it keeps none that concern the process: no signal handle
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(settle_s)),
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         config.load()  # here, because it would put its own idea of TLS over ours later
         config.ssl = tls
         self._server = _Server(config)
@@ -88,6 +90,13 @@ class HttpServer:
         if self._task is not None:
             self._server.should_exit = True
             await self._task
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of uvicorn says more than that an answer was left without its end, as one is whose client has
+    stopped reading: that has a line of its own.
+    """
+    return record.msg != "ASGI callable returned without completing response."
 
 
 class _Server(uvicorn.Server):

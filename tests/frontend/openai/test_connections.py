@@ -138,7 +138,7 @@ async def test_long_answer_outlives_the_clock_of_its_head(skip, http_pair, clien
     assert (await call).choices[0].text == "abc"
 
 
-async def test_reader_that_stalls_is_cut_off(make_pair):
+async def test_reader_that_stalls_is_cut_off(make_pair, caplog):
     pair = await make_pair(http=True, stall_timeout_s=0.3)
     pair.engine.tokens_per_step = 64
     sock = socket.socket()
@@ -153,6 +153,7 @@ async def test_reader_that_stalls_is_cut_off(make_pair):
     assert pair.engine.cancels[0][1] == engine_pb.CANCEL_REASON_STALLED
     await pair.idle()
     sock.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.WARNING] == []
 
 
 async def test_drain_lets_running_calls_finish_and_takes_nothing_new(http_pair, client):
