@@ -195,5 +195,5 @@ class ResponsesBody(ConversationBody, SamplingBody):
                 assert text_format is not None
                 if text_format.schema_ is None:
                     raise BodyError(400, "text.format of type json_schema needs a schema", param=field)
-                return schema_form(text_format.schema_, field)
+                return schema_form(text_format.schema_, field, strict=bool(text_format.strict))
         return None

@@ -58,6 +58,7 @@ HARMONY = '{{- "<|start|>assistant to=functions." + name + "<|channel|>commentar
         (GRANITE33, "granite", "granite"),
         (PHI4_MINI, "phi4_mini", "none"),
         ('functools[{"name": [function name]}]', "phi4_mini", "none"),
+        ("<|tool|>{{ tools }}<|/tool|> <|tool_call|>", "phi4_mini", "none"),
         (PHI4_REASONING, "none", "think"),
         (HARMONY, "harmony", "harmony"),
         ("", "none", "none"),

@@ -234,6 +234,16 @@ async def test_structured_text_is_held_to_and_parsed(pair_of, connect):
     assert not pair.engine.submissions[-1].grammar
 
 
+@pytest.mark.parametrize("strict", [True, False])
+async def test_objects_of_a_strict_text_have_no_members_but_those_they_name(pair_of, connect, strict):
+    pair = await pair_of(ECHO)
+    schema = {"type": "object", "properties": {"to": {"properties": {"city": {"type": "string"}}}}}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}}
+    await connect(pair).responses.create(model="fake", input="{}", text=text)
+    (grammar,) = json.loads(pair.engine.submissions[-1].grammar)["grammars"]
+    assert ("additionalProperties" in grammar["json_schema"]["properties"]["to"]) == strict
+
+
 CHOICES = {
     "auto": ("auto", False),
     "required": ("required", True),
