@@ -22,7 +22,10 @@ LIMITS = JobLimits(timeout_s=0.5, memory_bytes=256 << 20, clock=Clock.CPU, start
 """4,000 messages with tool calls take 40 ms, and compiling the largest templates 0.1 s."""
 
 NUM_PROCESSES = 2  # one may be held up for the whole time limit
-_LARGE_CHARS = 50_000  # takes a millisecond to write: from here on in a thread
+_LARGE_CHARS, _MANY = 50_000, 200  # take a millisecond to write: from here on in a thread
+
+
+_dumps = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each call
 
 
 class ChatRenderer:
@@ -109,8 +112,8 @@ def _refuse(tokenizer: Tokenizer, problem: str) -> None:
 
 
 async def _job(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
-    num_chars = options.num_chars + sum(message.num_chars for message in messages)
-    if num_chars + 100 * len(messages) > _LARGE_CHARS:
+    is_large = len(messages) > _MANY or len(options.tools) > _MANY
+    if is_large or options.num_chars + sum(message.num_chars for message in messages) > _LARGE_CHARS:
         return await asyncio.to_thread(_encode, messages, options)
     return _encode(messages, options)
 
@@ -125,10 +128,6 @@ def _encode(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
         "continue_final_message": options.continue_final_message,
     }
     return f'{{"messages": [{turns}], "options": {_dumps(rest)}}}'.encode(errors="surrogatepass")
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _values(message: ChatMessage) -> dict[str, Any]:
