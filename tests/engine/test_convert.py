@@ -6,16 +6,27 @@ from collections.abc import Callable
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.convert import RequestLimits, request_from_submission
+from engine.convert import (
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    RequestLimits,
+    request_from_submission,
+)
 from engine.core.request import Request, RequestId
 from engine.errors import InvalidRequest
 from engine.testing_client import submission
+from frontend import limits as frontend_limits
 
 LIMITS = RequestLimits(vocab_size=1000, max_logprobs=5)
 
 
 def convert(message: pb.Submission) -> Request:
     return request_from_submission(message, RequestId(7), LIMITS, now_s=100.0)
+
+
+def test_frontend_and_engine_agree_on_the_range_of_repetition_penalty() -> None:
+    ours = (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+    assert ours == (frontend_limits.MIN_REPETITION_PENALTY, frontend_limits.MAX_REPETITION_PENALTY)
 
 
 def test_every_field_arrives() -> None:
