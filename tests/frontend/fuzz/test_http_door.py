@@ -23,6 +23,7 @@ from frontend.openai.chat_bodies import ChatBody, TokenizeBody
 from frontend.openai.error_object import BodyError, error_object
 from frontend.openai.spec import chat_spec, completion_specs
 from frontend.request.convert import generation_request
+from frontend.slices import at_once
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 
 pytestmark = pytest.mark.timeout(3600)
@@ -272,11 +273,11 @@ def test_every_value_of_every_parameter_is_taken_or_refused(path, model):
         data = json.dumps({**base, name: value})
         try:
             if base is COMPLETION:
-                spec = completion_specs(CompletionBody.model_validate_json(data), "id")[0]
+                spec = at_once(completion_specs(CompletionBody.model_validate_json(data), "id"))[0]
                 generation_request(spec, model)
             else:
                 body = ChatBody.model_validate_json(data)
-                generation_request(chat_spec(body, "id"), model, body.prompt_of(body.messages))
+                generation_request(chat_spec(body, "id"), model, at_once(body.prompt_of(body.messages)))
         except ValidationError as error:
             refusals.append(body_error(error))
         except (BodyError, RequestError) as error:
