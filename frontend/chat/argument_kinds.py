@@ -50,22 +50,34 @@ def resolved(root: JsonSchema, schema: Any) -> JsonSchema:
     return {}
 
 
-def kinds_of(root: JsonSchema, schema: Any, depth: int = 0) -> frozenset[str] | None:
+def kinds_of(root: JsonSchema, schema: Any) -> frozenset[str] | None:
     """The types that a schema allows; None: any, or not known here."""
-    schema = resolved(root, schema)
-    if depth > 8:
-        return None
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(parts := schema.get(keyword), list):
-            found = [kinds_of(root, part, depth + 1) for part in parts]
-            return None if None in found else frozenset(kind for kinds in found for kind in kinds or ())
+    kinds: set[str] = set()
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        part = resolved(root, waiting.pop())
+        if id(part) in seen:  # alternatives may lead to one another
+            continue
+        seen.add(id(part))
+        alternatives = part.get("anyOf", part.get("oneOf"))
+        own = _own_kinds(part)
+        if isinstance(alternatives, list) and alternatives:
+            waiting.extend(alternatives)
+        elif own:
+            kinds |= own
+        else:
+            return None
+    return frozenset(kinds)
+
+
+def _own_kinds(schema: JsonSchema) -> set[str]:
     kinds = schema.get("type")
     if isinstance(kinds, str):
-        return frozenset({kinds})
+        return {kinds}
     if isinstance(kinds, list):
-        return frozenset(kind for kind in kinds if isinstance(kind, str))
+        return {kind for kind in kinds if isinstance(kind, str)}
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    return frozenset("null" if value is None else _KINDS[type(value)] for value in values) or None
+    return {"null" if value is None else _KINDS[type(value)] for value in values}
 
 
 def as_json(written: str, kinds: frozenset[str] | None) -> str:

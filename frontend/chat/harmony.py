@@ -31,13 +31,13 @@ MARKS = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "
 _ENDS = frozenset({"<|start|>", "<|end|>", "<|call|>", "<|return|>"})
 _BEGINNINGS = ("<|start|>", "<|channel|>", "<|message|>", "assistant", "to=")
 _MOST_IN_HEADER = 300
-_RECIPIENT = r"(?:to=(?P<{}>[\w.\-]{{1,80}})\s*)?"
-_HEADER = re.compile(
-    r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*"
+_RECIPIENT = r"(?:to=(?P<{}>[\w.\-]{{1,80}}) ?)?"
+_HEADER = re.compile(  # with single blanks for all space
+    r"(?:<\|start\|> ?)?(?:assistant ?)?"
     + _RECIPIENT.format("early")
-    + r"(?:<\|channel\|>\s*(?P<channel>\w+)\s*)?"
+    + r"(?:<\|channel\|> ?(?P<channel>\w+) ?)?"
     + _RECIPIENT.format("late")
-    + r"(?:<\|constrain\|>)?\s*\w*\s*"
+    + r"(?:<\|constrain\|> ?)?\w*"
 )
 _FUNCTION = re.compile(r"functions\.([\w.\-]{1,64})")
 
@@ -161,7 +161,7 @@ class HarmonyParser:
         found = self._headers.find(self._text[:_MOST_IN_HEADER])
         if found.mark is None and len(self._text) < _MOST_IN_HEADER:
             return False
-        header = _HEADER.fullmatch(found.before) if found.mark else None
+        header = _HEADER.fullmatch(" ".join(found.before.split())) if found.mark else None
         if header is None:
             return self._give_up_header()
         self._text = self._text[len(found.before) + len("<|message|>") :]
@@ -178,6 +178,7 @@ class HarmonyParser:
     def _give_up_header(self) -> bool:
         """What only looks like a header is content, its beginning at least."""
         self._enter_body(is_reasoning=False)
+        self._begins = False
         space, start, rest = self._text.partition("<|start|>")
         if not space.strip() and start:
             self._say(space + start)

@@ -147,6 +147,21 @@ def test_form_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pair) ->
         assert client.generate(PROMPT, choice=["so"]).text == "so"
 
 
+def test_large_forms_run_and_larger_ones_are_refused_before_any_token(pair: Pair) -> None:
+    def members(number: int) -> dict:
+        return {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(number)}}
+
+    alternatives = "start: " + " | ".join(f'"p{i}" x' for i in range(2000)) + "\nx: /[a-z]{3}/"
+    closed = {**members(666), "additionalProperties": False}
+    with ChairliftClient(pair.target) as client:
+        for form in ({"json_schema": closed}, {"grammar": alternatives}, {"json_schema": members(666)}):
+            answer = client.generate(PROMPT, temperature=1.0, seed=3, max_tokens=16, **form)
+            assert answer.finished.reason in {pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_MAX_TOKENS}
+        with pytest.raises(GenerationError, match="too large to be run") as caught:
+            client.generate(PROMPT, json_schema=members(1300))
+        assert caught.value.status.name == "INVALID_ARGUMENT"
+
+
 class Place(pydantic.BaseModel):
     """What the model is to make up."""
 

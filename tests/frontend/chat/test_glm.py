@@ -85,3 +85,10 @@ def test_what_does_not_belong_to_a_call_ends_it(parse, text, arguments, rest):
         assert call == ("call", 0, "get")
         assert json.loads(written) == arguments
         assert content == ("content", rest)
+
+
+def test_schema_that_leads_to_itself_again_and_again_costs_nothing(parse):
+    schema = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"} for _ in range(300)]}}}
+    schema["properties"] = {"x": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]}}
+    text = "<tool_call>get<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
+    assert parse("glm45", text, names={"get": schema})[1] == ("arguments", 0, '{"x": 1}')

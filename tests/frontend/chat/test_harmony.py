@@ -80,3 +80,8 @@ def test_reasoning_and_content_are_streamed():
     assert parser.feed("nd|><|start|>assistant<|channel|>final") == []
     assert parser.feed("<|message|>Yes") == [ContentText("Yes")]
     assert parser.feed(" a < b") == [ContentText(" a < b")]
+
+
+def test_space_in_a_header_costs_nothing(parse):
+    header = "<|start|>" + " " * 280 + "!<|message|>"
+    assert parse("harmony", header * 20) == [("content", (header * 20))]
