@@ -1,5 +1,6 @@
 """/v1/messages through Anthropic's own client. FakeEngine answers with the rendered conversation."""
 
+import asyncio
 import json
 
 import aiohttp
@@ -313,6 +314,25 @@ async def test_failure_inside_a_stream_is_an_error_event(http_pair):
         text += line
     error = checked_events(text)[-1]
     assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
+
+
+async def test_drain_lets_running_calls_finish_and_takes_nothing_new(http_pair, client):
+    engine = http_pair.engine
+    engine.pause()
+    whole = asyncio.ensure_future(client.messages.create(**ask()))
+    stream = asyncio.ensure_future(client.messages.create(**ask(), stream=True))
+    await engine.wait_for(lambda: engine.num_open == 2)
+    drain = asyncio.create_task(http_pair.app.drain(10.0))
+    await asyncio.sleep(0)
+    for streamed in (False, True):
+        with pytest.raises(anthropic.ServiceUnavailableError) as caught:
+            await client.messages.create(**ask(), stream=streamed)
+        assert caught.value.type == "overloaded_error"
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+    engine.resume()
+    assert (await whole).stop_reason == "end_turn"
+    assert [event async for event in await stream][-1].type == "message_stop"
+    assert await drain == 2
 
 
 async def test_client_that_leaves_is_cancelled_in_the_engine(http_pair, client):

@@ -156,6 +156,25 @@ async def test_reader_that_stalls_is_cut_off(make_pair, caplog):
     assert [record.getMessage() for record in caplog.records if record.levelno > logging.WARNING] == []
 
 
+NAMED = {
+    "/v1/responses": {"input": "abc"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 4000},
+}
+
+
+@pytest.mark.parametrize("path", NAMED)
+async def test_reader_of_named_events_that_stalls_is_cut_off(make_pair, path):
+    pair = await make_pair(http=True, stall_timeout_s=0.3, coalesce=False)  # an event per token: 400 KB
+    pair.engine.tokens_per_step = 64
+    for listener in pair.app._http._server.servers[0].sockets:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    _, writer = await open_request(pair, path, receive_buffer=4096, **NAMED[path], stream=True, ignore_eos=True)
+    await pair.engine.wait_for(lambda: pair.engine.cancels)
+    assert pair.engine.cancels[0][1] == engine_pb.CANCEL_REASON_STALLED
+    await pair.idle()
+    writer.close()
+
+
 async def test_drain_lets_running_calls_finish_and_takes_nothing_new(http_pair, client):
     engine = http_pair.engine
     engine.pause()
