@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-_EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry")
+from frontend.openai.unknown_parameters import HEADER as IGNORED_PARAMETERS
+
+_EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", IGNORED_PARAMETERS)
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
