@@ -1,6 +1,7 @@
 """Forms of answers over HTTP, through OpenAI's own client: what the engine is told, and what is refused."""
 
 import json
+import re
 
 import openai
 import pydantic
@@ -109,13 +110,12 @@ async def test_required_call_is_held_to_the_parameters_and_parsed(connect_to):
     assert [schema["json_schema"]["required"] for schema in schemas] == [["city"], ["city"]]
 
 
-@pytest.mark.parametrize(
-    ("template", "calls"), [(HERMES, "calls: marked\n"), (HERMES + "{{ tools }}", "calls: marked (")]
-)
-async def test_a_model_that_is_not_shown_its_tools_makes_one_call(connect_to, template, calls):
-    client, engine = await connect_to(template)
+@pytest.mark.parametrize(("shown", "several"), [("", False), ("{{ tools }}", True)])
+async def test_a_model_that_is_not_shown_its_tools_makes_one_call(connect_to, shown, several):
+    client, engine = await connect_to(HERMES + shown)
     await client.chat.completions.create(model="fake", messages=user(), tools=[tool("news")], tool_choice="required")
-    assert calls in grammars(engine)[0]["lark_grammar"]
+    (calls,) = re.findall("^calls: .*", grammars(engine)[0]["lark_grammar"], re.MULTILINE)
+    assert calls.endswith(")*") is several
 
 
 async def test_named_call_leaves_only_its_tool(connect_to):
