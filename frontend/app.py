@@ -28,6 +28,7 @@ from frontend.grpc_door.reflection import add_reflection
 from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
 from frontend.isolated.process import JobLimits
+from frontend.isolated.worker import Clock
 from frontend.limits import MAX_REQUEST_BYTES
 from frontend.metrics.metrics import Metrics
 from frontend.metrics.traffic import log_traffic
@@ -89,7 +90,8 @@ class FrontendApp:
         )
         self.calls = ActiveCalls()
         self._spans = _spans(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
-        self.grammars = GrammarCompiler(JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes))
+        limits = JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes, clock=Clock.CPU)
+        self.grammars = GrammarCompiler(limits)
         self._chats = ChatRenderer()
         self._generations = Generations(
             self.engines,

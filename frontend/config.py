@@ -58,7 +58,7 @@ _HELP = {
     "stall_timeout_s": "seconds after which a client that does not read its answer is cut off",
     "default_timeout_s": "seconds that a generation may take whose client names no deadline; 0: any time",
     "shutdown_timeout_s": "seconds that running requests get to finish on SIGTERM or SIGINT",
-    "grammar_timeout_s": "most seconds that compiling the form of an answer (a schema, a grammar) may take",
+    "grammar_timeout_s": "most seconds of CPU time that compiling the form of an answer (a schema, a grammar) may take",
     "grammar_memory_bytes": "most bytes of memory that compiling one may take",
     "heartbeat_timeout_s": "seconds without a message after which the engine counts as gone",
     "step_timeout_s": "seconds for which an engine's step loop may stand still before it counts as gone; 0: any number",

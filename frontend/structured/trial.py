@@ -15,6 +15,7 @@ from frontend.structured.forms import FormError
 _NUM_WALKS = 4
 _MAX_STEPS = 128  # of one walk: a few milliseconds for most grammars
 _MAX_STEP_S = 0.25  # of CPU time: the engine's other answers would wait for it
+_MAX_TRIAL_S = 1.0  # of CPU time, all walks: a step under the longest regex takes 10 ms
 _STRUCTURE = ('"', ",", ":", "{", "[", "]", "}", "\n", " ", "1", "a", "true", "null", "(", ")", "<", ">")
 _SEED = 20
 
@@ -59,14 +60,15 @@ class Trial:
         if compiled.is_error():
             raise FormError(f"nothing can be written that keeps to it ({_complaint(compiled)})")
         rng = random.Random(_SEED)
+        until_s = time.process_time() + _MAX_TRIAL_S
         for _ in range(_NUM_WALKS):
-            self._walk(compiled.deep_copy(), rng)
+            self._walk(compiled.deep_copy(), rng, until_s)
 
-    def _walk(self, matcher: LLMatcher, rng: random.Random) -> None:
+    def _walk(self, matcher: LLMatcher, rng: random.Random, until_s: float) -> None:
         for _ in range(_MAX_STEPS):
-            if matcher.is_stopped():
-                break
             began_s = time.process_time()
+            if matcher.is_stopped() or began_s > until_s:
+                break
             matcher.consume_token(self._choose(matcher.compute_bitmask(), rng))
             step_s = time.process_time() - began_s
             if step_s > _MAX_STEP_S:
