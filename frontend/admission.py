@@ -67,6 +67,15 @@ class Admission:
         self._served: deque[tuple[float, int]] = deque()  # (when, tokens) of the last _RATE_WINDOW_S
         self._served_tokens = 0
 
+    def check_room(self, now_s: float) -> None:
+        """Refuses whatever a request may ask for, as long as there is no place at all.
+
+        Raises:
+            QueueFull: as `admit`.
+        """
+        if self.num_requests >= self._max_requests:
+            raise self._full(1, now_s)
+
     def admit(self, num_tokens: int, now_s: float) -> Permit:
         """Takes a place.
 
@@ -109,11 +118,7 @@ class Admission:
         self._check_places(len(num_tokens), num_answers)
         excess = self.num_requests + num_requests - self._max_requests
         if excess > 0:
-            more = f"; {num_requests} more are too many" if num_requests > 1 else ""
-            raise QueueFull(
-                f"{self.num_requests} requests wait for their first token, at most {self._max_requests} may{more}",
-                retry_after_s=self._retry_after_s(excess, 0, now_s),
-            )
+            raise self._full(num_requests, now_s)
         self._check_tokens(self.num_tokens, sum(num_tokens), now_s)
         self.num_requests += num_requests
         self.num_tokens += sum(num_tokens)
@@ -137,6 +142,14 @@ class Admission:
                 "(--max-queued-tokens): it can never be served here",
                 field="spec.prompt",
             )
+
+    def _full(self, num_requests: int, now_s: float) -> QueueFull:
+        excess = self.num_requests + num_requests - self._max_requests
+        more = f"; {num_requests} more are too many" if num_requests > 1 else ""
+        return QueueFull(
+            f"{self.num_requests} requests wait for their first token, at most {self._max_requests} may{more}",
+            retry_after_s=self._retry_after_s(excess, 0, now_s),
+        )
 
     def _check_places(self, num_prompts: int, num_answers: int) -> None:
         if num_prompts * num_answers > self._max_requests:
@@ -182,7 +195,7 @@ class Admission:
         elapsed_s = max(now_s - self._served[0][0], 1.0)
         requests_s = num_requests * elapsed_s / len(self._served)
         tokens_s = num_tokens * elapsed_s / max(self._served_tokens, 1)
-        return min(max(requests_s, tokens_s, _MIN_RETRY_S), _MAX_RETRY_S)
+        return min(max(round(max(requests_s, tokens_s), 1), _MIN_RETRY_S), _MAX_RETRY_S)
 
     def _forget(self, now_s: float) -> None:
         while self._served and self._served[0][0] < now_s - _RATE_WINDOW_S:

@@ -25,6 +25,7 @@ from frontend.generation import Generations
 from frontend.grpc_door.interceptor import ErrorInterceptor
 from frontend.grpc_door.key_interceptor import KeyInterceptor
 from frontend.grpc_door.reflection import add_reflection
+from frontend.grpc_door.room_interceptor import RoomInterceptor
 from frontend.grpc_door.server import SERVICE_NAME, GenerationService
 from frontend.health import Health
 from frontend.isolated.process import JobLimits
@@ -135,6 +136,7 @@ class FrontendApp:
             interceptors=[
                 ErrorInterceptor(stall_timeout_s=config.stall_timeout_s),
                 KeyInterceptor(self._keys),
+                RoomInterceptor(self._generations, self.calls),
                 *([GrpcOrigin()] if self._needs_origins else []),
             ],
             options=_server_options(config),

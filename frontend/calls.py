@@ -57,6 +57,15 @@ class ActiveCalls:
 
         return note_sent
 
+    def check_open(self) -> None:
+        """Refuses calls once the server stops.
+
+        Raises:
+            ServerDraining: no more calls are taken.
+        """
+        if self._draining:
+            raise ServerDraining("this server is stopping", retry_after_s=1.0)
+
     @contextmanager
     def call(self) -> Iterator[None]:
         """Counts one call.
@@ -64,8 +73,7 @@ class ActiveCalls:
         Raises:
             ServerDraining: no more calls are taken.
         """
-        if self._draining:
-            raise ServerDraining("this server is stopping", retry_after_s=1.0)
+        self.check_open()
         self._num_active += 1
         self._idle.clear()
         try:

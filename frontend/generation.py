@@ -19,7 +19,7 @@ from frontend.engine_link import messages
 from frontend.engine_link.pool import EnginePool
 from frontend.engine_link.request_stream import CancelReason, RequestStream
 from frontend.engine_link.timing import AnswerTimes
-from frontend.errors import ClientStalled, DeadlineExceeded, RequestError
+from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError
 from frontend.metrics.request_log import RequestLine
 from frontend.metrics.request_metrics import RequestMetrics
 from frontend.metrics.request_watch import RequestWatch
@@ -113,6 +113,21 @@ class Generations:
         model = self._engines.attachment().model
         convert.check_model(name, model)
         return model
+
+    def check_room(self) -> None:
+        """Refuses a request before anything of it is read, if it would be refused whatever it asks for. Such a one is
+        counted, and has neither a line in the log nor a trace.
+
+        Raises:
+            QueueFull: nothing more may wait.
+        """
+        try:
+            self._admission.check_room(time.monotonic())
+        except QueueFull:
+            if self._engines.serving:
+                attachment = self._engines.attachment()
+                self._metrics.shed(attachment.model.name, attachment.engine)
+            raise
 
     def chat_format(self, model: ServedModel) -> ChatFormat:
         """How the model marks reasoning and tool calls in its answers."""
@@ -276,8 +291,7 @@ class Generations:
         try:
             places = self._admission.admit_call([_guess_spec(spec) for spec in specs], num_answers, time.monotonic())
         except RequestError as error:
-            self._metrics.received.inc()
-            self._metrics.refuse(error)
+            self._metrics.turn_away(error)
             raise
         try:
             yield places

@@ -1,6 +1,7 @@
 """The one table from error to gRPC status, and the google.rpc details that go with it."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import grpc
@@ -58,17 +59,24 @@ def error_status(error: BaseException) -> ErrorStatus:
 
     Anything but a RequestError is a defect of ours: INTERNAL, without its text, which is for the log.
     """
-    if isinstance(error, RequestError):
-        row, message = _TABLE[type(error)], error.message
-    else:
-        row, message = _DEFECT, "internal error; the server's log has the cause"
+    if not isinstance(error, RequestError):
+        return _status(_DEFECT, "internal error; the server's log has the cause", "", None)
+    field = error.field if isinstance(error, InvalidRequest) else ""
+    retry_ms = None  # gRPC takes 0 for "no time given"
+    if error.retry_after_s is not None:
+        retry_ms = max(1, math.ceil(error.retry_after_s * 1000))
+    return _status(_TABLE[type(error)], error.message, field, retry_ms)
+
+
+@lru_cache(maxsize=64)
+def _status(row: _Row, message: str, field: str, retry_ms: int | None) -> ErrorStatus:
+    """Kept, because in a burst thousands are refused in the same words."""
     details = [_packed(error_details_pb2.ErrorInfo(reason=row.reason, domain=ERROR_DOMAIN))]
     metadata: list[tuple[str, str | bytes]] = []
-    if isinstance(error, InvalidRequest) and error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
+    if field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
-    if isinstance(error, RequestError) and error.retry_after_s is not None:
-        retry_ms = max(1, math.ceil(error.retry_after_s * 1000))  # gRPC takes 0 for "no time given"
+    if retry_ms is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(retry_ms)
         details.append(_packed(retry))

@@ -1,13 +1,14 @@
 """API keys at the gRPC door: every method wants one, those unknown too, except health."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
 
 from frontend.access.api_keys import ApiKeys
 from frontend.errors import Unauthenticated
+from frontend.grpc_door.room_interceptor import refusal
 
 _OPEN_PREFIX = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
 
@@ -33,14 +34,5 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             try:
                 self._keys.check([value for name, value in metadata if name == "authorization"])
             except Unauthenticated as error:
-                return _refusal(error)
+                return refusal(error)
         return await continuation(handler_call_details)
-
-
-def _refusal(error: Unauthenticated) -> Any:
-    """A handler for a method of any kind: a stream that is not read may hold one request, or any number."""
-
-    async def refuse(requests: object, context: object) -> NoReturn:  # noqa: ARG001 - gRPC's form
-        raise error
-
-    return grpc.stream_stream_rpc_method_handler(refuse)

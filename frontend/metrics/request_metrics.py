@@ -141,6 +141,18 @@ class RequestMetrics:
             self._series[key] = RequestSeries(self, model_name, engine)
         return self._series[key]
 
+    def shed(self, model_name: str, engine: str) -> None:
+        """Counts a request that found the queue full when it arrived."""
+        self.received.inc()
+        self.series(model_name, engine).ends[Outcome.SHED].inc()
+        self.traffic.num_rejected += 1
+
+    def turn_away(self, error: BaseException) -> None:
+        """Counts a request that was refused before it was looked at."""
+        self.received.inc()
+        self.refuse(error)
+        self.traffic.num_rejected += 1
+
     def refuse(self, error: BaseException | None) -> None:
         """Counts a request that was not accepted."""
         self.refused.labels(error_reason(error)).inc()

@@ -55,7 +55,13 @@ class JobRunner:
         self._default_timeout_s = default_timeout_s
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        """Reads and checks the body; see `read_body`. The answer will name the parameters that are ignored."""
+        """Reads and checks the body; see `read_body`. The answer will name the parameters that are ignored.
+
+        Raises:
+            ServerDraining, QueueFull: the request would be refused whatever it says; nothing of it has been read.
+        """
+        self.calls.check_open()
+        self.generations.check_room()
         body = await read_body(request, kind, timeout_s=self._stall_timeout_s)
         request.state.answer_headers = self._unknown_parameters.headers(body)
         return body

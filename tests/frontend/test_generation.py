@@ -156,7 +156,7 @@ async def test_queue_full_of_tokens_is_refused_before_tokenizing(make_pair, text
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
     assert pair.app.admission.num_tokens == 900
 
-    async def not_now(*args):
+    async def not_now(*args, **options):
         raise AssertionError("tokenized")
 
     monkeypatch.setattr("frontend.generation.tokenize", not_now)
@@ -268,7 +268,7 @@ async def test_engine_lost_while_tokenizing(make_pair, text_request, monkeypatch
     pair = await make_pair(failover_timeout_s=0)
     entered, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(*args):
+    async def slow(*args, **options):
         entered.set()
         await go_on.wait()
         return [1, 2, 3]

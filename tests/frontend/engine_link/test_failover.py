@@ -127,7 +127,7 @@ async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, 
     world = await make_world(1)
     entered, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(*args):
+    async def slow(*args, **options):
         entered.set()
         await go_on.wait()
         return ids("abc")[:3]

@@ -37,7 +37,7 @@ async def failure_or_message(call):
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_defect_is_internal_and_in_the_log(pair, monkeypatch, caplog, method):
-    def broken(*args):
+    def broken(*args, **options):
         raise KeyError("defect")
 
     monkeypatch.setattr("frontend.generation.tokenize", broken)
@@ -50,7 +50,7 @@ async def test_defect_is_internal_and_in_the_log(pair, monkeypatch, caplog, meth
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_defect_in_the_middle_of_an_answer(pair, monkeypatch, method):
-    def broken(*args):
+    def broken(*args, **options):
         raise KeyError("defect")
 
     monkeypatch.setattr("frontend.answer.text.AnswerText.push", broken)
@@ -60,7 +60,7 @@ async def test_defect_in_the_middle_of_an_answer(pair, monkeypatch, method):
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_cancellation_from_inside_does_not_leave_the_client_waiting(pair, monkeypatch, method):
-    async def cancelled(*args):
+    async def cancelled(*args, **options):
         raise asyncio.CancelledError
 
     monkeypatch.setattr("frontend.generation.tokenize", cancelled)
@@ -70,7 +70,7 @@ async def test_cancellation_from_inside_does_not_leave_the_client_waiting(pair, 
 async def test_error_for_a_client_that_has_left(pair, monkeypatch, caplog):
     entered, go_on = asyncio.Event(), asyncio.Event()
 
-    async def stubborn(*args):
+    async def stubborn(*args, **options):
         entered.set()
         while not go_on.is_set():
             try:

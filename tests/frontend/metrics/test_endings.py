@@ -151,7 +151,7 @@ async def test_deadline_noticed_by_grpc_by_the_engine_and_before_the_engine(pair
     await pair.idle()
     assert ended(pair) == {"deadline": 2}
 
-    async def slow(*args):
+    async def slow(*args, **options):
         await asyncio.Event().wait()
 
     monkeypatch.setattr("frontend.generation.tokenize", slow)
@@ -200,7 +200,7 @@ async def test_failure_in_the_engine_or_here_is_an_error(make_pair, text_request
     await pair.idle()
     assert ended(pair) == {"error": 2}
 
-    async def defect(*args):
+    async def defect(*args, **options):
         raise ZeroDivisionError
 
     monkeypatch.setattr("frontend.generation.tokenize", defect)
