@@ -17,9 +17,6 @@ from frontend.metrics.request_watch import RequestWatch
 _RETRY_S = 0.25
 """Longest pause before another answer is submitted again: a seat has been free meanwhile, or will be."""
 
-_BEGUN_AT_ONCE = 4
-"""Answers that are submitted in one turn of the event loop; each copies the prompt."""
-
 
 class AnswerGroup:
     """The answers to one request. Close it when nobody reads it any more.
@@ -56,8 +53,7 @@ class AnswerGroup:
         self._wait_for(first)
         for index in range(1, self._num_answers):
             self._wait_for(self._other(index))
-            if index % _BEGUN_AT_ONCE == 0:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # each copies the prompt, on its way to the engine too: one per turn of the loop
         yield started
         while self._waits:
             done, _ = await asyncio.wait(self._waits, return_when=asyncio.FIRST_COMPLETED)
