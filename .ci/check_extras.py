@@ -12,12 +12,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+_NO_SERVICE = "-chairlift.service.health_list"  # needs grpcio-health-checking, which the two services alone have
+
 # Packages each extra must import whole; "" is the distribution without extras. Names behind "-" are left out: they are
 # run with [dev].
 PROMISES = {
-    "": ["chairlift", "engine.core", "frontend.client"],
-    "frontend": ["chairlift", "frontend", "-frontend.tracing.otlp"],  # with [otel]
-    "otel": ["chairlift", "frontend.tracing"],
+    "": ["chairlift", _NO_SERVICE, "engine.core", "frontend.client"],
+    "frontend": [
+        "chairlift",
+        "frontend",
+        "-frontend.testing.refusals",  # a benchmark, with the HTTP client of [loadgen]
+        "-frontend.tracing.otlp",  # with [otel]
+    ],
+    "otel": ["chairlift", _NO_SERVICE, "frontend.tracing"],
     "engine": [
         "chairlift",
         "engine",
@@ -28,7 +35,7 @@ PROMISES = {
         "-engine.demo.train",
         "-engine.demo.evaluate",
     ],
-    "loadgen": ["chairlift", "frontend.client", "loadgen"],
+    "loadgen": ["chairlift", _NO_SERVICE, "frontend.client", "loadgen"],
 }
 
 # Run inside the environment under test; argv: the promise.
