@@ -31,6 +31,7 @@ class EngineParts:
     Attributes:
         info: what frontends must know of it.
         max_open_requests: requests held for all frontends together.
+        grammars: compiles those of requests.
         num_late_compiles: kernels compiled since the engine was ready, in this process.
     """
 
@@ -39,6 +40,7 @@ class EngineParts:
     info: pb.EngineInfo
     tokenizer: TokenizerFiles
     max_open_requests: int
+    grammars: GrammarCompiler
     num_late_compiles: Callable[[], int] = lambda: 0
 
 
@@ -84,7 +86,7 @@ class Engine:
         )
         io.call(service.set_tokenizer, parts.tokenizer)
         info = parts.info
-        self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size, frozenset(info.end_token_ids))
+        self._grammars = parts.grammars
         snapshot = lambda: self._loop.snapshot  # noqa: E731 - the loop replaces it every turn
         io.call(service.set_serving, ServingParts(info, inbox, parts.max_open_requests, snapshot, self._grammars))
 

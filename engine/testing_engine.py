@@ -11,6 +11,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
+from engine.grammar_compiler import GrammarCompiler
 from engine.listener import Listener
 from engine.server import EngineService
 from engine.serving import Engine, EngineParts
@@ -67,7 +68,14 @@ def fake_engine_parts(
         engine_version="test",
     )
     runner = FakeModelRunner(model, num_blocks=num_blocks, block_size=block_size, fail=fail, on_step=on_step)
-    return EngineParts(Scheduler(config), runner, info, FAKE_TOKENIZER, max_open_requests=max_waiting + max_num_seqs)
+    return EngineParts(
+        Scheduler(config),
+        runner,
+        info,
+        FAKE_TOKENIZER,
+        max_open_requests=max_waiting + max_num_seqs,
+        grammars=GrammarCompiler(FAKE_TOKENIZER, model.vocab_size, model.end_token_ids),
+    )
 
 
 class _TestLoopIo:

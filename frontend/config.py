@@ -119,7 +119,7 @@ class FrontendConfig:
     shutdown_timeout_s: float = 30.0
     grammar_timeout_s: float = 2.0
     grammar_memory_bytes: int = 512 << 20
-    heartbeat_timeout_s: float = 5.0
+    heartbeat_timeout_s: float = 3.0
     step_timeout_s: float = 300.0
     failover_timeout_s: float = 30.0
     max_moves: int = 3

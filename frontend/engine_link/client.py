@@ -43,14 +43,13 @@ _WELCOME_TIMEOUT_S = 10.0
 _MIN_BACKOFF_S = 0.1
 _MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
 MAX_BACKOFF_S = 2.0
-_HEARTBEAT_CHECKS = 4
+_HEARTBEAT_CHECKS = 12
 # A process that stands still, or whose machine has vanished, answers no pings of gRPC. One that is only busy does: the
 # threads that answer are gRPC's own and need no GIL, which a heartbeat does. On two cores at load 14 to 27, with
-# steps of up to 51 s, no ping was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Reading a
-# tokenizer of 150,000 tokens for the first grammar, at load 12, held the GIL and the heartbeat for 2.1 s. So pings get
-# about half of the heartbeat's time. Shares of it:
-_PING_EVERY = 0.2
-_PING_TIMEOUT = 0.35
+# steps of up to 51 s, no ping was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings get a
+# little less time than heartbeats, so that the log says which of the two was missed. Shares of the heartbeat's time:
+_PING_EVERY = 1 / 3  # not below the second that an engine demands between two pings
+_PING_TIMEOUT = 0.55
 _MIN_PING_EVERY_MS = 500
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
@@ -107,7 +106,7 @@ class EngineClient:
         tokenizers: gives the tokenizer that the engine's model needs.
         metrics: told what the engine says of itself.
         heartbeat_timeout_s: without a message for this long the engine counts as gone; without an answer to a ping, for
-            about half as long.
+            a little less.
         step_timeout_s: if its step loop stands still for this long, too; 0: never.
         users: told what happens.
         was_found: nobody has named this address: that nobody is there need not be said.
@@ -356,12 +355,13 @@ class EngineClient:
                     raise EngineLostError("the stream broke off") from error
 
     async def _watch(self) -> None:
-        # Counted in turns of this loop, not by the clock: if this process is held up, the engine is not to blame.
-        last, num_silent = -1, 0
-        while num_silent < _HEARTBEAT_CHECKS:
-            last, seen = self._num_messages, last
-            num_silent = num_silent + 1 if last == seen else 0
+        # Counted in turns of this loop, not by the clock: if this process is held up, the engine is not to blame. The
+        # last message came up to one look before the look that first saw it, so the looks in silence are one less.
+        num_seen, num_silent = self._num_messages, 0
+        while num_silent < _HEARTBEAT_CHECKS - 1:
             await asyncio.sleep(self._heartbeat_timeout_s / _HEARTBEAT_CHECKS)
+            num_silent = num_silent + 1 if self._num_messages == num_seen else 0
+            num_seen = self._num_messages
         raise EngineLostError(f"no message for {self._heartbeat_timeout_s:g} s")
 
     def _note_load(self, load: pb.LoadStats, session: EngineSession) -> None:

@@ -63,6 +63,7 @@ def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
     assert list(parts.info.end_token_ids) == [2]
     assert parts.info.tokenizer_sha256 == parts.tokenizer.sha256()
     assert parts.max_open_requests == 10
+    assert details.index("reading the tokenizer for grammars") < details.index("loading weights")
     assert "loading weights" in details
     assert details[-1] == "warming up"
     assert len(_tokens(parts)) == 3
@@ -102,7 +103,8 @@ def test_what_the_cpu_lacks_is_said(
 ) -> None:
     monkeypatch.setattr("engine.build.cpu_features", lambda: features)
     build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), Startup())
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    own = [record for record in caplog.records if record.name == "engine.build"]
+    warnings = [record.getMessage() for record in own if record.levelname == "WARNING"]
     assert len(warnings) == len(words)
     assert all(part in warning for part, warning in zip(words, warnings, strict=True))
 

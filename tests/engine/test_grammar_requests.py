@@ -16,6 +16,7 @@ from engine.commands import Inbox
 from engine.constraints.grammar import GrammarMatcher
 from engine.convert import RequestLimits
 from engine.demo import MODEL_DIR
+from engine.grammar_compiler import GrammarCompiler
 from engine.outgoing import CoalescePolicy
 from engine.session import Session, SessionContext
 from engine.testing import FakeModel
@@ -30,7 +31,9 @@ GRAMMAR = 'start: "yes" | "no"'
 
 @pytest.fixture
 async def server():
-    parts = replace(fake_engine_parts(model=MODEL, max_waiting=8), tokenizer=TokenizerFiles.from_dir(MODEL_DIR))
+    files = TokenizerFiles.from_dir(MODEL_DIR)
+    grammars = GrammarCompiler(files, MODEL.vocab_size, MODEL.end_token_ids)
+    parts = replace(fake_engine_parts(model=MODEL, max_waiting=8), tokenizer=files, grammars=grammars)
     async with run_engine(parts) as server:
         yield server
 

@@ -18,6 +18,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
+from engine.grammar_compiler import GrammarCompiler
 from engine.io_thread import IoThread
 from engine.server import EngineService
 from engine.serving import FAREWELL_S, Engine, EngineParts
@@ -132,7 +133,8 @@ def null_engine_parts(runner: NullRunner, *, max_num_seqs: int, hold: int = 1) -
         vocab_size=VOCAB_SIZE,
         end_token_ids=[END_TOKEN_ID],
     )
-    return EngineParts(scheduler, runner, info, tokenizer, max_open_requests=2 * max_num_seqs)
+    grammars = GrammarCompiler(tokenizer, VOCAB_SIZE, frozenset({END_TOKEN_ID}))
+    return EngineParts(scheduler, runner, info, tokenizer, max_open_requests=2 * max_num_seqs, grammars=grammars)
 
 
 def _tokenizer() -> TokenizerFiles:

@@ -222,6 +222,22 @@ def test_an_engine_without_a_tokenizer_serves_no_grammar():
     compiler.close()
 
 
+def test_once_prepared_no_grammar_reads_the_tokenizer(compiler, monkeypatch):
+    compiler.prepare()
+    monkeypatch.setattr("engine.constraints.grammar.LLTokenizer", None)
+    assert compiler.compile('start: "a"', allowed).result()
+
+
+def test_a_tokenizer_that_cannot_be_used_is_read_once_and_said(caplog):
+    compiler = GrammarCompiler(TokenizerFiles((("tokenizer.json", b"{}"),)), VOCAB_SIZE, frozenset({END_ID}))
+    compiler.prepare()
+    assert "Structured output is not available: grammar: this model's tokenizer cannot be used" in caplog.text
+    compiler._files["tokenizer.json"] = dict(FILES.files)["tokenizer.json"]  # which nobody reads
+    with pytest.raises(InvalidRequest, match="cannot be used"):
+        compiler.compile('start: "a"', lambda matcher: matcher).result()
+    compiler.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
 def test_compiling_yields_to_the_steps(compiler):
     def priority(_):

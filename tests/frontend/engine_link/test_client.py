@@ -95,7 +95,7 @@ async def test_engine_that_dies_ends_every_stream_at_once_where_nothing_may_wait
 
 
 HEARTBEAT_TIMEOUT_S = 40.0
-CHECK_S = HEARTBEAT_TIMEOUT_S / 4
+CHECK_S = HEARTBEAT_TIMEOUT_S / 12
 
 
 async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplog):
@@ -113,7 +113,7 @@ async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplo
     (client,) = pair.app.engines._clients.values()
     watch = asyncio.create_task(client._watch())  # as the one that takes the stream down, which takes a while
     await asyncio.sleep(0)
-    for _ in range(3):
+    for _ in range(10):
         await one_check()
     assert not watch.done()
     while not (watch.done() and "lost the engine" in caplog.text):

@@ -12,6 +12,7 @@ import pytest
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from frontend.engine_link import client
 
 HEARTBEAT_TIMEOUT_S = 8.0
 GIL_HELD_S = 6.0  # longer than pings get, shorter than heartbeats do
@@ -46,8 +47,13 @@ async def start_engine(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Proce
 
 
 @pytest.fixture(name="app")
-async def start_app(tmp_path: Path, engine: asyncio.subprocess.Process) -> AsyncIterator[FrontendApp]:
+async def start_app(
+    tmp_path: Path, engine: asyncio.subprocess.Process, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[FrontendApp]:
     address = f"unix:{tmp_path / 'e.sock'}"
+    # Pings get a smaller share than usual, so that what misses them and what misses heartbeats lie seconds apart.
+    monkeypatch.setattr(client, "_PING_EVERY", 0.2)
+    monkeypatch.setattr(client, "_PING_TIMEOUT", 0.35)
     config = FrontendConfig(port=0, http=False, engine=(address,), heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
     app = FrontendApp(config)
     await app.start()
@@ -78,15 +84,15 @@ async def test_a_process_that_stands_still_is_lost_before_its_heartbeats_are_mis
 async def test_a_process_that_holds_its_gil_is_not_lost(
     engine: asyncio.subprocess.Process, app: FrontendApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (client,) = app.engines._clients.values()
-    num_before = client._num_messages
-    await until(lambda: client._num_messages > num_before)
+    (link,) = app.engines._clients.values()
+    num_before = link._num_messages
+    await until(lambda: link._num_messages > num_before)
     engine.send_signal(signal.SIGUSR1)
     silent_s, num_before = 0.0, -1
     while silent_s < GIL_HELD_S - 1:  # until it has been seen to hold it
-        num_before, seen = client._num_messages, num_before
-        silent_s = silent_s + 0.5 if client._num_messages == seen else 0.0
+        num_before, seen = link._num_messages, num_before
+        silent_s = silent_s + 0.5 if link._num_messages == seen else 0.0
         await asyncio.sleep(0.5)
-    await until(lambda: client._num_messages > num_before)
+    await until(lambda: link._num_messages > num_before)
     assert "lost the engine" not in caplog.text
     assert app.engines.serving
