@@ -139,7 +139,7 @@ def _text(block: Block, where: str) -> str:
 
 
 def _unserved(where: str, kind: str) -> BodyError:
-    served = "text, thinking, tool_use and tool_result with text, each in its place"
+    served = "text, in assistant messages also thinking and tool_use, in user messages also tool_result"
     return _refused(f"{where} has the type {kind!r}; served are {served}")
 
 

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from frontend.limits import MAX_JSON_DEPTH
 from frontend.openai.error_object import BodyError
 from frontend.openai.form_bodies import Choices, ResponseFormat, Schema, StructuredOutputs
 from frontend.openai.nested import Nested, unknown_names
@@ -246,12 +247,16 @@ def body_error(error: ValidationError) -> BodyError:
     errors = error.errors(include_url=False, include_input=False)
     first = errors[0]
     if first["type"] == "json_invalid":
+        if "recursion limit" in first["msg"]:  # pydantic's own, which is somewhat above ours
+            return BodyError(400, f"the body's JSON is nested more than {MAX_JSON_DEPTH} levels deep")
         return BodyError(400, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     path = [str(part) for part in first["loc"]]
     if not path:
         return BodyError(400, "the body must be a JSON object")
     if path[0] == "prompt" and len(path) > 1:  # a union: pydantic complains once for each of its forms
         return BodyError(400, f"prompt {_PROMPT_FORMS}", param="prompt")
+    if path == ["input", "str"]:  # another union: neither a text nor a list, whose complaints name their entries
+        return BodyError(400, "input must be a string or a list of items", param="input")
     if "content" in path:
         where = ".".join(path[: path.index("content") + 1])
         tags = [str(error["ctx"]["tag"]) for error in errors if "tag" in error.get("ctx", {})]  # types of parts

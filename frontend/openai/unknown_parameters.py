@@ -65,9 +65,10 @@ class UnknownParameters:
         if now_s < self._next_line_at_s:
             return
         logger.warning(
-            "ignored unknown parameters of %d HTTP requests: %s (next such line in %g s or later; --unknown-parameters "
-            "refuse answers these with 400)",
+            "ignored unknown parameters of %d HTTP request%s: %s (at most one such line in %g s; --unknown-parameters "
+            "refuse answers such requests with 400)",
             self._num_requests,
+            "" if self._num_requests == 1 else "s",
             _listed(list(self._names)),
             LOG_INTERVAL_S,
         )

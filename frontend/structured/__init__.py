@@ -6,8 +6,7 @@
     closed_objects.py  objects without members that the schema does not name
     unique_items.py    arrays of distinct items
     trial.py           draws a few answers: what compiles may still be too much to run
-    worker.py      the process that compiles one grammar at a time, within a time and a memory
-    process.py     starts such a process, talks to it, ends it
+    worker.py      the process that compiles one grammar at a time, within limits; see `frontend.isolated`
     compiler.py    what requests ask: queue, cache, workers
 
 llguidance is imported in the worker only: a grammar that it cannot take ends the worker, and nobody else.

@@ -115,7 +115,7 @@ def _texts(content: Content, where: str) -> list[str]:
         text = part.refusal if part.type == "refusal" else part.text
         if text is None or part.type not in (*_TEXTS, "refusal"):
             kind = part.type[:64]
-            raise _refused(f"{where}[{index}] has the type {kind!r}: only text is served, no images, audio and files")
+            raise _refused(f"{where}[{index}] has the type {kind!r}: only text is served, no images, audio or files")
         texts.append(text)
     return texts
 

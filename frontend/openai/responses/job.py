@@ -1,5 +1,6 @@
 """One call of /v1/responses: its request to the engine, its events, its response object."""
 
+import struct
 import time
 from typing import Any
 
@@ -58,7 +59,7 @@ class ResponseJob:
         match message.WhichOneof("event"):
             case "started":
                 sampling = message.started.effective_sampling
-                self._head |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+                self._head |= {"temperature": _shortest(sampling.temperature), "top_p": _shortest(sampling.top_p)}
                 events = [self._lifecycle("created"), self._lifecycle("in_progress")]
             case "chunk":
                 chunk = message.chunk
@@ -153,6 +154,12 @@ def _head(body: ResponsesBody, model: ServedModel, request_id: str) -> JsonObjec
         "usage": None,
         "user": body.user,
     }
+
+
+def _shortest(number: float) -> float:
+    """A float of the proto, which has 32 bits, as it was written: 0.8 and not 0.800000011920929."""
+    texts = (f"{number:.{digits}g}" for digits in range(6, 10))  # 9 digits tell any two of these floats apart
+    return float(next(text for text in texts if struct.pack("f", float(text)) == struct.pack("f", number)))
 
 
 def _tool(tool: dict[str, Any]) -> JsonObject:

@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from frontend.chat.messages import ChatMessage, ToolCall
-from frontend.openai.bodies import CompletionBody
+from frontend.openai.bodies import CompletionBody, body_error
 from frontend.openai.chat_bodies import ChatBody
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -118,3 +119,9 @@ def test_arguments_of_calls_are_a_text_or_an_object(arguments):
 def test_a_call_in_the_older_form_is_a_call():
     message = turn(role="assistant", content=None, function_call={"name": "f", "arguments": "{}"})
     assert message.tool_calls == (ToolCall("", "f", "{}"),)
+
+
+def test_small_body_that_is_nested_too_deeply_is_refused_with_the_limit():
+    with pytest.raises(ValidationError) as caught:
+        CompletionBody.model_validate_json('{"prompt": "x", "metadata": ' + "[" * 5_000)
+    assert str(body_error(caught.value)) == "the body's JSON is nested more than 128 levels deep"

@@ -141,7 +141,7 @@ def test_the_log_has_a_line_a_minute_that_names_all_since_the_last_one(warn, cap
     warn(1, b=1)
     warn(LOG_INTERVAL_S - 1, c=1, a=1)
     assert len(caplog.messages) == 1
-    assert "1 HTTP requests: a (" in caplog.messages[0]
+    assert "1 HTTP request: a (" in caplog.messages[0]
     warn(LOG_INTERVAL_S, d=1)
     assert len(caplog.messages) == 2
     assert "3 HTTP requests: b, c, a, d (" in caplog.messages[1]

@@ -1,6 +1,7 @@
 """/v1/responses through OpenAI's own client. FakeEngine answers with the rendered conversation."""
 
 import json
+import struct
 
 import aiohttp
 import openai
@@ -65,6 +66,12 @@ def checked_events(text):
 
 def without_repeats(kinds):
     return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
+
+
+async def test_numbers_come_back_as_they_were_sent(client):
+    answer = await client.responses.create(model="fake", input="hi", temperature=0.7, top_p=0.12345678)
+    assert answer.temperature == 0.7
+    assert struct.pack("f", answer.top_p) == struct.pack("f", 0.12345678)
 
 
 async def test_answer_is_a_response_object(client, http_pair):
@@ -380,6 +387,8 @@ BAD = [
         "text.format",
         "text.format",
     ),
+    ({"input": 5}, "input", "^[^.]*input must be a string or a list of items"),
+    ({"input": {"role": "user"}}, "input", "input must be a string or a list of items"),
     ({"input": "x", "temperature": 1000}, "temperature", "is 1000"),
     ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "greater than"),
     ({"input": "x", "top_logprobs": 21}, "top_logprobs", "is 21"),
