@@ -255,8 +255,11 @@ def body_error(error: ValidationError) -> BodyError:
         return BodyError(400, "the body must be a JSON object")
     if path[0] == "prompt" and len(path) > 1:  # a union: pydantic complains once for each of its forms
         return BodyError(400, f"prompt {_PROMPT_FORMS}", param="prompt")
-    if path == ["input", "str"]:  # another union: neither a text nor a list, whose complaints name their entries
-        return BodyError(400, "input must be a string or a list of items", param="input")
+    if path[1:] == ["str"] and len(errors) > 1:  # a text or a list: what is wrong with the list says more
+        first = errors[1]
+        path = [path[0], *(str(part) for part in first["loc"][2:])]
+        if first["type"] == "list_type":
+            return BodyError(400, f"{path[0]} must be a string or a list of objects", param=path[0])
     if "content" in path:
         where = ".".join(path[: path.index("content") + 1])
         tags = [str(error["ctx"]["tag"]) for error in errors if "tag" in error.get("ctx", {})]  # types of parts

@@ -246,6 +246,7 @@ BAD = [
     ({"messages": []}, "at least 1"),
     ({"messages": ask()["messages"] * 4097}, "4096"),
     ({"max_tokens": None}, "max_tokens"),
+    ({"system": 5}, "system must be a string or a list of objects"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role is 'robot'"),
     (
