@@ -175,7 +175,9 @@ def _build_parser(environ: Mapping[str, str]) -> _Parser:
         "certificates, PEM; frontends must show one that these have signed", metavar="PATH",
     )  # fmt: skip
     flags.switch(
-        "--insecure-bind", False, "take a --host that other machines can reach without TLS: something else protects it"
+        "--insecure-bind",
+        False,
+        "allow a --host that other machines can reach without mutual TLS; only where something else protects it",
     )
     flags.switch(
         "--exit-on-stdin-close", False, "end when standard input closes, so that no engine outlives its parent"

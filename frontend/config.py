@@ -27,13 +27,13 @@ MAX_WORKERS = 256
 _UNKNOWN_PARAMETERS = ("ignore", "warn", "refuse")
 _METRICS_PREFIXES = ("chairlift", "vllm")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*,]+")  # as browsers write it, who compare it letter by letter
-_REPEATED_METAVARS = {"allowed_origins": "ORIGIN", "api_key": "KEY", "engine": "ADDRESS"}
+_OWN_METAVARS = {"allowed_origins": "ORIGIN", "api_key": "KEY", "engine": "ADDRESS", "unknown_parameters": "POLICY"}
 _METAVARS = {int: "N", float: "S", Path: "PATH"}  # every float is a time
 
 _HELP = {
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one",
-    "http": "serve OpenAI's API over HTTP too",
+    "http": "serve OpenAI's and Anthropic's APIs over HTTP too",
     "http_host": "address to listen on for HTTP; empty: as --host",
     "http_port": "port to listen on for HTTP; 0 takes a free one",
     "allowed_origins": "web page origins that may call over HTTP from a browser, such as https://example.org; * allows "
@@ -71,8 +71,8 @@ _HELP = {
     "uvloop": "run on uvloop",
     "tool_call_parser": f"form of the model's tool calls: one of {', '.join(TOOL_FORMATS)}",
     "reasoning_parser": f"marks of the model's reasoning: one of {', '.join(REASONING_FORMATS)}",
-    "unknown_parameters": "what to do with unknown parameters of HTTP bodies: ignore them; warn, with a response "
-    "header and a log line at most once a minute; refuse the request with 400",
+    "unknown_parameters": "what to do with unknown parameters of HTTP bodies: ignore them; warn: ignore them, but name "
+    "them in a response header and, at most once a minute, in the log; refuse: answer 400",
     "metrics_prefix": f"what the names of metrics begin with: one of {', '.join(_METRICS_PREFIXES)}",
     "otlp_traces_endpoint": "URL of an OpenTelemetry collector that gets traces, as OTLP over HTTP; empty: none",
     "log_level": f"one of {', '.join(LOG_LEVELS)}",
@@ -227,7 +227,7 @@ def add_arguments(
                 f"--{name}",
                 dest=option.name,
                 default=default,
-                metavar=_REPEATED_METAVARS[option.name],
+                metavar=_OWN_METAVARS[option.name],
                 action=_Repeated,
                 help=text if listed else argparse.SUPPRESS,
             )
@@ -252,7 +252,7 @@ def add_arguments(
                 dest=option.name,
                 default=default,
                 type=kind,
-                metavar=_METAVARS.get(kind) or name.rpartition("-")[2].upper(),
+                metavar=_OWN_METAVARS.get(option.name) or _METAVARS.get(kind) or name.rpartition("-")[2].upper(),
                 help=text if listed else argparse.SUPPRESS,
             )
 
@@ -270,8 +270,8 @@ def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ
     """Parses a command line. A mistake ends the process with one line on stderr and status 2."""
     parser = OneLineParser(
         prog="chairlift-frontend",
-        description="Serves chairlift.v1 and OpenAI's API in front of an engine. Every flag is an environment variable "
-        "too, named in brackets; the command line wins.",
+        description="Serves chairlift.v1, and OpenAI's and Anthropic's APIs, in front of an engine. Every flag is an "
+        "environment variable too, named in brackets; the command line wins.",
     )
     add_arguments(parser, environ)
     try:
