@@ -6,8 +6,8 @@ import ssl
 
 _TIMEOUT_S = 2.0
 _REFUSED = (
-    "the engine does not accept this frontend's certificate: the engine's --tls-client-ca must have signed "
-    "--engine-tls-client-cert"
+    "the engine does not accept this frontend's certificate, or got none: it must be given as --engine-tls-client-cert "
+    "and be signed by the engine's --tls-client-ca"
 )
 
 

@@ -63,7 +63,7 @@ async def test_a_frontend_with_a_certificate_is_served(make_pair, parties, text_
 
 REFUSALS: dict[str, tuple[Callable[[Parties], dict[str, Path]], str]] = {
     "no TLS": (lambda p: {}, "the engine speaks TLS: --engine-tls-ca and --engine-tls-client-cert are needed"),
-    "no certificate": (lambda p: {"engine_tls_ca": p.ca}, "the engine does not accept this frontend's certificate"),
+    "no certificate": (lambda p: {"engine_tls_ca": p.ca}, "or got none: it must be given as --engine-tls-client-cert"),
     "foreign certificate": (
         lambda p: {
             "engine_tls_ca": p.ca,
