@@ -34,6 +34,11 @@ from engine.step_log import StepLog
 from engine.tls import Handshakes, check_exposure, server_credentials
 from engine.watchdog import Watchdog
 
+STALL_TIMEOUT_S = 30.0
+"""How long an engine that sees what is done within a step may get nothing done before it ends, if --step-timeout is
+longer.
+"""
+
 _log = logging.getLogger("engine")
 
 
@@ -98,7 +103,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         signals.control(engine)
         _log.info("ready in %s", startup.end())
         _log.info("serving on %s, model %s", io.address, parts.info.model)
-        with Watchdog(lambda: engine.num_turns, config.step_timeout_s, end, thread_id=threading.get_ident()):
+        with _watchdog(engine, config, end):
             engine.run()
     except StoppedWhileLoading:
         if io.has_failed:
@@ -108,6 +113,14 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         io.stop(FAREWELL_S)
         if step_log is not None:
             step_log.close()
+
+
+def _watchdog(engine: Engine, config: EngineConfig, end: Callable[[EngineError], None]) -> Watchdog:
+    thread_id = threading.get_ident()
+    if engine.shows_progress and config.step_timeout_s > STALL_TIMEOUT_S:
+        reason = "within a step nothing is done any more"
+        return Watchdog(engine.mark, STALL_TIMEOUT_S, end, thread_id=thread_id, reason=reason)
+    return Watchdog(engine.mark, config.step_timeout_s, end, thread_id=thread_id)
 
 
 def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Callable[[EngineError], None]:

@@ -89,7 +89,7 @@ def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFail
 
     _log.info("Starting to load model %s from %s", config.model_name, model_dir)
     task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads)
-    runner, kv_plan = build_runner(task, group, device, startup, on_rank_failure or _end_process)
+    runner, kv_plan, progress = build_runner(task, group, device, startup, on_rank_failure or _end_process)
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
@@ -103,6 +103,7 @@ def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFail
         max_open_requests=config.max_num_queued_reqs + limits.max_num_seqs,
         grammars=grammars,
         num_late_compiles=num_late_compiles,
+        progress=progress,
     )
 
 

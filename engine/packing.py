@@ -193,9 +193,11 @@ def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Reject
     return rejection
 
 
-def status_message(state: EngineState, detail: str, snapshot: LoopSnapshot | None) -> pb.EngineStatus:
+def status_message(
+    state: EngineState, detail: str, snapshot: LoopSnapshot | None, *, is_stalled: bool = False
+) -> pb.EngineStatus:
     """State, pulse and load; no load before the step loop runs."""
-    status = pb.EngineStatus(state=_STATES[state], detail=detail)
+    status = pb.EngineStatus(state=_STATES[state], detail=detail, is_stalled=is_stalled)
     if snapshot is not None:
         status.engine_step = snapshot.engine_step
         status.loop_turns = snapshot.loop_turns

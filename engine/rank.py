@@ -1,11 +1,11 @@
 """One rank's part of the engine: model, cache and runner on its device, built alike in every process of a group."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -30,6 +30,9 @@ from engine.runner.stream import CudaStream
 from engine.startup import Startup
 from kernels.gpu.targets import UnsupportedTargetError
 from kernels.ops import KernelOps, cpu_ops, reference_ops
+
+if TYPE_CHECKING:
+    from kernels.cpu.ops import CpuOps
 
 _log = logging.getLogger(__name__)
 
@@ -76,10 +79,16 @@ class Assignment:
 
 
 class RankParts(NamedTuple):
-    """What a rank has built: the runner, and how large its cache has become, which is the same on all ranks."""
+    """What a rank has built.
+
+    Attributes:
+        kv_plan: how large its cache has become, which is the same on all ranks.
+        progress: see `EngineParts`.
+    """
 
     runner: ModelRunner
     kv_plan: KVCachePlan
+    progress: Callable[[], object] | None = None
 
 
 def build_runner(
@@ -135,18 +144,22 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
             return _build_on_gpu(task, group, open_gpu(device.index, task.config.gpu_memory_utilization), startup)
         except UnsupportedTargetError as error:
             raise ConfigError(str(error)) from error
-    if group.size == 1:
-        ops = _cpu_ops(task, startup)
+    cpu = _cpu_ops(task, startup) if group.size == 1 else None
+    ops: KernelOps
+    if cpu is not None:
+        ops = cpu
     else:  # the fast operations run a step as one native program, and a collective is none of its instructions
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
     assert task.kv_plan is not None, "a CPU's memory is divided before anything is loaded"
     model = _load(task, group, ops, device, startup)
     startup.begin("KV cache", "allocating the KV cache")
-    return RankParts(_make_runner(task, group, model, ops, task.kv_plan), task.kv_plan)
+    runner = _make_runner(task, group, model, ops, task.kv_plan)
+    progress = (lambda: (cpu.progress(), runner.num_filled_masks)) if cpu is not None else None
+    return RankParts(runner, task.kv_plan, progress)
 
 
-def _cpu_ops(task: RankTask, startup: Startup) -> KernelOps:
+def _cpu_ops(task: RankTask, startup: Startup) -> "CpuOps":
     num_compiled = 0
 
     def on_compiled(done: int, total: int) -> None:

@@ -30,6 +30,7 @@ from engine.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused
 from engine.packing import duration_message, status_message
 from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
 from engine.session import Session, SessionContext
+from engine.stall import StallMeter
 from engine.throughput_log import ThroughputLog
 from engine.tokenizer_files import TokenizerFiles
 
@@ -54,6 +55,7 @@ class ServingParts:
         max_open_requests: requests held for all frontends together.
         snapshot: the newest pulse of the step loop; called on the IO thread.
         grammars: compiles those that come with requests.
+        progress: see `EngineParts`.
     """
 
     info: pb.EngineInfo
@@ -61,6 +63,7 @@ class ServingParts:
     max_open_requests: int
     snapshot: Callable[[], LoopSnapshot]
     grammars: GrammarCompiler
+    progress: Callable[[], object] | None = None
 
 
 class EngineService(EngineServiceServicer):
@@ -86,6 +89,8 @@ class EngineService(EngineServiceServicer):
         self.health = EngineHealth()
         self._state = EngineState.LOADING
         self._detail = "starting"
+        self._stall_meter = StallMeter(HEARTBEAT_S)
+        self._is_stalled = False
         self._tokenizer: TokenizerFiles | None = None
         self._parts: ServingParts | None = None
         self._context: SessionContext | None = None
@@ -159,6 +164,9 @@ class EngineService(EngineServiceServicer):
             await asyncio.sleep(HEARTBEAT_S)
             if self._parts is not None and self._log_stats_interval_s:
                 throughput.tick(self._parts.snapshot(), time.monotonic())
+            if self._parts is not None and self._parts.progress is not None:
+                mark = self._parts.snapshot().loop_turns, self._parts.progress()
+                self._is_stalled = self._stall_meter.look(mark)
             self._send_status()
 
     async def Attach(  # type: ignore[override]  # not a generator: `finally` is to run when the call is cancelled, not later
@@ -276,7 +284,8 @@ class EngineService(EngineServiceServicer):
                 session.outgoing.set_status(status)
 
     def _status(self) -> pb.EngineStatus:
-        return status_message(self._state, self._detail, self._parts.snapshot() if self._parts is not None else None)
+        snapshot = self._parts.snapshot() if self._parts is not None else None
+        return status_message(self._state, self._detail, snapshot, is_stalled=self._is_stalled)
 
 
 def _refuse_hello(detail: str) -> NoReturn:

@@ -33,6 +33,8 @@ class EngineParts:
         max_open_requests: requests held for all frontends together.
         grammars: compiles those of requests.
         num_late_compiles: kernels compiled since the engine was ready, in this process.
+        progress: returns something that changes while a step gets on; called by any thread, at any time. None: nothing
+            does, as where a device computes.
     """
 
     scheduler: Scheduler
@@ -42,6 +44,7 @@ class EngineParts:
     max_open_requests: int
     grammars: GrammarCompiler
     num_late_compiles: Callable[[], int] = lambda: 0
+    progress: Callable[[], object] | None = None
 
 
 class Io(Protocol):
@@ -88,7 +91,11 @@ class Engine:
         info = parts.info
         self._grammars = parts.grammars
         snapshot = lambda: self._loop.snapshot  # noqa: E731 - the loop replaces it every turn
-        io.call(service.set_serving, ServingParts(info, inbox, parts.max_open_requests, snapshot, self._grammars))
+        self._progress = parts.progress
+        io.call(
+            service.set_serving,
+            ServingParts(info, inbox, parts.max_open_requests, snapshot, self._grammars, parts.progress),
+        )
 
     def run(self) -> None:
         """Serves until drained or stopped; the calling thread becomes the step loop.
@@ -124,6 +131,15 @@ class Engine:
     def num_turns(self) -> int:
         """Turns of the step loop so far, idle ones included: stands still only if the loop does."""
         return self._loop.snapshot.loop_turns
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether `mark` changes within a step too."""
+        return self._progress is not None
+
+    def mark(self) -> object:
+        """Changes with every turn of the step loop, and within a step where that can be seen."""
+        return self.num_turns, self._progress() if self._progress is not None else None
 
     def drain(self, grace_s: float) -> None:
         """Takes nothing new, finishes what is there within `grace_s`, then `run` returns."""

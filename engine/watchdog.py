@@ -18,26 +18,29 @@ class Watchdog:
     Time is counted in looks, not by the clock: a process that is stopped or a machine that sleeps is not a hang.
 
     Args:
-        num_turns: of the loop so far.
-        timeout_s: how long these may stay the same; 0: for ever.
+        mark: changes with every turn of the loop, or with whatever it gets done.
+        timeout_s: how long it may stay the same; 0: for ever.
         on_hang: called once, on the thread, with what to say; may end the process.
         thread_id: of the step loop, to say where it stands.
+        reason: what that means, to say so.
         look_every_s: pause between two looks.
     """
 
     def __init__(
         self,
-        num_turns: Callable[[], int],
+        mark: Callable[[], object],
         timeout_s: float,
         on_hang: Callable[[DeviceError], None],
         *,
         thread_id: int,
+        reason: str = "the device hangs, or a step takes longer than --step-timeout allows",
         look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
-        self._num_turns = num_turns
+        self._mark = mark
         self._timeout_s = timeout_s
         self._on_hang = on_hang
         self._thread_id = thread_id
+        self._reason = reason
         self._look_every_s = look_every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -53,21 +56,18 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        seen, num_same = self._num_turns(), 0
+        seen, num_same = self._mark(), 0
         while not self._over.wait(self._look_every_s):
-            num_turns = self._num_turns()
-            num_same = num_same + 1 if num_turns == seen else 0
-            seen = num_turns
+            mark = self._mark()
+            num_same = num_same + 1 if mark == seen else 0
+            seen = mark
             if num_same * self._look_every_s >= self._timeout_s:
                 self._on_hang(DeviceError(self._complaint()))
                 return
 
     def _complaint(self) -> str:
         place = _place(sys._current_frames().get(self._thread_id))
-        return (
-            f"the step loop has stood still for {self._timeout_s:g} s{place}: the device hangs, or a step takes longer "
-            "than --step-timeout allows"
-        )
+        return f"the step loop has stood still for {self._timeout_s:g} s{place}: {self._reason}"
 
 
 def _place(frame: FrameType | None) -> str:

@@ -5,12 +5,15 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
+
+if TYPE_CHECKING:
+    from kernels.cpu.ops import CpuOps
 
 LinearWeights: TypeAlias = Any
 """Weights of a linear layer as `pack_linear` of the same operations returned them; nobody else looks inside."""
@@ -163,7 +166,7 @@ def cpu_ops(
     quantization: Quantization | None = None,
     num_threads: int = 1,
     on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
-) -> KernelOps:
+) -> "CpuOps":
     """Fast CPU operations; needs numba. Every kernel is compiled before it returns, or loaded from the disk.
 
     Args:

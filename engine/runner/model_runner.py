@@ -129,6 +129,11 @@ class TorchModelRunner:
             lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets
         )
 
+    @property
+    def num_filled_masks(self) -> int:
+        """Masks of constrained rows computed so far."""
+        return self._masks.num_filled
+
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> None:
         """Queues one step; see `engine.interfaces.ModelRunner.launch`.

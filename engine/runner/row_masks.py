@@ -44,6 +44,7 @@ class RowMasks:
         self._stream = stream
         self._constraints: dict[RequestId, Constraint] = {}
         self._shown: dict[int, tuple[Constraint, int]] = {}  # by state row: whose mask it is, after how many tokens
+        self.num_filled = 0  # masks, so far
         self._table: Words | None = None
         self._device_table: torch.Tensor | None = None
 
@@ -96,6 +97,7 @@ class RowMasks:
         changed = [row for row in masked if self._shown.get(row.state_row) != _shows(row)]
         for row in changed:
             row.constraint.fill(self._table[row.state_row])
+            self.num_filled += 1
             self._shown[row.state_row] = _shows(row)
         rows = np.full(num_rows, -1, dtype=np.int32)
         rows[[row.sample for row in masked]] = [row.state_row for row in masked]

@@ -88,6 +88,10 @@ class EngineUsers(Protocol):
         """Whether no other engine serves."""
         ...
 
+    def can_replace(self, attachment: Attachment) -> bool:
+        """Whether another engine serves the same model."""
+        ...
+
     def changed(self) -> None:
         """Whether an engine serves, and what, may have changed."""
 
@@ -388,10 +392,16 @@ class EngineClient:
     def _note_pulse(self, status: pb.EngineStatus, pulse: Pulse) -> None:
         now_s = time.monotonic()
         pulse.note(status.loop_turns, now_s)
+        attachment = self._attachment
+        assert attachment is not None, "its stream is read"
         if pulse.has_stopped(now_s):
-            assert self._attachment is not None, "its stream is read"
-            self._hung = (self._attachment.instance_id, pulse.num_turns)
-            raise EngineLostError(f"its step loop has stood still for {self._step_timeout_s:g} s")
+            reason = f"its step loop has stood still for {self._step_timeout_s:g} s"
+        elif status.is_stalled and self._users.can_replace(attachment):
+            reason = "its step gets nothing done"  # it may yet: without another engine that is what is hoped for
+        else:
+            return
+        self._hung = (attachment.instance_id, pulse.num_turns)
+        raise EngineLostError(reason)
 
 
 def _may_be_tls(details: str) -> bool:

@@ -152,6 +152,11 @@ class EnginePool:
 
     # What clients tell.
 
+    def can_replace(self, attachment: Attachment) -> bool:
+        """See EngineUsers."""
+        usable = self._by_model.get(attachment.model.key, ())
+        return any(there.instance_id != attachment.instance_id for _, there in usable)
+
     def changed(self) -> None:
         """See EngineUsers."""
         self._note_attached()

@@ -65,6 +65,7 @@ class FakeEngine(EngineServiceServicer):
         rewrite_step: may change a step before it is sent, or send several in its place.
         num_steps: steps done.
         load: sent with every step and status if set.
+        is_stalled: sent with every status.
         credentials: what it listens with, if it speaks TLS.
     """
 
@@ -109,6 +110,7 @@ class FakeEngine(EngineServiceServicer):
         self._stalled = False
         self._frozen = False
         self._num_turns = 0
+        self.is_stalled = False
         self._work = asyncio.Event()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -349,7 +351,13 @@ class FakeEngine(EngineServiceServicer):
 
     def _status(self) -> pb.EngineStatus:
         self._num_turns += not self._frozen
-        return pb.EngineStatus(state=self.state, engine_step=self.num_steps, loop_turns=self._num_turns, load=self.load)
+        return pb.EngineStatus(
+            state=self.state,
+            engine_step=self.num_steps,
+            loop_turns=self._num_turns,
+            load=self.load,
+            is_stalled=self.is_stalled,
+        )
 
     def _info(self) -> pb.EngineInfo:
         return pb.EngineInfo(

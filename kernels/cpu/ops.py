@@ -5,8 +5,9 @@ recording of `compile_step` and its replays a whole step becomes one call.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from kernels.cpu.jit import watch_compiles
@@ -42,6 +43,8 @@ class CpuOps:
             self._pool = WorkerPool(num_threads)
             compile_sampler()
         self._step: Recording | None = None  # while one is recorded
+        self._num_samplings = 0
+        self._drawn = np.zeros(0, dtype=np.int64)  # by the latest
         self._plans: dict[int, torch.Tensor] = {}  # of the step, by query heads per KV head
 
     def pack_linear(
@@ -186,7 +189,17 @@ class CpuOps:
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits."""
-        return sample(logits, batch)
+        return sample(logits, batch, self._show)
+
+    def progress(self) -> tuple[int, ...]:
+        """Changes while a step gets on: with every item of a program and every row that is sampled. May be read by any
+        thread at any time, and stops nobody.
+        """
+        return *self._pool.progress(), self._num_samplings, int(np.count_nonzero(self._drawn >= 0))
+
+    def _show(self, token_ids: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
+        self._drawn = token_ids
+        self._num_samplings += 1
 
     def _recording(self) -> Recording:
         """Of the step that is being recorded, or of one operation."""

@@ -71,15 +71,18 @@ class _Results(NamedTuple):
     top_values: "Doubles"
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
+def sample(
+    logits: torch.Tensor, batch: SamplingBatch, show: "Callable[[Longs], None]" = lambda _: None
+) -> SampledTokens:
     """Draws one token per row by the rules of `kernels.sampling`.
 
     Args:
         logits: [S, vocab_size], float32, contiguous, not changed.
         batch: how, for each row.
+        show: gets the token ids before the first is drawn: -1 until theirs is.
     """
     is_small = logits.shape[0] == 1 or logits.numel() < _SMALL
-    return _sample(logits, batch, _sample_rows if is_small else _sample_rows_on_all_threads)
+    return _sample(logits, batch, _sample_rows if is_small else _sample_rows_on_all_threads, show)
 
 
 def compile_sampler() -> None:
@@ -93,10 +96,12 @@ def compile_sampler() -> None:
         bias_values=torch.zeros(1),
     )  # fmt: skip
     for kernel in (_sample_rows, _sample_rows_on_all_threads):
-        _sample(torch.zeros(1, 1), batch, kernel)
+        _sample(torch.zeros(1, 1), batch, kernel, lambda _: None)
 
 
-def _sample(logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., None]) -> SampledTokens:
+def _sample(
+    logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., None], show: "Callable[[Longs], None]"
+) -> SampledTokens:
     num_rows = logits.shape[0]
     width = max(0, batch.max_top_logprobs)
     results = _Results(
@@ -106,6 +111,7 @@ def _sample(logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., No
         top_ids=np.full((num_rows, width), -1, dtype=np.int64),
         top_values=np.full((num_rows, width), np.nan),
     )
+    show(results.token_ids)
     kernel(logits.numpy(), _columns(batch), results)
     return SampledTokens(*map(torch.from_numpy, results))
 

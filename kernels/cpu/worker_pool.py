@@ -75,6 +75,7 @@ class WorkerPool:
         self._control = np.zeros(_CONTROL_SIZE, dtype=np.int64)
         self._counters = np.zeros(0, dtype=np.int64)
         self._last_s = 0.0
+        self._num_runs = 0
         self._scratch = [np.zeros(SCRATCH_BYTES + 64, dtype=np.uint8) for _ in range(num_threads)]
         addresses = [memory.ctypes.data + -memory.ctypes.data % 64 for memory in self._scratch]
         pipes = [os.pipe() for _ in range(num_threads - 1)]
@@ -91,6 +92,7 @@ class WorkerPool:
 
     def run(self, program: Program) -> None:
         """Runs a program to its end."""
+        self._num_runs += 1
         instructions = program.instructions
         num_counters = (len(instructions) + 1) * COUNTER_BYTES // 8  # one more, to align them
         if len(self._counters) < num_counters:
@@ -106,6 +108,10 @@ class WorkerPool:
         started_s = time.perf_counter()
         _run(self._control.ctypes.data, self._own_scratch, self._pipes)
         self._last_s = time.perf_counter() - started_s
+
+    def progress(self) -> tuple[int, int]:
+        """Changes with every item that a thread fetches or ends; may be read by any thread at any time."""
+        return self._num_runs, int(self._counters.sum())
 
     def seconds_per_instruction(self) -> "np.ndarray[Any, Any]":
         """What each instruction of the last program took, from the end of the one before: [instructions] fp64."""

@@ -54,7 +54,7 @@ def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
     assert len(tokens[0]) == 3
 
 
-def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
+def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     details: list[str] = []
     config = EngineConfig(model=str(model_dir), max_num_seqs=4, kv_cache_memory_bytes=2**18, max_num_queued_reqs=6)
     parts = build_engine(config, Startup(details.append))
@@ -64,9 +64,14 @@ def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path) -> None:
     assert parts.info.tokenizer_sha256 == parts.tokenizer.sha256()
     assert parts.max_open_requests == 10
     assert details.index("reading the tokenizer for grammars") < details.index("loading weights")
+    assert "Structured output is not available" in caplog.text  # it has been tried, with a tokenizer of one token
     assert "loading weights" in details
     assert details[-1] == "warming up"
+    assert parts.progress is not None
+    mark = parts.progress()
+    assert parts.progress() == mark
     assert len(_tokens(parts)) == 3
+    assert parts.progress() != mark
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

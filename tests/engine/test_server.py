@@ -1,11 +1,13 @@
 """The engine over real gRPC, on the oracle model: what a frontend may rely on."""
 
 import asyncio
+import itertools
 import random
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -412,3 +414,47 @@ async def test_drain_cuts_what_is_not_done_in_time(server: RunningEngine, client
     (answer,) = await client.ended(1)
     assert answer.completion is not None
     assert answer.completion.reason == pb.COMPLETION_REASON_CANCELLED
+
+
+class Work:
+    """A step that spins until it is let go, and may be seen to get on meanwhile."""
+
+    def __init__(self, *, gets_on: bool) -> None:
+        self._gets_on = gets_on
+        self._num_done = itertools.count()
+        self.may_end = False
+
+    def spin(self, _plan: SchedulerOutput) -> None:
+        while not self.may_end:
+            pass
+
+    def progress(self) -> int:
+        return next(self._num_done) if self._gets_on else 0
+
+
+@pytest.mark.parametrize("gets_on", [False, True])
+async def test_a_step_that_spins_is_told_and_one_that_only_takes_long_is_not(
+    gets_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.server.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("engine.stall.MIN_STALL_S", 0.2)
+    work = Work(gets_on=gets_on)
+    parts = replace(fake_engine_parts(model=ENDLESS, on_step=work.spin), progress=work.progress)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(run_engine(parts))
+        stack.callback(setattr, work, "may_end", True)
+        async with AttachClient.open(server.address) as client:
+            await client.submit(submission(1, [1], 9))
+            if gets_on:
+                await client.until(lambda: _num_looks_at_one_step(client) > 50)  # five times what is tolerated
+                assert not any(status.is_stalled for status in client.statuses)
+            else:
+                await client.until(lambda: client.statuses and client.statuses[-1].is_stalled)
+            work.may_end = True
+            await client.ended(1)
+            await client.until(lambda: not client.statuses[-1].is_stalled)
+
+
+def _num_looks_at_one_step(client: AttachClient) -> int:
+    """Statuses in which the loop stands where the newest says."""
+    return sum(status.loop_turns == client.statuses[-1].loop_turns for status in client.statuses)

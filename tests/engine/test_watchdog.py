@@ -105,3 +105,40 @@ def test_a_step_that_hangs_ends_the_process_with_one_line(tmp_path: Path) -> Non
         r"which is in threading\.wait: .*--step-timeout allows\n",
         result.stderr,
     ), result.stderr
+
+
+SPINNING = """
+import dataclasses
+import sys
+
+import engine.__main__
+import engine.build
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.testing_engine import fake_engine_parts
+
+
+def spin(plan):
+    while True:
+        pass
+
+
+def build_engine(*_):
+    parts = dataclasses.replace(fake_engine_parts(on_step=spin), progress=lambda: 0)
+    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
+    return parts
+
+
+engine.build.build_engine = build_engine
+engine.__main__.STALL_TIMEOUT_S = 1.0
+sys.exit(engine.__main__.main(["--uds", sys.argv[1], "--log-level", "warning"]))
+"""
+
+
+def test_a_step_that_spins_ends_the_process_long_before_the_step_timeout(tmp_path: Path) -> None:
+    result = run_main(SPINNING, tmp_path)
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"chairlift-engine: error: the step loop has stood still for 1 s, in engine\.testing\.\w+ \(line \d+\), "
+        r"which is in __main__\.spin: within a step nothing is done any more\n",
+        result.stderr,
+    ), result.stderr

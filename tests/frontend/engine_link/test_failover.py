@@ -101,6 +101,29 @@ async def test_engine_that_hangs_and_goes_on_answering_is_left_until_it_turns_ag
     await world.until_usable(2)
 
 
+async def test_engine_that_says_that_it_stalls_is_left_when_another_one_serves(make_world, read, ids, caplog):
+    world = await make_world(2, absent=1, make_engine=lambda **options: paused_engine(heartbeat_s=0.02, **options))
+    reading = read(world, TEXT)
+    stalled = world.engines[0]
+    await world.held()
+    await advance(world, 0, reading, 3)
+    stalled.freeze()
+    stalled.is_stalled = True
+    num_messages = next(iter(world.app.engines._clients.values()))._num_messages
+    await world.until(
+        lambda: next(iter(world.app.engines._clients.values()))._num_messages > num_messages + 3
+    )  # nothing is gained by leaving it
+    assert "lost the engine" not in caplog.text
+    other = await world.start(1)
+    await world.until(lambda: stalled.instance_id not in world.attached())
+    other.resume()
+    await reading.whole(ids(TEXT))
+    assert "its step gets nothing done" in caplog.text
+    stalled.is_stalled = False
+    stalled.thaw()
+    await world.until_usable(2)
+
+
 async def test_submission_that_never_reached_its_engine_is_sent_to_another(make_world, read, ids):
     world = await make_world(2)
 

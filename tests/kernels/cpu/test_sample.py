@@ -157,3 +157,18 @@ def test_a_small_change_of_the_logits_rarely_changes_the_draw(sampling_batch, fi
     moved = logits + 1e-4 * torch.randn(n, 2000, generator=generator)
     num_changed = int((sample(logits, batch).token_ids != sample(moved, batch).token_ids).sum())
     assert num_changed <= 4
+
+
+@pytest.mark.parametrize("num_rows", [1, 200])
+def test_what_is_drawn_is_shown_from_the_beginning(sampling_batch, num_rows):
+    shown = []
+    batch = sampling_batch([{"temperature": 0.0}] * num_rows)
+
+    def show(token_ids):
+        assert (token_ids == -1).all()
+        shown.append(token_ids)
+
+    drawn = sample(torch.arange(5000.0).expand(num_rows, -1).contiguous(), batch, show)
+    assert len(shown) == 1
+    assert (shown[0] == 4999).all()
+    assert np.shares_memory(shown[0], drawn.token_ids.numpy())

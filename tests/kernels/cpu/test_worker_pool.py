@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
@@ -146,6 +147,27 @@ def test_pools_of_several_threads_do_not_get_in_each_others_way():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@NUM_THREADS
+def test_progress_is_seen_within_a_program(num_threads):
+    """By a thread that only reads; runs are repeated until the system has let it read in the middle of one."""
+    pool, work = WorkerPool(num_threads), Sum(512, 500)
+    seen = defaultdict(set)
+    over = threading.Event()
+
+    def run():
+        while not over.is_set():
+            pool.run(work.program)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    while max(map(len, seen.values()), default=0) < 5:
+        run_number, done = pool.progress()
+        seen[run_number].add(done)
+    over.set()
+    runner.join()
+    assert pool.progress() == pool.progress()  # nothing runs
 
 
 def test_rows_are_counted_when_a_program_runs():

@@ -421,18 +421,20 @@ class Rejection(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[RejectionReason, str]] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("state", "engine_step", "loop_turns", "load", "detail")
+    __slots__ = ("state", "engine_step", "loop_turns", "load", "detail", "is_stalled")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STEP_FIELD_NUMBER: _ClassVar[int]
     LOOP_TURNS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_STALLED_FIELD_NUMBER: _ClassVar[int]
     state: EngineState
     engine_step: int
     loop_turns: int
     load: LoadStats
     detail: str
-    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+    is_stalled: bool
+    def __init__(self, state: _Optional[_Union[EngineState, str]] = ..., engine_step: _Optional[int] = ..., loop_turns: _Optional[int] = ..., load: _Optional[_Union[LoadStats, _Mapping]] = ..., detail: _Optional[str] = ..., is_stalled: bool = ...) -> None: ...
 
 class LoadStats(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_waiting_prefill_tokens", "num_free_blocks", "num_preemptions_total", "num_recomputed_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "step_us", "execute_us", "num_batched_tokens", "num_generated_tokens_total", "jit_compiles_after_ready_total", "integrity_checks_total", "integrity_failures_total")
