@@ -120,6 +120,8 @@ class ProcessPool:
             finally:
                 if worker.process.is_alive:
                     self._idle.append(worker)
+                else:
+                    await worker.process.stop()  # closes its pipes
         except Exception as error:
             return error
 

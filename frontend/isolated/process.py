@@ -1,13 +1,13 @@
 """An isolated process from outside: started, asked, killed. `worker.py` is its inside."""
 
 import asyncio
-import contextlib
 import json
 import signal
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from frontend.isolated.child import ChildProcess
 from frontend.isolated.worker import LENGTH, OUT_OF_MEMORY_STATUS, TIMER_SIGNALS, Clock, Frame, encode
 
 _START_TIMEOUT_S = 60.0  # for the grammars of a vocabulary of 128k tokens: one or two
@@ -67,7 +67,7 @@ def first_frame(limits: JobLimits, values: Frame) -> bytes:
 class IsolatedProcess:
     """One process. Make it with `start`; after a LimitExceeded it is gone."""
 
-    def __init__(self, process: asyncio.subprocess.Process, limits: JobLimits) -> None:
+    def __init__(self, process: ChildProcess, limits: JobLimits) -> None:
         self._process = process
         self._limits = limits
 
@@ -84,12 +84,8 @@ class IsolatedProcess:
             StartRefused: it cannot do what the first frame says, or that takes too much.
             OSError, EOFError, TimeoutError: there is no such process to be had.
         """
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", module),  # -P: not a folder of the package's name here
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,  # what a job can make a library say
-        )
+        # -P: not a folder of the package's name here. Standard error has what a job can make a library say.
+        process = await ChildProcess.start([sys.executable, "-P", "-m", module])
         worker = cls(process, limits)
         timeout_s = limits.start_timeout_s
         try:
@@ -123,8 +119,7 @@ class IsolatedProcess:
 
     async def stop(self) -> None:
         """Ends the process, whatever it is doing; may be called again."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
         await self._process.wait()
 
     async def _ask(self, data: bytes, timeout_s: float) -> Frame:
@@ -142,8 +137,8 @@ class IsolatedProcess:
             raise
 
     async def _exchange(self, data: bytes) -> Frame:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        if self._process.stdin.is_closing():
+            raise EOFError
         self._process.stdin.write(LENGTH.pack(len(data)) + data)
         await self._process.stdin.drain()
         (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))

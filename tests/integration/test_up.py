@@ -18,8 +18,9 @@ from tests.hang import HANG_S
 
 
 def engine_pids(parent: int) -> list[int]:
-    """Children of a process, from /proc."""
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    """The children of a process that are engines, from /proc."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in children if b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def is_alive(pid: int) -> bool:

@@ -64,7 +64,7 @@ async def test_a_request_over_grpc_has_its_numbers_and_none_of_its_text(make_pai
         {"prompt": "secret", "temperature": "secret"},
         {"prompt": "secret" * 10_000},
         {"prompt": "a", "stop": "secret" * 1000},
-        {"prompt": "a", "secret": 1},
+        {"prompt": "a", "suffix": "secret"},
         {"prompt": "a", "model": "secret"},
     ],
     ids=str,

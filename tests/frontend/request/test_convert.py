@@ -111,7 +111,7 @@ BAD = {
     "schema no JSON": (form(json_schema="{"), "spec.structured_output.json_schema", "not valid JSON"),
     "schema no object": (form(json_schema="[]"), "spec.structured_output.json_schema", "must be a JSON object"),
     "schema keyword": (
-        form(json_schema='{"not": {}}'),
+        form(json_schema='{"not": {"type": "null"}}'),
         "spec.structured_output.json_schema",
         "with not: not supported",
     ),
