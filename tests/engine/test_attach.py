@@ -1,6 +1,7 @@
 """Who is let onto the engine's stream, and what it is told first."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 import grpc
@@ -164,8 +165,7 @@ async def test_a_matching_tokenizer_hash_is_welcome(server: RunningEngine) -> No
 
 async def test_tokenizer_files_come_in_chunks_of_at_most_a_mebibyte() -> None:
     files = (("empty.json", b""), ("tokenizer.json", bytes(range(256)) * 10_000))
-    parts = fake_engine_parts()
-    parts = type(parts)(parts.scheduler, parts.runner, parts.info, TokenizerFiles(files), parts.max_open_requests)
+    parts = dataclasses.replace(fake_engine_parts(), tokenizer=TokenizerFiles(files))
     received: dict[str, bytes] = {}
     async with run_engine(parts) as server, grpc.aio.insecure_channel(server.address) as channel:
         async for part in EngineServiceStub(channel).GetTokenizer(pb.GetTokenizerRequest()):
