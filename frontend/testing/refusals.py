@@ -9,6 +9,7 @@ import multiprocessing
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,7 @@ from frontend.config import FrontendConfig
 from frontend.testing.fake_engine import paused_engine
 
 _ROUNDS = 3
+_CALLS_PER_CHANNEL = 2500  # a connection has 4,096 streams at most
 _CONNECTIONS = 256  # over HTTP
 
 
@@ -32,19 +34,22 @@ def burst(endpoint: str, num_calls: int, grpc_port: int, http_port: int) -> list
 
 
 async def _grpc_burst(num_calls: int, port: int, _: int) -> list[float]:
-    options = [("grpc.enable_retries", 0)]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        stub: Any = GenerationServiceStub(channel)
+    options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+    async with AsyncExitStack() as stack:
+        stubs: list[Any] = []
+        for _channel in range(-(-num_calls // _CALLS_PER_CHANNEL)):
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options))
+            await channel.channel_ready()
+            stubs.append(GenerationServiceStub(channel))
         request = pb.GenerateRequest(spec=pb.GenerationSpec(text="once upon a time " * 50))
-        await channel.channel_ready()
 
-        async def one() -> float:
+        async def one(stub: Any) -> float:
             start_s = time.monotonic()
             code = await stub.Generate(request).code()
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, code
             return time.monotonic() - start_s
 
-        return list(await asyncio.gather(*(one() for _ in range(num_calls))))
+        return list(await asyncio.gather(*(one(stubs[index % len(stubs)]) for index in range(num_calls))))
 
 
 async def _http_burst(num_calls: int, _: int, port: int) -> list[float]:
