@@ -5,7 +5,6 @@ not deliver because the client had left. So messages are parsed here.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,12 +12,14 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from chairlift.service.undelivered import ignore_undelivered_answers
+
 
 class ClientErrors(grpc.aio.ServerInterceptor):
     """Wraps the handlers of all methods."""
 
     def __init__(self) -> None:
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_concerns_us)
+        ignore_undelivered_answers()
 
     async def intercept_service(
         self,
@@ -53,8 +54,3 @@ def _guarded(behavior: Callable[..., Any], parse: Callable[[Any], Any] = lambda 
             raise asyncio.CancelledError from error
 
     return call
-
-
-def _concerns_us(record: logging.LogRecord) -> bool:
-    """Whether a record of gRPC is more than an answer that it could not deliver to a client that has left."""
-    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from chairlift.service.undelivered import ignore_undelivered_answers
 from frontend.errors import ClientStalled, InvalidRequest
 from frontend.grpc_door.wire_scan import MalformedMessageError, check_counts
 from frontend.slices import in_slices
@@ -36,7 +37,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, *, stall_timeout_s: float) -> None:
         self._stall_timeout_s = stall_timeout_s
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_concerns_us)
+        ignore_undelivered_answers()
 
     async def intercept_service(
         self,
@@ -83,11 +84,6 @@ def _guarded(
             await _abort(context, method, error)
 
     return call
-
-
-def _concerns_us(record: logging.LogRecord) -> bool:
-    """Whether a record of gRPC is more than an answer that it could not deliver to a client that has left."""
-    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 async def _parsed(deserializer: Any, data: bytes) -> Any:

@@ -1,6 +1,7 @@
 """The pair for tests: a FakeEngine and a real frontend in front of it, joined by real channels on one event loop."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine
 
 
@@ -145,3 +147,20 @@ def scrape() -> Callable[..., Any]:
         return values
 
     return read
+
+
+@pytest.fixture
+async def http_pair(make_pair):
+    return await make_pair(http=True, failover_timeout_s=0)
+
+
+@pytest.fixture
+def pair_of(make_pair):
+    """pair_of(template) -> a pair whose model has this chat template."""
+
+    async def make(template, **config):
+        tokenizer_config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
+        files = {**byte_tokenizer_files(), "tokenizer_config.json": tokenizer_config}
+        return await make_pair(engine=FakeEngine(files=files), http=True, **config)
+
+    return make

@@ -1,30 +1,9 @@
 """The pair with its HTTP endpoint, and Anthropic's own client in front of it."""
 
-import json
 from collections.abc import AsyncIterator, Callable
 
 import anthropic
 import pytest
-
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
-
-
-@pytest.fixture
-async def http_pair(make_pair):
-    return await make_pair(http=True, failover_timeout_s=0)
-
-
-@pytest.fixture
-def pair_of(make_pair):
-    """pair_of(template) -> a pair whose model has this chat template."""
-
-    async def make(template, **config):
-        tokenizer_config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
-        files = {**byte_tokenizer_files(), "tokenizer_config.json": tokenizer_config}
-        return await make_pair(engine=FakeEngine(files=files), http=True, **config)
-
-    return make
 
 
 @pytest.fixture

@@ -14,11 +14,6 @@ from frontend.testing.fake_engine import FakeEngine
 
 
 @pytest.fixture
-async def http_pair(make_pair):
-    return await make_pair(http=True, failover_timeout_s=0)
-
-
-@pytest.fixture
 async def connect() -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
     """connect(pair) -> a client without retries; closed at the end."""
     clients = []

@@ -10,8 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine, rejection
+from frontend.testing.fake_engine import rejection
 
 EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
 ECHO = "{{ messages[-1].content }}"
@@ -25,18 +24,6 @@ ALL = ECHO + "{# <tool_call> </think> #}"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA, "strict": True}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
-
-
-@pytest.fixture
-def pair_of(make_pair):
-    """pair_of(template) -> a pair whose model has this chat template."""
-
-    async def make(template, **config):
-        tokenizer_config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
-        files = {**byte_tokenizer_files(), "tokenizer_config.json": tokenizer_config}
-        return await make_pair(engine=FakeEngine(files=files), http=True, **config)
-
-    return make
 
 
 async def raw_events(pair, **body):
