@@ -63,8 +63,8 @@ class EngineProcess:
             return await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal."""
-        self._process.send_signal(number)
+        """Sends it a signal. Not by `Process.send_signal`, which may reap a child that asyncio waits for."""
+        os.kill(self._process.pid, number)
 
     def close_stdin(self) -> None:
         """What its parent's end looks like."""

@@ -1,5 +1,6 @@
 """What keeping another process running takes: growing pauses between starts, words for its end, and an end to it."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -38,6 +39,17 @@ def describe_end(status: int) -> str:
         return f"killed by {signal.Signals(-status).name}"
     except ValueError:  # real-time signals have no names
         return f"killed by signal {-status}"
+
+
+def terminate(process: asyncio.subprocess.Process) -> None:
+    """Sends SIGTERM to a process, unless it has ended.
+
+    `Process.terminate` polls the child first. If the child has just ended, the poll reaps it before asyncio does, and
+    asyncio reports exit status 255 instead of the true one (python/cpython#127049).
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
 
 
 def kill_group(leader: int) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from frontend.child_process import describe_end, kill_group, num_oom_kills
+from frontend.child_process import describe_end, kill_group, num_oom_kills, terminate
 from frontend.cli.restart_policy import RestartPolicy
 from frontend.supervision import note_path, write_note
 
@@ -84,8 +84,7 @@ class EngineProcess:
             process = self._process
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        terminate(process)
         try:
             await asyncio.wait_for(process.wait(), grace_s)
         except TimeoutError:

@@ -1,13 +1,11 @@
 """One worker as its parent sees it: a subprocess that gets an order and sends reports."""
 
 import asyncio
-import contextlib
 import pickle
-import signal
 import sys
 from collections.abc import Sequence
 
-from frontend.child_process import kill_group
+from frontend.child_process import kill_group, terminate
 from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News, Report, parse
 
@@ -58,8 +56,7 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Asks it to drain."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        terminate(self._process)
 
     def kill(self) -> None:
         """Ends it at once."""
