@@ -19,7 +19,6 @@ from frontend.access.tls import load_tls
 from frontend.admission import Admission
 from frontend.calls import ActiveCalls
 from frontend.config import FrontendConfig
-from frontend.engine_link.pool import EnginePool
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation import Generations
 from frontend.grpc_door.interceptor import ErrorInterceptor
@@ -36,6 +35,7 @@ from frontend.metrics.traffic import log_traffic
 from frontend.model.chat_renderer import ChatRenderer
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
+from frontend.routing.router import EnginePool
 from frontend.structured.compiler import GrammarCompiler
 from frontend.tracing.origin import GrpcOrigin, HttpOrigin
 from frontend.workers.order import WorkerPlace

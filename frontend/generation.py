@@ -15,10 +15,6 @@ from frontend.answer.parts import AnswerParsing
 from frontend.answer.prompt_echo import PromptEcho
 from frontend.chat import ChatFormat, chat_format
 from frontend.deadline import Deadline
-from frontend.engine_link import messages
-from frontend.engine_link.pool import EnginePool
-from frontend.engine_link.request_stream import CancelReason, RequestStream
-from frontend.engine_link.timing import AnswerTimes
 from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError
 from frontend.metrics.request_log import RequestLine
 from frontend.metrics.request_metrics import RequestMetrics
@@ -39,6 +35,10 @@ from frontend.request.request import (
     with_special_tokens,
 )
 from frontend.request.token_prompt import token_prompt
+from frontend.routing import wire as messages
+from frontend.routing.router import EnginePool
+from frontend.routing.stream import CancelReason, RequestStream
+from frontend.routing.timing import AnswerTimes
 from frontend.slices import in_slices
 from frontend.structured.compiler import GrammarCompiler
 from frontend.structured.forms import FormKind, OutputForm

@@ -14,11 +14,11 @@ from frontend.answer.prompt_echo import PromptEcho
 from frontend.answer.text import AnswerText, TextDelta
 from frontend.answer.token_logprobs import token_logprobs
 from frontend.chat import AnswerParser, Delta, ReasoningText
-from frontend.engine_link.request_stream import CancelReason, EndReason, RequestEnd, RequestStream, TokenBatch
-from frontend.engine_link.timing import AnswerTimes, timing
 from frontend.model.served_model import ServedModel
 from frontend.request.effective import effective_sampling, effective_stop
 from frontend.request.request import GenerationRequest
+from frontend.routing.stream import CancelReason, EndReason, RequestEnd, RequestStream, TokenBatch
+from frontend.routing.timing import AnswerTimes, timing
 from frontend.slices import in_slices
 from frontend.turnstile import Turnstile
 

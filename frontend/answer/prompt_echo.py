@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.answer.token_logprobs import token_logprobs
-from frontend.engine_link.logprobs import LogprobBatch
 from frontend.errors import InvalidRequest
 from frontend.limits import MAX_ECHO_BYTES, MAX_PROMPT_LOGPROBS
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import OutputOptions
+from frontend.routing.logprobs import LogprobBatch
 from frontend.slices import Sliced
 
 _IDS_AT_ONCE = 1 << 14

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from frontend.answer.stop_texts import StopTextMatcher
-from frontend.engine_link.request_stream import EndReason, TokenBatch
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import GenerationRequest
+from frontend.routing.stream import EndReason, TokenBatch
 
 
 class TextDelta(NamedTuple):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.engine_link.logprobs import LogprobBatch
 from frontend.model.tokenizer import Tokenizer
+from frontend.routing.logprobs import LogprobBatch
 
 
 def token_logprobs(batch: LogprobBatch, token_ids: Sequence[int], tokenizer: Tokenizer) -> pb.TokenLogprobs:

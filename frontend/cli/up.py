@@ -31,7 +31,7 @@ from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
 _MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
-_LINK_LOGGER = "frontend.engine_link.client"
+_LINK_LOGGER = "frontend.routing.connection"
 
 
 def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) -> int:

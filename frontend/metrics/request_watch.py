@@ -12,12 +12,12 @@ from typing import Self
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.deadline import Deadline
-from frontend.engine_link.timing import EngineAccount
 from frontend.errors import RequestError
 from frontend.metrics.outcome import COMPLETE_OUTCOMES, Outcome, failed_outcome, is_refusal
 from frontend.metrics.request_log import RequestLine
 from frontend.metrics.request_metrics import RequestMetrics, RequestSeries
 from frontend.request.request import GenerationRequest
+from frontend.routing.timing import EngineAccount
 from frontend.status import error_reason
 from frontend.tracing.request_trace import RequestTrace
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.engine_link.timing import EngineAccount
+from frontend.routing.timing import EngineAccount
 from frontend.tracing.origin import Origin
 
 AttributeValue = str | int | float | Sequence[str]

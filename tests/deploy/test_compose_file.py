@@ -9,7 +9,7 @@ import yaml
 
 from engine.flags import parse_config
 from frontend.config import parse_arguments
-from frontend.engine_link.resolver import name_and_port
+from frontend.routing.resolver import name_and_port
 
 BUILT = ["engine", "engine-gpu", "frontend", "loadgen"]  # here, by deploy/Dockerfile
 PULLED = ["prometheus", "grafana"]

@@ -14,8 +14,8 @@ from engine import server
 from engine.listener import _SERVER_OPTIONS as ENGINE_OPTIONS
 from frontend.app import _server_options
 from frontend.config import FrontendConfig
-from frontend.engine_link import client
-from frontend.engine_link.command_outbox import _MAX_SUBMIT_BYTES
+from frontend.routing import connection as client
+from frontend.routing.command_outbox import _MAX_SUBMIT_BYTES
 from frontend.status import _TABLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from frontend.answer.text import AnswerText
-from frontend.engine_link.request_stream import EndReason, RequestEnd, TokenBatch
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import GenerationRequest, OutputOptions, SamplingOptions, StopOptions, TokenPrompt
+from frontend.routing.stream import EndReason, RequestEnd, TokenBatch
 from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 
 

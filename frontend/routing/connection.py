@@ -1,0 +1,423 @@
+"""The Attach stream to one engine: connects, keeps watch, and connects again for ever.
+
+What happens on the stream is `session.py`'s; here is the socket: Hello and Welcome, the reading and the writing task,
+the heartbeat, the back-off. An engine that cannot be reached is a state, not an error; what it means for requests is
+`router.py`'s.
+"""
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
+from frontend import __version__
+from frontend.access.engine_tls import EngineTls
+from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
+from frontend.metrics.engine_metrics import EngineMetrics
+from frontend.model.served_model import ServedModel
+from frontend.model.tokenizer_source import TokenizerSource
+from frontend.routing.connection_log import AwayLog, EngineLostError, EngineNotReadyError
+from frontend.routing.heartbeat import Pulse
+from frontend.routing.load import EngineLoad, LoadEstimate
+from frontend.routing.pending import Ticket
+from frontend.routing.session import EngineSession
+from frontend.routing.tls_probe import tls_trouble
+
+if TYPE_CHECKING:
+    from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+_WELCOME_TIMEOUT_S = 10.0
+_MIN_BACKOFF_S = 0.1
+_MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
+MAX_BACKOFF_S = 2.0
+_HEARTBEAT_CHECKS = 12
+# A process that stands still, or whose machine has vanished, answers no pings of gRPC. One that is only busy does: the
+# threads that answer are gRPC's own and need no GIL, which a heartbeat does. On two cores at load 14 to 27, with
+# steps of up to 51 s, no ping was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings get a
+# little less time than heartbeats, so that the log says which of the two was missed. Shares of the heartbeat's time:
+_PING_EVERY = 1 / 3  # not below the second that an engine demands between two pings
+_PING_TIMEOUT = 0.55
+_MIN_PING_EVERY_MS = 500
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    # A channel per attempt with its own connection: the back-off is ours alone, not gRPC's on top of it.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # http_proxy in the environment is for the way out, not for the machine beside this one.
+    ("grpc.enable_http_proxy", 0),
+)
+
+AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """An engine that is there: what it serves, and the stream to submit to.
+
+    Attributes:
+        engine: its name in the metrics.
+        block_size: tokens of a block of its cache.
+    """
+
+    engine: str
+    instance_id: str
+    block_size: int
+    model: ServedModel
+    session: EngineSession
+
+
+class EngineUsers(Protocol):
+    """Who works with engines, as far as an engine's client needs to tell them."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether no other engine serves."""
+        ...
+
+    def can_replace(self, attachment: Attachment) -> bool:
+        """Whether another engine serves the same model."""
+        ...
+
+    def changed(self) -> None:
+        """Whether an engine serves, and what, may have changed."""
+
+    def lost(self, client: "EngineClient", tickets: list[Ticket]) -> None:
+        """An engine is gone, with these requests open."""
+
+    def given_back(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+        """An engine does not serve this request now, see `session.py`; another one may."""
+
+
+class EngineClient:
+    """Keeps this process attached to one engine.
+
+    Args:
+        address: HOST:PORT or unix:PATH.
+        tokenizers: gives the tokenizer that the engine's model needs.
+        metrics: told what the engine says of itself.
+        heartbeat_timeout_s: without a message for this long the engine counts as gone; without an answer to a ping, for
+            a little less.
+        step_timeout_s: if its step loop stands still for this long, too; 0: never.
+        users: told what happens.
+        was_found: nobody has named this address: that nobody is there need not be said.
+        tls: certificates; None: in the clear, as over a unix socket always.
+        server_name: that the engine's certificate must be for, if it is not the address's.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tokenizers: TokenizerSource,
+        metrics: EngineMetrics,
+        *,
+        heartbeat_timeout_s: float,
+        step_timeout_s: float,
+        users: EngineUsers,
+        was_found: bool = False,
+        tls: EngineTls | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        self.address = address
+        self._is_remote = not address.startswith("unix:")
+        self._tls = tls if self._is_remote else None
+        self._server_name = server_name.rstrip(".") if server_name else None
+        self._tokenizers = tokenizers
+        self.metrics = metrics
+        self._users = users
+        self._load = LoadEstimate()
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._step_timeout_s = step_timeout_s
+        self._hung: tuple[str, int] | None = None  # the instance that was given up for it, and its turns
+        self._frontend_id = uuid.uuid4().hex
+        self._attachment: Attachment | None = None
+        self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
+        self._away_log = AwayLog(logger, address, was_found=was_found)
+        self._num_messages = 0
+        self._due = asyncio.Event()
+        self._parting_error: RequestError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests are taken."""
+        return self._attachment is not None and self._engine_state == pb.ENGINE_STATE_SERVING
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """The engine that is there, whether it takes requests or not; None: none is."""
+        return self._attachment
+
+    @property
+    def state(self) -> str:
+        """What the engine does, in a word."""
+        return pb.EngineState.Name(self._engine_state).removeprefix("ENGINE_STATE_").lower()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that the engine has from here."""
+        return self._attachment.session.num_open if self._attachment is not None else 0
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        assert self._attachment is not None, "there is no engine"
+        session = self._attachment.session
+        return self._load.now(num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
+
+    def start(self) -> None:
+        """Starts connecting in the background. May be called again."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="engine-client")
+
+    async def stop(self, error: RequestError) -> None:
+        """Ends the stream; what is still open fails with `error`. May be called again."""
+        if self._task is not None:
+            self._parting_error = error
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff_s = _MIN_BACKOFF_S
+        max_backoff_s = _MAX_WAITING_BACKOFF_S
+        while True:
+            try:
+                await self._attach()
+            except Exception as error:  # whatever it is, the next attempt may succeed, and nobody else would make one
+                self._away_log.note(error, was_attached=self._attachment is not None)
+                if isinstance(error, EngineNotReadyError):
+                    max_backoff_s = _MAX_WAITING_BACKOFF_S
+                elif isinstance(error, TokenizerMismatch):  # waiting will not help
+                    max_backoff_s = MAX_BACKOFF_S
+            finally:
+                was_attached = self._attachment is not None
+                self._detach()
+            if was_attached:
+                backoff_s, max_backoff_s = _MIN_BACKOFF_S, MAX_BACKOFF_S
+            else:
+                backoff_s = min(backoff_s * 2, max_backoff_s if self._users.is_urgent else MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+
+    def _detach(self) -> None:
+        attachment, self._attachment = self._attachment, None
+        self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
+        if attachment is not None:
+            self.metrics.detach()
+            error = EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
+            tickets = attachment.session.end(self._parting_error or error)
+            if self._parting_error is not None:
+                for ticket in tickets:
+                    ticket.stream.fail(self._parting_error)
+                tickets = []
+            self._users.changed()
+            self._users.lost(self, tickets)
+
+    async def _attach(self) -> None:
+        async with self._channel() as channel:
+            stub: EngineServiceAsyncStub = EngineServiceStub(channel)
+            call = stub.Attach()
+            try:
+                welcome = await self._hello(channel, call)
+                if (welcome.engine_instance_id, welcome.status.loop_turns) == self._hung:
+                    raise EngineNotReadyError("its step loop stands still")
+                model = await self._served_model(stub, welcome.info)
+                session = EngineSession(
+                    vocab_size=model.vocab_size,
+                    step_window=welcome.step_window,
+                    wake=self._due.set,
+                    give_back=self._users.given_back,
+                )
+                self._load = LoadEstimate()
+                self._attachment = Attachment(
+                    self.metrics.engine, welcome.engine_instance_id, welcome.info.block_size, model, session
+                )
+                self.metrics.attach(welcome)
+                self._away_log.clear()
+                logger.info(
+                    "engine %s attached: instance %s, model %s, max_model_len %d",
+                    self.address,
+                    welcome.engine_instance_id,
+                    model.name,
+                    model.max_model_len,
+                )
+                self._note_state(welcome.status)
+                pulse = Pulse(
+                    timeout_s=self._step_timeout_s, num_turns=welcome.status.loop_turns, now_s=time.monotonic()
+                )
+                await _until_first_fails(self._read(call, session, pulse), self._write(call, session), self._watch())
+            finally:
+                call.cancel()
+
+    def _channel(self) -> grpc.aio.Channel:
+        options = self._channel_options()
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=options)
+        name = [("grpc.ssl_target_name_override", self._server_name)] if self._server_name else []
+        return grpc.aio.secure_channel(self.address, self._tls.credentials(), options=[*options, *name])
+
+    def _channel_options(self) -> list[tuple[str, int]]:
+        ping_every_ms = round(1000 * self._heartbeat_timeout_s * _PING_EVERY)
+        ping_timeout_ms = round(1000 * self._heartbeat_timeout_s * _PING_TIMEOUT)
+        return [
+            *_CHANNEL_OPTIONS,
+            ("grpc.keepalive_time_ms", max(ping_every_ms, _MIN_PING_EVERY_MS)),
+            ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+            (
+                "grpc.http2.ping_timeout_ms",
+                ping_timeout_ms,
+            ),  # the one that counts: without it a stopped peer stays (1.85)
+        ]
+
+    async def _hello(self, channel: grpc.aio.Channel, call: AttachCall) -> pb.Welcome:
+        hello = pb.Hello(
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            frontend_id=self._frontend_id,
+            frontend_version=__version__,
+            tokenizer_sha256=self._tokenizers.own_sha256,
+        )
+        try:
+            async with asyncio.timeout(_WELCOME_TIMEOUT_S):
+                await call.write(pb.AttachRequest(command_seq=1, hello=hello))
+                response = await call.read()
+        except TimeoutError as error:
+            raise EngineLostError(f"no welcome within {_WELCOME_TIMEOUT_S:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            # The same status says that nobody is there; only then the channel is not connected.
+            if error.code() is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY:
+                raise EngineNotReadyError(error.details()) from error
+            if self._is_remote and _may_be_tls(error.details() or ""):
+                context = self._tls.context() if self._tls is not None else None
+                if (trouble := await tls_trouble(self.address, context, self._server_name)) is not None:
+                    raise EngineLostError(trouble) from error
+            raise
+        if not isinstance(response, pb.AttachResponse) or response.WhichOneof("event") != "welcome":
+            raise EngineLostError("the engine's first message is not a welcome")
+        return response.welcome
+
+    async def _served_model(self, stub: "EngineServiceAsyncStub", info: pb.EngineInfo) -> ServedModel:
+        tokenizer, defaults = await self._tokenizers.get(stub, info.tokenizer_sha256)
+        if tokenizer.vocab_size > info.vocab_size:
+            logger.warning("the tokenizer has %d tokens, the model %d", tokenizer.vocab_size, info.vocab_size)
+        return ServedModel(
+            name=info.model,
+            weights_revision=info.weights_revision,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            end_token_ids=tuple(info.end_token_ids),
+            max_logprobs=info.max_logprobs,
+            tokenizer=tokenizer,
+            defaults=defaults,
+        )
+
+    async def _read(self, call: AttachCall, session: EngineSession, pulse: Pulse) -> None:
+        while True:
+            response = await call.read()
+            if not isinstance(response, pb.AttachResponse):
+                raise EngineLostError("the engine closed the stream")
+            self._num_messages += 1
+            match response.WhichOneof("event"):
+                case "step":
+                    session.deal_step(response.step)
+                    self.metrics.note_step(response.step)
+                    if response.step.HasField("load"):
+                        self._note_load(response.step.load, session)
+                case "admission":
+                    session.deal_admission(response.admission)
+                case "status":
+                    self.metrics.note_status(response.status)
+                    if response.status.HasField("load"):
+                        self._note_load(response.status.load, session)
+                    self._note_state(response.status)
+                    self._note_pulse(response.status, pulse)
+                case "drain":
+                    logger.warning("engine %s stops in %d s", self.address, response.drain.grace.seconds)
+                    self._note_state(pb.EngineStatus(state=pb.ENGINE_STATE_DRAINING))
+                case other:
+                    logger.debug("engine %s sent %s, which this version does not know", self.address, other)
+
+    async def _write(self, call: AttachCall, session: EngineSession) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            for command in session.take_commands():
+                try:
+                    await call.write(command)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                    raise EngineLostError("the stream broke off") from error
+
+    async def _watch(self) -> None:
+        # Counted in turns of this loop, not by the clock: if this process is held up, the engine is not to blame. The
+        # last message came up to one look before the look that first saw it, so the looks in silence are one less.
+        num_seen, num_silent = self._num_messages, 0
+        while num_silent < _HEARTBEAT_CHECKS - 1:
+            await asyncio.sleep(self._heartbeat_timeout_s / _HEARTBEAT_CHECKS)
+            num_silent = num_silent + 1 if self._num_messages == num_seen else 0
+            num_seen = self._num_messages
+        raise EngineLostError(f"no message for {self._heartbeat_timeout_s:g} s")
+
+    def _note_load(self, load: pb.LoadStats, session: EngineSession) -> None:
+        if self._attachment is not None:
+            told = EngineLoad(
+                load.num_running + load.num_waiting,
+                load.num_waiting_prefill_tokens,
+                load.num_free_blocks * self._attachment.block_size,
+            )
+            self._load.note(told, num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
+
+    def _note_state(self, status: pb.EngineStatus) -> None:
+        if status.state != self._engine_state:
+            self._engine_state = status.state
+            detail = f": {status.detail}" if status.detail else ""
+            if status.state == pb.ENGINE_STATE_FAILED:
+                # It ends now. What it says of its requests after this is not theirs, and not of each of them.
+                raise EngineLostError(f"the engine has failed{detail}")
+            logger.info("engine %s is %s%s", self.address, self.state, detail)
+            if status.state == pb.ENGINE_STATE_DRAINING and self._attachment is not None:
+                self._attachment.session.acknowledge_at_once()
+            self._users.changed()
+
+    def _note_pulse(self, status: pb.EngineStatus, pulse: Pulse) -> None:
+        now_s = time.monotonic()
+        pulse.note(status.loop_turns, now_s)
+        attachment = self._attachment
+        assert attachment is not None, "its stream is read"
+        if pulse.has_stopped(now_s):
+            reason = f"its step loop has stood still for {self._step_timeout_s:g} s"
+        elif status.is_stalled and self._users.can_replace(attachment):
+            reason = "its step gets nothing done"  # it may yet: without another engine that is what is hoped for
+        else:
+            return
+        self._hung = (attachment.instance_id, pulse.num_turns)
+        raise EngineLostError(reason)
+
+
+def _may_be_tls(details: str) -> bool:
+    """Whether a connection was made and closed again."""
+    return "Socket closed" in details or "handshake" in details
+
+
+async def _until_first_fails(*coroutines: Coroutine[object, object, None]) -> None:
+    """Runs all until one raises; cancels the others and raises what that one raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:  # in this order: of several reasons the first one's is told
+            if task in done:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

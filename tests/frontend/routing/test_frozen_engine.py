@@ -1,0 +1,98 @@
+"""An engine's process that stands still is lost by unanswered pings; one that only holds its GIL answers them."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontend.app import FrontendApp
+from frontend.config import FrontendConfig
+from frontend.routing import connection as client
+
+HEARTBEAT_TIMEOUT_S = 8.0
+GIL_HELD_S = 6.0  # longer than pings get, shorter than heartbeats do
+ENGINE = """\
+import asyncio, ctypes, signal, sys
+from frontend.testing.fake_engine import FakeEngine
+
+async def main():
+    hold = ctypes.PyDLL(None).usleep  # a PyDLL keeps the GIL
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, hold, int(1e6 * float(sys.argv[2])))
+    await FakeEngine(address=f"unix:{sys.argv[1]}").start()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(name="engine")
+async def start_engine(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", ENGINE, str(tmp_path / "e.sock"), str(GIL_HELD_S)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    yield process
+    process.kill()
+    await process.wait()
+
+
+@pytest.fixture(name="app")
+async def start_app(
+    tmp_path: Path, engine: asyncio.subprocess.Process, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[FrontendApp]:
+    address = f"unix:{tmp_path / 'e.sock'}"
+    # Pings get a smaller share than usual, so that what misses them and what misses heartbeats lie seconds apart.
+    monkeypatch.setattr(client, "_PING_EVERY", 0.2)
+    monkeypatch.setattr(client, "_PING_TIMEOUT", 0.35)
+    config = FrontendConfig(port=0, http=False, engine=(address,), heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
+    app = FrontendApp(config)
+    await app.start()
+    await app.wait_serving(60)
+    yield app
+    await app.stop()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)  # another process is waited for
+
+
+@pytest.mark.slow
+async def test_a_process_that_stands_still_is_lost_before_its_heartbeats_are_missed(
+    engine: asyncio.subprocess.Process, app: FrontendApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.send_signal(signal.SIGSTOP)
+    await until(lambda: not app.engines.serving)
+    assert "ping timeout" in caplog.text
+    assert "no message for" not in caplog.text
+    engine.send_signal(signal.SIGCONT)
+    await app.wait_serving(60)
+
+
+@pytest.mark.slow
+async def test_a_process_that_holds_its_gil_is_not_lost(
+    engine: asyncio.subprocess.Process, app: FrontendApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    (link,) = app.engines._clients.values()
+    num_before = link._num_messages
+    await until(lambda: link._num_messages > num_before)
+    engine.send_signal(signal.SIGUSR1)
+    silent_s, num_before = 0.0, -1
+    while silent_s < GIL_HELD_S - 1:  # until it has been seen to hold it
+        num_before, seen = link._num_messages, num_before
+        silent_s = silent_s + 0.5 if link._num_messages == seen else 0.0
+        await asyncio.sleep(0.5)
+    await until(lambda: link._num_messages > num_before)
+    assert "lost the engine" not in caplog.text
+    assert app.engines.serving

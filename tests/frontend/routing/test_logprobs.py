@@ -1,0 +1,57 @@
+"""Log-probabilities of a prompt, gathered from an engine that cuts them as it likes."""
+
+import itertools
+
+import pytest
+
+from frontend.routing.logprobs import LogprobBatch, PromptLogprobs
+
+
+def columns(start, stop, width=2):
+    """Of the tokens from `start` up to `stop`; every number tells its token."""
+    tokens = range(start, stop)
+    return LogprobBatch(
+        width,
+        [-float(token) for token in tokens],
+        [token * 10 + rank for token in tokens for rank in range(width)],
+        [-token - rank / 4 for token in tokens for rank in range(width)],
+    )
+
+
+@pytest.mark.parametrize("cuts", [cuts for n in range(5) for cuts in itertools.combinations(range(2, 6), n)])
+def test_every_cutting_adds_up_to_the_same(cuts):
+    gathered = PromptLogprobs(top_width=2, num_prompt_tokens=6)
+    for start, stop in itertools.pairwise([1, *cuts, 6]):
+        assert gathered.num_missing == 6 - start
+        gathered.add(start, columns(start, stop))
+    assert gathered.num_missing == 0
+    assert gathered.columns == columns(1, 6)
+
+
+def test_what_is_known_already_is_dropped():
+    gathered = PromptLogprobs(top_width=2, num_prompt_tokens=6)
+    for start, stop in [(1, 4), (1, 3), (2, 6), (1, 6)]:
+        gathered.add(start, columns(start, stop))
+    assert gathered.columns == columns(1, 6)
+
+
+def test_prompt_of_one_token_has_none():
+    assert PromptLogprobs(top_width=3, num_prompt_tokens=1).num_missing == 0
+
+
+WRONG = [
+    (0, columns(0, 3), "from 0 on, when 1 was next"),
+    (2, columns(2, 4), "from 2 on, when 1 was next"),
+    (1, columns(1, 7), "of 6 tokens from 1 on"),
+    (1, columns(1, 4, width=1), "width 1"),
+    (1, LogprobBatch(2, [-1.0, -2.0], [1, 2, 3], [0.0] * 4), "with 3 ids and 4 values"),
+    (1, LogprobBatch(2, [-1.0, -2.0], [1, 2, 3, 4], [0.0] * 5), "with 4 ids and 5 values"),
+]
+
+
+@pytest.mark.parametrize(("start", "batch", "words"), WRONG)
+def test_gap_excess_and_wrong_width_are_refused(start, batch, words):
+    gathered = PromptLogprobs(top_width=2, num_prompt_tokens=6)
+    with pytest.raises(ValueError, match=words):
+        gathered.add(start, batch)
+    assert gathered.num_missing == 5

@@ -1,0 +1,101 @@
+"""Whole stories of engines that die, by a request or from outside, in rounds of one token for everybody."""
+
+import random
+
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.errors import EngineFault, EngineUnavailable, ServerDraining
+from frontend.routing.failover import Mover
+from frontend.routing.pending import Ticket
+from frontend.routing.quarantine import CLEARED_TOKENS
+
+GONE = EngineUnavailable("gone")
+NUM_TOKENS = 40
+
+
+class Cluster:
+    """Engines that come back at once, and get requests in turn."""
+
+    def __init__(self, num_engines, num_requests, poison=()):
+        self.mover = Mover(self.place, timeout_s=1000.0, max_moves=3, note_waiting=lambda _: None)
+        self.engines = [[] for _ in range(num_engines)]
+        self.tickets = []
+        for _ in range(num_requests):
+            submission = pb.Submission(stops=pb.TokenStops(max_tokens=NUM_TOKENS))
+            self.tickets.append(Ticket(submission, None, window=1000, now_s=0.0))
+        self.poison = {self.tickets[index].number for index in poison}
+        self.num_deaths = self.num_rounds = self.turn = 0
+        for ticket in self.tickets:
+            self.mover.submit(ticket, GONE)
+
+    def place(self, ticket):
+        self.turn += 1
+        self.engines[self.turn % len(self.engines)].append(ticket)
+        return True
+
+    def kill(self, index):
+        lost, self.engines[index] = self.engines[index], []
+        self.mover.lost(lost, GONE)
+
+    def round(self):
+        """A step of every engine."""
+        self.num_rounds += 1
+        for index, engine in enumerate(self.engines):
+            if any(ticket.number in self.poison for ticket in engine):
+                self.num_deaths += 1
+                self.kill(index)
+                continue
+            for ticket in list(engine):
+                ticket.stream.push(ticket.stream.num_tokens, [1], None)
+                if ticket.stream.num_tokens == NUM_TOKENS:
+                    ticket.stream._closed = True
+                    engine.remove(ticket)
+        self.mover.retry()
+
+    def run(self):
+        while not all(ticket.stream.closed for ticket in self.tickets):
+            self.round()
+            assert self.num_rounds < 5000, "somebody waits for ever"
+        self.mover.stop(ServerDraining("over"))
+
+    def failed(self):
+        return {index for index, ticket in enumerate(self.tickets) if isinstance(ticket.stream._failure, EngineFault)}
+
+
+async def test_two_engines_that_die_at_once_hold_up_many_innocent_requests_for_moments_only():
+    cluster = Cluster(2, 500)
+    cluster.kill(0)
+    cluster.kill(1)
+    cluster.kill(0)
+    cluster.run()
+    assert cluster.failed() == set()
+    # Undisturbed: NUM_TOKENS. One at a time they would take 500 * CLEARED_TOKENS.
+    assert cluster.num_rounds <= NUM_TOKENS + 12 * CLEARED_TOKENS
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_poison_fails_alone_and_takes_no_more_engines_with_it_than_it_may(seed):
+    rng = random.Random(seed)
+    num_requests = rng.choice([1, 2, 10, 200])
+    poison = {rng.randrange(num_requests)}
+    cluster = Cluster(rng.randrange(1, 4), num_requests, poison)
+    cluster.run()
+    assert cluster.failed() == poison
+    assert cluster.num_deaths <= 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_two_poisons_and_kills_from_outside_cost_no_innocent_request_its_answer(seed):
+    """Kills come far enough apart for whoever is innocent to get further, as those of a rolling restart do."""
+    rng = random.Random(seed)
+    num_requests = rng.choice([5, 50])
+    poison = set(rng.sample(range(num_requests), 2))
+    cluster = Cluster(rng.randrange(1, 4), num_requests, poison)
+    for number in range(300):
+        cluster.round()
+        if number % 100 == 99:
+            cluster.kill(rng.randrange(len(cluster.engines)))
+    cluster.run()
+    assert cluster.failed() == poison
+    assert cluster.num_deaths <= 12

@@ -1,0 +1,291 @@
+"""Several engines behind one frontend: all are used, and one that is missing is missed by nobody."""
+
+import asyncio
+import logging
+import threading
+
+import grpc
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from frontend.routing import resolver
+from frontend.routing.resolver import name_and_port
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.testing.fake_engine import FakeEngine
+
+
+async def test_requests_are_dealt_out_to_all_engines(make_world, read, ids):
+    world = await make_world(3)
+    for engine in world.engines.values():
+        engine.pause()
+    readings = [read(world, f"number {number}") for number in range(9)]
+    await world.until(lambda: [engine.num_open for engine in world.engines.values()] == [3, 3, 3])
+    for engine in world.engines.values():
+        engine.resume()
+    for number, reading in enumerate(readings):
+        await reading.whole(ids(f"number {number}"))
+
+
+async def test_engine_that_says_it_is_busy_gets_nothing_while_another_is_idle(make_world, read, ids):
+    def busy(**options):
+        engine = FakeEngine(**options)
+        engine.load = engine_pb.LoadStats(num_free_blocks=1000)
+        return engine
+
+    world = await make_world(2, make_engine=busy)
+    first, second = world.engines.values()
+    first.load = engine_pb.LoadStats(num_running=40, num_free_blocks=1000)
+    first.set_state(engine_pb.ENGINE_STATE_SERVING)
+    await world.until(lambda: world.app.engines._clients[first.address].load().num_requests == 40)
+    for number in range(5):
+        await read(world, f"number {number}").whole(ids(f"number {number}"))
+    assert (len(first.submissions), len(second.submissions)) == (0, 5)
+
+
+async def test_prompt_goes_where_its_beginning_is_known(make_world, read, ids):
+    world = await make_world(2)
+    first, second = world.engines.values()
+    texts = ["a" * 500, "b" * 500]
+    for text in texts:
+        await read(world, text).whole(ids(text))
+    for number in range(6):
+        text = texts[number % 2] + str(number)
+        await read(world, text).whole(ids(text))
+    for engine, text in ((first, "a"), (second, "b")):
+        assert len(engine.submissions) == 4
+        assert {submission.prompt_ids[0] for submission in engine.submissions} == {ids(text)[0]}
+
+
+async def test_absent_engine_is_missed_by_nobody(make_world, read, ids, caplog):
+    with caplog.at_level(logging.INFO):
+        world = await make_world(2, absent=1)
+        for _ in range(5):
+            await read(world, "abc").whole(ids("abc"))
+    assert world.app._health.serving
+    assert len([record for record in caplog.records if "no engine at" in record.message]) <= 1
+    await world.start(1)
+    await world.until_usable(2)
+
+
+async def test_health_is_serving_while_any_engine_serves(make_world, read):
+    world = await make_world(2)
+    await world.kill(0)
+    assert world.app._health.serving
+    world.engines[1].set_state(engine_pb.ENGINE_STATE_DRAINING)
+    await world.until(lambda: not world.app._health.serving)
+    reading = await read(world, "abc").end()
+    assert reading.error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "the engine is draining" in reading.error.details()
+    await world.start(0)
+    await world.until(lambda: world.app._health.serving)
+
+
+async def test_draining_engine_finishes_what_it_has_and_gets_nothing_new(make_world, read, ids):
+    world = await make_world(2)
+    first, second = world.engines.values()
+    first.pause()
+    reading = read(world, "abc")
+    await first.wait_for(lambda: first.num_open == 1)
+    first.set_state(engine_pb.ENGINE_STATE_DRAINING)
+    await world.until_usable(1)
+    for _ in range(3):
+        await read(world, "de").whole(ids("de"))
+    assert len(second.submissions) == 3
+    first.resume()
+    await reading.whole(ids("abc"))
+    assert len(first.submissions) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weights_revision": "other"}, "weights_revision other instead of none"),
+        ({"max_model_len": 100}, "max_model_len 100 instead of 4096"),
+        ({"files": {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}}, "tokenizer_sha256 "),
+    ],
+)
+async def test_engine_with_another_model_is_not_used_and_named_once(make_world, read, ids, caplog, options, said):
+    caplog.set_level(logging.INFO)
+    world = await make_world(2, absent=1)
+    other = await world.start(1, **options)
+    await world.until(lambda: other.instance_id in world.attached())
+    for _ in range(4):
+        await read(world, "abc").whole(ids("abc"))
+    other.set_state(engine_pb.ENGINE_STATE_LOADING)
+    other.set_state(engine_pb.ENGINE_STATE_SERVING)
+    await world.until(lambda: caplog.messages.count(f"engine {other.address} is serving") == 2)
+    assert not other.submissions
+    complaints = [record.message for record in caplog.records if "is not used" in record.message]
+    assert len(complaints) == 1
+    assert said in complaints[0]
+    await world.kill(0)  # now it is the only one: its model is the model
+    await world.until_usable(1)
+    assert (await read(world, "abc", max_tokens=50).end()).text == "abc"
+    assert len(other.submissions) == 1
+
+
+async def test_new_model_takes_over_as_soon_as_the_last_old_engine_drains(make_world, read, ids):
+    world = await make_world(2, absent=1)
+    old, new = world.engines[0], await world.start(1, weights_revision="new")
+    old.pause()
+    reading = read(world, "under way")
+    await old.wait_for(lambda: old.num_open == 1)
+    await world.until(lambda: new.instance_id in world.attached())
+    old.set_state(engine_pb.ENGINE_STATE_DRAINING)
+    await world.until(lambda: world.app.engines._clients[old.address].state == "draining")
+    assert world.app._health.serving
+    await read(world, "abc").whole(ids("abc"))
+    assert (len(old.submissions), len(new.submissions)) == (1, 1)
+    old.resume()
+    await reading.whole(ids("under way"))
+
+
+async def test_answer_under_way_goes_on_with_its_own_model_among_engines_with_another(make_world, read, ids):
+    world = await make_world(3, absent=2)
+    first = world.engines[0]
+    first.pause()
+    reading = read(world, "under way")
+    await first.wait_for(lambda: first.num_open == 1)
+    new = await world.start(1, weights_revision="new")
+    await world.until(lambda: new.instance_id in world.attached())
+    old = await world.start(2)
+    await world.until_usable(2)
+    await world.kill(0)
+    await reading.whole(ids("under way"))
+    assert [submission.epoch for submission in old.submissions] == [1]
+    await read(world, "abc").whole(ids("abc"))
+    assert len(new.submissions) == 1
+
+
+async def test_engine_with_two_addresses_counts_once(make_world, read, ids, tmp_path):
+    world = await make_world(1)
+    (tmp_path / "alias.sock").symlink_to(tmp_path / "0.sock")
+    alias = f"unix:{tmp_path}/alias.sock"
+    world.app.engines._fixed.add(alias)
+    world.app.engines._add_client(alias, was_found=False)
+    await world.engines[0].wait_for(lambda: world.engines[0].num_sessions == 2)
+    await world.until(lambda: world.app.engines._clients[alias].serving)
+    assert len(world.app.engines._usable) == 1
+    await read(world, "abc").whole(ids("abc"))
+
+
+async def test_metrics_have_an_engine_each(make_world, read, ids, scrape):
+    world = await make_world(3, absent=1)
+    for number in range(4):
+        await read(world, f"text {number}").whole(ids(f"text {number}"))
+    metrics = world.app.metrics
+    assert scrape(metrics, "chairlift:engine_up", "engine") == {"0": 1, "1": 1, "2": 0}
+    ended = scrape(metrics, "chairlift:request_success_total", "engine", "finished_reason")
+    assert {key[0]: value for key, value in ended.items() if value} == {"0": 2, "1": 2}
+
+
+def test_names_are_looked_up_and_numbers_are_not():
+    assert name_and_port("dns:engine:50052") == ("engine", 50052)
+    assert name_and_port("engine.:50052") == ("engine.", 50052)
+    assert name_and_port("dns:localhost:1") == ("localhost", 1)
+    for address in ("127.0.0.1:50052", "[::1]:50052", "localhost:50052", "unix:/run/engine.sock"):
+        assert name_and_port(address) is None
+
+
+def test_name_server_that_is_silent_holds_up_no_exit(monkeypatch):
+    asked, answers = threading.Event(), threading.Event()
+
+    def wait(name, port):
+        asked.set()
+        answers.wait()
+        return set()
+
+    async def run():
+        lookup = resolver.Resolver("engines", 1, lambda addresses: None, lambda: True)
+        lookup.start()
+        await asyncio.to_thread(asked.wait)
+        await lookup.stop()
+
+    monkeypatch.setattr(resolver, "_hosts_of", wait)
+    at_last = threading.Timer(10, answers.set)
+    at_last.start()
+    asyncio.run(run())
+    was_held_up = answers.is_set()
+    at_last.cancel()
+    answers.set()
+    assert not was_held_up
+
+
+class Names:
+    """A name server for one name."""
+
+    def __init__(self):
+        self.hosts = []
+        self.flaps = []  # answers that come before that one
+        self.num_asked = 0
+
+    def look_up(self, host, port):
+        assert host == "engines"
+        self.num_asked += 1
+        hosts = self.flaps.pop(0) if self.flaps else self.hosts
+        if not hosts:
+            raise OSError("no such name")
+        return set(hosts)
+
+
+@pytest.fixture
+async def names(monkeypatch):
+    names = Names()
+    monkeypatch.setattr(resolver, "_hosts_of", names.look_up)
+    monkeypatch.setattr(resolver, "_EVERY_S", 0.01)
+    monkeypatch.setattr(resolver, "_EVERY_WHILE_NONE_S", 0.01)
+    return names
+
+
+async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read, ids, names, caplog, scrape):
+    """Three addresses of this machine with one port; the last one refuses, as that of a container that only waits."""
+    first = FakeEngine(address="127.0.0.1:0")
+    port = (await first.start()).rpartition(":")[2]
+    second = FakeEngine(address=f"127.0.0.2:{port}")
+    await second.start()
+    caplog.set_level(logging.INFO)
+    world = await make_world(0, engine=(f"dns:engines:{port}",))
+    assert world.app.engines._clients == {}
+    names.hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    await world.until_usable(2)
+    for number in range(4):
+        await read(world, f"text {number}").whole(ids(f"text {number}"))
+    assert (len(first.submissions), len(second.submissions)) == (2, 2)
+    await world.until(lambda: len(world.app.engines._clients) == 3)
+    assert not [record for record in caplog.records if "no engine at" in record.message]
+
+    second.pause()
+    held = [read(world, "held"), read(world, "held")]  # one for each
+    await second.wait_for(lambda: second.num_open == 1)
+    names.hosts = ["127.0.0.1"]
+    await world.until_usable(1)
+    assert second.num_sessions == 1  # it has something to do for us
+    assert f"127.0.0.3:{port}" not in world.app.engines._clients
+    second.resume()
+    for reading in held:
+        await reading.whole(ids("held"))
+    await second.wait_for(lambda: second.num_sessions == 0)
+    assert scrape(world.app.metrics, "chairlift:engine_up", "engine") == {"0": 1}
+
+    vanished = f"engine 127.0.0.2:{port} is no longer named: let go"
+    assert caplog.messages.count(vanished) == 1
+    names.flaps = [
+        ["127.0.0.1", "127.0.0.2"],
+        ["127.0.0.1"],
+        ["127.0.0.1"],
+    ] * 4  # three chances
+    await world.until(lambda: not names.flaps and f"127.0.0.2:{port}" not in world.app.engines._clients)
+    assert caplog.messages.count(vanished) == 2
+
+    names.hosts = []  # the name server is gone, the engine is not
+    asked = names.num_asked
+    await world.until(lambda: names.num_asked > asked + 2)
+    await read(world, "abc").whole(ids("abc"))
+    names.hosts = ["127.0.0.1", "127.0.0.2"]
+    await world.until_usable(2)
+    assert set(scrape(world.app.metrics, "chairlift:engine_up", "engine")) == {"0", "1"}
+    for engine in (first, second):
+        await engine.wait_for(lambda engine=engine: engine.num_open == 0)
+    await world.app.stop()
+    await first.kill()
+    await second.kill()

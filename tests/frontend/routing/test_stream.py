@@ -1,0 +1,229 @@
+import asyncio
+
+import pytest
+
+from frontend.errors import EngineFault, EngineUnavailable
+from frontend.routing.logprobs import LogprobBatch
+from frontend.routing.stream import CancelReason, EndReason, RequestEnd, RequestStream
+
+
+class Owner:
+    def __init__(self):
+        self.grants = []
+        self.cancels = []
+
+    def grant(self, handle, num_tokens):
+        self.grants.append((handle, num_tokens))
+
+    def cancel(self, handle, reason):
+        self.cancels.append((handle, reason))
+
+
+def make_stream(owner=None, *, window=8, max_tokens=1000, coalesce=True):
+    stream = RequestStream(window=window, max_tokens=max_tokens, coalesce=coalesce)
+    assert stream.bind(3, owner or Owner()) == window
+    return stream
+
+
+def end(num_output_tokens):
+    return RequestEnd(EndReason.END_TOKEN, 9, 1, 0, num_output_tokens)
+
+
+async def test_everything_buffered_is_taken_at_once():
+    stream = make_stream()
+    stream.push(0, [1], None)
+    stream.push(1, [2, 3], None)
+    batch = await stream.take()
+    assert (batch.first_index, batch.token_ids, batch.end) == (0, [1, 2, 3], None)
+    stream.push(3, [4], None)
+    stream.finish(end(4))
+    batch = await stream.take()
+    assert (batch.first_index, batch.token_ids, batch.end) == (3, [4], end(4))
+
+
+async def test_without_coalescing_every_token_is_taken_by_itself():
+    owner = Owner()
+    stream = make_stream(owner, window=4, coalesce=False)
+    stream.push(0, [1, 2], LogprobBatch(1, [-0.1, -0.2], [5, 6], [-1.0, -2.0]))
+    stream.push(2, [3], LogprobBatch(1, [-0.3], [7], [-3.0]))
+    stream.finish(end(3))
+    batches = [await stream.take() for _ in range(3)]
+    assert [(batch.first_index, batch.token_ids, batch.end) for batch in batches] == [
+        (0, [1], None),
+        (1, [2], None),
+        (2, [3], end(3)),
+    ]
+    assert [(batch.logprobs.chosen, batch.logprobs.top_ids) for batch in batches] == [
+        ([-0.1], [5]),
+        ([-0.2], [6]),
+        ([-0.3], [7]),
+    ]
+
+
+async def test_without_coalescing_credit_comes_back_token_by_token():
+    owner = Owner()
+    stream = make_stream(owner, window=4, coalesce=False)
+    stream.push(0, [1, 2, 3, 4], None)
+    for _ in range(4):
+        await stream.take()
+    assert owner.grants == [(3, 2)]
+
+
+async def test_reader_waits_for_tokens():
+    stream = make_stream()
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert not reader.done()
+    stream.push(0, [1], None)
+    assert (await reader).token_ids == [1]
+
+
+async def test_cancelled_reader_leaves_the_stream_usable():
+    stream = make_stream()
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    stream.push(0, [1], None)
+    assert (await stream.take()).token_ids == [1]
+
+
+async def test_known_tokens_are_dropped():
+    stream = make_stream()
+    stream.push(0, [1, 2], None)
+    stream.push(0, [1, 2], None)
+    stream.push(1, [2, 3], LogprobBatch(1, [-1.0, -2.0], [7, 8], [-3.0, -4.0]))
+    batch = await stream.take()
+    assert batch.token_ids == [1, 2, 3]
+    assert batch.logprobs == LogprobBatch(1, [-2.0], [8], [-4.0])
+
+
+def test_missing_tokens_are_a_fault():
+    stream = make_stream()
+    stream.push(0, [1], None)
+    with pytest.raises(EngineFault, match="output token 2 when 1 was next"):
+        stream.push(2, [3], None)
+
+
+def test_end_that_counts_otherwise_is_a_fault():
+    stream = make_stream()
+    stream.push(0, [1], None)
+    with pytest.raises(EngineFault, match="counts 2 output tokens, 1 arrived"):
+        stream.finish(end(2))
+
+
+async def test_continuation_starts_where_the_engine_before_was_lost():
+    first, second = Owner(), Owner()
+    stream = make_stream(first)
+    stream.push(0, [5, 6, 7], None)
+    stream.leave(second, was_taken=True)
+    assert (stream.handle, stream.epoch, list(stream.output_ids)) == (0, 1, [5, 6, 7])
+    assert stream.bind(4, second) == 5  # what is left of the window
+    stream.push(3, [8], None)
+    batch = await stream.take()
+    assert (batch.first_index, batch.token_ids) == (0, [5, 6, 7, 8])
+    stream.close(CancelReason.CLIENT)
+    assert (first.cancels, second.cancels) == ([], [(4, CancelReason.CLIENT)])
+
+
+async def test_credit_that_comes_back_between_two_engines_goes_to_the_next():
+    owner = Owner()
+    stream = make_stream(owner, window=4)
+    stream.push(0, [1, 2, 3, 4], None)
+    stream.leave(Owner(), was_taken=True)
+    await stream.take()
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert stream.bind(1, owner) == 4
+    assert owner.grants == []
+    reader.cancel()
+
+
+def test_stream_without_credit_gets_one_token_because_none_would_mean_any_number():
+    owner = Owner()
+    stream = make_stream(owner, window=2)
+    stream.push(0, [1, 2], None)
+    stream.leave(Owner(), was_taken=True)
+    assert stream.bind(1, owner) == 1
+
+
+async def test_failure_comes_before_what_is_buffered():
+    stream = make_stream()
+    stream.push(0, [1], None)
+    stream.fail(EngineUnavailable("gone"))
+    with pytest.raises(EngineUnavailable):
+        await stream.take()
+
+
+async def test_failure_wakes_the_reader():
+    stream = make_stream()
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    stream.fail(EngineUnavailable("gone"))
+    with pytest.raises(EngineUnavailable):
+        await reader
+
+
+async def test_credit_goes_back_half_a_window_at_a_time_and_only_when_written():
+    owner = Owner()
+    stream = make_stream(owner, window=8)
+    stream.push(0, [1] * 8, None)
+    await stream.take()
+    assert owner.grants == []  # taken, not yet known to be written
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert owner.grants == [(3, 8)]
+    stream.push(8, [1] * 3, None)
+    await reader
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert owner.grants == [(3, 8)]  # 3 of 8: not worth a message
+    stream.push(11, [1], None)
+    await reader
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert owner.grants == [(3, 8), (3, 4)]
+    reader.cancel()
+
+
+async def test_no_credit_beyond_max_tokens():
+    owner = Owner()
+    stream = make_stream(owner, window=8, max_tokens=8)
+    stream.push(0, [1] * 7, None)
+    await stream.take()
+    reader = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert owner.grants == []
+    reader.cancel()
+
+
+def test_close_cancels_once_and_drops_what_comes_late():
+    owner = Owner()
+    stream = make_stream(owner)
+    stream.close(CancelReason.STOP_TEXT)
+    stream.close(CancelReason.CLIENT)
+    stream.push(7, [1], None)
+    stream.finish(end(99))
+    stream.fail(EngineUnavailable("gone"))
+    assert owner.cancels == [(3, CancelReason.STOP_TEXT)]
+
+
+@pytest.mark.parametrize("how", ["finish", "fail"])
+def test_close_after_the_end_cancels_nothing(how):
+    owner = Owner()
+    stream = make_stream(owner)
+    if how == "finish":
+        stream.finish(end(0))
+    else:
+        stream.fail(EngineUnavailable("gone"))
+    stream.close(CancelReason.CLIENT)
+    assert owner.cancels == []
+
+
+def test_first_token_is_told_once():
+    stream, told = make_stream(), []
+    stream.on_first_token = lambda: told.append(1)
+    stream.push(0, [1], None)
+    stream.push(1, [1], None)
+    assert told == [1]
+    assert stream.first_token_at_s is not None
