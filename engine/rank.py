@@ -28,8 +28,9 @@ from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cach
 from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import CudaStream
 from engine.startup import Startup
+from kernels.families import cpu_ops, reference_ops
 from kernels.gpu.targets import UnsupportedTargetError
-from kernels.ops import KernelOps, cpu_ops, reference_ops
+from kernels.interface import KernelOps
 
 if TYPE_CHECKING:
     from kernels.cpu.ops import CpuOps

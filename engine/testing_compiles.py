@@ -36,8 +36,8 @@ from kernels.gpu.ops import GpuOps
 from kernels.gpu.stand_in_driver import use_stand_in
 from kernels.gpu.targets import TARGETS, Target
 from kernels.gpu.testing_graphs import StandInGraphs
+from kernels.interface import Step
 from kernels.metadata import StepInputs
-from kernels.ops import Step
 
 _META = torch.device("meta")
 _MAX_NUM_SEQS = 21

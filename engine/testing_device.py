@@ -23,8 +23,8 @@ from engine.runner.model_runner import StepInFlight, TorchModelRunner
 from engine.testing import FakeModel, OracleViolation
 from engine.testing_stream import POISON
 from kernels.gpu.decode_graphs import decode_inputs
+from kernels.interface import KVCache, Step
 from kernels.metadata import StepInputs
-from kernels.ops import KVCache, Step
 from kernels.reference.ops import ReferenceOps
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from kernels.interface import KernelOps, KVCache
 from kernels.metadata import AttentionMetadata
-from kernels.ops import KernelOps, KVCache
 from kernels.sampling import SamplingBatch, TokenMasks
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {

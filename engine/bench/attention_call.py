@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.bench.shapes import Shape
+from kernels.families import cpu_ops
+from kernels.interface import KernelOps, KVCache, Step
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.ops import KernelOps, KVCache, Step, cpu_ops
 from kernels.testing import make_metadata
 
 _BLOCK_SIZE = 16

@@ -24,7 +24,7 @@ from engine.bench.report import Result
 from engine.bench.shapes import SHAPES
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
-from kernels.ops import Quantization
+from kernels.interface import Quantization
 
 _ROWS = (1, 8, 32, 64, 512)
 _BYTES = 256 * 2**20

@@ -13,7 +13,8 @@ import torch
 
 from engine.machine import available_memory_bytes, usable_cpus
 from kernels.cpu.threads import set_num_threads
-from kernels.ops import Quantization, cpu_ops
+from kernels.families import cpu_ops
+from kernels.interface import Quantization
 
 _FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 _DISTRIBUTIONS = ("torch", "numba", "numpy", "grpcio", "transformers")

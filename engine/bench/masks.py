@@ -35,7 +35,7 @@ from engine.interfaces import execute
 from engine.runner.row_masks import MaskedRow, RowMasks, accept
 from engine.runner.stream import InlineStream
 from engine.serving import EngineParts
-from kernels.ops import cpu_ops
+from kernels.families import cpu_ops
 from kernels.sampling import SamplingBatch, TokenMasks
 
 _NUM_ROWS, _NUM_STRUCTURED = 64, 32

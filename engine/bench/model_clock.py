@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 
 from kernels.cpu.ops import CpuOps
+from kernels.interface import Step
 from kernels.metadata import StepInputs
-from kernels.ops import Step
 
 
 class ModelClock:

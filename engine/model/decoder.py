@@ -10,8 +10,8 @@ from engine.model.decoder_layer import DecoderLayer, DecoderTraits
 from engine.model.rope import rotary_tables
 from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
+from kernels.interface import KernelOps, KVCache, LinearWeights
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.ops import KernelOps, KVCache, LinearWeights
 
 
 class Decoder:

@@ -9,8 +9,8 @@ from engine.model.config import ModelConfig
 from engine.model.linear import Linear
 from engine.model.sharding import Sharding
 from engine.parallel.group import ParallelGroup
+from kernels.interface import KernelOps, KVCache, LinearInput
 from kernels.metadata import AttentionMetadata
-from kernels.ops import KernelOps, KVCache, LinearInput
 
 
 @dataclass(frozen=True, slots=True)

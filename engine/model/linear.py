@@ -5,7 +5,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.model.checkpoint_part import CheckpointPart, Span
 from engine.model.fp8 import FP8_DTYPE, Fp8Weights
-from kernels.ops import KernelOps, LinearInput, LinearWeights
+from kernels.interface import KernelOps, LinearInput, LinearWeights
 
 
 class Linear:

@@ -14,7 +14,8 @@ from engine.model.fp8 import FP8_DTYPE
 from engine.model.registry import decoder_traits
 from engine.model.weights import Progress, check_weights, load_weights
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
-from kernels.ops import KernelOps, reference_ops
+from kernels.families import reference_ops
+from kernels.interface import KernelOps
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 

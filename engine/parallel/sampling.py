@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from engine.parallel.group import ParallelGroup
-from kernels.ops import KernelOps
+from kernels.interface import KernelOps
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
 
 

@@ -6,7 +6,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from kernels.ops import KernelOps, KVCache
+from kernels.interface import KernelOps, KVCache
 
 
 @dataclass(frozen=True, slots=True)

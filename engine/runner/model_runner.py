@@ -19,8 +19,8 @@ from engine.runner.row_masks import MaskedRow, RowMasks, accept, are_known
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
 from engine.runner.stream import Event, InlineStream, Stream
+from kernels.interface import KernelOps, KVCache
 from kernels.metadata import StepInputs
-from kernels.ops import KernelOps, KVCache
 from kernels.sampling import TokenMasks
 
 

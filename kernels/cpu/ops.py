@@ -19,15 +19,15 @@ from kernels.cpu.recording import Recording
 from kernels.cpu.rotate_and_store import emit_rotate_and_store
 from kernels.cpu.sample import compile_sampler, sample
 from kernels.cpu.worker_pool import Program, WorkerPool
+from kernels.interface import Quantization, Step
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.ops import Quantization, Step
 from kernels.sampling import SampledTokens, SamplingBatch
 
 _T = TypeVar("_T")
 
 
 class CpuOps:
-    """Contracts are those of `kernels.ops.KernelOps`. One thread may use it at a time."""
+    """Contracts are those of `kernels.interface.KernelOps`. One thread may use it at a time."""
 
     name = "cpu"
 

@@ -67,7 +67,7 @@ def emit_paged_attention(
     scale: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """See `kernels.ops.KernelOps.paged_attention`.
+    """See `kernels.interface.KernelOps.paged_attention`.
 
     Raises: ValueError: not fp32, shapes disagree, or heads that are not contiguous.
     """

@@ -38,7 +38,7 @@ def emit_rotate_and_store(
     head_norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
 ) -> torch.Tensor:
-    """See `kernels.ops.KernelOps.rotate_and_store`.
+    """See `kernels.interface.KernelOps.rotate_and_store`.
 
     Raises: ValueError: not fp32, or shapes disagree.
     """

@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 
 from kernels.gpu.progress import Progress, no_progress
+from kernels.interface import Step
 from kernels.metadata import StepInputs
-from kernels.ops import Step
 
 
 class DecodeGraphs:

@@ -1,4 +1,4 @@
-"""`KernelOps` in Triton, matrix products by the vendor's library; contracts are those of `kernels.ops.KernelOps`."""
+"""`KernelOps` in Triton; matrix products by the vendor's library."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,8 @@ from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.sample import sample
 from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.targets import Target
+from kernels.interface import Step
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.ops import Step
 from kernels.sampling import SampledTokens, SamplingBatch
 
 

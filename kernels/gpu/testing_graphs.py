@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from kernels.interface import Step
 from kernels.metadata import StepInputs
-from kernels.ops import Step
 
 
 class StandInGraph:

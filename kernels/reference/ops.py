@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.interface import Step
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.ops import Step
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rotate_and_store import rotate_and_store
@@ -18,7 +18,7 @@ Cache = tuple[torch.Tensor, torch.Tensor]
 
 
 class ReferenceOps:
-    """The operations that need no trust; contracts are those of `kernels.ops.KernelOps`.
+    """The operations that need no trust; contracts are those of `kernels.interface.KernelOps`.
 
     A cache is keys and values, each [num_blocks, block_size, num_kv_heads, head_dim].
     """

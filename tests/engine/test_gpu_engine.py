@@ -22,8 +22,8 @@ from engine.startup import Startup
 from engine.testing_stream import LateStream
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
+from kernels.interface import Step
 from kernels.metadata import StepInputs
-from kernels.ops import Step
 
 if torch.cuda.is_available():
     pytest.skip("a real GPU is there: make gpu-check", allow_module_level=True)

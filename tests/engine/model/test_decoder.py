@@ -16,8 +16,8 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
 from engine.model.registry import decoder_traits
+from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
-from kernels.ops import cpu_ops, reference_ops
 from kernels.testing import poison_cache
 
 TOLERANCE = 2e-5

@@ -13,7 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.fp8 import FP8_DTYPE
 from engine.model.loader import load_model, weights_bytes
-from kernels.ops import cpu_ops, reference_ops
+from kernels.families import cpu_ops, reference_ops
 
 FILE = "model.safetensors"
 PROJECTION = "model.layers.1.self_attn.k_proj"

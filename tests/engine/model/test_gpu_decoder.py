@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.model.config import ModelConfig
 from engine.model.loader import load_model
+from kernels.families import reference_ops
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.quantize import QuantizedRows
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.ops import reference_ops
 from kernels.testing import cache_tensors, poison_cache
 
 TOLERANCE = 2e-5

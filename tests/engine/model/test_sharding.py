@@ -17,8 +17,8 @@ from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
 from engine.model.registry import decoder_traits
 from engine.model.sharding import Sharding
+from kernels.families import reference_ops
 from kernels.metadata import AttentionMetadata
-from kernels.ops import reference_ops
 from tests.hang import HANG_S
 
 BLOCK_SIZE = 16

@@ -13,7 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model
 from engine.model.weights import INDEX_FILE, SINGLE_FILE
-from kernels.ops import reference_ops
+from kernels.families import reference_ops
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 

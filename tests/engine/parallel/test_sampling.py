@@ -7,7 +7,7 @@ import torch
 
 from engine.parallel.group import SINGLE_RANK
 from engine.parallel.sampling import with_shared_draws
-from kernels.ops import reference_ops
+from kernels.families import reference_ops
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
 
 

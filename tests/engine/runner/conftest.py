@@ -24,7 +24,8 @@ from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import Stream
 from engine.testing import Answer, AnswerLedger
-from kernels.ops import KernelOps, cpu_ops, reference_ops
+from kernels.families import cpu_ops, reference_ops
+from kernels.interface import KernelOps
 
 NEAR_TIE = 1e-4
 

@@ -21,7 +21,7 @@ from engine.startup import Startup
 from engine.testing_invariance import LogitsRecorder, assert_same_bits, serve
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
-from kernels.ops import cpu_ops
+from kernels.families import cpu_ops
 
 MODELS = {
     "no GQA, odd sizes": (

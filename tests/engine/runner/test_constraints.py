@@ -16,7 +16,7 @@ from engine.constraints.token_bits import all_words
 from engine.core.request import FinishReason, SamplingParams
 from engine.demo import MODEL_DIR
 from engine.testing_stream import LateStream
-from kernels.ops import cpu_ops
+from kernels.families import cpu_ops
 
 SMALL, LARGE = 211, 3072  # vocabularies; the larger one is the demo model's
 END_ID = 1

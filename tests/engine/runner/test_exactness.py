@@ -7,7 +7,7 @@ import random
 import pytest
 
 from engine.core.request import SamplingParams
-from kernels.ops import cpu_ops
+from kernels.families import cpu_ops
 
 NUM_REQUESTS, NUM_OUTPUT_TOKENS = 64, 320
 # Logits of 8 times unit scale. Of 32,000 unit normal values the two largest are 0.22 apart on average, so that 4.5 in

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.families import cpu_ops
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.ops import cpu_ops
 from kernels.testing import assert_same_bits, cache_tensors, make_metadata
 
 MAX_TOKENS, MAX_REQS, MAX_LEN, BLOCK_SIZE = 140, 9, 256, 32

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.ops import cpu_ops
+from kernels.families import cpu_ops
 from kernels.testing import cache_tensors
 
 OPS = cpu_ops()

@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu.cpu_features import CpuFeatures
 from kernels.cpu.linear import Kind
-from kernels.ops import cpu_ops
+from kernels.families import cpu_ops
 from kernels.testing import assert_same_bits
 
 QUANTIZATIONS = [None, "int8"]

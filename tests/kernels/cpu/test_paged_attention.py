@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.cpu.multiply_tile import MAX_ROWS
-from kernels.ops import cpu_ops, reference_ops
+from kernels.families import cpu_ops, reference_ops
 from kernels.testing import assert_close, assert_same_bits, fill_cache, make_ragged_batch, read_cache
 
 OPS, REFERENCE = cpu_ops(), reference_ops()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.cpu.jit import exp_nonpositive
-from kernels.ops import cpu_ops, reference_ops
+from kernels.families import cpu_ops, reference_ops
 from kernels.testing import assert_close, assert_same_bits
 
 OPS, REFERENCE = cpu_ops(), reference_ops()

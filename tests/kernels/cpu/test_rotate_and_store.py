@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.ops import cpu_ops, reference_ops
+from kernels.families import cpu_ops, reference_ops
 from kernels.testing import assert_close, assert_same_bits, cache_tensors, poison_cache, read_cache
 
 OPS, REFERENCE = cpu_ops(), reference_ops()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.ops import reference_ops
+from kernels.families import reference_ops
 from kernels.reference.paged_attention import paged_attention
 from kernels.testing import assert_close, fill_cache, make_ragged_batch
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kernels.ops import reference_ops
+from kernels.families import reference_ops
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.silu_and_mul import silu_and_mul
 from kernels.testing import assert_close, assert_same_bits, poison_cache, read_cache

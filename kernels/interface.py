@@ -1,19 +1,15 @@
-"""The seam between model and kernels: one set of operations, several implementations.
+"""The interface between model and kernels: one set of operations, several families of implementations.
 
-`reference_ops()` is plain fp32 PyTorch, slow and obviously right; `cpu_ops()` is made to be fast on CPUs;
-`kernels.gpu.ops.GpuOps` is Triton's. Each is imported only when asked for.
+This module imports no family: see `kernels.families`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
-
-if TYPE_CHECKING:
-    from kernels.cpu.ops import CpuOps
 
 LinearWeights: TypeAlias = Any
 """Weights of a linear layer as `pack_linear` of the same operations returned them; nobody else looks inside."""
@@ -152,28 +148,3 @@ class KernelOps(Protocol):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits [S, vocab_size] float32, by the rules of `kernels.sampling`."""
         ...
-
-
-def reference_ops() -> KernelOps:
-    """Plain PyTorch in fp32."""
-    from kernels.reference.ops import ReferenceOps
-
-    return ReferenceOps()
-
-
-def cpu_ops(
-    *,
-    quantization: Quantization | None = None,
-    num_threads: int = 1,
-    on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
-) -> "CpuOps":
-    """Fast CPU operations; needs numba. Every kernel is compiled before it returns, or loaded from the disk.
-
-    Args:
-        quantization: of the weights of linear layers.
-        num_threads: threads that compute, the caller's included.
-        on_compiled: told how many kernels have been compiled, of how many there are; not of those loaded.
-    """
-    from kernels.cpu.ops import CpuOps
-
-    return CpuOps(quantization=quantization, num_threads=num_threads, on_compiled=on_compiled)
