@@ -17,7 +17,7 @@ _NO_SERVICE = "-chairlift.service.health_list"  # needs grpcio-health-checking, 
 # Packages each extra must import whole; "" is the distribution without extras. Names behind "-" are left out: they are
 # run with [dev].
 PROMISES = {
-    "": ["chairlift", _NO_SERVICE, "engine.core", "frontend.client"],
+    "": ["chairlift", _NO_SERVICE, "engine.core", "chairlift.client"],
     "frontend": [
         "chairlift",
         "frontend",
@@ -35,7 +35,7 @@ PROMISES = {
         "-engine.demo.train",
         "-engine.demo.evaluate",
     ],
-    "loadgen": ["chairlift", _NO_SERVICE, "frontend.client", "loadgen"],
+    "loadgen": ["chairlift", _NO_SERVICE, "chairlift.client", "loadgen"],
 }
 
 # Run inside the environment under test; argv: the promise.

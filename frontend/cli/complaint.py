@@ -2,9 +2,9 @@
 
 import grpc
 
-from frontend.client import GenerationError
-from frontend.client.connection import KEY_VARIABLE
-from frontend.client.request import DEFAULT_TARGET
+from chairlift.client import GenerationError
+from chairlift.client.connection import KEY_VARIABLE
+from chairlift.client.request import DEFAULT_TARGET
 
 
 def complaint(error: GenerationError, target: str) -> str:

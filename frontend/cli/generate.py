@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from google.protobuf.json_format import MessageToJson
 
+from chairlift.client import ChairliftClient, GenerationError, GenerationOptions, GenerationStream
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
 from frontend.cli.generate_flags import generate_parser, generation_options, prompt_text
 from frontend.cli.server_options import tls_from_arguments
-from frontend.client import ChairliftClient, GenerationError, GenerationOptions, GenerationStream
 
 
 def main(argv: Sequence[str]) -> int:

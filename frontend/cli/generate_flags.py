@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from chairlift.client import GenerationOptions
 from frontend.cli.server_options import add_server_arguments
-from frontend.client import GenerationOptions
 from frontend.config import OneLineParser
 
 _STDIN = "-"

@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from chairlift.client import ChairliftClient, GenerationError, Tls
+from chairlift.client.connection import KEY_VARIABLE
+from chairlift.client.errors import generation_error
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
 from frontend.cli.server_options import add_server_arguments, tls_from_arguments
-from frontend.client import ChairliftClient, GenerationError, Tls
-from frontend.client.connection import KEY_VARIABLE
-from frontend.client.errors import generation_error
 from frontend.config import OneLineParser
 
 _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name

@@ -5,9 +5,9 @@ import shutil
 import sys
 import time
 
-from frontend.client import AsyncChairliftClient
-from frontend.client.connection import KEY_VARIABLE
-from frontend.client.request import DEFAULT_TARGET
+from chairlift.client import AsyncChairliftClient
+from chairlift.client.connection import KEY_VARIABLE
+from chairlift.client.request import DEFAULT_TARGET
 
 _PROMPT = "Once upon a time"
 _MAX_TOKENS = 96
@@ -47,7 +47,7 @@ def next_steps(target: str, has_chat_template: bool, *, with_key: bool) -> str:
         [
             *lines,
             "from Python:",
-            "  from frontend.client import ChairliftClient",
+            "  from chairlift.client import ChairliftClient",
             f'  for chunk in ChairliftClient("{target}").stream("{_PROMPT}", max_tokens=64):',
             '      print(chunk.text, end="", flush=True)',
             "from anywhere else:",

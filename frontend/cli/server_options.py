@@ -6,9 +6,9 @@ There is no flag for the key: everybody on the machine could read it off the com
 import argparse
 import os
 
-from frontend.client import Tls
-from frontend.client.connection import KEY_VARIABLE
-from frontend.client.request import DEFAULT_TARGET
+from chairlift.client import Tls
+from chairlift.client.connection import KEY_VARIABLE
+from chairlift.client.request import DEFAULT_TARGET
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

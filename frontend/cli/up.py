@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from chairlift.client import GenerationError
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp
 from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
 from frontend.cli.proof import show_proof
-from frontend.client import GenerationError
 from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, with_source
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory

@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chairlift.client import ChairliftClient
 from engine.bench.wire.held_port import held_port
 from engine.demo import MODEL_DIR
-from frontend.client import ChairliftClient
 from tests.docs.pages import ROOT, Command, all_commands
 from tests.docs.proofs import Proof, proof_of
 from tests.hang import HANG_S, START_HANG_S

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.client import ChairliftClient, GenerationError, Tls
 from engine.bench.wire.held_port import held_port
-from frontend.client import ChairliftClient, GenerationError, Tls
 from tests.hang import START_HANG_S
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from frontend.client import ChairliftClient, Tls
+from chairlift.client import ChairliftClient, Tls
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL_TIMEOUT_S = 45

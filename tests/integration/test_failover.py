@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from chairlift.client import ChairliftClient, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client import ChairliftClient, GenerationError
 from tests.hang import HANG_S
 
 SCHEMA = {

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from chairlift.client import AsyncChairliftClient
 from frontend.app import FrontendApp
-from frontend.client import AsyncChairliftClient
 from frontend.config import FrontendConfig
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol
 import grpc
 import pytest
 
+from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.demo.prompts import HeldOutPrompt, PromptKind, heldout_prompts
-from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
 from tests.hang import HANG_S
 
 NEAR_TIE = 1e-4

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import pytest
 
-from frontend.client import ChairliftClient
+from chairlift.client import ChairliftClient
 
 TOLERANCE = 2e-3  # fp32 sums in another order
 STORY = "Once upon a time there was a small fox who lived in the wood. " * 8

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import pytest
 
-from frontend.client import ChairliftClient
+from chairlift.client import ChairliftClient
 
 PROMPT = "Once upon a time there was a brave fox who lived at the edge of a great dark forest. " * 2
 OPTIONS = {"temperature": 1.0, "max_tokens": 40, "return_token_ids": True}

@@ -16,9 +16,9 @@ import openai
 import pydantic
 import pytest
 
+from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.constraints import grammar as engine_grammar
-from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
 from frontend.structured import trial
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "json_schemas.json").read_text())

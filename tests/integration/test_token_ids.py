@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from frontend.client import ChairliftClient, GenerationError
+from chairlift.client import ChairliftClient, GenerationError
 
 CONFIG = """{
   "architectures": ["LlamaForCausalLM"], "vocab_size": 211, "hidden_size": 64, "intermediate_size": 112,

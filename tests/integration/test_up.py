@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frontend.client import ChairliftClient, GenerationError
+from chairlift.client import ChairliftClient, GenerationError
 from tests.docs.pages import blocks
 from tests.hang import HANG_S
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from chairlift.client import ChairliftClient, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client import ChairliftClient, GenerationError
 
 ROOT = Path(__file__).resolve().parents[3]
 # What a start may take on two busy cores: the first one compiles the CPU kernels.

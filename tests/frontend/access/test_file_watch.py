@@ -8,10 +8,10 @@ import aiohttp
 import grpc
 import pytest
 
+from chairlift.client import AsyncChairliftClient, GenerationError, Tls
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.access import file_watch
 from frontend.access.file_watch import FileWatch
-from frontend.client import AsyncChairliftClient, GenerationError, Tls
 from frontend.errors import ConfigError
 
 

@@ -8,10 +8,10 @@ import aiohttp
 import grpc
 import pytest
 
+from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError, Tls
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
-from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError, Tls
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 

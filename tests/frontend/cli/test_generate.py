@@ -12,13 +12,13 @@ import sys
 import grpc
 import pytest
 
+from chairlift.client import GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli import generate
 from frontend.cli.complaint import complaint
 from frontend.cli.generate_flags import generate_parser, generation_options
 from frontend.cli.main import main
-from frontend.client import GenerationError
 
 
 def run(*argv):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.client import ChairliftClient, GenerationError
+from chairlift.client import ChairliftClient, GenerationError
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 RUN_UP = """\

@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
+from chairlift.client import AsyncChairliftClient, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client import AsyncChairliftClient, GenerationError
 
 
 @pytest.fixture

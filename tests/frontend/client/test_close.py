@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
+from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
 
 ENDLESS = {"ignore_end_token": True, "max_tokens": 4000}
 SYNC_CALLS = {

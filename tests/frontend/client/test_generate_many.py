@@ -6,8 +6,8 @@ import builtins
 import grpc
 import pytest
 
+from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend.client import AsyncChairliftClient, ChairliftClient, GenerationError
 from frontend.testing.fake_engine import rejection
 
 

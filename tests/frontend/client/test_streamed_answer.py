@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from chairlift.client import AsyncChairliftClient, ChairliftClient
+from chairlift.client.streamed_answer import StreamedAnswer
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client import AsyncChairliftClient, ChairliftClient
-from frontend.client.streamed_answer import StreamedAnswer
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine
 

@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
+from chairlift.client import ChairliftClient, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client import ChairliftClient, GenerationError
 
 ENDLESS = {"ignore_end_token": True, "max_tokens": 4000}
 

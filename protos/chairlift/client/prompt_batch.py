@@ -9,9 +9,9 @@ import heapq
 import random
 from collections.abc import Iterable, Sequence
 
+from chairlift.client.errors import GenerationError
+from chairlift.client.request import PROMPT_FORMS, ChatTurns, GenerationOptions, generation_spec
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client.errors import GenerationError
-from frontend.client.request import PROMPT_FORMS, ChatTurns, GenerationOptions, generation_spec
 
 Prompt = str | Sequence[int] | ChatTurns
 """Text, token ids, or the turns of a conversation."""

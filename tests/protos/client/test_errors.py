@@ -5,7 +5,7 @@ import pytest
 from google.protobuf.any_pb2 import Any
 from google.rpc import error_details_pb2, status_pb2
 
-from frontend.client.errors import FieldViolation, generation_error
+from chairlift.client.errors import FieldViolation, generation_error
 
 
 class FailedCall(grpc.RpcError):

@@ -9,13 +9,11 @@ from typing import Any, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 import grpc
 
-from chairlift.v1 import generation_service_pb2 as pb
-from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from frontend.client.connection import Tls, key_metadata
-from frontend.client.errors import GenerationError, closed_error, generation_error
-from frontend.client.progress import Progress
-from frontend.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
-from frontend.client.request import (
+from chairlift.client.connection import Tls, key_metadata
+from chairlift.client.errors import GenerationError, closed_error, generation_error
+from chairlift.client.progress import Progress
+from chairlift.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
+from chairlift.client.request import (
     CHANNEL_OPTIONS,
     DEFAULT_TARGET,
     ChatTurns,
@@ -23,7 +21,9 @@ from frontend.client.request import (
     count_request,
     generation_spec,
 )
-from frontend.client.streamed_answer import StreamedAnswer
+from chairlift.client.streamed_answer import StreamedAnswer
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 
 Response = TypeVar("Response")
 

@@ -5,9 +5,9 @@ import random
 import grpc
 import pytest
 
+from chairlift.client.errors import GenerationError
+from chairlift.client.prompt_batch import PromptBatch
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client.errors import GenerationError
-from frontend.client.prompt_batch import PromptBatch
 
 
 def batch_of(num_prompts, *, max_in_flight=2, return_errors=False):

@@ -6,8 +6,8 @@ import re
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from chairlift.client.request import GenerationOptions, count_request, generation_spec
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.client.request import GenerationOptions, count_request, generation_spec
 
 
 def test_only_what_is_given_is_set():
