@@ -2,7 +2,7 @@
 
 import grpc
 
-from chairlift.client import GenerationError
+from chairlift import GenerationError
 from chairlift.client.connection import KEY_VARIABLE
 from chairlift.client.request import DEFAULT_TARGET
 

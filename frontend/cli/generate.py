@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from google.protobuf.json_format import MessageToJson
 
-from chairlift.client import ChairliftClient, GenerationError, GenerationOptions, GenerationStream
+from chairlift import Client, GenerationError, GenerationOptions, GenerationStream
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
 from frontend.cli.generate_flags import generate_parser, generation_options, prompt_text
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         text = prompt_text(arguments)
         options = generation_options(arguments, text)
-        with ChairliftClient(arguments.target, tls=tls) as client:
+        with Client(arguments.target, tls=tls) as client:
             as_whole = arguments.json or arguments.num_answers not in (None, 1)
             print_answer = _print_whole if as_whole else _print_stream
             endings = print_answer(client, arguments, text, options)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_stream(
-    client: ChairliftClient, arguments: argparse.Namespace, text: str, options: GenerationOptions
+    client: Client, arguments: argparse.Namespace, text: str, options: GenerationOptions
 ) -> list[pb.Finished]:
     prompt = None if arguments.chat else text
     last_text = ""
@@ -79,7 +79,7 @@ def _texts(stream: GenerationStream) -> Iterator[str]:
 
 
 def _print_whole(
-    client: ChairliftClient, arguments: argparse.Namespace, text: str, options: GenerationOptions
+    client: Client, arguments: argparse.Namespace, text: str, options: GenerationOptions
 ) -> list[pb.Finished]:
     prompt = None if arguments.chat else text
     response = client.generate(prompt, timeout_s=arguments.timeout, **options)

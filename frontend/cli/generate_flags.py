@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from chairlift.client import GenerationOptions
+from chairlift import GenerationOptions
 from frontend.cli.server_options import add_server_arguments
 from frontend.config import OneLineParser
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from chairlift.client import ChairliftClient, GenerationError, Tls
+from chairlift import Client, GenerationError, Tls
 from chairlift.client.connection import KEY_VARIABLE
 from chairlift.client.errors import generation_error
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         if not _takes_requests(arguments.target, tls, arguments.timeout):
             print("NOT_SERVING")
             return 1
-        with ChairliftClient(arguments.target, tls=tls) as client:
+        with Client(arguments.target, tls=tls) as client:
             model = client.get_model(timeout_s=arguments.timeout)
     except ValueError as error:
         parser.error(str(error))

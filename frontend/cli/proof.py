@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 
-from chairlift.client import AsyncChairliftClient
+from chairlift import AsyncClient
 from chairlift.client.connection import KEY_VARIABLE
 from chairlift.client.request import DEFAULT_TARGET
 
@@ -19,7 +19,7 @@ async def show_proof(target: str, api_key: str | None) -> None:
     Raises:
         GenerationError: the completion failed.
     """
-    async with AsyncChairliftClient(target, api_key=api_key) as client:
+    async with AsyncClient(target, api_key=api_key) as client:
         model = await client.get_model()
         print(f"\nOne completion, as proof. The prompt: {_PROMPT}\n")
         num_tokens = 0
@@ -47,8 +47,8 @@ def next_steps(target: str, has_chat_template: bool, *, with_key: bool) -> str:
         [
             *lines,
             "from Python:",
-            "  from chairlift.client import ChairliftClient",
-            f'  for chunk in ChairliftClient("{target}").stream("{_PROMPT}", max_tokens=64):',
+            "  from chairlift import Client",
+            f'  for chunk in Client("{target}").stream("{_PROMPT}", max_tokens=64):',
             '      print(chunk.text, end="", flush=True)',
             "from anywhere else:",
             f"  grpcurl -plaintext{header} -d '{request}' {target} chairlift.v1.GenerationService/StreamGenerate",

@@ -6,7 +6,7 @@ There is no flag for the key: everybody on the machine could read it off the com
 import argparse
 import os
 
-from chairlift.client import Tls
+from chairlift import Tls
 from chairlift.client.connection import KEY_VARIABLE
 from chairlift.client.request import DEFAULT_TARGET
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from chairlift.client import GenerationError
+from chairlift import GenerationError
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp
 from frontend.cli.complaint import complaint

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chairlift.client import ChairliftClient
+from chairlift import Client
 from engine.bench.wire.held_port import held_port
 from engine.demo import MODEL_DIR
 from tests.docs.pages import ROOT, Command, all_commands
@@ -102,7 +102,7 @@ class Reader:
         for old, new in {**self.ports, **(ports or {})}.items():
             text = re.sub(rf"(?<=[: ]){old}\b", new, text)
         text = text.replace("/path/to/checkpoint", str(MODEL_DIR)).replace("example.org:", "localhost:")
-        return text.replace("ChairliftClient()", f'ChairliftClient("{self.target}")')
+        return text.replace("Client()", f'Client("{self.target}")')
 
     @property
     def target(self) -> str:
@@ -226,5 +226,5 @@ def write_traces(folder: Path) -> None:
 
 def is_served(target: str) -> bool:
     """Whether a frontend there writes what it is asked for."""
-    with ChairliftClient(target) as client:
+    with Client(target) as client:
         return bool(client.generate("Once upon a time", max_tokens=4, timeout_s=HANG_S).text)

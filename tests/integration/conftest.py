@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.client import ChairliftClient, GenerationError, Tls
+from chairlift import Client, GenerationError, Tls
 from engine.bench.wire.held_port import held_port
 from tests.hang import START_HANG_S
 
@@ -74,7 +74,7 @@ def wait_until_served(target: str, processes: Processes, *, api_key: str | None 
     Raises: AssertionError: a process has ended, or it takes too long; with what they printed.
     """
     deadline = time.monotonic() + START_HANG_S
-    with ChairliftClient(target, api_key=api_key, tls=tls) as client:
+    with Client(target, api_key=api_key, tls=tls) as client:
         while True:
             with contextlib.suppress(GenerationError):
                 client.get_model(timeout_s=1.0)

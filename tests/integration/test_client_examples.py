@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from chairlift.client import ChairliftClient, Tls
+from chairlift import Client, Tls
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL_TIMEOUT_S = 45
@@ -66,7 +66,7 @@ def doors(
 
 def check(command: list[str], folder: Path, doors: list[Door]) -> None:
     """Runs an example at each door and compares what it prints, line by line, and the text that it streamed."""
-    with ChairliftClient(doors[0].target) as client:
+    with Client(doors[0].target) as client:
         answer = client.generate("Once upon a time", temperature=0.8, seed=7, max_tokens=32)
     for door in doors:
         done = subprocess.run(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from chairlift.client import ChairliftClient, GenerationError
+from chairlift import Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.hang import HANG_S
 
@@ -44,7 +44,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-def answer(client: ChairliftClient, name: str, on_chunk: Callable[[int], None]) -> tuple[list[int], str, pb.Finished]:
+def answer(client: Client, name: str, on_chunk: Callable[[int], None]) -> tuple[list[int], str, pb.Finished]:
     """One whole stream; checks that no index is missing or twice."""
     token_ids: list[int] = []
     text = ""
@@ -66,7 +66,7 @@ def play(target: str, on_chunk: Callable[[int], None]) -> dict[str, tuple[list[i
 
     def run(name: str) -> None:
         try:
-            with ChairliftClient(target) as client:
+            with Client(target) as client:
                 answers[name] = answer(client, name, on_chunk)
         except BaseException as error:
             errors.append(error)
@@ -185,7 +185,7 @@ def test_alone_the_engine_is_restarted_and_the_stream_goes_on(
         moved = [name for name, (_, _, finished) in answers.items() if finished.timing.moved.ToMicroseconds()]
         (num_lost,) = re.findall(r"lost (\d+) open request", processes.log(process))
         assert len(moved) == int(num_lost) > 0  # a short answer may have ended before its client had 20 tokens
-        with ChairliftClient(target) as client:
+        with Client(target) as client:
             try:
                 assert client.generate("Once upon a time", max_tokens=4).finished.usage.num_output_tokens > 0
             except GenerationError as error:

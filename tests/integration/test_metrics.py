@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chairlift.client import AsyncChairliftClient
+from chairlift import AsyncClient
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 
@@ -34,7 +34,7 @@ def values(app: FrontendApp) -> dict[str, float]:
 
 async def test_metrics_say_what_the_clients_were_told(app: FrontendApp) -> None:
     prompt = "Once upon a time there was a fox who lived at the edge of a wood. " * 4
-    async with AsyncChairliftClient(f"127.0.0.1:{app.port}") as client:
+    async with AsyncClient(f"127.0.0.1:{app.port}") as client:
         first = await client.generate(prompt, max_tokens=4, timeout_s=60)
         others = await asyncio.gather(*(client.generate(prompt, max_tokens=20, timeout_s=60) for _ in range(8)))
     async with asyncio.timeout(10):

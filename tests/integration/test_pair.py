@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import grpc
 import pytest
 
-from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
+from chairlift import AsyncClient, Client, GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.v1 import generation_service_pb2 as pb
@@ -41,7 +41,7 @@ def prompt_arguments(prompt: HeldOutPrompt) -> dict[str, object]:
     return {"text": prompt.text}
 
 
-async def answer(client: AsyncChairliftClient, prompt: HeldOutPrompt, **options: object) -> Answer:
+async def answer(client: AsyncClient, prompt: HeldOutPrompt, **options: object) -> Answer:
     text, token_ids, gaps = "", [], []
     stream = client.stream(**prompt_arguments(prompt), return_token_ids=True, top_logprobs=2, timeout_s=100, **options)
     async for chunk in stream:
@@ -59,7 +59,7 @@ async def answer(client: AsyncChairliftClient, prompt: HeldOutPrompt, **options:
 @pytest.mark.slow
 async def test_64_prompts_at_once_each_equal_to_its_solo_run(pair: Pair, temperature: float) -> None:
     prompts = heldout_prompts(64)
-    async with AsyncChairliftClient(pair.target) as client:
+    async with AsyncClient(pair.target) as client:
 
         async def run(index: int) -> Answer:
             return await answer(client, prompts[index], temperature=temperature, seed=index, max_tokens=96)
@@ -82,7 +82,7 @@ async def test_64_prompts_at_once_each_equal_to_its_solo_run(pair: Pair, tempera
 
 
 def test_text_ids_and_chat_agree(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         counted = client.count_tokens("Once upon a time", return_token_ids=True)
         assert counted.num_tokens == len(counted.token_ids) > 0
         from_text = client.generate("Once upon a time", temperature=0, max_tokens=24, return_token_ids=True)
@@ -97,14 +97,14 @@ def test_text_ids_and_chat_agree(pair: Pair) -> None:
 
 
 def test_same_seed_draws_the_same_tokens_and_is_echoed(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         first = client.generate("One day", temperature=1.0, max_tokens=32)
         again = client.generate("One day", temperature=1.0, max_tokens=32, seed=first.effective_sampling.seed)
         assert again.text == first.text
 
 
 def test_stop_text_cuts_the_answer(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         whole = client.generate("Once upon a time", temperature=0, max_tokens=64).text
         stop = whole[20:25]
         cut = client.generate("Once upon a time", temperature=0, max_tokens=64, stop_texts=[stop])
@@ -120,7 +120,7 @@ def engine_status(engine_target: str) -> engine_pb.EngineStatus:
 
 def test_client_gone_frees_the_engine(pair: Pair) -> None:
     target, engine_target = pair.target, pair.engine_target
-    with ChairliftClient(target) as client:
+    with Client(target) as client:
         stream = client.stream("Once upon a time", max_tokens=900, ignore_end_token=True)
         next(stream)
         assert engine_status(engine_target).load.num_running == 1
@@ -131,7 +131,7 @@ def test_client_gone_frees_the_engine(pair: Pair) -> None:
 
 
 def test_deadline_is_honoured(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client, pytest.raises(GenerationError) as caught:
+    with Client(pair.target) as client, pytest.raises(GenerationError) as caught:
         for _ in client.stream("Once upon a time", max_tokens=900, ignore_end_token=True, timeout_s=0.3):
             pass
     assert caught.value.status is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -153,7 +153,7 @@ BAD_REQUESTS = {
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_bad_request_names_its_field(pair: Pair, name: str) -> None:
     options, field = BAD_REQUESTS[name]
-    with ChairliftClient(pair.target) as client, pytest.raises(GenerationError) as caught:
+    with Client(pair.target) as client, pytest.raises(GenerationError) as caught:
         client.generate(**options)
     assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field.partition("[")[0] for violation in caught.value.field_violations] == [field]
@@ -165,7 +165,7 @@ def test_engine_killed_ends_every_call_at_once_where_none_may_wait(start_pair: C
     statuses: list[grpc.StatusCode] = []
     first_tokens = threading.Barrier(9)
 
-    def run(client: ChairliftClient) -> None:
+    def run(client: Client) -> None:
         stream = client.stream("Once upon a time", max_tokens=900, ignore_end_token=True, timeout_s=60)
         next(stream)
         first_tokens.wait()
@@ -175,7 +175,7 @@ def test_engine_killed_ends_every_call_at_once_where_none_may_wait(start_pair: C
         except GenerationError as error:
             statuses.append(error.status)
 
-    with ChairliftClient(target) as client:
+    with Client(target) as client:
         threads = [threading.Thread(target=run, args=(client,)) for _ in range(8)]
         for thread in threads:
             thread.start()

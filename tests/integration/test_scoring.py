@@ -5,7 +5,7 @@ from typing import Protocol
 
 import pytest
 
-from chairlift.client import ChairliftClient
+from chairlift import Client
 
 TOLERANCE = 2e-3  # fp32 sums in another order
 STORY = "Once upon a time there was a small fox who lived in the wood. " * 8
@@ -18,11 +18,11 @@ class Pair(Protocol):
 
 
 @pytest.fixture
-def client(pair: Pair) -> ChairliftClient:
-    return ChairliftClient(pair.target)
+def client(pair: Pair) -> Client:
+    return Client(pair.target)
 
 
-def test_reading_an_answer_scores_it_as_writing_it_did(client: ChairliftClient) -> None:
+def test_reading_an_answer_scores_it_as_writing_it_did(client: Client) -> None:
     with client:
         written = client.generate(
             "Once upon a time", temperature=0.0, max_tokens=24, top_logprobs=3, return_token_ids=True, echo=True
@@ -46,15 +46,13 @@ def test_reading_an_answer_scores_it_as_writing_it_did(client: ChairliftClient) 
     assert read.finished.usage.num_output_tokens == 0
 
 
-def test_prompt_in_pieces_or_cached_is_scored_the_same(
-    client: ChairliftClient, start_pair: Callable[..., Pair]
-) -> None:
+def test_prompt_in_pieces_or_cached_is_scored_the_same(client: Client, start_pair: Callable[..., Pair]) -> None:
     options = {"prompt_logprobs": 2, "max_tokens": 1, "temperature": 0.0}
     with client:
         whole = client.generate(STORY, **options)
         again = client.generate(STORY, **options)  # its blocks are cached now
     small = start_pair("--max-num-batched-tokens", "32", "--max-num-seqs", "8")
-    with ChairliftClient(small.target) as other:
+    with Client(small.target) as other:
         pieces = other.generate(STORY, **options)
     for answer in (again, pieces):
         assert len(answer.prompt.logprobs.chosen) == answer.finished.usage.num_prompt_tokens - 1

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import pytest
 
-from chairlift.client import ChairliftClient
+from chairlift import Client
 
 PROMPT = "Once upon a time there was a brave fox who lived at the edge of a great dark forest. " * 2
 OPTIONS = {"temperature": 1.0, "max_tokens": 40, "return_token_ids": True}
@@ -19,14 +19,14 @@ class Pair(Protocol):
 
 @pytest.fixture(scope="module")
 def answers(pair: Pair):
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         answer = client.generate(PROMPT, num_answers=5, seed=11, **OPTIONS)
         return [answer, *answer.other_answers]
 
 
 def test_every_answer_is_what_a_request_with_its_seed_gets(pair: Pair, answers) -> None:
     assert answers[0].finished.seed == 11
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         for answer in answers:
             alone = client.generate(PROMPT, seed=answer.finished.seed, **OPTIONS)
             assert list(alone.token_ids) == list(answer.token_ids)
@@ -46,7 +46,7 @@ def test_other_answers_reuse_every_whole_block_of_the_prompt(answers) -> None:
 
 def test_streamed_answers_are_the_same(pair: Pair, answers) -> None:
     texts = [""] * 5
-    with ChairliftClient(pair.target) as client, client.stream(PROMPT, num_answers=5, seed=11, **OPTIONS) as stream:
+    with Client(pair.target) as client, client.stream(PROMPT, num_answers=5, seed=11, **OPTIONS) as stream:
         for chunk in stream:
             texts[chunk.answer_index] += chunk.text
     assert texts == [answer.text for answer in answers]

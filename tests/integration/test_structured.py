@@ -16,7 +16,7 @@ import openai
 import pydantic
 import pytest
 
-from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
+from chairlift import AsyncClient, Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.constraints import grammar as engine_grammar
 from frontend.structured import trial
@@ -42,7 +42,7 @@ async def play(target: str, requests: list[dict]) -> list[pb.GenerateResponse]:
         async with places:
             return await client.generate(PROMPT, temperature=1.0, return_token_ids=True, **options)
 
-    async with AsyncChairliftClient(target) as client:
+    async with AsyncClient(target) as client:
         return await asyncio.gather(*(run(client, options) for options in requests))
 
 
@@ -101,7 +101,7 @@ ANSWERS = {
 @pytest.mark.parametrize("case", ANSWERS)
 def test_all_answers_to_a_request_have_its_form(pair: Pair, case) -> None:
     form, pattern = ANSWERS[case]
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         answer = client.generate(PROMPT, temperature=1.0, max_tokens=200, num_answers=4, seed=5, **form)
     answers = [answer, *answer.other_answers]
     assert all(one.finished.reason == pb.FINISH_REASON_END_TOKEN for one in answers)
@@ -109,7 +109,7 @@ def test_all_answers_to_a_request_have_its_form(pair: Pair, case) -> None:
 
 
 def test_streamed_object_is_one(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         with client.stream(
             PROMPT, temperature=1.0, seed=2, max_tokens=400, regex=r'\{"name": "[a-z]{3,9}"\}'
         ) as stream:
@@ -120,7 +120,7 @@ def test_streamed_object_is_one(pair: Pair) -> None:
 
 
 def test_only_allowed_tokens_are_drawn(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         allowed = list(client.count_tokens("a fox and a dog", return_token_ids=True).token_ids)
         answer = client.generate(
             PROMPT, allowed_token_ids=allowed, temperature=1.0, max_tokens=60, return_token_ids=True
@@ -131,7 +131,7 @@ def test_only_allowed_tokens_are_drawn(pair: Pair) -> None:
 
 
 def test_bad_words_are_never_written(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         options = {"temperature": 0.0, "max_tokens": 80}
         words = re.findall(r"\w+", client.generate(PROMPT, **options).text)
         bad = sorted(set(words), key=words.count)[-8:]
@@ -141,7 +141,7 @@ def test_bad_words_are_never_written(pair: Pair) -> None:
 
 
 def test_form_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         with pytest.raises(GenerationError, match="compiling it takes more than 2 s"):
             client.generate(PROMPT, json_schema={"type": "integer", "multipleOf": 1_000_003})
         assert client.generate(PROMPT, choice=["so"]).text == "so"
@@ -153,7 +153,7 @@ def test_large_forms_run_and_larger_ones_are_refused_before_any_token(pair: Pair
 
     alternatives = "start: " + " | ".join(f'"p{i}" x' for i in range(2000)) + "\nx: /[a-z]{3}/"
     closed = {**members(666), "additionalProperties": False}
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         for form in ({"json_schema": closed}, {"grammar": alternatives}, {"json_schema": members(666)}):
             answer = client.generate(PROMPT, temperature=1.0, seed=3, max_tokens=16, **form)
             assert answer.finished.reason in {pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_MAX_TOKENS}
@@ -235,7 +235,7 @@ def test_limits_of_compiler_and_engine_are_the_same() -> None:
 
 
 def test_words_that_leave_nothing_of_a_form_end_that_request_alone(pair: Pair) -> None:
-    with ChairliftClient(pair.target) as client:
+    with Client(pair.target) as client:
         with pytest.raises(GenerationError) as caught:
             client.generate(PROMPT, choice=["x"], bad_words=["x"])
         assert caught.value.reason == "ENGINE_FAULT"

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from chairlift.client import ChairliftClient, GenerationError
+from chairlift import Client, GenerationError
 
 CONFIG = """{
   "architectures": ["LlamaForCausalLM"], "vocab_size": 211, "hidden_size": 64, "intermediate_size": 112,
@@ -24,7 +24,7 @@ def target(start_pair: Callable[..., Any], tmp_path_factory: pytest.TempPathFact
 
 
 def test_token_ids_are_served(target: str) -> None:
-    with ChairliftClient(target) as client:
+    with Client(target) as client:
         answer = client.generate(token_ids=[5, 6, 7], max_tokens=9, temperature=0, return_token_ids=True)
         again = client.generate(token_ids=[5, 6, 7], max_tokens=9, temperature=0, return_token_ids=True)
     assert len(answer.token_ids) == 9
@@ -33,7 +33,7 @@ def test_token_ids_are_served(target: str) -> None:
 
 
 def test_text_is_one_clear_error(target: str) -> None:
-    with ChairliftClient(target) as client, pytest.raises(GenerationError) as caught:
+    with Client(target) as client, pytest.raises(GenerationError) as caught:
         client.generate("Once upon a time")
     assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
     assert "the model has no tokenizer: send token_ids" in str(caught.value)

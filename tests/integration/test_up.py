@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chairlift.client import ChairliftClient, GenerationError
+from chairlift import Client, GenerationError
 from tests.docs.pages import blocks
 from tests.hang import HANG_S
 
@@ -62,7 +62,7 @@ def test_engine_killed_is_restarted_and_sigterm_drains(
 ) -> None:
     process, target, log = up
     (first_engine,) = engine_pids(process.pid)
-    with ChairliftClient(target) as client:
+    with Client(target) as client:
         assert client.generate("Once upon a time", max_tokens=8).finished.usage.num_output_tokens > 0
         os.kill(first_engine, signal.SIGKILL)
 

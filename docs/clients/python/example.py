@@ -3,8 +3,8 @@
     pip install grpcio grpcio-reflection grpcio-status && python example.py [HOST:PORT]
 
 CHAIRLIFT_API_KEY is the server's API key, if it wants one; CHAIRLIFT_TLS_CA the file with its certificate authority, if
-it speaks TLS. In a project with stubs, `chairlift.client` is shorter; this is for tools that meet the server for the
-first time.
+it speaks TLS. Where the chairlift package is installed, `from chairlift import Client` is shorter; this example is for
+tools without it.
 """
 
 import os

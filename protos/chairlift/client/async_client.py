@@ -77,7 +77,7 @@ class AsyncGenerationStream(StreamedAnswer):
         self.cancel()
 
 
-class AsyncChairliftClient:
+class AsyncClient:
     """Calls a Chairlift frontend. Make it inside a running event loop; close it, or use it in an `async with` block.
 
     Args:

@@ -76,7 +76,7 @@ class GenerationStream(StreamedAnswer):
         self.cancel()
 
 
-class ChairliftClient:
+class Client:
     """Calls a Chairlift frontend. Close it, or use it in a `with` block.
 
     Args:

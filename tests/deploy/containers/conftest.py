@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from chairlift.client import ChairliftClient, GenerationError
+from chairlift import Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -214,7 +214,7 @@ class Stack:
         def read(seed: int) -> None:
             nonlocal is_done
             token_ids: list[int] = []
-            with ChairliftClient(self.target) as client:
+            with Client(self.target) as client:
                 stream = client.stream("Once upon a time", seed=seed, timeout_s=90.0, **LONG)
                 for chunk in stream:
                     assert chunk.first_token_index == len(token_ids)
@@ -265,7 +265,7 @@ class Stack:
 
     def cut_off(self, act: Callable[[], object]) -> GenerationError:
         """A long stream in which `act` is done at the first chunk; returns how it fails."""
-        with self.slow_engines(), ChairliftClient(self.target) as client:
+        with self.slow_engines(), Client(self.target) as client:
             stream = iter(client.stream("Once upon a time", timeout_s=90.0, **LONG))
             next(stream)
             act()
@@ -275,7 +275,7 @@ class Stack:
 
     def tokens(self) -> list[int]:
         """A short answer, always the same."""
-        with ChairliftClient(self.target) as client:
+        with Client(self.target) as client:
             chunks = client.stream("Once upon a time", return_token_ids=True, max_tokens=8, temperature=0.0)
             return [token_id for chunk in chunks for token_id in chunk.token_ids]
 

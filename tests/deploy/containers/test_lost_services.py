@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from chairlift.client import GenerationError
+from chairlift import GenerationError
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(1800)]
 # The brackets: this shell's own command line must not match.

@@ -8,7 +8,7 @@ import aiohttp
 import grpc
 import pytest
 
-from chairlift.client import AsyncChairliftClient, GenerationError, Tls
+from chairlift import AsyncClient, GenerationError, Tls
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.access import file_watch
 from frontend.access.file_watch import FileWatch
@@ -90,9 +90,9 @@ async def test_client_certificates_are_still_wanted_afterwards(make_pair, make_a
     put(second.cert, first.cert)
     await logged(caplog, "TLS certificate: read again")
     address = f"127.0.0.1:{pair.app.port}"
-    async with AsyncChairliftClient(address, tls=Tls(ca=authority.ca, cert=client.cert, key=client.key)) as known:
+    async with AsyncClient(address, tls=Tls(ca=authority.ca, cert=client.cert, key=client.key)) as known:
         assert (await known.generate("abc")).text == "abc"
-    async with AsyncChairliftClient(address, tls=Tls(ca=authority.ca)) as unknown:
+    async with AsyncClient(address, tls=Tls(ca=authority.ca)) as unknown:
         with pytest.raises(GenerationError):
             await unknown.generate("abc", timeout_s=5)
 

@@ -8,7 +8,7 @@ import aiohttp
 import grpc
 import pytest
 
-from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError, Tls
+from chairlift import AsyncClient, Client, GenerationError, Tls
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
@@ -37,7 +37,7 @@ async def mtls_pair(make_pair, served, authority):
 
 
 async def over_grpc(pair, tls):
-    async with AsyncChairliftClient(f"127.0.0.1:{pair.app.port}", tls=tls) as client:
+    async with AsyncClient(f"127.0.0.1:{pair.app.port}", tls=tls) as client:
         return (await client.generate("abc", timeout_s=10)).text
 
 
@@ -68,7 +68,7 @@ async def test_both_doors_speak_tls(tls_pair, authority):
 
 async def test_blocking_client_speaks_tls(tls_pair, authority):
     def call():
-        with ChairliftClient(f"127.0.0.1:{tls_pair.app.port}", tls=Tls(ca=authority.ca)) as client:
+        with Client(f"127.0.0.1:{tls_pair.app.port}", tls=Tls(ca=authority.ca)) as client:
             return client.generate("abc", timeout_s=10).text
 
     assert await asyncio.to_thread(call) == "abc"
@@ -99,7 +99,7 @@ async def test_client_certificate_is_wanted_and_checked(mtls_pair, authority, ma
 async def test_key_and_tls_together(make_pair, served, authority, monkeypatch):
     pair = await make_pair(tls_cert=served.cert, tls_key=served.key, api_key=("the-key",))
     target, tls = f"127.0.0.1:{pair.app.port}", Tls(ca=authority.ca)
-    async with AsyncChairliftClient(target, tls=tls, api_key="the-key") as client:
+    async with AsyncClient(target, tls=tls, api_key="the-key") as client:
         assert (await client.generate("abc", timeout_s=10)).text == "abc"
     with pytest.raises(GenerationError) as caught:
         await over_grpc(pair, tls)

@@ -12,7 +12,7 @@ import sys
 import grpc
 import pytest
 
-from chairlift.client import GenerationError
+from chairlift import GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli import generate

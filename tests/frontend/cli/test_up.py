@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.client import ChairliftClient, GenerationError
+from chairlift import Client, GenerationError
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 RUN_UP = """\
@@ -95,7 +95,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_draining(client: ChairliftClient) -> None:
+def wait_draining(client: Client) -> None:
     """Until new calls are refused."""
     with contextlib.suppress(GenerationError):
         while True:
@@ -134,7 +134,7 @@ def start_up():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_drains_and_leaves_nothing_behind(start_up, number):
     up = start_up("hold")
-    with ChairliftClient(up.wait_serving()) as client:
+    with Client(up.wait_serving()) as client:
         stream = client.stream("x" * 30)
         texts = [next(stream).text]
         os.killpg(up.process.pid, number)  # as Ctrl-C does: the engine must not be in the group
@@ -150,7 +150,7 @@ def test_signal_drains_and_leaves_nothing_behind(start_up, number):
 def test_a_signal_that_comes_from_all_sides_cuts_no_stream(start_up):
     """As SIGTERM to the group of `make run`: make passes on what the group has got already."""
     up = start_up("serve 0.01")
-    with ChairliftClient(up.wait_serving()) as client:
+    with Client(up.wait_serving()) as client:
         streams = [client.stream("x" * 60) for _ in range(8)]
         texts = [next(stream).text for stream in streams]
         os.killpg(up.process.pid, signal.SIGTERM)
@@ -183,7 +183,7 @@ def test_workers_share_the_ports_and_drain_together(start_up):
     target = up.wait_serving()
     workers = [int(pid) for pid in Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()]
     assert len(workers) == 3  # and the engine
-    with ChairliftClient(target) as client:
+    with Client(target) as client:
         stream = client.stream("x" * 30)
         texts = [next(stream).text]
         up.process.send_signal(signal.SIGTERM)
@@ -199,7 +199,7 @@ def test_workers_share_the_ports_and_drain_together(start_up):
 
 def test_second_signal_ends_workers_too(start_up):
     up = start_up("serve 0.01", "--workers", "2", "--no-http")
-    with ChairliftClient(up.wait_serving()) as client:
+    with Client(up.wait_serving()) as client:
         stream = client.stream("x", ignore_end_token=True, max_tokens=4000)
         next(stream)
         children = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()
@@ -221,7 +221,7 @@ def test_http_can_be_left_out(start_up):
 
 def test_second_signal_ends_at_once(start_up):
     up = start_up("serve 0.01")
-    with ChairliftClient(up.wait_serving()) as client:
+    with Client(up.wait_serving()) as client:
         stream = client.stream("x", ignore_end_token=True, max_tokens=4000)
         next(stream)
         up.process.send_signal(signal.SIGINT)
@@ -248,7 +248,7 @@ def test_flags_of_the_engine_are_forwarded_and_the_socket_is_private(start_up):
 
 def test_engine_that_dies_is_started_again_with_growing_pauses(start_up):
     up = start_up(f"die 1\nsignal {signal.SIGKILL.value}\nserve")
-    with ChairliftClient(up.wait_serving()) as client:
+    with Client(up.wait_serving()) as client:
         assert client.generate("hello").text == "hello"
         assert len(up.starts) == 3
         pids = [str(start["pid"]) for start in up.starts]
@@ -267,7 +267,7 @@ def test_engine_that_dies_is_started_again_with_growing_pauses(start_up):
 def test_twenty_quick_kills_in_a_row_lose_nothing(start_up):
     """Neither pauses between starts nor losses without progress end a stream."""
     up = start_up("serve 0.02", "--failover-timeout", "5")
-    with ChairliftClient(up.wait_serving()) as client:
+    with Client(up.wait_serving()) as client:
         streams = [client.stream("x" * 200) for _ in range(4)]
         num_tokens = [next(stream).num_tokens for stream in streams]
         for number in range(20):
@@ -307,7 +307,7 @@ def test_proof_is_streamed_and_says_how_to_go_on(start_up):
     up.read_until("^Once upon a time$")  # the fake engine's answer is the prompt
     up.read_until("generate .* --max-tokens 64")
     up.read_until("generate --chat")
-    up.read_until(rf'ChairliftClient\("{target}"\)')
+    up.read_until(rf'Client\("{target}"\)')
     up.read_until(rf"grpcurl -plaintext .* {target} chairlift\.v1\.GenerationService/StreamGenerate")
     up.read_until("Ctrl-C")
     up.process.terminate()

@@ -3,13 +3,13 @@
 import grpc
 import pytest
 
-from chairlift.client import AsyncChairliftClient, GenerationError
+from chairlift import AsyncClient, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 
 
 @pytest.fixture
 async def client(target):
-    async with AsyncChairliftClient(target) as client:
+    async with AsyncClient(target) as client:
         yield client
 
 

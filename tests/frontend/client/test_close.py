@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
+from chairlift import AsyncClient, Client, GenerationError
 
 ENDLESS = {"ignore_end_token": True, "max_tokens": 4000}
 SYNC_CALLS = {
@@ -23,7 +23,7 @@ def is_closed(error):
 
 @pytest.mark.parametrize("call", SYNC_CALLS)
 def test_blocking_client_that_is_closed_says_so(call):
-    client = ChairliftClient("127.0.0.1:1")
+    client = Client("127.0.0.1:1")
     client.close()
     client.close()
     with pytest.raises(GenerationError, match="client has been closed") as caught:
@@ -37,7 +37,7 @@ async def read_all(stream):
 
 @pytest.mark.parametrize("call", SYNC_CALLS)
 async def test_asyncio_client_that_is_closed_says_so(call):
-    client = AsyncChairliftClient("127.0.0.1:1")
+    client = AsyncClient("127.0.0.1:1")
     await client.close()
     await client.close()
     with pytest.raises(GenerationError, match="client has been closed") as caught:
@@ -47,7 +47,7 @@ async def test_asyncio_client_that_is_closed_says_so(call):
 
 async def test_calls_of_a_blocking_client_end_when_it_is_closed(target, engine):
     engine.pause()
-    client = ChairliftClient(target)
+    client = Client(target)
     call = asyncio.create_task(asyncio.to_thread(client.generate, "abc", **ENDLESS))
     many = asyncio.create_task(asyncio.to_thread(client.generate_many, ["de", "f"], ENDLESS))
     stream = client.stream("ghi", **ENDLESS)
@@ -62,7 +62,7 @@ async def test_calls_of_a_blocking_client_end_when_it_is_closed(target, engine):
 
 async def test_calls_of_an_asyncio_client_end_when_it_is_closed(target, engine):
     engine.pause()
-    client = AsyncChairliftClient(target)
+    client = AsyncClient(target)
     call = asyncio.create_task(client.generate("abc", **ENDLESS))
     many = asyncio.create_task(client.generate_many(["de", "f"], ENDLESS))
     stream = asyncio.create_task(read_all(client.stream("ghi", **ENDLESS)))
@@ -77,7 +77,7 @@ async def test_calls_of_an_asyncio_client_end_when_it_is_closed(target, engine):
 
 async def test_a_task_that_is_cancelled_stays_cancelled(target, engine):
     engine.pause()
-    async with AsyncChairliftClient(target) as client:
+    async with AsyncClient(target) as client:
         tasks = [
             asyncio.create_task(client.generate("abc", **ENDLESS)),
             asyncio.create_task(read_all(client.stream("de", **ENDLESS))),

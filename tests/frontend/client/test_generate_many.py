@@ -6,7 +6,7 @@ import builtins
 import grpc
 import pytest
 
-from chairlift.client import AsyncChairliftClient, ChairliftClient, GenerationError
+from chairlift import AsyncClient, Client, GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.testing.fake_engine import rejection
 
@@ -15,14 +15,14 @@ from frontend.testing.fake_engine import rejection
 async def generate_many(request, target):
     """The method of either client, to be awaited."""
     if request.param == "blocking":
-        with ChairliftClient(target) as client:
+        with Client(target) as client:
 
             async def run(*args, **kwargs):
                 return await asyncio.to_thread(client.generate_many, *args, **kwargs)
 
             yield run
     else:
-        async with AsyncChairliftClient(target) as client:
+        async with AsyncClient(target) as client:
             yield client.generate_many
 
 
@@ -92,7 +92,7 @@ async def test_deadline_is_each_prompts_own(generate_many, engine):
 
 async def test_cancelled_batch_leaves_nothing_in_the_engine(target, engine):
     engine.pause()
-    async with AsyncChairliftClient(target) as client:
+    async with AsyncClient(target) as client:
         task = asyncio.create_task(client.generate_many(["ab"] * 20, max_in_flight=5))
         await engine.wait_for(lambda: engine.num_open == 5)
         task.cancel()

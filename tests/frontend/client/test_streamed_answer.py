@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from chairlift.client import AsyncChairliftClient, ChairliftClient
+from chairlift import AsyncClient, Client
 from chairlift.client.streamed_answer import StreamedAnswer
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
@@ -33,14 +33,14 @@ async def target(make_pair):
 
 async def read_blocking(target):
     def read():
-        with ChairliftClient(target) as client, client.stream(**REQUEST) as stream:
+        with Client(target) as client, client.stream(**REQUEST) as stream:
             return stream, list(stream)
 
     return await asyncio.to_thread(read)
 
 
 async def read_async(target):
-    async with AsyncChairliftClient(target) as client, client.stream(**REQUEST) as stream:
+    async with AsyncClient(target) as client, client.stream(**REQUEST) as stream:
         return stream, [chunk async for chunk in stream]
 
 
@@ -59,7 +59,7 @@ async def test_stream_knows_prompt_calls_and_time(target, read):
 
 
 async def test_unary_answer_has_the_same(target):
-    async with AsyncChairliftClient(target) as client:
+    async with AsyncClient(target) as client:
         answer = await client.generate(**REQUEST)
     assert (answer.text, answer.reasoning, len(answer.tool_calls)) == ("Well.", "hm", 2)
     assert answer.prompt.text == REQUEST["chat"][0][1]

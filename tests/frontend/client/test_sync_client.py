@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from chairlift.client import ChairliftClient, GenerationError
+from chairlift import Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 
 ENDLESS = {"ignore_end_token": True, "max_tokens": 4000}
@@ -13,7 +13,7 @@ ENDLESS = {"ignore_end_token": True, "max_tokens": 4000}
 
 @pytest.fixture
 async def client(target):
-    with ChairliftClient(target) as client:
+    with Client(target) as client:
         yield client
 
 
@@ -87,6 +87,6 @@ async def test_deadline_is_an_error(client, engine):
 
 
 async def test_nobody_there():
-    with ChairliftClient("127.0.0.1:1") as client, pytest.raises(GenerationError) as raised:
+    with Client("127.0.0.1:1") as client, pytest.raises(GenerationError) as raised:
         await asyncio.to_thread(client.get_model)
     assert raised.value.status is grpc.StatusCode.UNAVAILABLE
