@@ -35,7 +35,7 @@ from frontend.metrics.traffic import log_traffic
 from frontend.model.chat_renderer import ChatRenderer
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
-from frontend.routing.router import EnginePool
+from frontend.routing.router import Router
 from frontend.structured.compiler import GrammarCompiler
 from frontend.tracing.origin import GrpcOrigin, HttpOrigin
 from frontend.workers.order import WorkerPlace
@@ -78,7 +78,7 @@ class FrontendApp:
         self._health = Health(SERVICE_NAME)
         self.admission = Admission(max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens)
         self.metrics = Metrics(config.metrics_prefix, self.admission, place)
-        self.engines = EnginePool(
+        self.engines = Router(
             config.engine,
             self._tokenizers,
             self.metrics,

@@ -35,8 +35,8 @@ from frontend.request.request import (
     with_special_tokens,
 )
 from frontend.request.token_prompt import token_prompt
-from frontend.routing import wire as messages
-from frontend.routing.router import EnginePool
+from frontend.routing import wire
+from frontend.routing.router import Router
 from frontend.routing.stream import CancelReason, RequestStream
 from frontend.routing.timing import AnswerTimes
 from frontend.slices import in_slices
@@ -75,7 +75,7 @@ class Generations:
 
     def __init__(
         self,
-        engines: EnginePool,
+        engines: Router,
         admission: Admission,
         metrics: RequestMetrics,
         grammars: GrammarCompiler,
@@ -228,7 +228,7 @@ class Generations:
                 answer_request = nth_answer(limited, index)
                 submitted_at_s = time.monotonic()
                 remaining_s = _checked_remaining_s(time_remaining_s())
-                submission = messages.submission(
+                submission = wire.submission(
                     answer_request,
                     prompt_ids,
                     max_tokens=max(max_tokens, 1),  # without a token the engine computes no prompt
@@ -236,12 +236,12 @@ class Generations:
                     elapsed_s=submitted_at_s - accepted_at_s,
                     constraints=constraints,
                 )
-                ticket = self._engines.submit(
+                pending = self._engines.submit(
                     submission, model.key, window=self._token_window, coalesce=self._coalesce, now_s=submitted_at_s
                 )
-                stream = streams[index] = ticket.stream
+                stream = streams[index] = pending.stream
                 if not index:
-                    watch.submit(max_tokens=max_tokens, engine=ticket.engine, now_s=submitted_at_s)
+                    watch.submit(max_tokens=max_tokens, engine=pending.engine, now_s=submitted_at_s)
                     stream.on_account = watch.account
                 stream.on_first_token = lambda: permits[index].release(time.monotonic(), served=True)
                 return Answer(

@@ -24,10 +24,10 @@ from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.metrics.engine_metrics import EngineMetrics
 from frontend.model.served_model import ServedModel
 from frontend.model.tokenizer_source import TokenizerSource
-from frontend.routing.connection_log import AwayLog, EngineLostError, EngineNotReadyError
-from frontend.routing.heartbeat import Pulse
+from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
+from frontend.routing.heartbeat import Heartbeat
 from frontend.routing.load import EngineLoad, LoadEstimate
-from frontend.routing.pending import Ticket
+from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.tls_probe import tls_trouble
 
@@ -80,7 +80,7 @@ class Attachment:
     session: EngineSession
 
 
-class EngineUsers(Protocol):
+class ConnectionEvents(Protocol):
     """Who works with engines, as far as an engine's client needs to tell them."""
 
     @property
@@ -95,14 +95,14 @@ class EngineUsers(Protocol):
     def changed(self) -> None:
         """Whether an engine serves, and what, may have changed."""
 
-    def lost(self, client: "EngineClient", tickets: list[Ticket]) -> None:
+    def lost(self, client: "EngineConnection", requests: list[PendingRequest]) -> None:
         """An engine is gone, with these requests open."""
 
-    def given_back(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+    def given_back(self, pending: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
         """An engine does not serve this request now, see `session.py`; another one may."""
 
 
-class EngineClient:
+class EngineConnection:
     """Keeps this process attached to one engine.
 
     Args:
@@ -126,7 +126,7 @@ class EngineClient:
         *,
         heartbeat_timeout_s: float,
         step_timeout_s: float,
-        users: EngineUsers,
+        users: ConnectionEvents,
         was_found: bool = False,
         tls: EngineTls | None = None,
         server_name: str | None = None,
@@ -145,7 +145,7 @@ class EngineClient:
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
-        self._away_log = AwayLog(logger, address, was_found=was_found)
+        self._log = ConnectionLog(logger, address, was_found=was_found)
         self._num_messages = 0
         self._due = asyncio.Event()
         self._parting_error: RequestError | None = None
@@ -196,7 +196,7 @@ class EngineClient:
             try:
                 await self._attach()
             except Exception as error:  # whatever it is, the next attempt may succeed, and nobody else would make one
-                self._away_log.note(error, was_attached=self._attachment is not None)
+                self._log.note(error, was_attached=self._attachment is not None)
                 if isinstance(error, EngineNotReadyError):
                     max_backoff_s = _MAX_WAITING_BACKOFF_S
                 elif isinstance(error, TokenizerMismatch):  # waiting will not help
@@ -216,13 +216,13 @@ class EngineClient:
         if attachment is not None:
             self.metrics.detach()
             error = EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
-            tickets = attachment.session.end(self._parting_error or error)
+            requests = attachment.session.end(self._parting_error or error)
             if self._parting_error is not None:
-                for ticket in tickets:
-                    ticket.stream.fail(self._parting_error)
-                tickets = []
+                for pending in requests:
+                    pending.stream.fail(self._parting_error)
+                requests = []
             self._users.changed()
-            self._users.lost(self, tickets)
+            self._users.lost(self, requests)
 
     async def _attach(self) -> None:
         async with self._channel() as channel:
@@ -244,7 +244,7 @@ class EngineClient:
                     self.metrics.engine, welcome.engine_instance_id, welcome.info.block_size, model, session
                 )
                 self.metrics.attach(welcome)
-                self._away_log.clear()
+                self._log.clear()
                 logger.info(
                     "engine %s attached: instance %s, model %s, max_model_len %d",
                     self.address,
@@ -253,10 +253,12 @@ class EngineClient:
                     model.max_model_len,
                 )
                 self._note_state(welcome.status)
-                pulse = Pulse(
+                heartbeat = Heartbeat(
                     timeout_s=self._step_timeout_s, num_turns=welcome.status.loop_turns, now_s=time.monotonic()
                 )
-                await _until_first_fails(self._read(call, session, pulse), self._write(call, session), self._watch())
+                await _until_first_fails(
+                    self._read(call, session, heartbeat), self._write(call, session), self._watch()
+                )
             finally:
                 call.cancel()
 
@@ -322,7 +324,7 @@ class EngineClient:
             defaults=defaults,
         )
 
-    async def _read(self, call: AttachCall, session: EngineSession, pulse: Pulse) -> None:
+    async def _read(self, call: AttachCall, session: EngineSession, heartbeat: Heartbeat) -> None:
         while True:
             response = await call.read()
             if not isinstance(response, pb.AttachResponse):
@@ -341,7 +343,7 @@ class EngineClient:
                     if response.status.HasField("load"):
                         self._note_load(response.status.load, session)
                     self._note_state(response.status)
-                    self._note_pulse(response.status, pulse)
+                    self._note_heartbeat(response.status, heartbeat)
                 case "drain":
                     logger.warning("engine %s stops in %d s", self.address, response.drain.grace.seconds)
                     self._note_state(pb.EngineStatus(state=pb.ENGINE_STATE_DRAINING))
@@ -389,18 +391,18 @@ class EngineClient:
                 self._attachment.session.acknowledge_at_once()
             self._users.changed()
 
-    def _note_pulse(self, status: pb.EngineStatus, pulse: Pulse) -> None:
+    def _note_heartbeat(self, status: pb.EngineStatus, heartbeat: Heartbeat) -> None:
         now_s = time.monotonic()
-        pulse.note(status.loop_turns, now_s)
+        heartbeat.note(status.loop_turns, now_s)
         attachment = self._attachment
         assert attachment is not None, "its stream is read"
-        if pulse.has_stopped(now_s):
+        if heartbeat.has_stopped(now_s):
             reason = f"its step loop has stood still for {self._step_timeout_s:g} s"
         elif status.is_stalled and self._users.can_replace(attachment):
             reason = "its step gets nothing done"  # it may yet: without another engine that is what is hoped for
         else:
             return
-        self._hung = (attachment.instance_id, pulse.num_turns)
+        self._hung = (attachment.instance_id, heartbeat.num_turns)
         raise EngineLostError(reason)
 
 

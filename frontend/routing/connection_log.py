@@ -20,7 +20,7 @@ class EngineNotReadyError(Exception):
     """An engine answers that takes no frontends now, as while it loads; says what it is doing."""
 
 
-class AwayLog:
+class ConnectionLog:
     """What has been said of one address.
 
     Args:

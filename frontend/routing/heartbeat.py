@@ -7,7 +7,7 @@ But each says how many turns the step loop has made, idle ones included.
 _MIN_STATUSES = 8  # two seconds of the engine's own clock: if this process is held up, the engine is not to blame
 
 
-class Pulse:
+class Heartbeat:
     """The turns of one stream's engine so far.
 
     Args:

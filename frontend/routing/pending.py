@@ -10,14 +10,14 @@ from itertools import count
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import RequestError
 from frontend.model.served_model import ModelKey
-from frontend.routing import wire as messages
+from frontend.routing import wire
 from frontend.routing.logprobs import PromptLogprobs
 from frontend.routing.stream import RequestStream
 
 _numbers = count()
 
 
-class Ticket:
+class PendingRequest:
     """A request on its way through one engine or several.
 
     Args:
@@ -26,7 +26,7 @@ class Ticket:
         window, coalesce: see RequestStream.
 
     Attributes:
-        number: counts tickets; who has the lower one was here first.
+        number: counts requests; who has the lower one was here first.
         engine: the engine that has it or had it last, by its name in the metrics; None: none ever had.
         deadline_at_s, budget_end_s: time.monotonic(); None: there is none.
         num_losses: engines lost in a row without an answer that got further; `failover.py` counts.
@@ -45,7 +45,7 @@ class Ticket:
         self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool = True, now_s: float
     ) -> None:
         prompt_logprobs = None
-        self.num_prompt_tokens = len(submission.prompt_ids) // messages.BYTES_PER_ID
+        self.num_prompt_tokens = len(submission.prompt_ids) // wire.BYTES_PER_ID
         if submission.HasField("prompt_logprobs"):
             prompt_logprobs = PromptLogprobs(
                 top_width=submission.prompt_logprobs, num_prompt_tokens=self.num_prompt_tokens
@@ -84,13 +84,13 @@ class Ticket:
         else:
             now_s = time.monotonic()
             submission.epoch = stream.epoch
-            submission.waited_ms = messages.remaining_ms(now_s - self._born_at_s)
-            submission.output_ids = messages.ids_to_bytes(stream.output_ids)
+            submission.waited_ms = wire.remaining_ms(now_s - self._born_at_s)
+            submission.output_ids = wire.ids_to_bytes(stream.output_ids)
             submission.start_index = len(stream.output_ids)
             if self.deadline_at_s is not None:
-                submission.remaining_ms = messages.remaining_ms(self.deadline_at_s - now_s)
+                submission.remaining_ms = wire.remaining_ms(self.deadline_at_s - now_s)
             if self.budget_end_s is not None:
-                submission.stops.time_budget_ms = messages.budget_ms(self.budget_end_s - now_s)
+                submission.stops.time_budget_ms = wire.budget_ms(self.budget_end_s - now_s)
             if stream.prompt_logprobs is not None and not stream.prompt_logprobs.num_missing:
                 submission.ClearField("prompt_logprobs")
         return submission

@@ -1,6 +1,6 @@
 """Who may be what kills engines, and how to find out. Pure.
 
-A request whose engines were lost several times in a row, without its answer getting any further, is a suspect. Suspects
+A request whose engines were lost several times in a row, without its answer getting any further, is a suspect. Quarantine
 go on few at a time, so that the next loss tells: first one, and one more for each that gets further, as TCP's slow
 start opens its window; so that many innocent ones, of two engines that were killed at once, are through in a moment.
 If an engine is lost where several are on trial, each of them goes on alone after that. One that is alone on trial is
@@ -11,7 +11,7 @@ suspect itself. Losses under a trial count for no others. So what kills fails al
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontend.routing.pending import Ticket
+from frontend.routing.pending import PendingRequest
 
 SUSPECT_LOSSES = 2
 """In a row. The first one makes nobody suspect: engines are killed from outside too."""
@@ -38,11 +38,11 @@ class Loss:
         counts: what was known of each request before: losses, and whether it goes alone.
     """
 
-    given_up: list[Ticket]
-    counts: list[tuple[Ticket, int, bool]]
+    given_up: list[PendingRequest]
+    counts: list[tuple[PendingRequest, int, bool]]
 
 
-class Suspects:
+class Quarantine:
     """Counts losses, and says who may go on.
 
     Invariant: whoever is on trial is with an engine or has ended; of those no more than `_width` were let go at once.
@@ -53,7 +53,7 @@ class Suspects:
 
     def __init__(self, *, max_losses: int) -> None:
         self._max_losses = max_losses
-        self._on_trial: dict[int, Ticket] = {}  # by number
+        self._on_trial: dict[int, PendingRequest] = {}  # by number
         self._width = 1
 
     @property
@@ -61,73 +61,73 @@ class Suspects:
         """Whether one more may go on, as things stand now."""
         return len(self._active()) < self._width
 
-    def may_go(self, ticket: Ticket) -> bool:
+    def may_go(self, pending: PendingRequest) -> bool:
         """Whether it may go to an engine now. A suspect that may is on trial from then on."""
-        if ticket.num_losses < SUSPECT_LOSSES:
+        if pending.num_losses < SUSPECT_LOSSES:
             return True
         active = self._active()
-        width = 1 if any(one.goes_alone for one in (ticket, *active)) else self._width
+        width = 1 if any(one.goes_alone for one in (pending, *active)) else self._width
         if len(active) >= width:
             return False
-        self._on_trial[ticket.number] = ticket
+        self._on_trial[pending.number] = pending
         return True
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, pending: PendingRequest) -> None:
         """It is not with an engine any more, or has not come to one."""
-        self._on_trial.pop(ticket.number, None)
+        self._on_trial.pop(pending.number, None)
 
-    def lost(self, tickets: Sequence[Ticket]) -> Loss:
+    def lost(self, requests: Sequence[PendingRequest]) -> Loss:
         """The engine of all of these is gone."""
-        there = {ticket.number for ticket in tickets}
-        culprits = {ticket.number for ticket in self._active() if ticket.number in there}
+        there = {pending.number for pending in requests}
+        culprits = {pending.number for pending in self._active() if pending.number in there}
         max_losses = self._max_losses
-        if culprits and any(_is_new(ticket) and ticket.number not in culprits for ticket in tickets):
+        if culprits and any(_is_new(pending) and pending.number not in culprits for pending in requests):
             max_losses += SUSPECT_LOSSES  # until the new ones are suspects too, if it was one of them
         given_up, counts = [], []
-        for ticket in tickets:
-            if _is_cleared(ticket):
-                ticket.num_losses, ticket.goes_alone, ticket.num_kills = 0, False, 0
-            counts.append((ticket, ticket.num_losses, ticket.goes_alone))
-            if len(culprits) > 1 and ticket.number in culprits:
-                ticket.goes_alone = True
-            elif ticket.stream.is_parked:
+        for pending in requests:
+            if _is_cleared(pending):
+                pending.num_losses, pending.goes_alone, pending.num_kills = 0, False, 0
+            counts.append((pending, pending.num_losses, pending.goes_alone))
+            if len(culprits) > 1 and pending.number in culprits:
+                pending.goes_alone = True
+            elif pending.stream.is_parked:
                 pass  # it waited for its reader: nothing of it was in any step
-            elif not culprits or ticket.number in culprits or _is_new(ticket):
-                ticket.num_losses += 1
-                if ticket.num_losses > max_losses and culprits <= {ticket.number}:
-                    given_up.append(ticket)
-            ticket.lost_at_index = ticket.stream.num_tokens
-            self.leave(ticket)
+            elif not culprits or pending.number in culprits or _is_new(pending):
+                pending.num_losses += 1
+                if pending.num_losses > max_losses and culprits <= {pending.number}:
+                    given_up.append(pending)
+            pending.lost_at_index = pending.stream.num_tokens
+            self.leave(pending)
         if culprits or not self._on_trial:
             self._width = 1
         return Loss(given_up, counts)
 
-    def pardon(self, loss: Loss) -> list[Ticket]:
+    def pardon(self, loss: Loss) -> list[PendingRequest]:
         """The engine was killed from outside: takes back what the loss has counted.
 
         Returns: requests that must not be tried again all the same: they have seen more than `MAX_KILLS`.
         """
         given_up = []
-        for ticket, num_losses, goes_alone in loss.counts:
-            ticket.num_kills += 1
-            if ticket.num_kills <= MAX_KILLS:
-                ticket.num_losses, ticket.goes_alone = num_losses, goes_alone
-            elif ticket in loss.given_up:
-                given_up.append(ticket)
+        for pending, num_losses, goes_alone in loss.counts:
+            pending.num_kills += 1
+            if pending.num_kills <= MAX_KILLS:
+                pending.num_losses, pending.goes_alone = num_losses, goes_alone
+            elif pending in loss.given_up:
+                given_up.append(pending)
         return given_up
 
-    def _active(self) -> list[Ticket]:
+    def _active(self) -> list[PendingRequest]:
         """Those whose trial goes on: that of the others has ended, or pauses."""
-        done = [ticket for ticket in self._on_trial.values() if ticket.stream.closed or _is_cleared(ticket)]
-        for ticket in done:
-            self.leave(ticket)
+        done = [pending for pending in self._on_trial.values() if pending.stream.closed or _is_cleared(pending)]
+        for pending in done:
+            self.leave(pending)
         self._width = min(self._width + len(done), _MAX_WIDTH)
-        return [ticket for ticket in self._on_trial.values() if not ticket.stream.is_parked]
+        return [pending for pending in self._on_trial.values() if not pending.stream.is_parked]
 
 
-def _is_new(ticket: Ticket) -> bool:
-    return ticket.stream.num_tokens < CLEARED_TOKENS
+def _is_new(pending: PendingRequest) -> bool:
+    return pending.stream.num_tokens < CLEARED_TOKENS
 
 
-def _is_cleared(ticket: Ticket) -> bool:
-    return ticket.stream.num_tokens - ticket.lost_at_index >= CLEARED_TOKENS
+def _is_cleared(pending: PendingRequest) -> bool:
+    return pending.stream.num_tokens - pending.lost_at_index >= CLEARED_TOKENS

@@ -16,30 +16,30 @@ from frontend.errors import EngineUnavailable, QueueFull, RequestError
 from frontend.metrics.metrics import Metrics
 from frontend.model.served_model import ModelKey
 from frontend.model.tokenizer_source import TokenizerSource
-from frontend.routing.connection import MAX_BACKOFF_S, Attachment, EngineClient
-from frontend.routing.failover import Mover
-from frontend.routing.pending import Ticket
+from frontend.routing.connection import MAX_BACKOFF_S, Attachment, EngineConnection
+from frontend.routing.failover import FailoverQueue
+from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import Candidate, Placement
 from frontend.routing.resolver import Resolver, name_and_port
 from frontend.supervision import EngineEnd, SupervisorNote, note_path, read_note
 
 logger = logging.getLogger(__name__)
 
-_Usable = tuple[EngineClient, Attachment]
+_Usable = tuple[EngineConnection, Attachment]
 
 
-class EnginePool:
+class Router:
     """Keeps this process attached to its engines.
 
     Args:
         addresses: of engines, or names of several; see `resolver.py`.
         tokenizers: gives the tokenizer that the model needs.
         metrics: told what each engine says of itself.
-        heartbeat_timeout_s, step_timeout_s: see EngineClient.
+        heartbeat_timeout_s, step_timeout_s: see EngineConnection.
         failover_timeout_s: how long a request whose engine is lost waits for another.
         max_moves: most engines in a row that a request may lose without getting further.
         on_change: called when `serving` may have changed.
-        tls: see EngineClient.
+        tls: see EngineConnection.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EnginePool:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._step_timeout_s = step_timeout_s
         self._on_change = on_change
-        self._mover = Mover(
+        self._failover = FailoverQueue(
             self._place,
             timeout_s=failover_timeout_s,
             max_moves=max_moves,
@@ -69,7 +69,7 @@ class EnginePool:
             supervision=self,
         )
         self._placement = Placement()
-        self._clients: dict[str, EngineClient] = {}  # by address
+        self._connections: dict[str, EngineConnection] = {}  # by address
         self._found: dict[str, list[str]] = {}  # addresses by name
         self._leaving: set[asyncio.Task[None]] = set()
         self._attached: list[Attachment] = []  # longest first
@@ -83,7 +83,7 @@ class EnginePool:
             name = name_and_port(address)
             if name is None:
                 self._fixed.add(address)
-                self._add_client(address, was_found=False)
+                self._add_connection(address, was_found=False)
             else:
                 self._resolvers.append(self._resolver(address, *name))
 
@@ -100,7 +100,7 @@ class EnginePool:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for an engine."""
-        return self._mover.num_waiting
+        return self._failover.num_waiting
 
     def attachment(self) -> Attachment:
         """The engine that is least busy now, for what the model is and can.
@@ -116,11 +116,11 @@ class EnginePool:
 
     def submit(
         self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool, now_s: float
-    ) -> Ticket:
+    ) -> PendingRequest:
         """Sends a request to an engine; if none is there any more, it waits for one.
 
         Args:
-            submission: all but handle and credit; becomes the ticket's.
+            submission: all but handle and credit; becomes the pending's.
             model: what it has been checked against.
             window, coalesce: see RequestStream.
             now_s: time.monotonic().
@@ -128,37 +128,37 @@ class EnginePool:
         Raises:
             RequestError: the frontend stops.
         """
-        ticket = Ticket(submission, model, window=window, coalesce=coalesce, now_s=now_s)
-        self._mover.submit(ticket, self._unavailable())
-        return ticket
+        pending = PendingRequest(submission, model, window=window, coalesce=coalesce, now_s=now_s)
+        self._failover.submit(pending, self._unavailable())
+        return pending
 
     def start(self) -> None:
         """Starts connecting in the background. May be called again."""
         self._is_running = True
         for resolver in self._resolvers:
             resolver.start()
-        for client in self._clients.values():
+        for client in self._connections.values():
             client.start()
 
     async def stop(self, error: RequestError) -> None:
         """Ends all streams; what is still open fails with `error`. May be called again."""
         self._is_running = False
-        self._mover.stop(error)
+        self._failover.stop(error)
         await asyncio.gather(
             *(resolver.stop() for resolver in self._resolvers),
-            *(client.stop(error) for client in self._clients.values()),
+            *(client.stop(error) for client in self._connections.values()),
             *self._leaving,
         )
 
     # What clients tell.
 
     def can_replace(self, attachment: Attachment) -> bool:
-        """See EngineUsers."""
+        """See ConnectionEvents."""
         usable = self._by_model.get(attachment.model.key, ())
         return any(there.instance_id != attachment.instance_id for _, there in usable)
 
     def changed(self) -> None:
-        """See EngineUsers."""
+        """See ConnectionEvents."""
         self._note_attached()
         by_model: dict[ModelKey, list[_Usable]] = {}
         instance_ids: set[str] = set()
@@ -175,27 +175,27 @@ class EnginePool:
             for client, _ in engines:
                 self._note_model(client.address, model)
         self._placement.keep_only(instance_ids)
-        num_waited = self._mover.num_waiting
-        self._mover.retry()  # before anybody hears of it: who has waited goes first
-        if self._usable and (num_gone := num_waited - self._mover.num_waiting):
-            left = self._mover.num_waiting
+        num_waited = self._failover.num_waiting
+        self._failover.retry()  # before anybody hears of it: who has waited goes first
+        if self._usable and (num_gone := num_waited - self._failover.num_waiting):
+            left = self._failover.num_waiting
             who, go = ("request", "goes") if num_gone == 1 else ("requests", "go")
             logger.info("%d %s that waited for an engine %s on, %d still %s", num_gone, who, go, left, _wait(left))
         self._on_change()
 
-    def lost(self, client: EngineClient, tickets: list[Ticket]) -> None:
-        """See EngineUsers."""
-        if tickets:
-            self._mover.lost(tickets, EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S))
-            num_waiting = sum(self._mover.is_waiting(ticket) for ticket in tickets)
-            num_failed = sum(ticket.stream.closed for ticket in tickets)
-            num_moved = len(tickets) - num_waiting - num_failed
-            client.metrics.count_lost(len(tickets))
+    def lost(self, client: EngineConnection, requests: list[PendingRequest]) -> None:
+        """See ConnectionEvents."""
+        if requests:
+            self._failover.lost(requests, EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S))
+            num_waiting = sum(self._failover.is_waiting(pending) for pending in requests)
+            num_failed = sum(pending.stream.closed for pending in requests)
+            num_moved = len(requests) - num_waiting - num_failed
+            client.metrics.count_lost(len(requests))
             logger.warning(
                 "engine %s lost %d open %s: %d moved to another engine, %d %s for one, %d failed",
                 client.address,
-                len(tickets),
-                "request" if len(tickets) == 1 else "requests",
+                len(requests),
+                "request" if len(requests) == 1 else "requests",
                 num_moved,
                 num_waiting,
                 _wait(num_waiting),
@@ -203,26 +203,26 @@ class EnginePool:
             )
         self._drop_vanished()
 
-    def given_back(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
-        """See EngineUsers."""
+    def given_back(self, pending: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
+        """See ConnectionEvents."""
         if was_taken:  # it stops: nobody is to blame for that
             for client, attachment in self._attached_clients():
-                if attachment.instance_id == ticket.instance_id:
+                if attachment.instance_id == pending.instance_id:
                     client.metrics.count_lost(1)
                     break
-            self._mover.returned(ticket, error, was_taken=True, try_at_once=True)
+            self._failover.returned(pending, error, was_taken=True, try_at_once=True)
             return
-        ticket.refused_by.add(ticket.instance_id)
-        is_wanted_elsewhere = bool(self._candidates(ticket))
+        pending.refused_by.add(pending.instance_id)
+        is_wanted_elsewhere = bool(self._candidates(pending))
         if isinstance(error, QueueFull):
-            if not ticket.stream.epoch and not is_wanted_elsewhere:
-                ticket.stream.fail(error)
+            if not pending.stream.epoch and not is_wanted_elsewhere:
+                pending.stream.fail(error)
                 return
             # Whoever has been promised an answer waits for a place; if none comes, that is no queue to come back to.
             error = EngineUnavailable(error.message, retry_after_s=error.retry_after_s)
         if not is_wanted_elsewhere:
-            ticket.refused_by.clear()
-        self._mover.returned(ticket, error, was_taken=False, try_at_once=is_wanted_elsewhere)
+            pending.refused_by.clear()
+        self._failover.returned(pending, error, was_taken=False, try_at_once=is_wanted_elsewhere)
 
     # Supervision.
 
@@ -241,36 +241,36 @@ class EnginePool:
         return None if notes and not self.serving else EngineEnd.FAILED
 
     def _notes(self) -> list[SupervisorNote]:
-        sockets = (Path(address.removeprefix("unix:")) for address in self._clients if address.startswith("unix:"))
+        sockets = (Path(address.removeprefix("unix:")) for address in self._connections if address.startswith("unix:"))
         notes = (read_note(note_path(socket)) for socket in sockets)
         return [note for note in notes if note is not None]
 
     # Placing.
 
-    def _place(self, ticket: Ticket) -> bool:
-        usable = self._candidates(ticket)
+    def _place(self, pending: PendingRequest) -> bool:
+        usable = self._candidates(pending)
         if not usable:
             return False
         chosen = 0
         if len(usable) > 1:
-            submission = ticket.submission
+            submission = pending.submission
             chosen = self._placement.choose(_loads(usable), submission.prompt_ids, submission.cache_salt)
         attachment = usable[chosen][1]
-        attachment.session.submit(ticket)
-        ticket.engine, ticket.instance_id = attachment.engine, attachment.instance_id
+        attachment.session.submit(pending)
+        pending.engine, pending.instance_id = attachment.engine, attachment.instance_id
         return True
 
-    def _candidates(self, ticket: Ticket) -> Sequence[_Usable]:
+    def _candidates(self, pending: PendingRequest) -> Sequence[_Usable]:
         """Engines that can take it, and have not refused it. Those of another model than new requests get are good for
         what they had, or others like them.
         """
-        usable = self._by_model.get(ticket.model, ())
-        if not ticket.refused_by:
+        usable = self._by_model.get(pending.model, ())
+        if not pending.refused_by:
             return usable
-        return [(client, there) for client, there in usable if there.instance_id not in ticket.refused_by]
+        return [(client, there) for client, there in usable if there.instance_id not in pending.refused_by]
 
     def _unavailable(self) -> EngineUnavailable:
-        states = sorted({client.state for client in self._clients.values() if client.attachment is not None})
+        states = sorted({client.state for client in self._connections.values() if client.attachment is not None})
         message = f"the engine is {' or '.join(states)}" if states else "no engine is attached"  # why: see the log
         return EngineUnavailable(message, retry_after_s=MAX_BACKOFF_S)
 
@@ -280,7 +280,7 @@ class EnginePool:
         self._attached = known + [attachment for attachment in attached if attachment not in known]
 
     def _attached_clients(self) -> list[_Usable]:
-        attachments = ((client, client.attachment) for client in self._clients.values())
+        attachments = ((client, client.attachment) for client in self._connections.values())
         return [(client, attachment) for client, attachment in attachments if attachment is not None]
 
     def _note_model(self, address: str, key: ModelKey) -> None:
@@ -307,15 +307,15 @@ class EnginePool:
                 logger.info("engines at %s: %s", name, ", ".join(addresses))
                 self._found[address] = addresses
                 for found in addresses:
-                    if found not in self._clients:
-                        self._add_client(found, was_found=True, server_name=name)
+                    if found not in self._connections:
+                        self._add_connection(found, was_found=True, server_name=name)
                 self.changed()
             self._drop_vanished()
 
         return Resolver(name, port, take, lambda: self.is_urgent)
 
-    def _add_client(self, address: str, *, was_found: bool, server_name: str | None = None) -> None:
-        client = self._clients[address] = EngineClient(
+    def _add_connection(self, address: str, *, was_found: bool, server_name: str | None = None) -> None:
+        client = self._connections[address] = EngineConnection(
             address,
             self._tokenizers,
             self._metrics.engine(),
@@ -334,9 +334,9 @@ class EnginePool:
 
     def _drop_vanished(self) -> None:
         """Lets go of engines that no name stands for any more, once they have nothing left to do for us."""
-        for address, client in list(self._clients.items()):
+        for address, client in list(self._connections.items()):
             if not self._is_named(address) and not client.num_open:
-                del self._clients[address]
+                del self._connections[address]
                 self._foreign.pop(address, None)
                 self._metrics.drop_engine(client.metrics)
                 leaving = asyncio.create_task(client.stop(self._unavailable()), name="engine-leaving")

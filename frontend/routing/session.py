@@ -12,10 +12,10 @@ from typing import Protocol
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineFault, EngineUnavailable, FrontendError, QueueFull, RequestError
-from frontend.routing import wire as messages
+from frontend.routing import wire
 from frontend.routing.command_outbox import CommandOutbox
 from frontend.routing.logprobs import LogprobBatch
-from frontend.routing.pending import Ticket
+from frontend.routing.pending import PendingRequest
 from frontend.routing.stream import CancelReason, RequestStream
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class ProtocolViolation(FrontendError):  # noqa: N818 - reads as the reason it i
 class GivesBack(Protocol):
     """Takes a request back that the engine cannot serve now, and another one may."""
 
-    def __call__(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
+    def __call__(self, pending: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
         """`error` is what its client gets if nobody takes it; `was_taken` says that the engine had taken it."""
 
 
@@ -53,7 +53,7 @@ class EngineSession:
         self._give_back = give_back
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)
         self._streams: dict[int, RequestStream] = {}
-        self._tickets: dict[int, Ticket] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._waiting_tokens: dict[int, int] = {}  # by handle
         self.num_waiting_tokens = 0
         self._free_handles: list[int] = []
@@ -66,7 +66,7 @@ class EngineSession:
         """Handles in use."""
         return len(self._streams)
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, pending: PendingRequest) -> None:
         """Queues a request under a free handle.
 
         Raises:
@@ -75,12 +75,12 @@ class EngineSession:
         if self._lost is not None:
             raise self._lost
         handle = self._free_handles.pop() if self._free_handles else len(self._streams) + 1
-        submission = ticket.next_submission()
+        submission = pending.next_submission()
         submission.handle = handle
-        submission.token_credit = ticket.stream.bind(handle, self)
-        self._streams[handle] = ticket.stream
-        self._tickets[handle] = ticket
-        self._waiting_tokens[handle] = ticket.num_prompt_tokens + ticket.stream.num_tokens
+        submission.token_credit = pending.stream.bind(handle, self)
+        self._streams[handle] = pending.stream
+        self._requests[handle] = pending
+        self._waiting_tokens[handle] = pending.num_prompt_tokens + pending.stream.num_tokens
         self.num_waiting_tokens += self._waiting_tokens[handle]
         self._outbox.submit(submission)
 
@@ -102,7 +102,7 @@ class EngineSession:
         """All commands that are due, in the order in which they must be sent."""
         return self._outbox.take()
 
-    def end(self, error: RequestError) -> list[Ticket]:
+    def end(self, error: RequestError) -> list[PendingRequest]:
         """The stream has ended, and every later submission fails with `error`.
 
         Returns: the requests that were open and that somebody still waits for.
@@ -111,10 +111,10 @@ class EngineSession:
             self._lost = error
         self._streams.clear()
         self._waiting_tokens.clear()
-        tickets, self._tickets = self._tickets, {}
-        open_tickets = [ticket for ticket in tickets.values() if not ticket.stream.closed]
-        for ticket in open_tickets:
-            ticket.stream.heard_at_s = self._heard_at_s
+        requests, self._requests = self._requests, {}
+        open_tickets = [pending for pending in requests.values() if not pending.stream.closed]
+        for pending in open_tickets:
+            pending.stream.heard_at_s = self._heard_at_s
         return open_tickets
 
     def deal_admission(self, result: pb.AdmissionResult) -> None:
@@ -123,10 +123,10 @@ class EngineSession:
         for rejection in result.rejections:
             stream = self._streams.get(rejection.handle)
             if stream is not None and stream.epoch == rejection.epoch:
-                ticket = self._release(stream)
-                error = messages.rejection_error(rejection)
+                pending = self._release(stream)
+                error = wire.rejection_error(rejection)
                 if isinstance(error, EngineUnavailable | QueueFull):
-                    self._return(ticket, error, was_taken=False)
+                    self._return(pending, error, was_taken=False)
                 else:
                     stream.fail(error)
 
@@ -149,7 +149,7 @@ class EngineSession:
         for account in step.time_accounts:
             stream = self._streams.get(account.handle)
             if stream is not None and stream.epoch == account.epoch:
-                stream.tell_time(messages.engine_time(account))
+                stream.tell_time(wire.engine_time(account))
         for prompt in step.prompt_logprobs:
             self._deal_prompt_logprobs(step.step_seq, prompt)
         if step.handles:
@@ -167,7 +167,7 @@ class EngineSession:
         try:
             if stream.prompt_logprobs is None:
                 raise ValueError("prompt log-probabilities that nobody asked for")
-            stream.prompt_logprobs.add(prompt.start_index, messages.prompt_columns(prompt))
+            stream.prompt_logprobs.add(prompt.start_index, wire.prompt_columns(prompt))
         except ValueError as error:
             raise ProtocolViolation(f"step {step_seq}, handle {prompt.handle}: {error}") from error
 
@@ -180,7 +180,7 @@ class EngineSession:
                 f"step {step.step_seq}: {len(handles)} handles, {len(starts)} start_indices, {len(counts)} "
                 f"token_counts of {sum(counts)} tokens, {len(token_ids)} token_ids"
             )
-        logprobs = messages.row_logprobs(step.logprobs, counts) if step.logprobs.rows else {}
+        logprobs = wire.row_logprobs(step.logprobs, counts) if step.logprobs.rows else {}
         ids_are_known = max(token_ids, default=0) < self._vocab_size
         position = 0
         for row, (handle, epoch, start, count) in enumerate(zip(handles, epochs, starts, counts, strict=True)):
@@ -205,36 +205,36 @@ class EngineSession:
         stream.fail(EngineFault(message))
         self.cancel(stream.handle, CancelReason.CLIENT)
 
-    def _complete(self, ticket: Ticket, completion: pb.Completion) -> None:
-        stream = ticket.stream
-        account = messages.engine_account(completion)
+    def _complete(self, pending: PendingRequest, completion: pb.Completion) -> None:
+        stream = pending.stream
+        account = wire.engine_account(completion)
         if completion.reason == pb.COMPLETION_REASON_CANCELLED and not stream.closed:  # not by us
             stream.tell_time(account)
-            self._return(ticket, messages.completion_error(completion), was_taken=True)
+            self._return(pending, wire.completion_error(completion), was_taken=True)
             return
         stream.tell_account(account)
         try:
-            stream.finish(messages.request_end(completion))
+            stream.finish(wire.request_end(completion))
         except RequestError as error:
             stream.fail(error)
 
-    def _return(self, ticket: Ticket, error: RequestError, *, was_taken: bool) -> None:
-        if not ticket.stream.closed:
-            self._give_back(ticket, error, was_taken=was_taken)
+    def _return(self, pending: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
+        if not pending.stream.closed:
+            self._give_back(pending, error, was_taken=was_taken)
 
-    def _release(self, stream: RequestStream) -> Ticket:
+    def _release(self, stream: RequestStream) -> PendingRequest:
         handle = stream.handle
         del self._streams[handle]
         self.num_waiting_tokens -= self._waiting_tokens.pop(handle, 0)
         self._outbox.forget(handle)
         self._free_handles.append(handle)
-        return self._tickets.pop(handle)
+        return self._requests.pop(handle)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; used by tests."""
         assert not set(self._free_handles) & set(self._streams), "a handle is free and in use"
         assert len(set(self._free_handles)) == len(self._free_handles), "a handle is free twice"
-        assert self._tickets.keys() == self._streams.keys() >= self._waiting_tokens.keys()
+        assert self._requests.keys() == self._streams.keys() >= self._waiting_tokens.keys()
         assert self._lost or self.num_waiting_tokens == sum(self._waiting_tokens.values())
         used = self._free_handles + list(self._streams)
         assert sorted(used) == list(range(1, len(used) + 1)) or self._lost, "a handle has been lost"

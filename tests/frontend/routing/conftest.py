@@ -51,7 +51,7 @@ class World:
         await self.until(lambda: engine.instance_id not in self.attached())
 
     def attached(self) -> set[str]:
-        attachments = (client.attachment for client in self.app.engines._clients.values())
+        attachments = (client.attachment for client in self.app.engines._connections.values())
         return {attachment.instance_id for attachment in attachments if attachment is not None}
 
     async def until(self, condition: Callable[[], object], timeout_s: float = 10) -> None:
@@ -76,8 +76,8 @@ class World:
             for engine in self.engines.values():
                 async with asyncio.timeout(10):
                     await engine.wait_for(lambda engine=engine: engine.num_open == 0)
-            await self.until(lambda: not any(c.num_open for c in self.app.engines._clients.values()))
-            for client in self.app.engines._clients.values():
+            await self.until(lambda: not any(c.num_open for c in self.app.engines._connections.values()))
+            for client in self.app.engines._connections.values():
                 if client.attachment is not None:
                     client.attachment.session.check_integrity()
         assert self.app.engines.num_waiting == 0

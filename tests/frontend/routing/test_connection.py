@@ -110,7 +110,7 @@ async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplo
         for _ in range(5):  # turns of the loop: its timer, and who sleeps
             await asyncio.sleep(0)
 
-    (client,) = pair.app.engines._clients.values()
+    (client,) = pair.app.engines._connections.values()
     watch = asyncio.create_task(client._watch())  # as the one that takes the stream down, which takes a while
     await asyncio.sleep(0)
     for _ in range(10):
@@ -130,7 +130,7 @@ async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplo
 
 async def test_heartbeats_alone_keep_a_slow_engine(skip, make_pair, text_request, caplog):
     pair = await make_pair(heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
-    (client,) = pair.app.engines._clients.values()
+    (client,) = pair.app.engines._connections.values()
     pair.engine.pause()
     call = pair.stub().StreamGenerate(text_request("abc"))
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)

@@ -109,9 +109,9 @@ async def test_engine_that_says_that_it_stalls_is_left_when_another_one_serves(m
     await advance(world, 0, reading, 3)
     stalled.freeze()
     stalled.is_stalled = True
-    num_messages = next(iter(world.app.engines._clients.values()))._num_messages
+    num_messages = next(iter(world.app.engines._connections.values()))._num_messages
     await world.until(
-        lambda: next(iter(world.app.engines._clients.values()))._num_messages > num_messages + 3
+        lambda: next(iter(world.app.engines._connections.values()))._num_messages > num_messages + 3
     )  # nothing is gained by leaving it
     assert "lost the engine" not in caplog.text
     other = await world.start(1)
@@ -243,8 +243,8 @@ async def test_reader_without_credit_loses_nothing(make_world, text_request, ids
         messages = answer.messages()
         assert (await anext(messages)).HasField("started")
         index = await world.held()
-        (ticket,) = world.app.engines._usable[index][1].session._tickets.values()
-        await world.until(lambda: ticket.stream.is_parked)
+        (pending,) = world.app.engines._usable[index][1].session._requests.values()
+        await world.until(lambda: pending.stream.is_parked)
         await asyncio.sleep(0.05)  # nobody but the lost engine could have told of it
         await world.kill(index)
         text, finished = "", []
@@ -317,8 +317,8 @@ async def test_log_probabilities_of_the_prompt_are_whole_and_asked_for_no_longer
     index = await world.held()
     world.engines[index].rewrite_step = first_part_only  # dies in the middle of its prefill
     await world.engines[index].step()
-    (ticket,) = world.app.engines._usable[index][1].session._tickets.values()
-    await world.until(lambda: ticket.stream.prompt_logprobs.columns.chosen)
+    (pending,) = world.app.engines._usable[index][1].session._requests.values()
+    await world.until(lambda: pending.stream.prompt_logprobs.columns.chosen)
     await world.kill(index)
     (other,) = world.engines.values()
     await other.wait_for(lambda: other.num_open == 1)

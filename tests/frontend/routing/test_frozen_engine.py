@@ -84,7 +84,7 @@ async def test_a_process_that_stands_still_is_lost_before_its_heartbeats_are_mis
 async def test_a_process_that_holds_its_gil_is_not_lost(
     engine: asyncio.subprocess.Process, app: FrontendApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (link,) = app.engines._clients.values()
+    (link,) = app.engines._connections.values()
     num_before = link._num_messages
     await until(lambda: link._num_messages > num_before)
     engine.send_signal(signal.SIGUSR1)

@@ -6,8 +6,8 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineFault, EngineUnavailable, ServerDraining
-from frontend.routing.failover import Mover
-from frontend.routing.pending import Ticket
+from frontend.routing.failover import FailoverQueue
+from frontend.routing.pending import PendingRequest
 from frontend.routing.quarantine import CLEARED_TOKENS
 
 GONE = EngineUnavailable("gone")
@@ -18,49 +18,51 @@ class Cluster:
     """Engines that come back at once, and get requests in turn."""
 
     def __init__(self, num_engines, num_requests, poison=()):
-        self.mover = Mover(self.place, timeout_s=1000.0, max_moves=3, note_waiting=lambda _: None)
+        self.failover = FailoverQueue(self.place, timeout_s=1000.0, max_moves=3, note_waiting=lambda _: None)
         self.engines = [[] for _ in range(num_engines)]
-        self.tickets = []
+        self.requests = []
         for _ in range(num_requests):
             submission = pb.Submission(stops=pb.TokenStops(max_tokens=NUM_TOKENS))
-            self.tickets.append(Ticket(submission, None, window=1000, now_s=0.0))
-        self.poison = {self.tickets[index].number for index in poison}
+            self.requests.append(PendingRequest(submission, None, window=1000, now_s=0.0))
+        self.poison = {self.requests[index].number for index in poison}
         self.num_deaths = self.num_rounds = self.turn = 0
-        for ticket in self.tickets:
-            self.mover.submit(ticket, GONE)
+        for pending in self.requests:
+            self.failover.submit(pending, GONE)
 
-    def place(self, ticket):
+    def place(self, pending):
         self.turn += 1
-        self.engines[self.turn % len(self.engines)].append(ticket)
+        self.engines[self.turn % len(self.engines)].append(pending)
         return True
 
     def kill(self, index):
         lost, self.engines[index] = self.engines[index], []
-        self.mover.lost(lost, GONE)
+        self.failover.lost(lost, GONE)
 
     def round(self):
         """A step of every engine."""
         self.num_rounds += 1
         for index, engine in enumerate(self.engines):
-            if any(ticket.number in self.poison for ticket in engine):
+            if any(pending.number in self.poison for pending in engine):
                 self.num_deaths += 1
                 self.kill(index)
                 continue
-            for ticket in list(engine):
-                ticket.stream.push(ticket.stream.num_tokens, [1], None)
-                if ticket.stream.num_tokens == NUM_TOKENS:
-                    ticket.stream._closed = True
-                    engine.remove(ticket)
-        self.mover.retry()
+            for pending in list(engine):
+                pending.stream.push(pending.stream.num_tokens, [1], None)
+                if pending.stream.num_tokens == NUM_TOKENS:
+                    pending.stream._closed = True
+                    engine.remove(pending)
+        self.failover.retry()
 
     def run(self):
-        while not all(ticket.stream.closed for ticket in self.tickets):
+        while not all(pending.stream.closed for pending in self.requests):
             self.round()
             assert self.num_rounds < 5000, "somebody waits for ever"
-        self.mover.stop(ServerDraining("over"))
+        self.failover.stop(ServerDraining("over"))
 
     def failed(self):
-        return {index for index, ticket in enumerate(self.tickets) if isinstance(ticket.stream._failure, EngineFault)}
+        return {
+            index for index, pending in enumerate(self.requests) if isinstance(pending.stream._failure, EngineFault)
+        }
 
 
 async def test_two_engines_that_die_at_once_hold_up_many_innocent_requests_for_moments_only():

@@ -36,7 +36,7 @@ async def test_engine_that_says_it_is_busy_gets_nothing_while_another_is_idle(ma
     first, second = world.engines.values()
     first.load = engine_pb.LoadStats(num_running=40, num_free_blocks=1000)
     first.set_state(engine_pb.ENGINE_STATE_SERVING)
-    await world.until(lambda: world.app.engines._clients[first.address].load().num_requests == 40)
+    await world.until(lambda: world.app.engines._connections[first.address].load().num_requests == 40)
     for number in range(5):
         await read(world, f"number {number}").whole(ids(f"number {number}"))
     assert (len(first.submissions), len(second.submissions)) == (0, 5)
@@ -132,7 +132,7 @@ async def test_new_model_takes_over_as_soon_as_the_last_old_engine_drains(make_w
     await old.wait_for(lambda: old.num_open == 1)
     await world.until(lambda: new.instance_id in world.attached())
     old.set_state(engine_pb.ENGINE_STATE_DRAINING)
-    await world.until(lambda: world.app.engines._clients[old.address].state == "draining")
+    await world.until(lambda: world.app.engines._connections[old.address].state == "draining")
     assert world.app._health.serving
     await read(world, "abc").whole(ids("abc"))
     assert (len(old.submissions), len(new.submissions)) == (1, 1)
@@ -162,9 +162,9 @@ async def test_engine_with_two_addresses_counts_once(make_world, read, ids, tmp_
     (tmp_path / "alias.sock").symlink_to(tmp_path / "0.sock")
     alias = f"unix:{tmp_path}/alias.sock"
     world.app.engines._fixed.add(alias)
-    world.app.engines._add_client(alias, was_found=False)
+    world.app.engines._add_connection(alias, was_found=False)
     await world.engines[0].wait_for(lambda: world.engines[0].num_sessions == 2)
-    await world.until(lambda: world.app.engines._clients[alias].serving)
+    await world.until(lambda: world.app.engines._connections[alias].serving)
     assert len(world.app.engines._usable) == 1
     await read(world, "abc").whole(ids("abc"))
 
@@ -245,13 +245,13 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
     await second.start()
     caplog.set_level(logging.INFO)
     world = await make_world(0, engine=(f"dns:engines:{port}",))
-    assert world.app.engines._clients == {}
+    assert world.app.engines._connections == {}
     names.hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     await world.until_usable(2)
     for number in range(4):
         await read(world, f"text {number}").whole(ids(f"text {number}"))
     assert (len(first.submissions), len(second.submissions)) == (2, 2)
-    await world.until(lambda: len(world.app.engines._clients) == 3)
+    await world.until(lambda: len(world.app.engines._connections) == 3)
     assert not [record for record in caplog.records if "no engine at" in record.message]
 
     second.pause()
@@ -260,7 +260,7 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
     names.hosts = ["127.0.0.1"]
     await world.until_usable(1)
     assert second.num_sessions == 1  # it has something to do for us
-    assert f"127.0.0.3:{port}" not in world.app.engines._clients
+    assert f"127.0.0.3:{port}" not in world.app.engines._connections
     second.resume()
     for reading in held:
         await reading.whole(ids("held"))
@@ -274,7 +274,7 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
         ["127.0.0.1"],
         ["127.0.0.1"],
     ] * 4  # three chances
-    await world.until(lambda: not names.flaps and f"127.0.0.2:{port}" not in world.app.engines._clients)
+    await world.until(lambda: not names.flaps and f"127.0.0.2:{port}" not in world.app.engines._connections)
     assert caplog.messages.count(vanished) == 2
 
     names.hosts = []  # the name server is gone, the engine is not

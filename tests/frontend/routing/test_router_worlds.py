@@ -1,6 +1,6 @@
-"""The pool under engines that die, hang, drain, fill up, come back and change their model, by a clock of its own.
+"""The router under engines that die, hang, drain, fill up, come back and change their model, by a clock of its own.
 
-Sessions, mover, placement and streams are the real ones; only sockets are missing. After every world all requests have
+Sessions, failover, placement and streams are the real ones; only sockets are missing. After every world all requests have
 ended in the one way that the oracle allows, and nothing is left anywhere.
 """
 
@@ -14,8 +14,8 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
 from frontend.model.served_model import ModelKey
-from frontend.routing import router as pool
-from frontend.routing import wire as messages
+from frontend.routing import router as router
+from frontend.routing import wire
 from frontend.routing.connection import Attachment
 from frontend.routing.load import EngineLoad
 from frontend.routing.session import EngineSession
@@ -88,11 +88,11 @@ class MemoryClient:
         attachment, self.attachment = self.attachment, None
         self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
         if attachment is not None:
-            tickets = attachment.session.end(EngineUnavailable("gone"))
-            for ticket in tickets if parting_error is not None else ():
-                ticket.stream.fail(parting_error)
+            requests = attachment.session.end(EngineUnavailable("gone"))
+            for pending in requests if parting_error is not None else ():
+                pending.stream.fail(parting_error)
             self._users.changed()
-            self._users.lost(self, tickets if parting_error is None else [])
+            self._users.lost(self, requests if parting_error is None else [])
 
     def tick(self, rng):
         if self.attachment is None or self.is_hung:
@@ -150,8 +150,8 @@ class MemoryClient:
 class Client:
     """One request, and what became of it."""
 
-    def __init__(self, ticket, expected, *, may_be_late, born_at_s):
-        self.ticket, self.expected, self.may_be_late, self.born_at_s = ticket, expected, may_be_late, born_at_s
+    def __init__(self, pending, expected, *, may_be_late, born_at_s):
+        self.pending, self.expected, self.may_be_late, self.born_at_s = pending, expected, may_be_late, born_at_s
         self.token_ids = []
         self.end = self.error = None
         self.has_left = False
@@ -162,7 +162,7 @@ class Client:
     async def _read(self):
         try:
             while self.end is None:
-                batch = await self.ticket.stream.take()
+                batch = await self.pending.stream.take()
                 assert batch.first_index == len(self.token_ids), "a gap, or a token twice"
                 self.token_ids += batch.token_ids
                 self.end = batch.end
@@ -172,11 +172,11 @@ class Client:
 
     def leave(self):
         self.has_left = True
-        self.ticket.stream.close(CancelReason.CLIENT)
+        self.pending.stream.close(CancelReason.CLIENT)
         self.task.cancel()
 
     def check(self):
-        stream, now_s = self.ticket.stream, time.monotonic()
+        stream, now_s = self.pending.stream, time.monotonic()
         assert stream.closed
         assert self.token_ids == self.expected[: len(self.token_ids)]
         told = stream.engine_time(now_s)
@@ -200,7 +200,7 @@ class World:
     def __init__(self, rng, clock, metrics):
         self.rng, self.clock, self.metrics = rng, clock, metrics
         num_engines = rng.randrange(1, 5)
-        self.pool = pool.EnginePool(
+        self.router = router.Router(
             [f"127.0.0.1:{port}" for port in range(1, num_engines + 1)],
             None,
             metrics,
@@ -210,8 +210,8 @@ class World:
             max_moves=10_000,  # here nobody is to blame
             on_change=lambda: None,
         )
-        self.pool.start()
-        self.engines = list(self.pool._clients.values())
+        self.router.start()
+        self.engines = list(self.router._connections.values())
         self.clients = []
         self.window = rng.choice([1, 4, 64])
 
@@ -220,13 +220,13 @@ class World:
         for engine in self.engines:
             engine.tick(self.rng)
         for _ in range(6):
-            await asyncio.sleep(0)  # timers of the mover, readers
-        assert self.metrics.num_without_engine == self.pool.num_waiting
+            await asyncio.sleep(0)  # timers of the failover, readers
+        assert self.metrics.num_without_engine == self.router.num_waiting
 
     def submit(self):
         rng, now_s = self.rng, time.monotonic()
         try:
-            model = self.pool.attachment().model
+            model = self.router.attachment().model
         except EngineUnavailable:
             return
         prompt_ids = [rng.randrange(1, 250) for _ in range(rng.randrange(1, 40))]
@@ -234,16 +234,18 @@ class World:
         limit_ms = rng.random() < 0.15 and rng.randrange(3000)
         kind = rng.choice(["deadline", "budget"])
         submission = pb.Submission(
-            prompt_ids=messages.ids_to_bytes(prompt_ids),
+            prompt_ids=wire.ids_to_bytes(prompt_ids),
             stops=pb.TokenStops(
                 max_tokens=max_tokens, time_budget_ms=limit_ms if limit_ms and kind == "budget" else None
             ),
             remaining_ms=limit_ms if limit_ms and kind == "deadline" else None,
             request_id=f"{model.name} {len(self.clients)}",
         )
-        ticket = self.pool.submit(submission, model.key, window=self.window, coalesce=rng.random() < 0.5, now_s=now_s)
+        pending = self.router.submit(
+            submission, model.key, window=self.window, coalesce=rng.random() < 0.5, now_s=now_s
+        )
         expected = [*prompt_ids, END_TOKEN_ID][:max_tokens]
-        self.clients.append(Client(ticket, expected, may_be_late=bool(limit_ms), born_at_s=now_s))
+        self.clients.append(Client(pending, expected, may_be_late=bool(limit_ms), born_at_s=now_s))
 
     def disturb(self):
         rng = self.rng
@@ -257,7 +259,7 @@ class World:
                 engine.ends_in = rng.randrange(30)
                 engine.engine_state = DRAINING  # and says so only later
             case 6:
-                self.pool.changed()
+                self.router.changed()
             case 7:
                 engine.is_hung = not engine.is_hung  # until it dies, or goes on
             case 8:
@@ -272,7 +274,7 @@ class World:
                     client.pause.set()
 
     def is_idle(self):
-        return all(client.ticket.stream.closed for client in self.clients) and not any(
+        return all(client.pending.stream.closed for client in self.clients) and not any(
             engine.num_open for engine in self.engines
         )
 
@@ -283,7 +285,7 @@ def clock(monkeypatch):
     clock = SimpleNamespace(now_s=time.monotonic())
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: clock.now_s)
-        patch.setattr(pool, "EngineClient", MemoryClient)
+        patch.setattr(router, "EngineConnection", MemoryClient)
         yield clock
 
 
@@ -333,13 +335,13 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
         client.check()
     whole = sum(client.end is not None for client in world.clients)
     assert whole > len(world.clients) / 4
-    assert world.pool.num_waiting == 0
-    suspects = world.pool._mover._suspects
+    assert world.router.num_waiting == 0
+    suspects = world.router._failover._quarantine
     assert suspects.has_room
     assert not suspects._on_trial
     for engine in world.engines:
         assert engine.requests == {}
         if engine.attachment is not None:
             engine.attachment.session.check_integrity()
-    await world.pool.stop(ServerDraining("over"))
-    assert world.pool._mover._timer is None
+    await world.router.stop(ServerDraining("over"))
+    assert world.router._failover._timer is None

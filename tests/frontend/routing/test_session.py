@@ -6,7 +6,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineFault, EngineUnavailable
-from frontend.routing.pending import Ticket
+from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession, ProtocolViolation
 from frontend.routing.stream import CancelReason
 
@@ -16,14 +16,14 @@ def make_session(**arguments):
     return EngineSession(**{**defaults, **arguments})
 
 
-def fail(ticket, error, *, was_taken):
-    ticket.stream.fail(error)
+def fail(pending, error, *, was_taken):
+    pending.stream.fail(error)
 
 
 def submit(session, submission, *, window):
-    ticket = Ticket(submission, None, window=window, now_s=0.0)
-    session.submit(ticket)
-    return ticket.stream
+    pending = PendingRequest(submission, None, window=window, now_s=0.0)
+    session.submit(pending)
+    return pending.stream
 
 
 def submission(max_tokens=100):
@@ -66,8 +66,8 @@ def test_handles_are_free_again_after_rejection():
 def test_ended_session_fails_all_and_takes_nothing():
     session = make_session()
     stream = submit(session, submission(), window=4)
-    (ticket,) = session.end(EngineUnavailable("gone"))
-    assert ticket.stream is stream
+    (pending,) = session.end(EngineUnavailable("gone"))
+    assert pending.stream is stream
     with pytest.raises(EngineUnavailable, match="gone"):
         submit(session, submission(), window=4)
     stream.close(CancelReason.CLIENT)

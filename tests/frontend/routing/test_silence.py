@@ -9,7 +9,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineUnavailable
 from frontend.routing import session
 from frontend.routing import stream as request_stream
-from frontend.routing.pending import Ticket
+from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import RequestStream
 from frontend.routing.timing import AnswerTimes, timing
@@ -56,7 +56,7 @@ class Engine:
             step.time_accounts.add(handle=stream.handle, epoch=stream.epoch, **times_us)
         self.session.deal_step(step)
 
-    def lose(self) -> list[Ticket]:
+    def lose(self) -> list[PendingRequest]:
         return self.session.end(EngineUnavailable("gone", retry_after_s=1.0))
 
 
@@ -73,7 +73,7 @@ def make_engine() -> Engine:
 
 
 def make_ticket(*, window=8):
-    return Ticket(pb.Submission(stops=pb.TokenStops(max_tokens=100)), None, window=window, now_s=100.0)
+    return PendingRequest(pb.Submission(stops=pb.TokenStops(max_tokens=100)), None, window=window, now_s=100.0)
 
 
 def parts(stream, clock):
@@ -91,56 +91,56 @@ def parts(stream, clock):
 
 
 def test_hang_between_two_tokens_is_a_move(clock):
-    ticket, first, second = make_ticket(), make_engine(), make_engine()
-    first.session.submit(ticket)
+    pending, first, second = make_ticket(), make_engine(), make_engine()
+    first.session.submit(pending)
     clock.now_s += 3
-    first.step(ticket.stream, queued_us=1_000_000, prefill_us=2_000_000)
+    first.step(pending.stream, queued_us=1_000_000, prefill_us=2_000_000)
     clock.now_s += 2
-    first.step(ticket.stream)
+    first.step(pending.stream)
     clock.now_s += 5  # it hangs
     (lost,) = first.lose()
-    assert lost is ticket
-    ticket.stream.leave(Nobody(), was_taken=True)
+    assert lost is pending
+    pending.stream.leave(Nobody(), was_taken=True)
     clock.now_s += 0.5
-    second.session.submit(ticket)
+    second.session.submit(pending)
     clock.now_s += 1.25
-    second.step(ticket.stream, queued_us=250_000, prefill_us=1_000_000)
+    second.step(pending.stream, queued_us=250_000, prefill_us=1_000_000)
     clock.now_s += 4
-    assert parts(ticket.stream, clock) == {"queued": 1, "prefill": 2 + 1, "decode": 2 + 4, "moved": 5 + 0.5 + 0.25}
+    assert parts(pending.stream, clock) == {"queued": 1, "prefill": 2 + 1, "decode": 2 + 4, "moved": 5 + 0.5 + 0.25}
 
 
 def test_request_in_the_queue_of_an_engine_that_hangs_waited_until_its_last_step(clock):
-    ticket, other, engine = make_ticket(), make_ticket(), make_engine()
+    pending, other, engine = make_ticket(), make_ticket(), make_engine()
     engine.session.submit(other)
-    engine.session.submit(ticket)
+    engine.session.submit(pending)
     clock.now_s += 4
     engine.step(other.stream)
     clock.now_s += 6
-    assert engine.lose() == [other, ticket]
-    ticket.stream.leave(Nobody(), was_taken=True)
+    assert engine.lose() == [other, pending]
+    pending.stream.leave(Nobody(), was_taken=True)
     second = make_engine()
-    second.session.submit(ticket)
+    second.session.submit(pending)
     clock.now_s += 1
-    second.step(ticket.stream, prefill_us=1_000_000)
-    assert parts(ticket.stream, clock) == {"queued": 4, "prefill": 1, "moved": 6}
+    second.step(pending.stream, prefill_us=1_000_000)
+    assert parts(pending.stream, clock) == {"queued": 4, "prefill": 1, "moved": 6}
 
 
 def test_engine_that_has_taken_a_request_and_hangs_before_any_step_costs_a_move(clock):
-    ticket, engine = make_ticket(), make_engine()
-    engine.session.submit(ticket)
+    pending, engine = make_ticket(), make_engine()
+    engine.session.submit(pending)
     clock.now_s += 0.5
-    engine.session.deal_admission(pb.AdmissionResult(accepted_handles=[ticket.stream.handle]))
+    engine.session.deal_admission(pb.AdmissionResult(accepted_handles=[pending.stream.handle]))
     clock.now_s += 5
     engine.lose()
-    ticket.stream.leave(Nobody(), was_taken=True)
-    time = ticket.stream.engine_time(clock.now_s)
+    pending.stream.leave(Nobody(), was_taken=True)
+    time = pending.stream.engine_time(clock.now_s)
     assert (time.queued_s, time.moved_s) == (0.5, 5)
 
 
 async def test_time_for_which_the_client_was_waited_for_is_no_move(clock):
-    ticket, engine = make_ticket(window=4), make_engine()
-    stream = ticket.stream
-    engine.session.submit(ticket)
+    pending, engine = make_ticket(window=4), make_engine()
+    stream = pending.stream
+    engine.session.submit(pending)
     engine.step(stream, prefill_us=0)
     await stream.take()  # the reader is busy with it
     engine.step(stream, 3)  # and there is no credit left
@@ -157,9 +157,9 @@ async def test_time_for_which_the_client_was_waited_for_is_no_move(clock):
 
 
 async def test_request_without_credit_owes_the_lost_engine_nothing(clock):
-    ticket, engine = make_ticket(window=4), make_engine()
-    stream = ticket.stream
-    engine.session.submit(ticket)
+    pending, engine = make_ticket(window=4), make_engine()
+    stream = pending.stream
+    engine.session.submit(pending)
     engine.step(stream, prefill_us=0)
     await stream.take()
     engine.step(stream, 3)
@@ -171,9 +171,9 @@ async def test_request_without_credit_owes_the_lost_engine_nothing(clock):
 
 
 def test_engine_that_gives_a_request_back_has_not_been_silent(clock):
-    ticket, engine = make_ticket(), make_engine()
-    engine.session.submit(ticket)
-    engine.step(ticket.stream, prefill_us=0)
+    pending, engine = make_ticket(), make_engine()
+    engine.session.submit(pending)
+    engine.step(pending.stream, prefill_us=0)
     clock.now_s += 9
-    ticket.stream.leave(Nobody(), was_taken=True)
-    assert ticket.stream.engine_time(clock.now_s).moved_s == 0
+    pending.stream.leave(Nobody(), was_taken=True)
+    assert pending.stream.engine_time(clock.now_s).moved_s == 0

@@ -104,9 +104,9 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
     streams = []
     submit = attachment.session.submit
 
-    def watched(ticket):
-        streams.append(ticket.stream)
-        submit(ticket)
+    def watched(pending):
+        streams.append(pending.stream)
+        submit(pending)
 
     attachment.session.submit = watched
     generations = pair.app._generations
