@@ -1,6 +1,6 @@
 """Who may be what kills engines, and how to find out. Pure.
 
-A request whose engines were lost several times in a row, without its answer getting any further, is a suspect. Quarantine
+A request whose engines were lost several times in a row, without its answer getting any further, is a suspect. Suspects
 go on few at a time, so that the next loss tells: first one, and one more for each that gets further, as TCP's slow
 start opens its window; so that many innocent ones, of two engines that were killed at once, are through in a moment.
 If an engine is lost where several are on trial, each of them goes on alone after that. One that is alone on trial is

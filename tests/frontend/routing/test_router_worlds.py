@@ -1,7 +1,6 @@
 """The router under engines that die, hang, drain, fill up, come back and change their model, by a clock of its own.
 
-Sessions, failover, placement and streams are the real ones; only sockets are missing. After every world all requests have
-ended in the one way that the oracle allows, and nothing is left anywhere.
+Sessions, failover, placement and streams are real; only sockets are missing. After every world all requests have ended in the one way that the oracle allows, and nothing is left anywhere.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
 from frontend.model.served_model import ModelKey
-from frontend.routing import router as router
+from frontend.routing import router
 from frontend.routing import wire
 from frontend.routing.connection import Attachment
 from frontend.routing.load import EngineLoad
