@@ -69,7 +69,7 @@ bench: setup-dev  ## one benchmark of the engine (NAME=list shows all; ARGS="--q
 	@$(BIN)/python -m engine.bench $(or $(NAME),list) $(ARGS)
 
 bench-batching: setup-dev  ## static against continuous batching, one engine, seat by seat (ARGS="--quick", "--trace FILE")
-	@$(BIN)/python -m loadgen.batching $(ARGS)
+	@$(BIN)/python -m loadgen.experiments.batching $(ARGS)
 
 bench-hf: setup-dev  ## transformers' generate in padded batches of 4 to 128 against the pair (ARGS="--quick")
 	@$(BIN)/python -m engine.bench transformers-batches $(ARGS)

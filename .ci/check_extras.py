@@ -13,18 +13,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 _NO_SERVICE = "-chairlift.service.health_list"  # needs grpcio-health-checking, which the two services alone have
+_NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
 # Packages each extra must import whole; "" is the distribution without extras. Names behind "-" are left out: they are
 # run with [dev].
 PROMISES = {
-    "": ["chairlift", _NO_SERVICE, "engine.core", "chairlift.client"],
+    "": ["chairlift", _NO_SERVICE, _NO_NUMPY, "engine.core", "chairlift.client"],
     "frontend": [
         "chairlift",
         "frontend",
+        _NO_NUMPY,
         "-frontend.testing.refusals",  # a benchmark, with the HTTP client of [loadgen]
         "-frontend.tracing.otlp",  # with [otel]
     ],
-    "otel": ["chairlift", _NO_SERVICE, "frontend.tracing"],
+    "otel": ["chairlift", _NO_SERVICE, _NO_NUMPY, "frontend.tracing"],
     "engine": [
         "chairlift",
         "engine",

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Settings, positive
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Settings, positive
+from chairlift.bench.report import format_table, write_report
 from engine.bench.machine import Floors, Machine, load_average, measure_floors
 from engine.bench.registry import find_benchmarks
-from engine.bench.report import format_table, write_report
 from engine.errors import CheckpointError, ConfigError
 from engine.machine import usable_cpus
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chairlift.bench.alternate import Samples, alternate
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload
 from engine.bench.agreement import greedy_agreement, require_same_ids
-from engine.bench.benchmark import BenchmarkError, Outcome, Settings
-from engine.bench.measure import Samples, alternate
-from engine.bench.report import Result
 from engine.bench.serve import engine, serve
 from engine.bench.transformers_model import Answers
-from engine.bench.workload import Workload
 from engine.config import EngineConfig
 
 FP32, INT8, TRANSFORMERS = "fp32", "int8", "transformers"

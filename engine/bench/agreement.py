@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.hugging_face import import_transformers
 
 # Logits here are near unit scale; fp32 sums of a few thousand terms differ by about 1e-5.

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from chairlift.bench.alternate import alternate
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
 from engine.bench.attention_call import AttentionCall, make_attention_call
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
-from engine.bench.measure import alternate
-from engine.bench.report import Result
 from engine.bench.shapes import SHAPES
 
 _BYTES = 512 * 2**20

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.bench.benchmark import BenchmarkError
-from engine.bench.measure import Samples
+from chairlift.bench.alternate import Samples
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.padding_waste import Waste
 
 TRANSFORMERS, PAIR = "transformers", "Chairlift"

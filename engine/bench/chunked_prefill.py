@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
-from engine.bench.report import Result
 from engine.bench.rounds import Rounds, alternate_runs, require_equal_ids
 from engine.bench.serve import Run, engine
-from engine.bench.workload import Workload
 
 _UNCHUNKED, _ALONE = "unchunked", "alone"
 _PROMPT_OUTPUT_TOKENS = 4

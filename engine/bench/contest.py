@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from engine.bench.benchmark import BenchmarkError
-from engine.bench.measure import Samples, alternate
+from chairlift.bench.alternate import Samples, alternate
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.serve import Run
 from engine.bench.wire.processes import cpu_s
-from engine.bench.workload import Workload
 
 
 class Contender(Protocol):

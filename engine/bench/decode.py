@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.model_time import DecodeTime, library_ops_per_s, peak_ops_per_s
-from engine.bench.report import Result
 from engine.bench.rounds import alternate_runs, require_equal_ids
 from engine.bench.serve import Run, engine
-from engine.bench.workload import Workload
 from engine.config import DEFAULT_STEP_LIMITS
 
 _NUM_ROWS = 32

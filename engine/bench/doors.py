@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
-from engine.bench.measure import alternate
-from engine.bench.report import Result
+from chairlift.bench.alternate import alternate
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
 from engine.bench.wire.door_clients import ASK, Answer
 from engine.bench.wire.doors import Doors
 from engine.bench.wire.processes import Process, cpu_s
@@ -77,7 +77,7 @@ class _Contest:
         with ExitStack() as stack:
             runner = stack.enter_context(asyncio.Runner())
             flags = ("--uds", str(socket), "--exit-on-stdin-close", "--period-us", str(_PERIOD_US[self._pace]))
-            self._engine = Process("engine.bench.wire.null_engine", flags, self._folder / "engine.log")
+            self._engine = Process("engine.bench.null_engine", flags, self._folder / "engine.log")
             stack.callback(self._engine.stop)
             frontends = {
                 name: stack.enter_context(Doors(socket, flags, self._log(index)))

@@ -2,7 +2,7 @@
 
 import argparse
 
-from engine.bench.benchmark import Settings
+from chairlift.bench.benchmark import Settings
 from engine.bench.shapes import SHAPES, Shape, write_shape
 from engine.config import EngineConfig
 

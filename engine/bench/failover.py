@@ -23,8 +23,8 @@ from itertools import chain
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
-from engine.bench.report import Result
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
 from engine.bench.wire.mortal import Mortal, TwoEngines, UnderUp
 from engine.bench.wire.streams import Stream, play
 

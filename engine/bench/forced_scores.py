@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.fresh_scheduler import Scheduled, forget_requests, schedule_anew
 from engine.core.outputs import TokenLogprobs
 from engine.core.request import Request, RequestId, SamplingParams

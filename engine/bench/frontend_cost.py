@@ -18,14 +18,14 @@ import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
-from engine.bench.measure import Samples, alternate
-from engine.bench.report import Result
+from chairlift.bench.alternate import Samples, alternate
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload, shared_prefix_workload
+from engine.bench.null_engine import VOCAB_SIZE
 from engine.bench.wire.bare_hop import BareHop
-from engine.bench.wire.null_engine import VOCAB_SIZE
 from engine.bench.wire.pair import Pair
 from engine.bench.wire.processes import cpu_s
-from engine.bench.workload import Workload, shared_prefix_workload
 
 _NUM_STREAMS = 64
 _PROMPT_LEN = 8
@@ -74,7 +74,7 @@ def _run(settings: Settings) -> Outcome:
             settings.progress(f"starting a pair for {hold} tokens per message")
             flags = ("--hold", str(hold), "--period-us", str(period_us))
             folder = settings.scratch / f"hold-{hold}"
-            pair = stack.enter_context(Pair(flags, folder, engine_module="engine.bench.wire.null_engine"))
+            pair = stack.enter_context(Pair(flags, folder, engine_module="engine.bench.null_engine"))
             workload = shared_prefix_workload(
                 num_streams,
                 shared_len=0,

@@ -29,7 +29,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
 from engine.bench.gpu.setting import STAGE_BUDGET_S
 from engine.bench.gpu.stage import outcome_of
 from engine.bench.gpu.stages import STAGES, Command, Rehearsal, commands_of

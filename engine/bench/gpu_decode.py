@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.decode_steps import DecodePoint, DecodeSteps, Decoding, prefill_seconds
 from engine.bench.gpu.driver import EngineDriver, RequestMaker

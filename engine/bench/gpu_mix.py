@@ -20,7 +20,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.driver import EngineDriver, RequestMaker

@@ -24,7 +24,7 @@ import itertools
 import math
 from pathlib import Path
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
 from engine.bench.floor import Length
 from engine.bench.gpu.lengths import AZURE_LIKE, mean_length, sample_lengths, scaled, trace_lengths
 from engine.bench.gpu.load import LoadResult, play

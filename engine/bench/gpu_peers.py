@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.workload import Workload, uniform_workload
 from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.driver import EngineDriver, new_request
@@ -34,7 +35,6 @@ from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.transformers_peer import continuous_batching, generate_tokens, random_model
 from engine.bench.serve import engine
 from engine.bench.shapes import SHAPES, save_checkpoint
-from engine.bench.workload import Workload, uniform_workload
 from engine.config import EngineConfig
 from engine.core.request import RequestId
 from engine.serving import EngineParts

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 
 
 def import_transformers() -> Any:

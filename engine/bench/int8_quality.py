@@ -22,14 +22,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload
 from engine.bench.agreement import load_reference
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from engine.bench.forced_scores import Scores, score_texts
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.hugging_face import import_transformers
-from engine.bench.report import Result
 from engine.bench.serve import engine
-from engine.bench.workload import Workload
 from engine.config import EngineConfig, KVCacheDtypeName, Quantization
 from engine.demo import MODEL_DIR
 from engine.serving import EngineParts

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings
-from engine.bench.report import Result
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import Result
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams

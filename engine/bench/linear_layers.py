@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 import torch
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.alternate import Samples, alternate
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import Result
 from engine.bench.machine import fp32_products, int8_products
-from engine.bench.measure import Samples, alternate
-from engine.bench.report import Result
 from engine.bench.shapes import SHAPES
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads

@@ -22,9 +22,9 @@ from itertools import count
 
 import torch
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings
-from engine.bench.measure import Samples, alternate
-from engine.bench.report import Result
+from chairlift.bench.alternate import Samples, alternate
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import Result
 from engine.bench.serve import engine
 from engine.config import EngineConfig
 from engine.constraints.constraint import Constraint, HeldBackEnds

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from chairlift.bench.report import Result
 from engine.bench.contest import Contest, tpot_s, ttfts_s
-from engine.bench.report import Result
 
 CHAIRLIFT = "Chairlift"
 GOAL = 1.0

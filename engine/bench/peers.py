@@ -31,17 +31,17 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload, mixed_workload, shared_prefix_workload
 from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from engine.bench.contest import Contender, Contest, check_lengths, compete, on_cpus, tpot_s
 from engine.bench.openvino.contenders import OPENVINO_CACHED, open_openvino
 from engine.bench.peer_figures import CHAIRLIFT, Figures, alone_figures, throughput_figures
-from engine.bench.report import Result
 from engine.bench.serve import Run
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_solo import TransformersSolo
 from engine.bench.wire.pair import Pair, engine_flags
-from engine.bench.workload import Workload, mixed_workload, shared_prefix_workload
 from engine.config import EngineConfig
 
 TRANSFORMERS = "transformers"

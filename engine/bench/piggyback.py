@@ -15,13 +15,13 @@ import argparse
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
-from engine.bench.report import Result
 from engine.bench.rounds import alternate_runs, require_equal_ids
 from engine.bench.serve import Run, engine
-from engine.bench.workload import Workload
 
 _ALONE, _WITH_DECODES = "chunk alone", "chunk and decodes"
 _NUM_CHUNKS = 4

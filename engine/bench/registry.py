@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 import engine.bench
-from engine.bench.benchmark import Benchmark
+from chairlift.bench.benchmark import Benchmark
 
 
 def find_benchmarks() -> list[Benchmark]:

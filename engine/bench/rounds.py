@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.bench.benchmark import BenchmarkError, Settings
-from engine.bench.measure import Samples, alternate
+from chairlift.bench.alternate import Samples, alternate
+from chairlift.bench.benchmark import BenchmarkError, Settings
 from engine.bench.serve import Run
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler

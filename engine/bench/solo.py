@@ -19,17 +19,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload
 from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
-from engine.bench.benchmark import Benchmark, Outcome, Settings
 from engine.bench.engine_options import add_engine_arguments, describe, engine_config, shape_name
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.model_clock import ModelClock
-from engine.bench.report import Result
 from engine.bench.rounds import Rounds, alternate_runs
 from engine.bench.serve import Run, engine
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_solo import TransformersSolo
-from engine.bench.workload import Workload
 from engine.config import DEFAULT_STEP_LIMITS
 from engine.serving import EngineParts
 

@@ -16,13 +16,13 @@ import argparse
 import statistics
 from collections.abc import Callable
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
-from engine.bench.measure import alternate
-from engine.bench.report import Result
+from chairlift.bench.alternate import alternate
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload, exponential_workload
 from engine.bench.serve import Run, engine, serve
 from engine.bench.shapes import SHAPES, write_shape
 from engine.bench.slot_simulator import continuous_steps, static_steps
-from engine.bench.workload import Workload, exponential_workload
 from engine.config import EngineConfig
 from engine.core.config import SchedulingPolicyName
 

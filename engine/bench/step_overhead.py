@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings
-from engine.bench.measure import alternate
-from engine.bench.report import Result
+from chairlift.bench.alternate import alternate
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import Result
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams

@@ -19,12 +19,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import mixed_workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
-from engine.bench.report import Result
 from engine.bench.serve import engine
-from engine.bench.workload import mixed_workload
 from engine.config import DEFAULT_STEP_LIMITS
 from kernels.cpu.instruction import OPCODE, Opcode
 from kernels.cpu.worker_pool import Program, WorkerPool

@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from chairlift.bench.alternate import alternate
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload
 from engine.bench.agreement import Agreement, greedy_agreement, load_reference, require_same_ids
 from engine.bench.batch_sizes import PAIR, TRANSFORMERS, Size, draw
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
-from engine.bench.measure import alternate
 from engine.bench.padding_waste import PaddedBatch, waste_of
-from engine.bench.report import Result
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_model import Answers, generate_padded
 from engine.bench.wire.pair import Pair, engine_flags
-from engine.bench.workload import Workload
 from engine.config import EngineConfig
 
 _ROUNDS = 1

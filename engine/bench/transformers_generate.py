@@ -14,12 +14,12 @@ int8 is another model, so its share of equal choices is printed. Then the three 
 
 import argparse
 
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.workload import exponential_workload
 from engine.bench.against_transformers import FP32, INT8, Goal, compare
 from engine.bench.agreement import load_reference
-from engine.bench.benchmark import Benchmark, Outcome, Settings, positive
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_model import generate
-from engine.bench.workload import exponential_workload
 
 _NUM_SEATS = 16
 _PROMPT_LEN = 32

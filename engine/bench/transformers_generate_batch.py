@@ -12,12 +12,12 @@ but the manager below it can. Building both is not timed. Ids are judged as in C
 
 import argparse
 
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.workload import uniform_workload
 from engine.bench.against_transformers import FP32, INT8, Goal, compare
 from engine.bench.agreement import load_reference
-from engine.bench.benchmark import Benchmark, Outcome, Settings, positive
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_model import batch_generator
-from engine.bench.workload import uniform_workload
 
 
 def run(settings: Settings) -> Outcome:

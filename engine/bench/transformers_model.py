@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.hugging_face import import_transformers
 from engine.bench.padding_waste import PaddedBatch
-from engine.bench.workload import Workload
 
 Answers = tuple[tuple[int, ...], ...]
 

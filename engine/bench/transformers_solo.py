@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from chairlift.bench.workload import Workload
 from engine.bench.serve import Run
-from engine.bench.workload import Workload
 
 
 class TransformersSolo:

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
-from engine.bench.measure import alternate
-from engine.bench.report import Result
+from chairlift.bench.alternate import alternate
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import shared_prefix_workload
+from engine.bench.null_engine import VOCAB_SIZE
 from engine.bench.wire.bare_hop import BareHop
 from engine.bench.wire.client import Delivery
-from engine.bench.wire.null_engine import VOCAB_SIZE
 from engine.bench.wire.pair import Pair
-from engine.bench.workload import shared_prefix_workload
 
 _PERIOD_S = 0.010
 _NUM_TOKENS = 400
@@ -40,7 +40,7 @@ def _run(settings: Settings) -> Outcome:
     flags = ("--period-us", str(round(1e6 * period_s)), "--times", times)
     latencies_ms: dict[str, list[list[float]]] = {_PAIR: [], _HOP: []}
     with (
-        Pair(flags, settings.scratch / "pair", engine_module="engine.bench.wire.null_engine") as pair,
+        Pair(flags, settings.scratch / "pair", engine_module="engine.bench.null_engine") as pair,
         BareHop(settings.scratch, period_s=period_s) as hop,
     ):
 

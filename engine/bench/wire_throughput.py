@@ -11,14 +11,14 @@ in this process, without threads or sockets, and through the pair with its clien
 
 import argparse
 
-from engine.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import Result
+from chairlift.bench.workload import Workload, mixed_workload
 from engine.bench.contest import compete, on_cpus
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
-from engine.bench.report import Result
 from engine.bench.rounds import require_equal_ids
 from engine.bench.serve import Run, engine, serve
 from engine.bench.wire.pair import Pair, engine_flags
-from engine.bench.workload import Workload, mixed_workload
 from engine.serving import EngineParts
 
 _IN_PROCESS, _OVER_GRPC = "in process", "over gRPC"

@@ -4,8 +4,8 @@ import argparse
 from typing import cast
 
 from loadgen.cli.values import duration_s
-from loadgen.play.calibrate import Protocol, calibrate
-from loadgen.play.ceiling import Ceiling, ceiling_file, store_ceiling
+from loadgen.run.calibrate import Protocol, calibrate
+from loadgen.run.ceiling import Ceiling, ceiling_file, store_ceiling
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -21,10 +21,10 @@ from loadgen.errors import OptionError, ResultError
 from loadgen.host import describe_host
 from loadgen.measure.metrics import MeasureOptions, Metrics, measure
 from loadgen.measure.samples import samples_of
-from loadgen.play.controller import PlayOptions, play
 from loadgen.record import RunData
 from loadgen.report.live import live_panel
 from loadgen.report.terminal import print_summary
+from loadgen.run.controller import PlayOptions, play
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
 from loadgen.target.base import Api, PromptMode, TargetFacts, TargetSpec

@@ -23,8 +23,8 @@ from loadgen.errors import OptionError
 from loadgen.report.sweep_files import PAGE, write_sweep
 from loadgen.report.sweep_text import sweep_lines
 from loadgen.sweep.capacity import TARGETS, settled
+from loadgen.sweep.load_level import UNITS, Axis, Rung, rung_of
 from loadgen.sweep.rates import ladder
-from loadgen.sweep.rung import UNITS, Axis, Rung, rung_of
 from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, cut

@@ -24,7 +24,7 @@ from loadgen.report.plot_style import (
     styled,
 )
 from loadgen.report.sweep_text import AXIS_NAMES, limits_text
-from loadgen.sweep.rung import UNITS, Rung
+from loadgen.sweep.load_level import UNITS, Rung
 from loadgen.sweep.sweep import Sweep
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from loadgen.plain_json import plain
 from loadgen.report.figures import milliseconds, number, share
 from loadgen.report.terminal import STYLES
 from loadgen.sweep.capacity import answer_text
-from loadgen.sweep.rung import UNITS, Rung
+from loadgen.sweep.load_level import UNITS, Rung
 from loadgen.sweep.sweep import Sweep
 
 SCHEMA = "loadgen.sweep.sweep/v1"

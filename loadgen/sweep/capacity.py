@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from loadgen.sweep.load_level import UNITS, Axis, Rung
 from loadgen.sweep.rates import four_digits
-from loadgen.sweep.rung import UNITS, Axis, Rung
 
 TARGETS = (0.9, 0.99)
 _SAME = 1e-12

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadgen.errors import LoadgenError
 from loadgen.sweep.capacity import Answer, answer, next_probe, settled
-from loadgen.sweep.rung import UNITS, Axis, Rung
+from loadgen.sweep.load_level import UNITS, Axis, Rung
 
 # A rung is saturated when less than a tenth of the load that was added comes out as tokens.
 _GROWTH_THAT_COUNTS = 0.1

@@ -59,7 +59,11 @@ PROOFS = [
     ),
     Proof(r"make run ARGS=", How.SERVE),
     Proof(r"make (test|test-fast|lint|types|stubs|compose-check)\b", How.PARSE, because="is what runs this test"),
-    Proof(r"make bench-(batching|hf)\b", How.PARSE, because="minutes: tests/loadgen/batching, tests/engine/bench"),
+    Proof(
+        r"make bench-(batching|hf)\b",
+        How.PARSE,
+        because="minutes: tests/loadgen/experiments/batching, tests/engine/bench",
+    ),
     Proof(r"make gpu-check\b", How.PARSE, because="a GPU: tests/engine/bench rehearse it on the CPU"),
     Proof(r"\.ci/run", How.ELSEWHERE, because="is what runs this test in CI"),
     Proof(

@@ -9,8 +9,8 @@ import pytest
 
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import MockServer, mock_in_thread
-from loadgen.play.controller import PlayOptions, play
 from loadgen.record import RunData, Status
+from loadgen.run.controller import PlayOptions, play
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Trace
 

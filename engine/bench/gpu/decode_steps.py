@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.floor import Length
 from engine.bench.gpu.driver import GREEDY, Delivery, EngineDriver, RequestMaker
 from engine.core.request import RequestId, SamplingParams

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import Scheduled, forget_requests
 from engine.commands import Cancel, Inbox, Submit

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from engine.bench.benchmark import BenchmarkError, Settings
+from chairlift.bench.benchmark import BenchmarkError, Settings
 from engine.bench.floor import BF16, FP8, FP32, INT8, DecoderSize, Floor, Precision, Rates
 from engine.bench.shapes import model_names, write_model
 from engine.config import EngineConfig

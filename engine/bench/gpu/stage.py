@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from engine.bench.benchmark import Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
+from chairlift.bench.report import Result
 from engine.bench.gpu.setting import GpuSetting, open_setting
-from engine.bench.report import Result
 from kernels.bench.figure import Figure, text_table
 from kernels.bench.journal import Journal
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.hugging_face import import_transformers
-from engine.bench.workload import Workload
 
 _POLL_S = 0.5
 

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 
 VARIABLE = "CHAIRLIFT_WHEELS"
 FRONTEND_NEEDS = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from engine.bench.benchmark import Settings
+from chairlift.bench.benchmark import Settings
 from engine.bench.contest import Contender
 from engine.bench.openvino.environment import convert_checkpoint, openvino_python
 from engine.bench.openvino.process import OpenVinoProcess

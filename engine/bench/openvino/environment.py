@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 
 REQUIREMENTS = ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
 _UNWANTED = "torchvision"

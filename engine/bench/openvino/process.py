@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.serve import Run
-from engine.bench.workload import Workload
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _STOP_TIMEOUT_S = 20.0

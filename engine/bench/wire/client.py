@@ -13,11 +13,11 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from engine.bench.benchmark import BenchmarkError
 from engine.bench.serve import Run
-from engine.bench.workload import Workload
 
 _OPTIONS = (("grpc.max_receive_message_length", 16 << 20), ("grpc.enable_http_proxy", 0))
 _CALL_TIMEOUT_S = 1800.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.wire.door_clients import ask_grpc
 from engine.bench.wire.held_port import held_port
 from engine.bench.wire.processes import Process, cpu_s

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.serve import Run
 from engine.bench.wire.client import Client
 from engine.bench.wire.held_port import held_port
 from engine.bench.wire.processes import Process
-from engine.bench.workload import Workload
 from engine.config import EngineConfig
 
 _START_TIMEOUT_S = 300.0

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
+from chairlift.bench.benchmark import BenchmarkError
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from engine.bench.benchmark import BenchmarkError
 
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 _TIMEOUT_S = 300.0

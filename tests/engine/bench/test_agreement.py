@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.agreement import Agreement, greedy_agreement, load_reference, require_same_ids
-from engine.bench.benchmark import BenchmarkError
 from engine.bench.shapes import save_checkpoint
 from engine.bench.transformers_model import generate
-from engine.bench.workload import Workload
 
 
 @pytest.fixture(scope="module")

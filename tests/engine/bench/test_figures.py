@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.chunked_prefill import Scene
 from engine.bench.decode import median_decode_s
 from engine.bench.int8_quality import common_prefix, up_to_end

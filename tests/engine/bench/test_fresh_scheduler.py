@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import uniform_workload
 from engine.bench.fresh_scheduler import forget_requests, schedule_anew, serve_anew
 from engine.bench.serve import engine, serve
 from engine.bench.shapes import write_shape
-from engine.bench.workload import uniform_workload
 from engine.config import EngineConfig
 from engine.serving import EngineParts
 

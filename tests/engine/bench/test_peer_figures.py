@@ -1,7 +1,7 @@
 import pytest
 
+from chairlift.bench.alternate import Samples
 from engine.bench.contest import Contest
-from engine.bench.measure import Samples
 from engine.bench.peer_figures import CHAIRLIFT, MAX_IDLE_CORES, alone_figures, throughput_figures
 from engine.bench.serve import Run
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.bench.benchmark import BenchmarkError, Settings
+from chairlift.bench.workload import Workload
 from engine.bench import peers
 from engine.bench.agreement import load_reference
-from engine.bench.benchmark import BenchmarkError, Settings
 from engine.bench.contest import Contender
 from engine.bench.machine import measure_floors
 from engine.bench.openvino.contenders import OPENVINO, OPENVINO_CACHED
@@ -17,7 +18,6 @@ from engine.bench.peers import TRANSFORMERS, engine_config, judge_ids, workloads
 from engine.bench.serve import Run
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_solo import TransformersSolo
-from engine.bench.workload import Workload
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError, Settings
+from chairlift.bench.benchmark import BenchmarkError, Settings
 from engine.bench.machine import Floors
 from engine.bench.rounds import alternate_runs, require_equal_ids
 from engine.bench.serve import Run

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.serve import serve
 from engine.core.config import SchedulerConfig
 from engine.core.scheduler import Scheduler

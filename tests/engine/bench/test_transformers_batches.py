@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chairlift.bench.alternate import Samples
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.__main__ import main
 from engine.bench.agreement import greedy_agreement, load_reference
 from engine.bench.batch_sizes import PAIR, TRANSFORMERS, Size, draw
-from engine.bench.benchmark import BenchmarkError
-from engine.bench.measure import Samples
 from engine.bench.padding_waste import PaddedBatch, Waste, waste_of
 from engine.bench.shapes import save_checkpoint
 from engine.bench.transformers_batches import Judge
 from engine.bench.transformers_model import generate_padded
-from engine.bench.workload import Workload
 
 WORKLOAD = Workload(((5, 6, 7), (8,), (9, 10, 11, 12, 13), (14, 15)), (2, 6, 3, 1))
 

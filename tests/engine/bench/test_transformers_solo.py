@@ -1,9 +1,9 @@
 from pathlib import Path
 
+from chairlift.bench.workload import uniform_workload
 from engine.bench.agreement import greedy_agreement, load_reference
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_solo import TransformersSolo
-from engine.bench.workload import uniform_workload
 
 
 def test_answers_are_greedy_of_full_length_and_timed(tmp_path: Path) -> None:

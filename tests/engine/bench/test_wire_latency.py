@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.serve import Run
 from engine.bench.wire.client import Delivery
 from engine.bench.wire_latency import pair_latencies_ms

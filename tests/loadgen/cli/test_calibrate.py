@@ -4,7 +4,7 @@ import pytest
 
 import loadgen.cli.calibrate
 from loadgen.cli.main import main
-from loadgen.play.ceiling import Ceiling, stored_ceiling, this_host
+from loadgen.run.ceiling import Ceiling, stored_ceiling, this_host
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loadgen.cli.main import main
-from loadgen.play.controller import PlayOptions, play
+from loadgen.run.controller import PlayOptions, play
 from loadgen.target.base import TargetSpec
 from loadgen.testing import Played, run_of
 

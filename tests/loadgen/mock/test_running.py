@@ -6,7 +6,7 @@ import pytest
 from loadgen.errors import LoadgenError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes, mock_in_thread, mock_server
-from loadgen.play.controller import play
+from loadgen.run.controller import play
 from loadgen.target.base import TargetSpec
 from loadgen.testing import Played, run_of
 from tests.hang import HANG_S

@@ -17,7 +17,7 @@ from loadgen.report.plot_style import png
 from loadgen.report.plot_sweep import sweep_pictures
 from loadgen.report.sweep_files import write_sweep
 from loadgen.report.sweep_text import COLUMNS, cells, conclusions, sweep_document, sweep_lines
-from loadgen.sweep.rung import Axis, Rung, rung_of
+from loadgen.sweep.load_level import Axis, Rung, rung_of
 from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.testing import Played, run_of, synthetic_run
 

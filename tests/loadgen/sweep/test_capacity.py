@@ -8,7 +8,7 @@ import pytest
 from loadgen.checks.finding import Level
 from loadgen.measure.quantiles import Distribution
 from loadgen.sweep.capacity import Answer, answer, answer_text, monotone_attainment, next_probe, settled
-from loadgen.sweep.rung import Rung
+from loadgen.sweep.load_level import Rung
 
 NOTHING = Distribution(0, math.nan, math.nan, math.nan, math.nan, ((50.0, math.nan), (99.0, math.nan)))
 

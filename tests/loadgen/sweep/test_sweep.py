@@ -13,7 +13,7 @@ from loadgen.errors import TargetError
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.quantiles import Distribution
 from loadgen.record import Status
-from loadgen.sweep.rung import Rung, rung_of
+from loadgen.sweep.load_level import Rung, rung_of
 from loadgen.sweep.sweep import sweep
 from loadgen.testing import synthetic_run
 

@@ -4,7 +4,8 @@ import statistics
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew, serve_anew
 from engine.bench.gpu.decode_steps import DecodePoint, Decoding, prefill_seconds
@@ -12,7 +13,6 @@ from engine.bench.gpu.driver import EngineDriver, RequestMaker, new_request
 from engine.bench.gpu.window import continuous_window, static_window
 from engine.bench.serve import engine
 from engine.bench.shapes import write_shape
-from engine.bench.workload import Workload
 from engine.config import EngineConfig
 from engine.serving import EngineParts
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.floor import Length
 from engine.bench.gpu.load import LoadResult, play
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.gpu import wheels
 
 

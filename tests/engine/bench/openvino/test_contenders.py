@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.benchmark import Settings
+from chairlift.bench.benchmark import Settings
+from chairlift.bench.workload import Workload
 from engine.bench.machine import measure_floors
 from engine.bench.openvino import contenders
 from engine.bench.openvino.contenders import OPENVINO, OPENVINO_CACHED, open_openvino
 from engine.bench.openvino.process import OpenVinoProcess
-from engine.bench.workload import Workload
 
 
 @pytest.mark.parametrize(("precision", "kv_cache"), [("fp32", "f32"), ("int8", "u8")])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.openvino import environment
 from engine.bench.openvino.environment import REQUIREMENTS, cache_dir, convert_checkpoint, openvino_python
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from engine.bench.openvino.process import OpenVinoProcess
 from engine.bench.wire.processes import cpu_s
-from engine.bench.workload import Workload
 
 WORKLOAD = Workload(((7, 8, 9), (100,)), (5, 2))
 

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.benchmark import BenchmarkError
+from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload, shared_prefix_workload
+from engine.bench.null_engine import END_TOKEN_ID, VOCAB_SIZE
 from engine.bench.wire.client import Client
-from engine.bench.wire.null_engine import END_TOKEN_ID, VOCAB_SIZE
 from engine.bench.wire.pair import Pair, engine_flags
-from engine.bench.workload import Workload, shared_prefix_workload
 from engine.config import EngineConfig
 from engine.flags import parse_config
 
-NULL_ENGINE = "engine.bench.wire.null_engine"
+NULL_ENGINE = "engine.bench.null_engine"
 
 
 def test_flags_say_the_configuration() -> None:

@@ -1,1 +1,0 @@
-"""The batching experiment: one engine, static and continuous batching, seat by seat."""

@@ -1,0 +1,192 @@
+"""`python -m loadgen.experiments.batching`: the batching experiment, from starting engines to a page of pictures.
+
+Exit status: 0 when it ran, whatever came out; 2 with one line when it could not; 130 after Ctrl-C.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from loadgen.cli.values import at_least_one, positive
+from loadgen.errors import LoadgenError, OptionError
+from loadgen.experiments.batching.cases import (
+    QUICK,
+    Case,
+    Sizes,
+    paced_case,
+    queued_case,
+    synthetic_cases,
+    trace_window,
+)
+from loadgen.experiments.batching.experiment import Contest, SweepPoint, contest, sweep
+from loadgen.experiments.batching.load_generator import play
+from loadgen.experiments.batching.model import Model, chosen_model
+from loadgen.experiments.batching.policies import CONTINUOUS, ENGINE_FLAGS
+from loadgen.experiments.batching.report import Report, case_text, sweep_text, write_report
+from loadgen.experiments.batching.results import CaseResult
+from loadgen.experiments.batching.system import EngineSize, Play
+from loadgen.host import describe_host
+
+_TRACE_MODEL_LEN = 2048
+_BUSY = 1.0  # load average above which a run says that the machine was not its own
+
+
+def main(argv: Sequence[str] | None = None, play: Play = play) -> int:
+    """Runs the command line; returns the exit status."""
+    options = _parse(argv)
+    try:
+        _run(options, play)
+    except LoadgenError as error:
+        print(f"loadgen.experiments.batching: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("loadgen.experiments.batching: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(options: argparse.Namespace, play: Play) -> None:
+    started_s = time.monotonic()
+    folder = _result_folder(options.out)
+    settings: dict[str, Any] = {
+        "command": sys.argv,
+        "host": describe_host(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rounds": options.rounds,
+    }
+    warnings = _first_warnings(options)
+    with tempfile.TemporaryDirectory(prefix="chairlift-batching-") as scratch:
+        model = chosen_model(options.model, Path(scratch))
+        sizes = (QUICK if options.quick else Sizes()).within(model.max_model_len)
+        sizes = replace(sizes, sweep_seats=tuple(options.sweep_seats or sizes.sweep_seats))
+        results, points = _play_all(options, model, sizes, Path(scratch), play, started_s)
+    for result in [*results, *(point.result for point in points)]:
+        if result.case.is_queued and not result.agrees_with_simulation:
+            warnings.append(f"{result.case.key}: the steps are not those of the bare seats; see its table.")
+    about = (
+        f"{model.title}; {sizes.num_seats} seats, prompts of {sizes.prompt_tokens} tokens that share the first "
+        f"{sizes.shared_tokens}; best of {options.rounds} rounds, contestants in turn; the whole pair over gRPC, with "
+        f"the load generator on the same {settings['host']['usable_cpus']} cores; all in {_passed(started_s)}."
+    )
+    write_report(Report(about, warnings, results, points, settings), folder)
+    for warning in warnings:
+        print(f"! {warning}")
+    print(f"{about}\nreport: {folder / 'report.html'}\nraw samples: {folder / 'samples.json'}")
+
+
+def _play_all(
+    options: argparse.Namespace, model: Model, sizes: Sizes, scratch: Path, play: Play, started_s: float
+) -> tuple[list[CaseResult], list[SweepPoint]]:
+    """Every case, each printed as soon as it is done, and the sweep."""
+
+    def progress(text: str) -> None:
+        print(f"  {time.monotonic() - started_s:6.0f} s  {text}", file=sys.stderr, flush=True)
+
+    results: list[CaseResult] = []
+
+    def play_case(running: Contest, case: Case) -> CaseResult:
+        results.append(running.play(case))
+        print(case_text(results[-1]), end="\n\n", flush=True)
+        return results[-1]
+
+    longest = max(sizes.prompt_tokens + sizes.longest_answer, _TRACE_MODEL_LEN if options.trace else 0)
+    size = EngineSize.of(model, sizes.num_seats, sizes.prompt_tokens, longest)
+    progress(f"starting {', '.join(ENGINE_FLAGS)}: {model.title}, {sizes.num_seats} seats")
+    with contest(size, tuple(ENGINE_FLAGS), scratch, play, rounds=options.rounds, progress=progress) as running:
+        for case in synthetic_cases(sizes):
+            running.check_ids(case)
+            play_case(running, case)
+        if options.trace is None:
+            print("== trace: skipped, as no --trace FILE was given\n", flush=True)
+        else:
+            trace, title = trace_window(
+                options.trace,
+                window_s=options.window,
+                most=sizes.trace_requests,
+                scale=options.length_scale,
+                max_model_len=size.max_model_len,
+            )
+            case = queued_case(trace, title)
+            running.check_ids(case)
+            capacity = len(trace) / play_case(running, case).best(CONTINUOUS).seconds
+            play_case(running, paced_case(trace, title, options.load * capacity))
+    points = sweep(model, sizes, scratch / "sweep", play, rounds=options.rounds, progress=progress)
+    print(sweep_text(points), end="\n\n", flush=True)
+    return results, points
+
+
+def _passed(since_s: float) -> str:
+    minutes, seconds = divmod(round(time.monotonic() - since_s), 60)
+    return f"{minutes} min {seconds} s"
+
+
+def _first_warnings(options: argparse.Namespace) -> list[str]:
+    warnings = []
+    if options.quick:
+        warnings.append("--quick: sizes so small that the figures mean nothing.")
+    if os.getloadavg()[0] > _BUSY:
+        warnings.append(f"The machine was busy before the run began: load average {os.getloadavg()[0]:.1f}.")
+    return warnings
+
+
+def _result_folder(out: Path) -> Path:
+    """Made before anything is measured. Raises: OptionError: it cannot be made."""
+    folder = out / f"batching-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise OptionError(f"--out {out}: {error.strerror}") from error
+    return folder
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadgen.experiments.batching",
+        description="Static against continuous batching in one and the same engine: ids checked, steps against a "
+        "simulation of the bare seats, time, latencies, and who sat where.",
+    )
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a checkpoint (default: a 15M shape, random weights)")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a production trace, for the fourth case")
+    parser.add_argument(
+        "--window", type=_window, default=(600.0, 1200.0), metavar="FROM:TO", help="its seconds (default: 600:1200)"
+    )
+    parser.add_argument(
+        "--length-scale", type=positive, default=0.25, metavar="X", help="of its prompts and answers (default: 0.25)"
+    )
+    parser.add_argument(
+        "--load",
+        type=positive,
+        default=0.7,
+        metavar="SHARE",
+        help="its arrivals, as a share of what the continuous engine answers per second (default: 0.7)",
+    )
+    parser.add_argument(
+        "--sweep-seats",
+        type=at_least_one,
+        nargs="+",
+        metavar="N",
+        help="seats of the engines of the sweep (default: 4 8 16 32 64 128)",
+    )
+    parser.add_argument("--rounds", type=at_least_one, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--quick", action="store_true", help="all of it small, in a minute: measures nothing")
+    parser.add_argument("--out", type=Path, default=Path("bench-results"), help="default: bench-results")
+    return parser.parse_args(argv)
+
+
+def _window(text: str) -> tuple[float, float]:
+    begin, _, end = text.partition(":")
+    try:
+        return float(begin or 0), float(end or "inf")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO in seconds") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

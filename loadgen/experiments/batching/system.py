@@ -1,0 +1,154 @@
+"""One engine with one policy, and how it plays a case."""
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from loadgen.errors import ResultError
+from loadgen.experiments.batching.barrier import behind_gates, only_gates, with_gates
+from loadgen.experiments.batching.case_run import Playing, playing_of, require_whole_answers
+from loadgen.experiments.batching.cases import Case
+from loadgen.experiments.batching.ids import Answers, greedy_answers
+from loadgen.experiments.batching.model import Model
+from loadgen.experiments.batching.pair import Pair
+from loadgen.experiments.batching.policies import ENGINE_FLAGS
+from loadgen.experiments.batching.step_log import Step, read_steps
+from loadgen.record import RunData
+from loadgen.trace.schema import Trace
+
+Play = Callable[[Trace, str, str], RunData]
+"""Plays a trace against HOST:PORT with prompts of a salt, from the moment it is called; see `load_generator`."""
+
+_MOST_STEP_TOKENS = 2048
+_CALIBRATION_GATES = 4
+_LOG_TIMEOUT_S = 20.0
+_POLL_S = 0.02
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSize:
+    """What all contestants' engines have in common.
+
+    Attributes:
+        model: what they load.
+        num_seats: `--max-num-seqs`.
+        max_model_len: most tokens of prompt and answer.
+        step_tokens: token budget of a step.
+    """
+
+    model: Model
+    num_seats: int
+    max_model_len: int
+    step_tokens: int
+
+    @classmethod
+    def of(cls, model: Model, num_seats: int, prompt_tokens: int, longest: int) -> "EngineSize":
+        """Room for requests of `longest` tokens, and a step that takes all prompts of a batch if they are short."""
+        step_tokens = min(num_seats * prompt_tokens, _MOST_STEP_TOKENS, model.max_model_len // 2)
+        return cls(model, num_seats, min(model.max_model_len, max(longest, step_tokens + 2)), step_tokens)
+
+    @property
+    def gate_tokens(self) -> int:
+        """A prompt that fills whole steps, as many as fit."""
+        return (self.max_model_len - 1) // self.step_tokens * self.step_tokens
+
+    def flags(self) -> tuple[str, ...]:
+        """Of the engine."""
+        numbers = {
+            "--max-num-seqs": self.num_seats,
+            "--max-num-batched-tokens": self.step_tokens,
+            "--max-model-len": self.max_model_len,
+        }
+        return (*self.model.flags, *(str(part) for item in numbers.items() for part in item))
+
+
+class Contestant:
+    """A running pair. Use it in a `with` block, and call `wait_until_served` before anything else.
+
+    Attributes:
+        name: a key of ENGINE_FLAGS.
+    """
+
+    def __init__(self, name: str, size: EngineSize, folder: Path, play: Play) -> None:
+        self.name = name
+        self._size = size
+        self._play = play
+        self._pair = Pair((*size.flags(), *ENGINE_FLAGS[name]), folder)
+        self._read_to = 0
+
+    def __enter__(self) -> Self:
+        self._pair.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pair.__exit__(kind, value, trace)
+
+    def wait_until_served(self) -> None:
+        """Raises TargetError: see `Pair`."""
+        self._pair.wait_until_served()
+
+    def answers(self, case: Case) -> Answers:
+        """The ids of every answer of a case."""
+        answers = greedy_answers(self._pair.address, case.trace, self._pair.model.vocab_size)
+        self._steps_of(case.trace)
+        return answers
+
+    def seconds_per_gate(self) -> float:
+        """How long one gate holds this engine back, at the mean."""
+        gates = only_gates(_CALIBRATION_GATES, self._size.gate_tokens)
+        require_whole_answers(self._play(gates, self._pair.address, secrets.token_hex(8)))
+        return sum(step.busy_ms for step in self._steps_of(gates)) / 1e3 / len(gates)
+
+    def play(self, case: Case, num_gates: int) -> Playing:
+        """Plays a case once, with fresh prompts.
+
+        Args:
+            case: behind gates if its requests are to be queued at once.
+            num_gates: to begin with; if they are too few, twice as many are tried.
+        Raises: ResultError: see `playing_of`, or no number of gates was enough.
+        """
+        num_gates = num_gates if case.is_queued else 0
+        for _ in range(_ATTEMPTS):
+            trace = with_gates(case.trace, num_gates, self._size.gate_tokens) if num_gates else case.trace
+            cpu_before_s = self._pair.frontend_cpu_s()
+            run = self._play(trace, self._pair.address, secrets.token_hex(8))
+            cpu_s = self._pair.frontend_cpu_s() - cpu_before_s
+            require_whole_answers(run)
+            steps = behind_gates(self._steps_of(trace), num_gates, len(case.trace))
+            if steps is not None:
+                return playing_of(run, num_gates, steps, self._size.num_seats, cpu_s)
+            num_gates *= 2
+        raise ResultError(
+            f"{self.name}, {case.key}: requests still came when {num_gates // 2} prompts of {self._size.gate_tokens} "
+            "tokens had been computed; is the machine busy with something else?"
+        )
+
+    def _steps_of(self, trace: Trace) -> list[Step]:
+        """The steps of a trace that has just been played, once its last request has finished in the log.
+
+        Whatever ran before it since the last call (the load generator warms its connections up) is left out.
+        """
+        steps: list[Step] = []
+        played = Counter(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+        deadline_s = time.monotonic() + _LOG_TIMEOUT_S
+        while True:
+            new_steps, self._read_to = read_steps(self._pair.step_log, self._read_to)
+            steps += new_steps
+            finished = {request: usage for step in steps for request, usage in step.finished.items()}
+            missing = played - Counter((usage.prompt, usage.output) for usage in finished.values())
+            if not missing:
+                first = sorted(finished)[-len(trace)]
+                return [step for step in steps if max(step.rows) >= first]
+            if time.monotonic() > deadline_s:
+                raise ResultError(
+                    f"step log {self._pair.step_log}: {missing.total()} of {len(trace)} requests do not finish in it"
+                )
+            time.sleep(_POLL_S)

@@ -1,0 +1,81 @@
+"""Cases that no engine has played, for tests: an ideal engine that sits requests down step by step, and its client.
+
+Its seats follow the same rules as `simulation` states, written once more: who sits in which step, by name.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from loadgen.experiments.batching.case_run import Playing, playing_of
+from loadgen.experiments.batching.cases import Case
+from loadgen.experiments.batching.policies import CACHED, CONTINUOUS, STATIC
+from loadgen.experiments.batching.results import CaseResult
+from loadgen.experiments.batching.step_log import Step, Usage
+from loadgen.testing import Played, run_of, workload_of
+
+StepMs = Callable[[int], float]
+"""What a step of so many rows takes."""
+
+
+def engine_steps(
+    usages: Sequence[Usage], num_seats: int, *, static: bool, step_ms: StepMs, first: int = 1
+) -> list[Step]:
+    """The steps of an engine whose prompts fit into one step. Requests are numbered from `first` on."""
+    waiting = list(range(len(usages)))
+    left: dict[int, int] = {}  # by request, tokens still to come
+    steps, now_ms = [], 0.0
+    while waiting or left:
+        is_open = not (static and left)
+        rows = {first + index: 1 for index in left}
+        while is_open and waiting and len(left) < num_seats:
+            index = waiting.pop(0)
+            left[index] = usages[index].output
+            rows[first + index] = usages[index].prompt - usages[index].cached
+        done = [index for index in left if left[index] == 1]
+        left = {index: tokens - 1 for index, tokens in left.items() if tokens > 1}
+        finished = {first + index: usages[index] for index in done}
+        busy_ms = step_ms(len(rows))
+        steps.append(Step(now_ms, busy_ms, rows, finished, (), len(waiting), len(left)))
+        now_ms += busy_ms
+    return steps
+
+
+def ideal_playing(usages: Sequence[Usage], num_seats: int, *, static: bool, step_ms: StepMs) -> Playing:
+    """What such an engine and a client that sees every token at once make of queued requests."""
+    steps = engine_steps(usages, num_seats, static=static, step_ms=step_ms)
+    ends_s = [(step.started_ms + step.busy_ms) / 1e3 for step in steps]
+    played = []
+    for number, usage in enumerate(usages, 1):
+        seen_s = [end_s for step, end_s in zip(steps, ends_s, strict=True) if number in step.rows]
+        played.append(Played(0.0, tuple((at_s, 1) for at_s in seen_s), input_tokens=usage.prompt))
+    return playing_of(run_of(played), 0, steps, num_seats)
+
+
+def ideal_result(
+    outputs: Sequence[int],
+    num_seats: int,
+    *,
+    step_ms: StepMs = lambda rows: 2.0 + 0.1 * rows,
+    noise: Sequence[float] = (1.0, 1.05),
+    key: str = "ideal",
+    cached: int = 0,
+) -> CaseResult:
+    """Every contestant plays answers of these lengths, once for each factor that its steps take longer."""
+    usages = [Usage(32, 0, tokens) for tokens in outputs]
+    known = [Usage(32, cached if number else 0, tokens) for number, tokens in enumerate(outputs)]
+    rounds = {
+        name: [
+            ideal_playing(
+                known if name == CACHED else usages, num_seats, static=name == STATIC, step_ms=_slower(step_ms, factor)
+            )
+            for factor in noise
+        ]
+        for name in (STATIC, CONTINUOUS, CACHED)
+    }
+    trace = workload_of(np.zeros(len(outputs)), np.full(len(outputs), 32), np.asarray(outputs))
+    return CaseResult(Case(key, f"{len(outputs)} answers", trace), rounds)
+
+
+def _slower(step_ms: StepMs, factor: float) -> StepMs:
+    return lambda rows: factor * step_ms(rows)

@@ -1,0 +1,247 @@
+"""Plays a workload: starts the workers, gives them one start, watches them, and gathers what they wrote down.
+
+No queue and no message is in the way of a request. All processes of a host share CLOCK_MONOTONIC, so a schedule counted
+from one start is the same moment everywhere.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.errors import OptionError
+from loadgen.host import HostWatch
+from loadgen.prompts.text import TextMeasure
+from loadgen.record import ABSENT, CHUNK, REQUEST, LiveView, RunData, Status, WorkerHealth, new_requests
+from loadgen.run.ceiling import stored_ceiling, this_host
+from loadgen.run.options import PlayOptions
+from loadgen.run.shards import deal, workforce
+from loadgen.run.shared_arrays import PROGRESS, SharedArray
+from loadgen.run.worker import Opened, Prepare, Ready, Start, WorkerPlan
+from loadgen.run.worker_pool import Crew, CtrlC, Member
+from loadgen.target.base import TargetFacts, TargetSpec
+from loadgen.target.open import check_spec
+from loadgen.trace.schema import Trace, workload_digest
+
+__all__ = ["PlayOptions", "play"]
+
+_START_LEAD_NS = 300_000_000  # for the word to reach every worker
+_LOOK_S = 0.25
+_MAX_CHUNKS = 32 << 20  # 512 MB
+OnProgress = Callable[[LiveView], None]
+OnOpened = Callable[[TargetFacts], None]
+OnInterrupt = Callable[[int], None]
+
+
+class _Memory(NamedTuple):
+    """What all processes see."""
+
+    requests: SharedArray
+    chunks: list[SharedArray]
+    progress: SharedArray
+
+
+def play(
+    workload: Trace,
+    spec: TargetSpec,
+    options: PlayOptions | None = None,
+    on_progress: OnProgress | None = None,
+    *,
+    on_opened: OnOpened | None = None,
+    on_interrupt: OnInterrupt | None = None,
+) -> RunData:
+    """Plays a workload to its end. Blocks. Processes are spawned, so the main module must bear being imported.
+
+    Ctrl-C breaks off what is under way and returns what there is, with `interrupted` set; a second one is a
+    KeyboardInterrupt, and so is one before the start.
+
+    Args:
+        workload: arrivals counted from the start of the run.
+        spec: the server.
+        options: None takes the defaults.
+        on_progress: called about four times a second.
+        on_opened: called once, before anything is played, with what the server says of itself.
+        on_interrupt: called at Ctrl-C with the number of requests that are broken off.
+
+    Raises:
+        TargetError: the server cannot be reached or measured; nothing was played.
+        OptionError: options that cannot work, or nothing to play.
+    """
+    options = options or PlayOptions()
+    check_spec(spec)
+    if len(workload) == 0:
+        raise OptionError("the workload has no requests")
+    pinned = bool(options.salt)
+    salt = options.salt or secrets.token_hex(8)
+    num_workers, warning = workforce(workload, options, this_host()[1])
+    memory = _memory(workload, num_workers, is_closed_loop=options.concurrency is not None)
+    plans = [
+        WorkerPlan(
+            worker=worker,
+            num_workers=num_workers,
+            workload=workload,
+            spec=spec,
+            share=share,
+            salt=salt,
+            vocab_size=options.vocab_size,
+            probe_timeout_s=options.probe_timeout_s,
+            requests=memory.requests,
+            chunks=memory.chunks[worker],
+            progress=memory.progress,
+        )
+        for worker, share in enumerate(deal(workload, options, num_workers))
+    ]
+    with Crew(plans) as crew:
+        opened = crew.replies(Opened)[0]
+        if on_opened is not None:
+            on_opened(opened.facts)
+        crew.send(Prepare(opened.measure))
+        crew.replies(Ready)
+        start_ns = time.monotonic_ns() + _START_LEAD_NS
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        host = HostWatch()
+        with CtrlC() as ctrl_c:
+            crew.send(Start(start_ns))
+            _watch(crew, ctrl_c, start_ns, memory, workload, host, on_progress)
+            if ctrl_c.heard and on_interrupt is not None:
+                on_interrupt(int((memory.requests.rows()["status"] == Status.IN_FLIGHT).sum()))
+            crew.stop()
+        stopped_ns = time.monotonic_ns() - start_ns
+        members = crew.members
+    requests = memory.requests.rows().copy()
+    errors = _gather_errors(requests, members, start_ns)
+    settings = _settings(workload, spec, options, opened.facts, opened.measure)
+    settings |= {
+        "salt": salt,
+        "pinned_salt": pinned,
+        "workers": num_workers,
+        "warnings": [warning] if warning else [],
+        "started_at": started_at,
+        "start_monotonic_ns": start_ns,
+        "host_busy": host.busy(),
+    }
+    ceiling = stored_ceiling(spec.api)
+    settings["ceiling_messages_per_s"] = ceiling.of(num_workers) if ceiling else None
+    unfinished = ctrl_c.heard or bool((requests["status"] == Status.IN_FLIGHT).any())
+    ended_ns = stopped_ns if unfinished else int(requests["ended_ns"].max())
+    return RunData(
+        workload=workload,
+        requests=requests,
+        chunks=_gather_chunks(memory),
+        errors=errors,
+        workers=tuple(_health(member, memory) for member in members),
+        ended_s=max(ended_ns, 0) / 1e9,
+        interrupted=ctrl_c.heard,
+        settings=settings,
+    )
+
+
+def _memory(workload: Trace, num_workers: int, *, is_closed_loop: bool) -> _Memory:
+    requests = SharedArray.new(len(workload), REQUEST)
+    rows = requests.rows()
+    rows[:] = new_requests(len(workload))
+    rows["worker"] = np.arange(len(workload)) % num_workers
+    if not is_closed_loop:
+        rows["scheduled_ns"] = np.round(workload.arrival_s * 1e9)
+    chunks = []
+    for worker in range(num_workers):
+        output_tokens = workload.output_tokens[worker::num_workers]
+        room = min(int(output_tokens.sum()) + len(output_tokens), _MAX_CHUNKS // num_workers)
+        chunks.append(SharedArray.new(room, CHUNK))
+    return _Memory(requests, chunks, SharedArray.new(num_workers, PROGRESS))
+
+
+def _watch(
+    crew: Crew,
+    ctrl_c: CtrlC,
+    start_ns: int,
+    memory: _Memory,
+    workload: Trace,
+    host: HostWatch,
+    on_progress: OnProgress | None,
+) -> None:
+    """Until all workers are done, or Ctrl-C."""
+    requests = memory.requests.rows()
+    duration_s = float(workload.arrival_s[-1])
+
+    def look() -> None:
+        host.look()
+        if on_progress is not None:
+            on_progress(LiveView((time.monotonic_ns() - start_ns) / 1e9, requests, duration_s))
+
+    look_s = time.monotonic()
+    while crew.is_playing and not ctrl_c.heard:
+        crew.listen(max(look_s - time.monotonic(), 0.0))
+        if time.monotonic() >= look_s:
+            look()
+            look_s = time.monotonic() + _LOOK_S
+    look()
+
+
+def _gather_errors(requests: NDArray[Any], members: list[Member], start_ns: int) -> tuple[str, ...]:
+    """Gives the workers' error numbers one meaning; what a dead worker left undone becomes an error."""
+    texts: dict[str, int] = {}
+    for member in members:
+        ours = requests["worker"] == member.number
+        own = np.array([texts.setdefault(text, len(texts)) for text in member.errors], dtype=np.int64)
+        noted = np.flatnonzero(ours & (requests["error"] != ABSENT))
+        known = requests["error"][noted] < len(own)  # a text may have died with its worker
+        requests["error"][noted[known]] = own[requests["error"][noted[known]]]
+        if member.exit_code is not None:
+            text = f"worker {member.number} died with exit code {member.exit_code}"
+            number = texts.setdefault(text, len(texts))
+            requests["error"][noted[~known]] = number
+            undone = ours & np.isin(requests["status"], (Status.UNSENT, Status.IN_FLIGHT))
+            requests["ended_ns"][undone & (requests["status"] == Status.IN_FLIGHT)] = member.died_ns - start_ns
+            requests["status"][undone] = Status.ERROR
+            requests["error"][undone] = number
+    return tuple(texts)
+
+
+def _gather_chunks(memory: _Memory) -> NDArray[Any]:
+    counts = memory.progress.rows()["num_chunks"]
+    return np.concatenate([chunks.rows()[:count] for chunks, count in zip(memory.chunks, counts, strict=True)])
+
+
+def _health(member: Member, memory: _Memory) -> WorkerHealth:
+    lost = int(memory.progress.rows()["chunks_lost"][member.number])
+    if member.done is None:
+        return WorkerHealth(member.number, np.zeros(0), np.zeros(0), lost, member.exit_code or -1)
+    return WorkerHealth(member.number, member.done.loop_lag_ms, member.done.cpu_share, lost)
+
+
+def _settings(
+    workload: Trace, spec: TargetSpec, options: PlayOptions, facts: TargetFacts, measure: TextMeasure | None
+) -> dict[str, Any]:
+    return {
+        "target": spec.url,
+        "api": spec.api,
+        "prompt_mode": spec.prompt_mode,
+        "model": facts.model,
+        "model_version": facts.version,
+        "max_model_len": facts.max_model_len,
+        "vocab_size": options.vocab_size or facts.vocab_size,
+        "temperature": spec.temperature,
+        "ignore_eos": spec.ignore_eos,
+        "timeout_s": spec.timeout_s,
+        "closed_loop": options.concurrency is not None,
+        "concurrency": options.concurrency,
+        "max_concurrency": options.max_concurrency,
+        "overflow": options.overflow,
+        "cancel_rate": options.cancel_rate,
+        "drain_timeout_s": options.drain_timeout_s,
+        "seed": options.seed,
+        "workload_digest": workload_digest(workload),
+        "text_prompts": None
+        if measure is None
+        else {
+            "words": len(measure.words),
+            "overhead_tokens": measure.overhead_tokens,
+            "tokens_per_word": measure.tokens_per_word,
+            "mismatch": measure.mismatch,
+        },
+    }

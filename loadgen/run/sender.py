@@ -1,0 +1,186 @@
+"""Plays a worker's share of a workload on one event loop: each request when it is due, whatever the server does.
+
+Knows neither processes nor protocols. In an open loop the schedule is fixed beforehand: a request that
+`max_concurrency` holds back waits here, and its time counts from when it was due. In a closed loop a request is due
+when another one ends.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loadgen.record import Status
+from loadgen.run.pacing import Pacer
+from loadgen.run.preparer import Preparer
+from loadgen.run.recorder import CallNotes, Recorder
+from loadgen.target.base import RequestFailedError, RequestTimedOutError, Target
+
+_PREPARE_AHEAD_NS = 5_000_000  # preparing holds up the event loop: never shortly before a request is due
+_NS_PER_TOKEN = 150  # to draw, encode and copy; an upper guess
+_CHECK_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker plays.
+
+    Attributes:
+        order: indices of the requests, in the order in which they are due.
+        due_ns: when each is due, from the start; unused in a closed loop.
+        cancel_after: tokens after which each is cancelled on purpose; 0 is never.
+        concurrency: requests always under way; None is an open loop.
+        max_concurrency: most requests under way; None is no limit.
+        overflow: see PlayOptions.
+        drain_timeout_s: see PlayOptions.
+    """
+
+    order: Sequence[int]
+    due_ns: Sequence[int]
+    cancel_after: Sequence[int]
+    concurrency: int | None = None
+    max_concurrency: int | None = None
+    overflow: Literal["queue", "drop"] = "queue"
+    drain_timeout_s: float = 600.0
+
+
+class Player:
+    """Plays one share, once.
+
+    Args:
+        target: where requests go.
+        preparer: makes them, in the order of the share.
+        recorder: takes notes.
+        share: what is played.
+        pacer: waits; on the recorder's clock.
+    """
+
+    def __init__(self, target: Target, preparer: Preparer, recorder: Recorder, share: Share, pacer: Pacer) -> None:
+        self._target = target
+        self._preparer = preparer
+        self._recorder = recorder
+        self._share = share
+        self._pacer = pacer
+        self._calls: set[asyncio.Task[None]] = set()
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._next_due_ns: int | None = None
+        self._over = asyncio.Event()
+
+    async def play(self, start_ns: int) -> None:
+        """Returns when every request is over, the drain timeout has passed, or `stop` was called.
+
+        Args:
+            start_ns: the start, on the recorder's clock.
+        """
+        self._recorder.start(start_ns)
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._prepare_in_idle_time())]
+        try:
+            playing = asyncio.create_task(self._closed_loop() if self._share.concurrency else self._open_loop(start_ns))
+            over = asyncio.create_task(self._over.wait())
+            tasks += [playing, over]
+            await asyncio.wait([playing, over], return_when=asyncio.FIRST_COMPLETED)
+            if playing.done():
+                playing.result()
+        finally:
+            await _cancel(tasks)
+            await _cancel(self._calls)
+
+    def stop(self) -> None:
+        """Ends `play`: nothing more is sent, calls under way are cancelled and stay IN_FLIGHT."""
+        self._over.set()
+
+    async def _open_loop(self, start_ns: int) -> None:
+        share = self._share
+        for index, due_ns, cancel_after in zip(share.order, share.due_ns, share.cancel_after, strict=True):
+            self._next_due_ns = start_ns + due_ns
+            await self._pacer.until(self._next_due_ns)
+            if share.max_concurrency is None or len(self._calls) < share.max_concurrency:
+                self._start(index, cancel_after)
+                await asyncio.sleep(0)  # it is sent now, not after those that are due at the same time
+            elif share.overflow == "drop":
+                self._preparer.drop(index)
+                self._recorder.ended(index, Status.DROPPED)
+            else:
+                self._waiting.append((index, cancel_after))
+        self._next_due_ns = None
+        try:
+            async with asyncio.timeout(share.drain_timeout_s):
+                while self._calls:
+                    await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            self._waiting.clear()
+
+    async def _closed_loop(self) -> None:
+        turns = deque(zip(self._share.order, self._share.cancel_after, strict=True))
+        all_started = asyncio.Event()
+
+        async def take_turns() -> None:
+            while turns:
+                index, cancel_after = turns.popleft()
+                self._recorder.scheduled_ns[index] = self._recorder.now_ns()
+                call = self._start(index, cancel_after)
+                if not turns:
+                    all_started.set()
+                await call
+
+        assert self._share.concurrency is not None
+        await self._pacer.until(self._recorder.start_ns)
+        seats = [asyncio.create_task(take_turns()) for _ in range(self._share.concurrency)]
+        try:
+            await all_started.wait()
+            await asyncio.wait(seats, timeout=self._share.drain_timeout_s)
+        finally:
+            await _cancel(seats)
+
+    def _start(self, index: int, cancel_after: int) -> asyncio.Task[None]:
+        call = asyncio.create_task(self._call(index, cancel_after))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        return call
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if self._waiting and not self._over.is_set():
+            self._start(*self._waiting.popleft())
+
+    async def _call(self, index: int, cancel_after: int) -> None:
+        recorder = self._recorder
+        task = asyncio.current_task()
+        assert task is not None
+        notes = CallNotes(recorder, index, cancel_after, task.cancel)
+        try:
+            await self._target.play(self._preparer.take(index), notes)
+        except asyncio.CancelledError:
+            if not notes.is_cancelled:
+                raise
+            recorder.ended(index, Status.CANCELLED)
+        except RequestTimedOutError as error:
+            recorder.ended(index, Status.TIMEOUT, str(error))
+        except RequestFailedError as error:
+            recorder.ended(index, Status.ERROR, str(error))
+        except Exception as error:  # a defect of ours must not look like a request that never ended
+            recorder.ended(index, Status.ERROR, f"defect of the load generator: {type(error).__name__}: {error}")
+        else:
+            if notes.num_tokens:
+                recorder.ended(index, Status.OK)
+            else:
+                recorder.ended(index, Status.ERROR, "the answer ended without a token")
+
+    async def _prepare_in_idle_time(self) -> None:
+        while not self._preparer.is_done:
+            if self._preparer.has_room and self._has_time(self._preparer.next_tokens):
+                self._preparer.prepare_one()
+            await asyncio.sleep(_CHECK_S)
+
+    def _has_time(self, tokens: int) -> bool:
+        if self._next_due_ns is None:
+            return True
+        return self._next_due_ns - self._recorder.clock() > _PREPARE_AHEAD_NS + tokens * _NS_PER_TOKEN
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = tuple(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,202 @@
+"""The worker processes of one run, and what each has said so far."""
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from loadgen.errors import TargetError
+from loadgen.run.worker import Done, Failed, NewError, Stop, WorkerPlan, work
+
+_END_TIMEOUT_S = 10.0
+_GONE = (EOFError, OSError)  # the end of a pipe; OSError where it comes in the middle of a message
+Message = TypeVar("Message")
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker.
+
+    Attributes:
+        number: of the worker.
+        process, connection: to talk to it.
+        errors: the texts its requests' error numbers count into.
+        done: its last words.
+        exit_code: of a process that ended without them; None while all is well.
+        died_ns: when that was noticed, on CLOCK_MONOTONIC.
+    """
+
+    number: int
+    process: BaseProcess
+    connection: Connection
+    errors: list[str] = field(default_factory=list)
+    done: Done | None = None
+    exit_code: int | None = None
+    died_ns: int = 0
+
+    @property
+    def is_playing(self) -> bool:
+        """Neither done nor dead."""
+        return self.done is None and self.exit_code is None
+
+
+class Crew:
+    """Starts one process per plan; leaving the `with` block ends whatever still runs.
+
+    Args:
+        plans: one per worker.
+
+    Attributes:
+        members: in the order of the plans.
+    """
+
+    def __init__(self, plans: Sequence[WorkerPlan]) -> None:
+        self._plans = plans
+        self.members: list[Member] = []
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        try:
+            with _ctrl_c_is_ours():
+                for plan in self._plans:
+                    ours, theirs = context.Pipe()
+                    process = context.Process(
+                        target=work, args=(plan, theirs), name=f"worker-{plan.worker}", daemon=True
+                    )
+                    process.start()
+                    theirs.close()
+                    self.members.append(Member(plan.worker, process, ours))
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for member in self.members:
+                member.process.terminate()
+        self._end()
+
+    def send(self, message: object) -> None:
+        """To every worker that lives."""
+        for member in self.members:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                member.connection.send(message)
+
+    def replies(self, kind: type[Message]) -> list[Message]:
+        """Waits for one message from each worker before the start.
+
+        Raises:
+            LoadgenError: a worker says that it cannot play.
+            TargetError: one died.
+        """
+        replies: dict[int, Message] = {}
+        while len(replies) < len(self.members):
+            for member in self._heard(None, [each for each in self.members if each.number not in replies]):
+                try:
+                    message = member.connection.recv()
+                except _GONE:
+                    member.process.join(_END_TIMEOUT_S)
+                    raise TargetError(
+                        f"worker {member.number} died with exit code {member.process.exitcode} before the start: "
+                        "what it printed says why"
+                    ) from None
+                if isinstance(message, Failed):
+                    raise message.error
+                assert isinstance(message, kind), message
+                replies[member.number] = message
+        return [replies[member.number] for member in self.members]
+
+    def listen(self, timeout_s: float) -> None:
+        """Takes in what workers say meanwhile, and notices who has died."""
+        playing = [member for member in self.members if member.is_playing]
+        for member in self._heard(timeout_s, playing):
+            try:
+                message: Any = member.connection.recv()
+            except _GONE:
+                member.process.join(_END_TIMEOUT_S)
+                member.exit_code = member.process.exitcode if member.process.exitcode is not None else -1
+                member.died_ns = time.monotonic_ns()
+                continue
+            if isinstance(message, NewError):
+                member.errors.append(message.text)
+            else:
+                assert isinstance(message, Done), message
+                member.done = message
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether any worker is."""
+        return any(member.is_playing for member in self.members)
+
+    def stop(self) -> None:
+        """Has the workers break off what is under way; waits for their last words.
+
+        Those that do not listen are killed, and count as dead.
+        """
+        self.send(Stop())
+        deadline_s = time.monotonic() + _END_TIMEOUT_S
+        while self.is_playing and time.monotonic() < deadline_s:
+            self.listen(0.1)
+        for member in self.members:
+            if member.is_playing:
+                member.process.kill()
+        while self.is_playing:
+            self.listen(0.1)
+
+    def _heard(self, timeout_s: float | None, members: Sequence[Member]) -> Iterator[Member]:
+        """Those with a message; a pipe whose other end is gone has one too: its end."""
+        by_connection = {member.connection: member for member in members}
+        for connection in wait(list(by_connection), timeout_s):
+            yield by_connection[connection]  # type: ignore[index]
+
+    def _end(self) -> None:
+        for member in self.members:
+            member.connection.close()  # a worker that still waits for us ends
+        for member in self.members:
+            member.process.join(_END_TIMEOUT_S)
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+
+
+@contextlib.contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """Processes started in here never hear Ctrl-C, not even while they import: they are told."""
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class CtrlC:
+    """Within its `with` block the first Ctrl-C sets `heard`; a second one is a KeyboardInterrupt as ever."""
+
+    def __init__(self) -> None:
+        self.heard = False
+
+    def __enter__(self) -> Self:
+        self._is_heard_here = threading.current_thread() is threading.main_thread()
+        if self._is_heard_here:
+            self._before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_heard_here:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature is the system's
+        self.heard = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
