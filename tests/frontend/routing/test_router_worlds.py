@@ -1,6 +1,7 @@
 """The router under engines that die, hang, drain, fill up, come back and change their model, by a clock of its own.
 
-Sessions, failover, placement and streams are real; only sockets are missing. After every world all requests have ended in the one way that the oracle allows, and nothing is left anywhere.
+Sessions, failover, placement and streams are real; only sockets are missing. After every world all
+requests have ended in the one way that the oracle allows, and nothing is left anywhere.
 """
 
 import asyncio
@@ -13,8 +14,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
 from frontend.model.served_model import ModelKey
-from frontend.routing import router
-from frontend.routing import wire
+from frontend.routing import router, wire
 from frontend.routing.connection import Attachment
 from frontend.routing.load import EngineLoad
 from frontend.routing.session import EngineSession
