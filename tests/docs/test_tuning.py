@@ -125,7 +125,7 @@ def test_metrics_are_those_that_are_exported() -> None:
     """docs/metrics.md is held against a frontend's /metrics by tests/frontend/metrics/test_names.py."""
     exported = set(re.findall(r"^\| `chairlift:(\w+)` \|", (DOCS / "metrics.md").read_text(), re.M))
     exported.add("process_cpu_seconds_total")
-    named = set(re.findall(r"`([a-z]+(?:_[a-z0-9]+)+)`", section("By symptom") + section("Two knobs, explained")))
+    named = set(re.findall(r"`([a-z]+(?:_[a-z0-9]+)+)`", section("By symptom") + section("Two settings, explained")))
     assert named - {"cache_salt"} <= exported
     assert len(named) > 10
 

@@ -110,16 +110,16 @@ FIRES: Mapping[str, tuple[list[Course], str | None]] = {
     "no frontend found": ([Course("up", None)], "ChairliftNotScraped"),
     "no engine": (NO_ENGINE, "ChairliftNoEngine"),
     "name without an address": (NAME_WITHOUT_ADDRESS, "ChairliftNoEngine"),
-    "engine comes and goes": (COMES_AND_GOES, "ChairliftEngineAway"),
-    "loses engines": ([Course("chairlift:requests_lost_engine_total", "0+1x360")], "ChairliftLosesEngines"),
+    "engine comes and goes": (COMES_AND_GOES, "ChairliftEngineFlapping"),
+    "loses engines": ([Course("chairlift:requests_lost_engine_total", "0+1x360")], "ChairliftEngineLoss"),
     "errors": ([ends("error", "0+1x360")], "ChairliftErrors"),
-    "turned away": ([ends("shed", "0+1x360")], "ChairliftTurnsAway"),
+    "turned away": ([ends("shed", "0+1x360")], "ChairliftRequestsRejected"),
     "slow first tokens": (first_tokens(20), "ChairliftSlowFirstToken"),
     "queue grows": ([Course("chairlift:frontend_queue_requests", "0+1x360")], "ChairliftQueueGrows"),
     "stalled": ([Course("chairlift:engine_generated_tokens_total", "0+500x300 150000x60")], "ChairliftStalled"),
     "stalled before the first step": (NEVER_STEPPED, "ChairliftStalled"),
     "full and thrashing": (THRASHING, "ChairliftKvCacheFull"),
-    "compiled late": ([Course("chairlift:jit_compiles_after_ready_total", "0x300 1x60")], "ChairliftCompilesLate"),
+    "compiled late": ([Course("chairlift:jit_compiles_after_ready_total", "0x300 1x60")], "ChairliftLateKernelCompile"),
     "integrity failure": ([Course("chairlift:integrity_failures_total", "0x200 1x160")], "ChairliftIntegrityFailure"),
 }
 
@@ -183,7 +183,7 @@ def test_alert_fires_when_it_should_and_no_other(page: str, monitoring: Path, tm
 @needs_promtool
 @pytest.mark.parametrize("prefix", ["chairlift"], indirect=True)
 @pytest.mark.parametrize(
-    ("course", "expected"), [("1x100 0x259", "ChairliftEngineAway"), ("1x100 _x260", None)], ids=["away", "let go"]
+    ("course", "expected"), [("1x100 0x259", "ChairliftEngineFlapping"), ("1x100 _x260", None)], ids=["away", "let go"]
 )
 def test_one_engine_of_two_that_stays_away_is_a_ticket(
     page: str, monitoring: Path, tmp_path: Path, course: str, expected: str | None

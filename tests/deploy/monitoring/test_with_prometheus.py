@@ -154,8 +154,8 @@ async def test_alerts_are_evaluated_and_only_those_on_lost_engines_wait_to_fire(
     async def are_as_expected() -> bool:
         (group,) = (await prometheus("rules"))["groups"]
         states.update({rule["name"]: (rule["health"], rule["state"]) for rule in group["rules"]})
-        states.pop("ChairliftEngineAway", None)  # it is away for less than a tenth of the time, or for more
-        waiting = states.pop("ChairliftLosesEngines", None)
+        states.pop("ChairliftEngineFlapping", None)  # it is away for less than a tenth of the time, or for more
+        waiting = states.pop("ChairliftEngineLoss", None)
         return waiting == ("ok", "pending") and set(states.values()) == {("ok", "inactive")}
 
     await until(are_as_expected, lambda: str(states))
