@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from engine.core.request import FinishReason, Request, RequestId
+from chairlift.service.end_reason import EndReason
+from engine.core.request import Request, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Cancel:
     session_id: str
     command_seq: int
     request_ids: tuple[RequestId, ...]
-    reason: FinishReason
+    reason: EndReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,15 @@ messages.
 
 from dataclasses import dataclass, field
 
-from google.protobuf.duration_pb2 import Duration
+from google.protobuf.duration import from_nanoseconds
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import PromptLogprobs, RequestCompletion, RequestOutput, TimeAccount, TokenLogprobs
-from engine.core.request import FinishReason
 from engine.errors import EngineDraining, QueueFull, RequestError, RequestTooLong
 from engine.reports import EngineState, LoopSnapshot
 
 QUEUE_FULL_RETRY_S = 1.0
 
-COMPLETION_REASONS = {
-    FinishReason.END_TOKEN: pb.COMPLETION_REASON_END_TOKEN,
-    FinishReason.STOP_TOKEN: pb.COMPLETION_REASON_STOP_TOKEN,
-    FinishReason.MAX_TOKENS: pb.COMPLETION_REASON_MAX_TOKENS,
-    FinishReason.CONTEXT_FULL: pb.COMPLETION_REASON_CONTEXT_FULL,
-    FinishReason.CANCELLED: pb.COMPLETION_REASON_CANCELLED,
-    FinishReason.DEADLINE: pb.COMPLETION_REASON_DEADLINE,
-    FinishReason.TIME_BUDGET: pb.COMPLETION_REASON_TIME_BUDGET,
-    FinishReason.ERROR: pb.COMPLETION_REASON_ENGINE_ERROR,
-}
 _STATES = {
     EngineState.LOADING: pb.ENGINE_STATE_LOADING,
     EngineState.SERVING: pb.ENGINE_STATE_SERVING,
@@ -149,7 +138,7 @@ def completion_message(handle: int, epoch: int, completion: RequestCompletion) -
     return pb.Completion(
         handle=handle,
         epoch=epoch,
-        reason=COMPLETION_REASONS[completion.reason],
+        reason=f"COMPLETION_REASON_{completion.reason.name}",
         stop_token_id=completion.stop_token_id or 0,
         num_prompt_tokens=completion.num_prompt_tokens,
         num_cached_tokens=completion.num_cached_tokens,
@@ -189,7 +178,7 @@ def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Reject
         rejection.reason = pb.REJECTION_REASON_DRAINING
     elif isinstance(error, QueueFull):
         rejection.reason = pb.REJECTION_REASON_QUEUE_FULL
-        rejection.retry_after.CopyFrom(duration_message(QUEUE_FULL_RETRY_S))
+        rejection.retry_after.CopyFrom(from_nanoseconds(round(QUEUE_FULL_RETRY_S * 1e9)))
     return rejection
 
 
@@ -225,9 +214,3 @@ def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
         integrity_checks_total=snapshot.num_integrity_checks,
         integrity_failures_total=snapshot.num_integrity_failures,
     )
-
-
-def duration_message(seconds: float) -> Duration:
-    """Seconds as a protobuf Duration."""
-    whole, nanos = divmod(round(seconds * 1e9), 10**9)
-    return Duration(seconds=whole, nanos=nanos)

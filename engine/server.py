@@ -17,25 +17,26 @@ from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.duration import from_nanoseconds
 from google.protobuf.message import DecodeError
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer
+from chairlift.service.end_reason import EndReason
+from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from engine.commands import Inbox
 from engine.convert import RequestLimits
 from engine.core.request import RequestId
 from engine.grammar_compiler import GrammarCompiler
 from engine.health import EngineHealth
 from engine.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused
-from engine.packing import duration_message, status_message
+from engine.packing import status_message
 from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
 from engine.session import Session, SessionContext
 from engine.stall import StallMeter
 from engine.throughput_log import ThroughputLog
 from engine.tokenizer_files import TokenizerFiles
 
-PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
 HEARTBEAT_S = 0.25
 HELLO_TIMEOUT_S = 10.0
 TOKENIZER_CHUNK_BYTES = 1 << 20
@@ -127,7 +128,7 @@ class EngineService(EngineServiceServicer):
         """A step failed: every open request ends with ENGINE_ERROR, every stream after that."""
         self._set_state(EngineState.FAILED, detail)
         for session in self._sessions.values():
-            session.end_all(pb.COMPLETION_REASON_ENGINE_ERROR, detail)
+            session.end_all(EndReason.ENGINE_ERROR, detail)
 
     def finish(self, detail: str) -> None:
         """The step loop has ended: what is still open is cancelled, and every stream ends when its messages are
@@ -137,7 +138,7 @@ class EngineService(EngineServiceServicer):
             self._set_state(EngineState.DRAINING, detail)
         self.health.close()
         for session in self._sessions.values():
-            session.end_all(pb.COMPLETION_REASON_CANCELLED, detail)
+            session.end_all(EndReason.CANCELLED, detail)
             session.close()
 
     def deliver(self, report: Report) -> None:
@@ -155,7 +156,7 @@ class EngineService(EngineServiceServicer):
             case DrainReport():
                 self._set_state(EngineState.DRAINING, f"draining, at most {report.grace_s:g} s")
                 for session in self._sessions.values():
-                    session.outgoing.announce_drain(pb.DrainNotice(grace=duration_message(report.grace_s)))
+                    session.outgoing.announce_drain(pb.DrainNotice(grace=from_nanoseconds(round(report.grace_s * 1e9))))
 
     async def pulse(self) -> None:
         """Sends a status to every session each HEARTBEAT_S, and logs throughput; runs until cancelled."""

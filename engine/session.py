@@ -13,23 +13,24 @@ from dataclasses import dataclass, field
 import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.end_reason import EndReason
 from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.constraints.constraint import Constraint, Matcher
 from engine.convert import RequestLimits, request_from_submission
 from engine.convert_constraint import constraint_from_submission
 from engine.core.deadlines import end_of_time
 from engine.core.outputs import RequestOutput
-from engine.core.request import FinishReason, Request, RequestId
+from engine.core.request import Request, RequestId
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
 from engine.grammar_compiler import GrammarCompiler
 from engine.outgoing import CoalescePolicy, Outgoing, StreamRefused
-from engine.packing import COMPLETION_REASONS, rejection_message
+from engine.packing import rejection_message
 from engine.reports import LoopSnapshot
 
 # How often a held reader looks again. What it waits for lasts for steps and has no event.
 ROOM_POLL_S = 0.01
 
-_CANCEL_REASONS = {pb.CANCEL_REASON_DEADLINE: FinishReason.DEADLINE}
+_CANCEL_REASONS = {pb.CANCEL_REASON_DEADLINE: EndReason.DEADLINE}
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Session:
         entry.num_output_tokens += len(output.token_ids)
         self.outgoing.add_output(entry.handle, entry.epoch, output, snapshot, sampled_at_ns)
 
-    def end_all(self, reason: pb.CompletionReason, detail: str) -> None:
+    def end_all(self, reason: EndReason, detail: str) -> None:
         """Ends every open request by decree: the step loop will say nothing more. What it had not accepted yet is
         rejected.
         """
@@ -170,7 +171,7 @@ class Session:
         for request_id in request_ids:
             self._close(request_id)
         if request_ids:
-            self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, FinishReason.CANCELLED))
+            self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, EndReason.CANCELLED))
         return len(request_ids)
 
     def _submit(self, batch: pb.SubmitBatch) -> None:
@@ -269,28 +270,28 @@ class Session:
 
     def _cancel(self, batch: pb.CancelBatch) -> None:
         entries = [self._by_handle[handle] for handle in dict.fromkeys(batch.handles) if handle in self._by_handle]
-        reason = _CANCEL_REASONS.get(batch.reason, FinishReason.CANCELLED)
+        reason = _CANCEL_REASONS.get(batch.reason, EndReason.CANCELLED)
         for entry in entries:
             if entry.compiling is not None:
                 self._end_compiling(entry, reason)
         request_ids = tuple(entry.request_id for entry in entries)
         self._context.inbox.put(Cancel(self.session_id, self._received_seq, request_ids, reason))
 
-    def _end_compiling(self, entry: OpenRequest, reason: FinishReason) -> None:
+    def _end_compiling(self, entry: OpenRequest, reason: EndReason) -> None:
         """Ends a request whose grammar is being compiled."""
         if self._by_request.get(entry.request_id) is not entry:
             return  # it has ended in the same turn of the event loop
         self._close(entry.request_id)
         self.outgoing.accept(entry.handle)
-        self._complete(entry, COMPLETION_REASONS[reason], "", queued_s=time.monotonic() - entry.arrival_s)
+        self._complete(entry, reason, "", queued_s=time.monotonic() - entry.arrival_s)
 
-    def _complete(self, entry: OpenRequest, reason: pb.CompletionReason, detail: str, *, queued_s: float = 0.0) -> None:
+    def _complete(self, entry: OpenRequest, reason: EndReason, detail: str, *, queued_s: float = 0.0) -> None:
         """Ends a request without the step loop."""
         self.outgoing.complete(
             pb.Completion(
                 handle=entry.handle,
                 epoch=entry.epoch,
-                reason=reason,
+                reason=f"COMPLETION_REASON_{reason.name}",
                 num_prompt_tokens=entry.num_prompt_tokens,
                 num_output_tokens=entry.num_output_tokens,
                 queued_us=round(queued_s * 1e6),

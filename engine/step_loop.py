@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from chairlift.service.end_reason import EndReason
 from engine.commands import Cancel, Command, GrantCredit, Inbox, Submit
 from engine.core.outputs import RequestOutput, SchedulerOutput
-from engine.core.request import FinishReason, Request, RequestId
+from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, IntegrityError, RequestError
 from engine.interfaces import ModelRunner
@@ -206,7 +207,7 @@ class StepLoop:
         self._open.update(accepted)
         self._outbox(AdmissionReport(tuple(accepted), tuple(rejected)))
 
-    def _cancel(self, request_ids: Iterable[RequestId], now_s: float, reason: FinishReason) -> None:
+    def _cancel(self, request_ids: Iterable[RequestId], now_s: float, reason: EndReason) -> None:
         for request_id in request_ids:
             if request_id in self._open:
                 self._scheduler.cancel(request_id, now_s, reason)
@@ -219,7 +220,7 @@ class StepLoop:
             self._outbox(DrainReport(self._drain_grace_s))
         if now_s >= self._drain_until_s and self._open and not self.num_cut:
             self.num_cut = len(self._open)
-            self._cancel(list(self._open), now_s, FinishReason.CANCELLED)
+            self._cancel(list(self._open), now_s, EndReason.CANCELLED)
 
     def _check_integrity(self, now_s: float) -> None:
         """Looks through the books from time to time. With wrong ones a request may be given the KV cache of another: to

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from chairlift.service.end_reason import EndReason
 from engine.core.outputs import (
     ModelRunnerOutput,
     NewRequest,
@@ -24,7 +25,7 @@ from engine.core.outputs import (
     SchedulerOutput,
     TokenLogprobs,
 )
-from engine.core.request import BlockId, FinishReason, Request, RequestId, SamplingParams
+from engine.core.request import BlockId, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 
 _MASK = (1 << 64) - 1
@@ -39,7 +40,7 @@ class SoloAnswer:
     """What a request must yield, whatever runs beside it."""
 
     token_ids: tuple[int, ...]
-    reason: FinishReason
+    reason: EndReason
 
 
 class FakeModel:
@@ -123,13 +124,13 @@ class FakeModel:
             position = len(prompt_ids) + len(output)
             if output and len(output) >= params.min_tokens:
                 if output[-1] in self.end_token_ids and not params.ignore_eos:
-                    return SoloAnswer(tuple(output), FinishReason.END_TOKEN)
+                    return SoloAnswer(tuple(output), EndReason.END_TOKEN)
                 if output[-1] in params.stop_token_ids:
-                    return SoloAnswer(tuple(output), FinishReason.STOP_TOKEN)
+                    return SoloAnswer(tuple(output), EndReason.STOP_TOKEN)
             if len(output) >= params.max_tokens:
-                return SoloAnswer(tuple(output), FinishReason.MAX_TOKENS)
+                return SoloAnswer(tuple(output), EndReason.MAX_TOKENS)
             if position >= max_model_len:
-                return SoloAnswer(tuple(output), FinishReason.CONTEXT_FULL)
+                return SoloAnswer(tuple(output), EndReason.CONTEXT_FULL)
             output.append(self.sample(chain, position, len(output), params))
             chain = self.extend(chain, output[-1], position)
 

@@ -2,12 +2,12 @@
 sides know it is the same.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chairlift.service.engine_protocol import tokenizer_sha256
 from engine.errors import CheckpointError
 from engine.model.checkpoint_file import MAX_JSON_BYTES, exists, parse_json, read_bytes
 from engine.template_nesting import check_nesting
@@ -65,13 +65,8 @@ class TokenizerFiles:
         return cls(tuple(sorted(files.items())))
 
     def sha256(self) -> bytes:
-        """The digest of EngineInfo.tokenizer_sha256: for each file its name, a zero byte, its length as u64
-        little-endian, its data.
-        """
-        digest = hashlib.sha256()
-        for name, data in self.files:
-            digest.update(name.encode() + b"\0" + len(data).to_bytes(8, "little") + data)
-        return digest.digest()
+        """The digest that frontends compare, `EngineInfo.tokenizer_sha256`."""
+        return tokenizer_sha256(dict(self.files))
 
 
 def _template_names(model_dir: Path) -> list[str]:

@@ -1,13 +1,14 @@
 """What is said of a request when it ends."""
 
+from chairlift.service.end_reason import EndReason
 from engine.core.outputs import RequestCompletion
-from engine.core.request import FinishReason, Request
+from engine.core.request import Request
 from engine.core.time_account import time_account
 
 
-def completion_of(request: Request, reason: FinishReason, detail: str = "") -> RequestCompletion:
+def completion_of(request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
     """The completion of a request whose time has been charged up to now."""
-    stopped_by_token = reason in (FinishReason.END_TOKEN, FinishReason.STOP_TOKEN)
+    stopped_by_token = reason in (EndReason.END_TOKEN, EndReason.STOP_TOKEN)
     return RequestCompletion(
         reason=reason,
         num_prompt_tokens=request.num_prompt_tokens,

@@ -2,10 +2,11 @@
 
 import heapq
 
-from engine.core.request import FinishReason, Request, RequestId
+from chairlift.service.end_reason import EndReason
+from engine.core.request import Request, RequestId
 
 
-def end_of_time(request: Request) -> tuple[float, FinishReason] | None:
+def end_of_time(request: Request) -> tuple[float, EndReason] | None:
     """When a request runs out of time, monotonic seconds, and what that is; None: never.
 
     A deadline ends a request with an error, a time budget ends it well. Of both the earlier one counts, of equals the
@@ -13,8 +14,8 @@ def end_of_time(request: Request) -> tuple[float, FinishReason] | None:
     """
     deadline_s, budget_end_s = request.deadline_s, request.budget_end_s
     if budget_end_s is not None and (deadline_s is None or budget_end_s <= deadline_s):
-        return budget_end_s, FinishReason.TIME_BUDGET
-    return None if deadline_s is None else (deadline_s, FinishReason.DEADLINE)
+        return budget_end_s, EndReason.TIME_BUDGET
+    return None if deadline_s is None else (deadline_s, EndReason.DEADLINE)
 
 
 class Deadlines:
@@ -26,7 +27,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, RequestId]] = []
-        self._alive: dict[RequestId, tuple[float, FinishReason]] = {}
+        self._alive: dict[RequestId, tuple[float, EndReason]] = {}
 
     @property
     def next_s(self) -> float | None:
@@ -48,7 +49,7 @@ class Deadlines:
             self._heap = [(end_s, request_id) for request_id, (end_s, _) in self._alive.items()]
             heapq.heapify(self._heap)
 
-    def pop_due(self, now_s: float) -> list[tuple[RequestId, FinishReason]]:
+    def pop_due(self, now_s: float) -> list[tuple[RequestId, EndReason]]:
         """The requests whose time is up and why they end, earliest first; they are watched no longer."""
         due = []
         while (next_s := self.next_s) is not None and next_s <= now_s:

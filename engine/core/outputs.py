@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.core.request import BlockId, FinishReason, RequestId, SamplingParams
+from chairlift.service.end_reason import EndReason
+from engine.core.request import BlockId, RequestId, SamplingParams
 
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
@@ -132,7 +133,7 @@ class TimeAccount(NamedTuple):
 class RequestCompletion(NamedTuple):
     """The end of a request, produced exactly once."""
 
-    reason: FinishReason
+    reason: EndReason
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int

@@ -5,13 +5,12 @@ A policy decides an order and a number of seats; budget, blocks and the mechanic
 
 from typing import Protocol
 
+from chairlift.service.engine_protocol import EXPECTED_OUTPUT_TOKENS
 from engine.core.config import SchedulerConfig
 from engine.core.fair_queue import FairQueue
 from engine.core.request import Request
 
 _AHEAD_TOKENS = 2**50  # more than any start tag; their sum is still exact as a float
-EXPECTED_OUTPUT_TOKENS = 256
-"""What an answer that may become that long is thought to cost until it has ended: most stop long before max_tokens."""
 
 
 class SchedulingPolicy(Protocol):

@@ -58,19 +58,6 @@ class RequestStatus(Enum):
     FINISHED = auto()
 
 
-class FinishReason(Enum):
-    """Why a request ended; each maps to one CompletionReason of the wire."""
-
-    END_TOKEN = auto()
-    STOP_TOKEN = auto()
-    MAX_TOKENS = auto()
-    CONTEXT_FULL = auto()
-    CANCELLED = auto()
-    DEADLINE = auto()
-    TIME_BUDGET = auto()
-    ERROR = auto()
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """One request on its way through the engine.

@@ -19,6 +19,7 @@ Why nothing waits for ever:
 
 from collections import deque
 
+from chairlift.service.end_reason import EndReason
 from engine.core.batch import BatchBuilder
 from engine.core.completion import completion_of
 from engine.core.config import SchedulerConfig, check_config
@@ -36,7 +37,7 @@ from engine.core.outputs import (
     TokenLogprobs,
 )
 from engine.core.policy import make_policy
-from engine.core.request import FinishReason, Request, RequestId, RequestStatus
+from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.stop import finish_reason
 from engine.core.time_account import charge_time, time_account
 from engine.core.victim import choose_victim
@@ -108,7 +109,7 @@ class Scheduler:
         request.max_num_tokens = min(request.num_prompt_tokens + request.params.max_tokens, config.max_model_len)
         reason = finish_reason(request, config.end_token_ids)
         if reason is None and request.budget_end_s is not None and request.budget_end_s <= request.arrival_s:
-            reason = FinishReason.TIME_BUDGET
+            reason = EndReason.TIME_BUDGET
         is_bounded = reason is None and not request.has_moved
         if is_bounded and not self._waiting.has_room(request.session, config.max_waiting):
             raise QueueFull(f"{len(self._waiting)} requests wait, max_waiting is {config.max_waiting}")
@@ -122,7 +123,7 @@ class Scheduler:
         else:
             self._deadlines.add(request)
 
-    def cancel(self, request_id: RequestId, now_s: float, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def cancel(self, request_id: RequestId, now_s: float, reason: EndReason = EndReason.CANCELLED) -> None:
         """Ends a request now; its completion leaves with the next update. An unknown or finished id is ignored."""
         request = self._requests.get(request_id)
         if request is not None:
@@ -194,7 +195,7 @@ class Scheduler:
             if status is RequestStatus.FINISHED:
                 continue  # cancelled or ended by an earlier row: nobody waits for this one
             if index in result.failures:
-                completion = self._finish(request, FinishReason.ERROR, detail=result.failures[index])
+                completion = self._finish(request, EndReason.ENGINE_ERROR, detail=result.failures[index])
                 outputs.append(_completion_output(request, completion))
                 continue
             if status is not RequestStatus.PREEMPTED:
@@ -408,11 +409,11 @@ class Scheduler:
             request.request_id, start_index, (token_id,), logprobs, num_cached_tokens, completion, time
         )
 
-    def _finish_now(self, request: Request, reason: FinishReason) -> None:
+    def _finish_now(self, request: Request, reason: EndReason) -> None:
         """Ends a request between two steps; its completion leaves with the next update."""
         self._outputs.append(_completion_output(request, self._finish(request, reason)))
 
-    def _finish(self, request: Request, reason: FinishReason, detail: str = "") -> RequestCompletion:
+    def _finish(self, request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
         """Frees what a request holds and forgets it."""
         charge_time(request, self._now_s)
         if request.request_id in self._running:

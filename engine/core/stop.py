@@ -4,10 +4,11 @@ The token that ends an answer is part of the output. An end or stop token counts
 token on; the sampler does not draw one before, but a continuation may bring one along.
 """
 
-from engine.core.request import FinishReason, Request
+from chairlift.service.end_reason import EndReason
+from engine.core.request import Request
 
 
-def finish_reason(request: Request, end_token_ids: frozenset[int]) -> FinishReason | None:
+def finish_reason(request: Request, end_token_ids: frozenset[int]) -> EndReason | None:
     """Why the request ends with its newest token, or None if it goes on.
 
     Args:
@@ -19,9 +20,9 @@ def finish_reason(request: Request, end_token_ids: frozenset[int]) -> FinishReas
     if output_ids and len(output_ids) >= params.min_tokens:
         token_id = output_ids[-1]
         if token_id in end_token_ids and not params.ignore_eos:
-            return FinishReason.END_TOKEN
+            return EndReason.END_TOKEN
         if token_id in params.stop_token_ids:
-            return FinishReason.STOP_TOKEN
+            return EndReason.STOP_TOKEN
     if len(request.prompt_ids) + len(output_ids) < request.max_num_tokens:
         return None
-    return FinishReason.MAX_TOKENS if len(output_ids) >= params.max_tokens else FinishReason.CONTEXT_FULL
+    return EndReason.MAX_TOKENS if len(output_ids) >= params.max_tokens else EndReason.CONTEXT_FULL

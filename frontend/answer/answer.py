@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+from chairlift.service.end_reason import EndReason
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.answer.parts import Parts, parts_of
 from frontend.answer.prompt_echo import PromptEcho
@@ -17,18 +18,10 @@ from frontend.chat import AnswerParser, Delta, ReasoningText
 from frontend.model.served_model import ServedModel
 from frontend.request.effective import effective_sampling, effective_stop
 from frontend.request.request import GenerationRequest
-from frontend.routing.stream import CancelReason, EndReason, RequestEnd, RequestStream, TokenBatch
+from frontend.routing.stream import CancelReason, RequestEnd, RequestStream, TokenBatch
 from frontend.routing.timing import AnswerTimes, timing
 from frontend.slices import in_slices
 from frontend.turnstile import Turnstile
-
-_FINISH_REASONS = {
-    EndReason.END_TOKEN: pb.FINISH_REASON_END_TOKEN,
-    EndReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
-    EndReason.MAX_TOKENS: pb.FINISH_REASON_MAX_TOKENS,
-    EndReason.CONTEXT_FULL: pb.FINISH_REASON_CONTEXT_FULL,
-    EndReason.TIME_BUDGET: pb.FINISH_REASON_TIME_BUDGET,
-}
 
 
 class Answer:
@@ -182,18 +175,23 @@ class Answer:
             num_output_tokens=num_tokens,
             num_reasoning_tokens=self._num_reasoning_tokens,
         )
+        if stop_text is not None:
+            reason = EndReason.STOP_TEXT
+        elif end is None or self._request.stop.max_tokens == 0:
+            reason = EndReason.MAX_TOKENS
+        else:
+            reason = end.reason
         finished = pb.Finished(
-            usage=usage, timing=self._timing(), answer_index=self._index, seed=self._request.sampling.seed
+            reason=f"FINISH_REASON_{reason.name}",
+            usage=usage,
+            timing=self._timing(),
+            answer_index=self._index,
+            seed=self._request.sampling.seed,
         )
         if stop_text is not None:
-            finished.reason = pb.FINISH_REASON_STOP_TEXT
             finished.stop_text = stop_text
-        elif self._request.stop.max_tokens == 0:
-            finished.reason = pb.FINISH_REASON_MAX_TOKENS
-        elif end is not None:
-            finished.reason = _FINISH_REASONS[end.reason]
-            if end.reason is EndReason.STOP_TOKEN:
-                finished.stop_token_id = end.stop_token_id
+        elif end is not None and reason is EndReason.STOP_TOKEN:
+            finished.stop_token_id = end.stop_token_id
         return finished
 
     def _timing(self) -> pb.Timing:

@@ -2,10 +2,11 @@
 
 from typing import NamedTuple
 
+from chairlift.service.end_reason import EndReason
 from frontend.answer.stop_texts import StopTextMatcher
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import GenerationRequest
-from frontend.routing.stream import EndReason, TokenBatch
+from frontend.routing.stream import TokenBatch
 
 
 class TextDelta(NamedTuple):

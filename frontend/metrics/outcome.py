@@ -3,6 +3,7 @@
 import asyncio
 from enum import Enum
 
+from chairlift.service.end_reason import reasons_by_value
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ClientStalled, DeadlineExceeded, InvalidRequest, ModelNotFound, QueueFull
 
@@ -19,12 +20,7 @@ class Outcome(Enum):
 
 
 COMPLETE_OUTCOMES = {
-    pb.FINISH_REASON_END_TOKEN: Outcome.STOP,
-    pb.FINISH_REASON_STOP_TEXT: Outcome.STOP,
-    pb.FINISH_REASON_STOP_TOKEN: Outcome.STOP,
-    pb.FINISH_REASON_MAX_TOKENS: Outcome.LENGTH,
-    pb.FINISH_REASON_CONTEXT_FULL: Outcome.LENGTH,
-    pb.FINISH_REASON_TIME_BUDGET: Outcome.LENGTH,
+    value: Outcome(reason.finish_reason) for value, reason in reasons_by_value(pb.FinishReason.items()).items()
 }
 
 

@@ -6,10 +6,8 @@ through `encode_batch`).
 """
 
 import asyncio
-import hashlib
 import os
 import stat
-import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import tokenizers
 
+from chairlift.service.engine_protocol import tokenizer_sha256
 from frontend.errors import RequestTooLong
 from frontend.limits import MAX_TOKEN_IDS
 from frontend.model.chat_files import ADDITIONAL_TEMPLATES, ChatFiles, load_object
@@ -63,21 +62,12 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in paths.items()}
 
 
-def files_sha256(files: Mapping[str, bytes]) -> bytes:
-    """SHA-256 over the files sorted by name; of each: name, a zero byte, length as u64 little-endian, data."""
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        digest.update(name.encode() + b"\0" + struct.pack("<Q", len(files[name])))
-        digest.update(files[name])
-    return digest.digest()
-
-
 class Tokenizer:
     """One model's tokenizer and chat template. Make it with `from_files` or `from_dir`; `close` it to end its threads.
 
     Attributes:
         vocab_size: one more than the largest token id; the model may have more rows.
-        sha256: digest of the files, `files_sha256`.
+        sha256: digest of the files, `tokenizer_sha256`.
         chat: the chat templates; `ChatRenderer` takes away those that cannot be compiled.
         special_tokens: texts of the tokens that are left out of answers.
     """
@@ -94,7 +84,7 @@ class Tokenizer:
         # Saved settings of a training run; a prompt is neither cut nor padded.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.sha256 = files_sha256(files)
+        self.sha256 = tokenizer_sha256(files)
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise ValueError(
@@ -135,7 +125,7 @@ class Tokenizer:
     def absent(cls) -> "Tokenizer":
         """For a model that comes without one: it has no tokens, so text becomes no ids and ids become no text."""
         tokenizer = cls({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str().encode()})
-        tokenizer.sha256 = files_sha256({})
+        tokenizer.sha256 = tokenizer_sha256({})
         return tokenizer
 
     @property

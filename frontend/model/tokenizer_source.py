@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import tokenizer_sha256
 from frontend.errors import ConfigError, TokenizerMismatch
 from frontend.model.defaults import SamplingDefaults, sampling_defaults
-from frontend.model.tokenizer import MAX_FILES_BYTES, Tokenizer, files_sha256, read_folder
+from frontend.model.tokenizer import MAX_FILES_BYTES, Tokenizer, read_folder
 
 if TYPE_CHECKING:
     from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
@@ -66,10 +67,10 @@ class TokenizerSource:
                 "point --tokenizer at the served model's own files, or leave it out to take them from the engine"
             )
         files = await _fetch(stub)
-        if files_sha256(files) != sha256:
+        if tokenizer_sha256(files) != sha256:
             raise TokenizerMismatch(
                 f"the engine announces a tokenizer with SHA-256 {sha256.hex()}, it sent one with "
-                f"{files_sha256(files).hex()}"
+                f"{tokenizer_sha256(files).hex()}"
             )
         loop = asyncio.get_running_loop()
         try:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from chairlift.service.end_reason import reasons_by_value
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.model.served_model import ServedModel
 from frontend.model.tokenizer import Tokenizer
@@ -16,6 +17,8 @@ from frontend.slices import Sliced
 from frontend.structured.forms import OutputForm
 
 JsonObject = dict[str, Any]
+
+_END_REASONS = reasons_by_value(pb.FinishReason.items())
 
 
 class EventFormat(NamedTuple):
@@ -188,8 +191,7 @@ def answers(response: pb.GenerateResponse) -> list[pb.GenerateResponse | pb.Answ
 
 def finish_reason(finished: pb.Finished) -> str:
     """OpenAI's word for why an answer ended."""
-    lengths = (pb.FINISH_REASON_MAX_TOKENS, pb.FINISH_REASON_CONTEXT_FULL, pb.FINISH_REASON_TIME_BUDGET)
-    return "length" if finished.reason in lengths else "stop"
+    return _END_REASONS[finished.reason].finish_reason
 
 
 def end_facts(finished: pb.Finished) -> JsonObject:

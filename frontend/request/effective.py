@@ -1,6 +1,6 @@
 """The values in force for one request, every one set: what it said, else the model's or the API's defaults."""
 
-from google.protobuf.duration_pb2 import Duration
+from google.protobuf.duration import from_nanoseconds
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.request.request import SamplingOptions, StopOptions
@@ -32,11 +32,5 @@ def effective_stop(stop: StopOptions) -> pb.StopOptions:
         stop_token_ids=stop.stop_token_ids,
         include_stop_text=stop.include_stop_text,
         ignore_end_token=stop.ignore_end_token,
-        time_budget=None if stop.time_budget_s is None else _duration(stop.time_budget_s),
+        time_budget=None if stop.time_budget_s is None else from_nanoseconds(round(stop.time_budget_s * 1e9)),
     )
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

@@ -18,6 +18,7 @@ import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
+from chairlift.service.engine_protocol import MAX_FRONTEND_MESSAGE_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from frontend import __version__
 from frontend.access.engine_tls import EngineTls
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
-
 _WELCOME_TIMEOUT_S = 10.0
 _MIN_BACKOFF_S = 0.1
 _MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
@@ -52,8 +50,8 @@ _PING_EVERY = 1 / 3  # not below the second that an engine demands between two p
 _PING_TIMEOUT = 0.55
 _MIN_PING_EVERY_MS = 500
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", MAX_FRONTEND_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_FRONTEND_MESSAGE_BYTES),
     # A channel per attempt with its own connection: the back-off is ours alone, not gRPC's on top of it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),

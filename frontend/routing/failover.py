@@ -13,10 +13,11 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
+from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineFault, RequestError
 from frontend.routing.pending import PendingRequest
 from frontend.routing.quarantine import SUSPECT_LOSSES, Loss, Quarantine
-from frontend.routing.stream import CancelReason, EndReason, RequestEnd
+from frontend.routing.stream import CancelReason, RequestEnd
 from frontend.supervision import EngineEnd, Supervision, Unsupervised
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import time
 from itertools import count
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID
 from frontend.errors import RequestError
 from frontend.model.served_model import ModelKey
 from frontend.routing import wire
@@ -45,7 +46,7 @@ class PendingRequest:
         self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool = True, now_s: float
     ) -> None:
         prompt_logprobs = None
-        self.num_prompt_tokens = len(submission.prompt_ids) // wire.BYTES_PER_ID
+        self.num_prompt_tokens = len(submission.prompt_ids) // BYTES_PER_TOKEN_ID
         if submission.HasField("prompt_logprobs"):
             prompt_logprobs = PromptLogprobs(
                 top_width=submission.prompt_logprobs, num_prompt_tokens=self.num_prompt_tokens

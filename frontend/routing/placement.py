@@ -1,20 +1,18 @@
 """Which of several engines gets a request: the least loaded one, unless another has the beginning of its prompt cached
 and is not much busier. Pure.
 
-The rule is one sum, in tokens: prompt tokens that wait there, REQUEST_TOKENS for every request it has, and what its
-cache has no room for, minus the tokens of the prompt it has had before. Of these at most MAX_AFFINITY_TOKENS count, so
-a prompt that everybody begins with does not draw everybody to one engine: MAX_AFFINITY_TOKENS / REQUEST_TOKENS requests
-more than elsewhere outweigh any prefix. Of equals the one comes first that was chosen longest ago.
+The cost of an engine is a sum in tokens: waiting prompt tokens, EXPECTED_OUTPUT_TOKENS for every request, and the
+tokens its cache has no capacity for, minus the tokens of the prompt that it has had before. At most MAX_AFFINITY_TOKENS
+of these count, so that a common prefix does not send every request to one engine: MAX_AFFINITY_TOKENS /
+EXPECTED_OUTPUT_TOKENS more requests than elsewhere outweigh any prefix. Ties go to the engine chosen longest ago.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID, EXPECTED_OUTPUT_TOKENS
 from frontend.routing.load import EngineLoad
-
-REQUEST_TOKENS = 256
-"""What a request counts beside its prompt: the engine's own guess at an answer (`engine/core/policy.py`)."""
 
 MAX_AFFINITY_TOKENS = 2048
 CHUNK_TOKENS = 64
@@ -26,7 +24,7 @@ MAX_CHUNKS = 256
 MAX_PREFIXES = 1 << 14
 """Chunks remembered for each engine: a million tokens. The ones not seen for longest are forgotten first."""
 
-_CHUNK_BYTES = CHUNK_TOKENS * 4
+_CHUNK_BYTES = CHUNK_TOKENS * BYTES_PER_TOKEN_ID
 
 
 class Candidate(NamedTuple):
@@ -112,7 +110,7 @@ class Placement:
 
 
 def _busy_tokens(load: EngineLoad) -> int:
-    return load.num_waiting_tokens + REQUEST_TOKENS * load.num_requests
+    return load.num_waiting_tokens + EXPECTED_OUTPUT_TOKENS * load.num_requests
 
 
 def _chunk_hashes(prompt: bytes, salt: bytes) -> list[int]:

@@ -14,20 +14,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from chairlift.service.end_reason import EndReason
 from frontend.errors import EngineFault, RequestError
 from frontend.routing.clock import EngineTimes
 from frontend.routing.logprobs import LogprobBatch, PromptLogprobs
 from frontend.routing.timing import EngineAccount, EngineTime
-
-
-class EndReason(Enum):
-    """Why the engine ended a request that ended well."""
-
-    END_TOKEN = auto()
-    STOP_TOKEN = auto()
-    MAX_TOKENS = auto()
-    CONTEXT_FULL = auto()
-    TIME_BUDGET = auto()
 
 
 class CancelReason(Enum):

@@ -7,6 +7,7 @@ the two is in neither and falls to the one part that takes the rest. All parts a
 from dataclasses import dataclass
 from typing import Self
 
+from google.protobuf.duration import from_microseconds
 from google.protobuf.duration_pb2 import Duration
 
 from chairlift.v1 import generation_service_pb2 as pb
@@ -88,7 +89,7 @@ def timing(
         nonlocal left_us
         part_us = min(_microseconds(seconds), left_us)
         left_us -= part_us
-        return _duration(part_us)
+        return from_microseconds(part_us)
 
     tokenized = part(times.tokenized_s)
     prefill = part(engine.prefill_s)
@@ -96,18 +97,18 @@ def timing(
     parked = part(engine.parked_s + client_wait_s)
     moved = part(engine.moved_s)
     if first_token_at_s is None:
-        queued, left_us, first_token = _duration(left_us), 0, None
+        queued, left_us, first_token = from_microseconds(left_us), 0, None
     else:
         queued = part(times.submitted_at_s - times.accepted_at_s - times.tokenized_s + engine.queued_s)
-        first_token = _duration(_microseconds(first_token_at_s - times.accepted_at_s))
+        first_token = from_microseconds(_microseconds(first_token_at_s - times.accepted_at_s))
     return pb.Timing(
         queued=queued,
         prefill=prefill,
         first_token=first_token,
-        total=_duration(total_us),
+        total=from_microseconds(total_us),
         num_preemptions=engine.num_preemptions,
         tokenized=tokenized,
-        decode=_duration(left_us),
+        decode=from_microseconds(left_us),
         parked=parked,
         preempted=preempted,
         moved=moved,
@@ -116,8 +117,3 @@ def timing(
 
 def _microseconds(seconds: float) -> int:
     return max(int(seconds * 1e6), 0)
-
-
-def _duration(microseconds: int) -> Duration:
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return Duration(seconds=seconds, nanos=rest * 1000)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.end_reason import EndReason, reasons_by_value
 from frontend.errors import (
     DeadlineExceeded,
     EngineFault,
@@ -18,20 +19,11 @@ from frontend.errors import (
 from frontend.request.constraints import Constraints
 from frontend.request.request import GenerationRequest
 from frontend.routing.logprobs import LogprobBatch
-from frontend.routing.stream import EndReason, RequestEnd
+from frontend.routing.stream import RequestEnd
 from frontend.routing.timing import EngineAccount, EngineTime
 
-_END_REASONS = {
-    pb.COMPLETION_REASON_END_TOKEN: EndReason.END_TOKEN,
-    pb.COMPLETION_REASON_STOP_TOKEN: EndReason.STOP_TOKEN,
-    pb.COMPLETION_REASON_MAX_TOKENS: EndReason.MAX_TOKENS,
-    pb.COMPLETION_REASON_CONTEXT_FULL: EndReason.CONTEXT_FULL,
-    pb.COMPLETION_REASON_TIME_BUDGET: EndReason.TIME_BUDGET,
-}
+_END_REASONS = reasons_by_value(pb.CompletionReason.items())
 _RETRY_ELSEWHERE_S = 1.0
-
-BYTES_PER_ID = 4
-"""Of a prompt's tokens in a Submission."""
 
 
 def submission(
@@ -95,7 +87,7 @@ def request_end(completion: pb.Completion) -> RequestEnd:
         EngineFault: the engine failed it.
     """
     reason = _END_REASONS.get(completion.reason)
-    if reason is None:
+    if reason is None or not reason.is_complete:
         raise completion_error(completion)
     return RequestEnd(
         reason=reason,
@@ -124,9 +116,10 @@ def engine_time(account: pb.TimeAccount | pb.Completion) -> EngineTime:
 
 def completion_error(completion: pb.Completion) -> RequestError:
     """What a Completion says of a request that ended badly."""
-    if completion.reason == pb.COMPLETION_REASON_DEADLINE:
+    reason = _END_REASONS.get(completion.reason)
+    if reason is EndReason.DEADLINE:
         return DeadlineExceeded(f"the deadline passed after {completion.num_output_tokens} output tokens")
-    if completion.reason == pb.COMPLETION_REASON_CANCELLED:
+    if reason is EndReason.CANCELLED:
         return EngineUnavailable("the engine gave this request up", retry_after_s=_RETRY_ELSEWHERE_S)
     detail = completion.detail or pb.CompletionReason.Name(completion.reason)
     return EngineFault(f"the engine failed this request: {detail}")

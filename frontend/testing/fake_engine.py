@@ -18,12 +18,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
-from frontend.model.tokenizer import files_sha256
+from chairlift.service.engine_protocol import tokenizer_sha256
 from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 from frontend.testing.fake_requests import FakeRequest
 
 _CHUNK_BYTES = 1 << 16
-_MAX_MESSAGE_BYTES = 16 << 20
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 16 << 20),
@@ -92,7 +91,7 @@ class FakeEngine(EngineServiceServicer):
         self.step_window = step_window
         self.heartbeat_s = heartbeat_s
         self.files = byte_tokenizer_files() if files is None else files
-        self.sha256 = files_sha256(self.files)
+        self.sha256 = tokenizer_sha256(self.files)
         self.state = state
         self.instance_id = f"fake-{uuid.uuid4().hex}"
         self.submissions: list[pb.Submission] = []

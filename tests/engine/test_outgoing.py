@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.end_reason import EndReason
 from engine.core.outputs import (
     PromptLogprobs,
     RequestCompletion,
@@ -15,7 +16,7 @@ from engine.core.outputs import (
     TimeAccount,
     TokenLogprobs,
 )
-from engine.core.request import FinishReason, RequestId
+from engine.core.request import RequestId
 from engine.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, CoalescePolicy, Outgoing, StreamRefused
 from engine.reports import LoopSnapshot
 
@@ -85,7 +86,7 @@ async def test_steps_are_merged_into_one_row_per_request() -> None:
     outgoing.add_output(1, 3, output(2, 5, logprobs=(first,)), SNAPSHOT, 1)
     outgoing.add_output(2, 0, output(0, 9), SNAPSHOT, 1)
     completion = RequestCompletion(
-        FinishReason.STOP_TOKEN, 10, 0, 4, TimeAccount(0.25, 0.5, 1.5, 2.0, 3.0, num_preemptions=1), stop_token_id=7
+        EndReason.STOP_TOKEN, 10, 0, 4, TimeAccount(0.25, 0.5, 1.5, 2.0, 3.0, num_preemptions=1), stop_token_id=7
     )
     outgoing.add_output(1, 3, output(3, 7, logprobs=(second,), completion=completion), SNAPSHOT, 2)
     step = await next_step(outgoing)
@@ -143,15 +144,6 @@ async def test_newest_time_account_of_a_request_replaces_an_older_one() -> None:
         preempted_us=3_000_000,
         num_preemptions=1,
     )
-
-
-@pytest.mark.parametrize("reason", list(FinishReason))
-async def test_every_finish_reason_has_its_own_name_on_the_wire(reason: FinishReason) -> None:
-    outgoing = Outgoing()
-    outgoing.add_output(1, 0, output(0, completion=RequestCompletion(reason, 1, 0, 0, NO_TIME)), SNAPSHOT, 1)
-    (done,) = (await next_step(outgoing)).completions
-    name = pb.CompletionReason.Name(done.reason).removeprefix("COMPLETION_REASON_")
-    assert name.removeprefix("ENGINE_") == reason.name
 
 
 async def test_a_closed_window_holds_rows_until_an_acknowledgement() -> None:
@@ -272,8 +264,8 @@ async def test_steps_leave_in_one_message_that_says_how_many_they_were() -> None
     "fields",
     [
         {"num_cached_tokens": 0, "time": NO_TIME},
-        {"completion": RequestCompletion(FinishReason.MAX_TOKENS, 1, 0, 1, NO_TIME)},
-        {"completion": RequestCompletion(FinishReason.ERROR, 1, 0, 1, NO_TIME)},
+        {"completion": RequestCompletion(EndReason.MAX_TOKENS, 1, 0, 1, NO_TIME)},
+        {"completion": RequestCompletion(EndReason.ENGINE_ERROR, 1, 0, 1, NO_TIME)},
         {"prompt_logprobs": PromptLogprobs(1, (TokenLogprobs(-4.0, (), ()),))},
         {"time": NO_TIME},  # of a request that has used its last credit, or comes back
     ],

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
-from engine.core.request import FinishReason, Request, RequestId, SamplingParams
+from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, QueueFull
 from engine.reports import AdmissionReport, DrainReport, Report, StepReport
@@ -61,7 +62,7 @@ class Bench:
     def submit(self, *requests: Request, seq: int = 1) -> None:
         self.inbox.put(Submit("s", seq, requests))
 
-    def cancel(self, *ids: int, seq: int = 1, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def cancel(self, *ids: int, seq: int = 1, reason: EndReason = EndReason.CANCELLED) -> None:
         self.inbox.put(Cancel("s", seq, tuple(map(RequestId, ids)), reason))
 
     def turns(self, count: int) -> None:
@@ -78,7 +79,7 @@ class Bench:
         return counts
 
     @property
-    def reasons(self) -> dict[int, FinishReason]:
+    def reasons(self) -> dict[int, EndReason]:
         return {
             output.request_id: output.completion.reason
             for report in self.reports
@@ -102,7 +103,7 @@ def test_each_turn_is_one_step_and_reports_once() -> None:
     bench.submit(request(1), request(2))
     bench.turns(8)
     assert bench.tokens == {1: 8, 2: 8}
-    assert bench.reasons == {1: FinishReason.MAX_TOKENS, 2: FinishReason.MAX_TOKENS}
+    assert bench.reasons == {1: EndReason.MAX_TOKENS, 2: EndReason.MAX_TOKENS}
     steps = [report for report in bench.reports if isinstance(report, StepReport)]
     assert [report.snapshot.engine_step for report in steps] == list(range(1, 9))
     assert bench.reports[0] == AdmissionReport((RequestId(1), RequestId(2)), ())
@@ -125,15 +126,15 @@ def test_cancels_make_room_for_requests_that_came_before_them() -> None:
     bench.cancel(2, seq=4)
     bench.turns(1)
     assert [report.rejected for report in bench.admissions] == [(), (), ()]
-    assert bench.reasons == {2: FinishReason.CANCELLED}
+    assert bench.reasons == {2: EndReason.CANCELLED}
 
 
 def test_a_cancel_reaches_a_request_of_the_same_turn() -> None:
     bench = Bench()
     bench.submit(request(1), request(2))
-    bench.cancel(1, seq=2, reason=FinishReason.DEADLINE)
+    bench.cancel(1, seq=2, reason=EndReason.DEADLINE)
     bench.turns(2)
-    assert bench.reasons == {1: FinishReason.DEADLINE}
+    assert bench.reasons == {1: EndReason.DEADLINE}
     assert bench.tokens[1] == 0
     assert bench.tokens[2] == 2
 
@@ -181,7 +182,7 @@ def test_the_deadline_of_a_parked_request_ends_it() -> None:
     assert bench.reasons == {}
     bench.now_s = 1005.0
     bench.turns(1)
-    assert bench.reasons == {1: FinishReason.DEADLINE}
+    assert bench.reasons == {1: EndReason.DEADLINE}
     assert bench.scheduler.stats().num_free_blocks == 32
 
 
@@ -209,7 +210,7 @@ def test_drain_cuts_off_what_is_left_after_its_grace() -> None:
     bench.now_s += 5.0
     bench.loop.run()
     assert (bench.loop.num_drained, bench.loop.num_cut) == (1, 1)
-    assert bench.reasons == {1: FinishReason.MAX_TOKENS, 2: FinishReason.CANCELLED}
+    assert bench.reasons == {1: EndReason.MAX_TOKENS, 2: EndReason.CANCELLED}
 
 
 def test_stop_returns_with_requests_open() -> None:
@@ -261,7 +262,7 @@ class TestTwoStepsInFlight:
             bench.turns(1)
             counts.append(bench.tokens.get(1, 0))
         assert counts == [0, 1, 2, 3, 4]
-        assert bench.reasons == {1: FinishReason.MAX_TOKENS}
+        assert bench.reasons == {1: EndReason.MAX_TOKENS}
 
     def test_nothing_stays_in_flight_when_nothing_is_left_to_launch(self) -> None:
         """The last step has no successor to wait for, and a plan without rows none to hide behind."""
@@ -301,7 +302,7 @@ class TestTwoStepsInFlight:
         bench.turns(2)
         bench.cancel(1, seq=2)
         bench.turns(1)
-        assert bench.reasons == {1: FinishReason.CANCELLED}
+        assert bench.reasons == {1: EndReason.CANCELLED}
         assert bench.tokens == {1: 1, 2: 2}  # the second token of the first request was in flight, and is nobody's
         bench.turns(8)
         assert bench.tokens == {1: 1, 2: 8}
@@ -314,7 +315,7 @@ class TestTwoStepsInFlight:
         assert (bench.tokens, bench.reasons) == ({1: 1}, {})
         bench.now_s = 1005.0
         bench.turns(1)
-        assert bench.reasons == {1: FinishReason.DEADLINE}
+        assert bench.reasons == {1: EndReason.DEADLINE}
         assert bench.scheduler.stats().num_free_blocks == 32
 
     @pytest.mark.parametrize("drains", [True, False])

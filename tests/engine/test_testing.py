@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import NewRequest, RequestOutput, ScheduledRow, SchedulerOutput
-from engine.core.request import BlockId, FinishReason, Request, RequestId, SamplingParams
+from engine.core.request import BlockId, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
 from engine.testing import AnswerLedger, FakeModel, FakeModelRunner, OracleViolation, drive
@@ -178,7 +179,7 @@ class TestModel:
             for seed in range(300)
         ]
         lengths = sorted(len(answer.token_ids) for answer in answers)
-        assert all(answer.reason is FinishReason.END_TOKEN for answer in answers)
+        assert all(answer.reason is EndReason.END_TOKEN for answer in answers)
         assert 15 < sum(lengths) / 300 < 25
         assert lengths[270] > 5 * lengths[30]
 
@@ -207,7 +208,7 @@ class TestModel:
         whole = model.solo_output([5, 6], params, max_model_len=100)
         rest = model.solo_output([5, 6], params, max_model_len=100, output_ids=whole.token_ids[:9])
         assert rest == whole
-        assert model.solo_output([5, 6], params, max_model_len=12).reason is FinishReason.CONTEXT_FULL
+        assert model.solo_output([5, 6], params, max_model_len=12).reason is EndReason.CONTEXT_FULL
 
 
 class TestLedger:

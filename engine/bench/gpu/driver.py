@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.service.end_reason import EndReason
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import Scheduled, forget_requests
 from engine.commands import Cancel, Inbox, Submit
 from engine.core.outputs import RequestOutput
-from engine.core.request import FinishReason, Request, RequestId, SamplingParams
+from engine.core.request import Request, RequestId, SamplingParams
 from engine.reports import AdmissionReport, Report, StepReport
 from engine.step_loop import StepLoop
 
@@ -78,7 +79,7 @@ class EngineDriver:
     def finish(self) -> None:
         """Cancels what is open, lets the steps in flight end, and has the runner forget all requests."""
         if self._open:
-            self._inbox.put(Cancel(_SESSION, next(self._commands), tuple(self._open), FinishReason.CANCELLED))
+            self._inbox.put(Cancel(_SESSION, next(self._commands), tuple(self._open), EndReason.CANCELLED))
         while self._open or self._scheduled.scheduler.has_work():
             self._loop.turn()
         self._inbox.wake()
@@ -95,7 +96,7 @@ class EngineDriver:
             if output.completion is None:
                 continue
             self._open.discard(output.request_id)
-            if output.completion.reason not in (FinishReason.MAX_TOKENS, FinishReason.CANCELLED):
+            if output.completion.reason not in (EndReason.MAX_TOKENS, EndReason.CANCELLED):
                 raise BenchmarkError(
                     f"a request ended with {output.completion.reason.name}: {output.completion.detail}"
                 )

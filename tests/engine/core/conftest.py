@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import RequestOutput, SchedulerOutput
-from engine.core.request import FinishReason, Request, RequestId, SamplingParams
+from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFull, RequestTooLong
 from engine.testing import Answer, AnswerLedger, FakeModel, FakeModelRunner, SoloAnswer
@@ -100,7 +101,7 @@ class Engine:
     def answer(self, request: Request) -> Answer:
         return self.ledger.answers[request.request_id]
 
-    def reason(self, request: Request) -> FinishReason | None:
+    def reason(self, request: Request) -> EndReason | None:
         completion = self.answer(request).completion
         return None if completion is None else completion.reason
 
@@ -131,17 +132,17 @@ class Expectation:
     has_run: bool = False
     is_resident: bool = False
     spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_KINDS, 0.0))
-    allowed_reasons: set[FinishReason] = field(default_factory=set)
+    allowed_reasons: set[EndReason] = field(default_factory=set)
 
     @property
-    def end(self) -> tuple[float, FinishReason] | None:
+    def end(self) -> tuple[float, EndReason] | None:
         """When its time is up, and what that is called: the budget if both are up at once."""
         deadline_s, budget_end_s = self.request.deadline_s, self.request.budget_end_s
         if budget_end_s is None:
-            return None if deadline_s is None else (deadline_s, FinishReason.DEADLINE)
+            return None if deadline_s is None else (deadline_s, EndReason.DEADLINE)
         if deadline_s is None or deadline_s >= budget_end_s:
-            return budget_end_s, FinishReason.TIME_BUDGET
-        return deadline_s, FinishReason.DEADLINE
+            return budget_end_s, EndReason.TIME_BUDGET
+        return deadline_s, EndReason.DEADLINE
 
     @property
     def time_kind(self) -> str:
@@ -257,7 +258,7 @@ class Simulation:
         expectation = Expectation(request, solo, credit, limited, credit, allowed_reasons={solo.reason})
         if rng.random() < 0.04 and not is_over:
             self.fails_from[request.request_id] = rng.randrange(request.num_tokens + 5)
-            expectation.allowed_reasons.add(FinishReason.ERROR)
+            expectation.allowed_reasons.add(EndReason.ENGINE_ERROR)
         if (end := expectation.end) is not None:
             expectation.allowed_reasons.add(end[1])
         self.expectations[request.request_id] = expectation
@@ -304,7 +305,7 @@ class Simulation:
         if self.num_requests:
             request_id = RequestId(self.rng.randrange(self.num_requests))
             if request_id in self.expectations and not self.expectations[request_id].request.is_finished:
-                self.expectations[request_id].allowed_reasons = {FinishReason.CANCELLED}
+                self.expectations[request_id].allowed_reasons = {EndReason.CANCELLED}
             self.scheduler.cancel(request_id, self.now_s)
 
     def grant_credit(self) -> None:

@@ -2,8 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.core.deadlines import Deadlines
-from engine.core.request import FinishReason, Request, RequestId
+from engine.core.request import Request, RequestId
 
 MakeRequest = Callable[..., Request]
 
@@ -15,7 +16,7 @@ def test_due_requests_come_earliest_first_and_once(make_request: MakeRequest) ->
     deadlines.add(make_request(4, 1))
     assert deadlines.next_s == 1.0
     assert deadlines.pop_due(0.5) == []
-    assert deadlines.pop_due(2.0) == [(2, FinishReason.DEADLINE), (3, FinishReason.DEADLINE)]
+    assert deadlines.pop_due(2.0) == [(2, EndReason.DEADLINE), (3, EndReason.DEADLINE)]
     assert deadlines.pop_due(2.0) == []
     assert deadlines.next_s == 3.0
 
@@ -23,14 +24,14 @@ def test_due_requests_come_earliest_first_and_once(make_request: MakeRequest) ->
 @pytest.mark.parametrize(
     ("deadline_s", "budget_end_s", "due"),
     [
-        (None, 1.0, (1.0, FinishReason.TIME_BUDGET)),
-        (2.0, 1.0, (1.0, FinishReason.TIME_BUDGET)),
-        (1.0, 1.0, (1.0, FinishReason.TIME_BUDGET)),
-        (1.0, 2.0, (1.0, FinishReason.DEADLINE)),
+        (None, 1.0, (1.0, EndReason.TIME_BUDGET)),
+        (2.0, 1.0, (1.0, EndReason.TIME_BUDGET)),
+        (1.0, 1.0, (1.0, EndReason.TIME_BUDGET)),
+        (1.0, 2.0, (1.0, EndReason.DEADLINE)),
     ],
 )
 def test_the_earlier_of_deadline_and_budget_counts_and_of_equals_the_budget(
-    make_request: MakeRequest, deadline_s: float | None, budget_end_s: float, due: tuple[float, FinishReason]
+    make_request: MakeRequest, deadline_s: float | None, budget_end_s: float, due: tuple[float, EndReason]
 ) -> None:
     deadlines = Deadlines()
     deadlines.add(make_request(1, 1, deadline_s=deadline_s, budget_end_s=budget_end_s))
@@ -46,7 +47,7 @@ def test_discarded_requests_are_never_due(make_request: MakeRequest) -> None:
     deadlines.discard(RequestId(1))
     deadlines.discard(RequestId(1))
     assert deadlines.next_s == 2.0
-    assert deadlines.pop_due(9.0) == [(2, FinishReason.DEADLINE)]
+    assert deadlines.pop_due(9.0) == [(2, EndReason.DEADLINE)]
     assert deadlines.next_s is None
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.core import scheduler as scheduler_module
 from engine.core.batch import BatchBuilder
 from engine.core.block_pool import BlockPool
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
-from engine.core.request import BlockId, FinishReason, Request, RequestStatus
+from engine.core.request import BlockId, Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.errors import IntegrityError
 from engine.testing import OracleViolation
@@ -247,7 +248,7 @@ def completion_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled request ends twice."""
     finish_now = Scheduler._finish_now
 
-    def mutant(self: Scheduler, request: Request, reason: FinishReason) -> None:
+    def mutant(self: Scheduler, request: Request, reason: EndReason) -> None:
         finish_now(self, request, reason)
         self._outputs.append(self._outputs[-1])
 
@@ -273,9 +274,9 @@ def stop_one_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """End and stop tokens are noticed one token late."""
     finish_reason = scheduler_module.finish_reason
 
-    def mutant(request: Request, end_token_ids: frozenset[int]) -> FinishReason | None:
+    def mutant(request: Request, end_token_ids: frozenset[int]) -> EndReason | None:
         reason = finish_reason(request, end_token_ids)
-        return None if reason is FinishReason.END_TOKEN and request.num_tokens < request.max_num_tokens else reason
+        return None if reason is EndReason.END_TOKEN and request.num_tokens < request.max_num_tokens else reason
 
     monkeypatch.setattr(scheduler_module, "finish_reason", mutant)
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.request import FinishReason, Request, RequestId, RequestStatus
+from chairlift.service.end_reason import EndReason
+from engine.core.request import Request, RequestId, RequestStatus
 
 MakeEngine = Callable[..., Any]
 MakeRequest = Callable[..., Request]
@@ -183,7 +184,7 @@ def test_late_token_of_a_preempted_request_may_end_it(make_engine: MakeEngine, m
             engine.land()
     assert (leaver.status, len(leaver.output_ids)) == (RequestStatus.PREEMPTED, 5)  # its last token is on its way
     engine.land()
-    assert engine.reason(leaver) is FinishReason.MAX_TOKENS
+    assert engine.reason(leaver) is EndReason.MAX_TOKENS
     assert engine.is_solo_answer(leaver)
 
 

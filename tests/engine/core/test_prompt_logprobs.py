@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.core.outputs import ScheduledRow
-from engine.core.request import FinishReason, Request
+from engine.core.request import Request
 
 MakeEngine = Callable[..., Any]
 MakeRequest = Callable[..., Request]
@@ -109,7 +110,7 @@ def test_a_row_that_fails_reports_nothing_of_its_chunk(make_engine: MakeEngine, 
     failing, other = make_request(1, 12, prompt_logprobs=1), make_request(2, 5, prompt_logprobs=1)
     engine.add(failing, other)
     engine.run()
-    assert engine.reason(failing) is FinishReason.ERROR
+    assert engine.reason(failing) is EndReason.ENGINE_ERROR
     assert len(engine.answer(failing).prompt_logprobs) == 4
     assert engine.is_solo_answer(other)
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.core.outputs import ModelRunnerOutput
-from engine.core.request import FinishReason, Request, RequestId
+from engine.core.request import Request, RequestId
 from engine.errors import QueueFull
 
 MakeEngine = Callable[..., Any]
@@ -21,7 +22,7 @@ class TestEnds:
         engine.run()
         completion = engine.answer(request).completion
         assert (completion.reason, completion.num_prompt_tokens, completion.num_output_tokens) == (
-            FinishReason.MAX_TOKENS,
+            EndReason.MAX_TOKENS,
             5,
             3,
         )
@@ -38,7 +39,7 @@ class TestEnds:
         engine.add(request)
         engine.run()
         completion = engine.answer(request).completion
-        assert (completion.reason, completion.stop_token_id) == (FinishReason.STOP_TOKEN, stop_id)
+        assert (completion.reason, completion.stop_token_id) == (EndReason.STOP_TOKEN, stop_id)
         assert engine.answer(request).token_ids == free.output_ids[: free.output_ids.index(stop_id) + 1]
 
     def test_times_are_measured_from_arrival_to_first_step_to_first_token(
@@ -65,7 +66,7 @@ class TestEnds:
         engine.step()
         assert engine.reason(request) is None
         assert 2 not in engine.step()
-        assert engine.reason(request) is FinishReason.DEADLINE
+        assert engine.reason(request) is EndReason.DEADLINE
         assert len(request.output_ids) == (2 if runs else 0)
         assert engine.scheduler.next_deadline_s is None
 
@@ -83,7 +84,7 @@ class TestEnds:
         assert engine.reason(request) is None
         assert 2 not in engine.step()
         completion = engine.answer(request).completion
-        assert (completion.reason, completion.num_output_tokens) == (FinishReason.TIME_BUDGET, 2 if runs else 0)
+        assert (completion.reason, completion.num_output_tokens) == (EndReason.TIME_BUDGET, 2 if runs else 0)
         assert sum(completion.time[:5]) == 3.0
         assert completion.time.queued_s == (1.0 if runs else 3.0)
 
@@ -95,7 +96,7 @@ class TestEnds:
         engine.add(request)
         assert engine.step() == {}
         completion = engine.answer(request).completion
-        assert (completion.reason, completion.num_output_tokens) == (FinishReason.TIME_BUDGET, 0)
+        assert (completion.reason, completion.num_output_tokens) == (EndReason.TIME_BUDGET, 0)
 
     def test_moved_request_finds_the_queue_never_full(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
         engine = make_engine(max_num_seqs=1, max_waiting=0)
@@ -124,7 +125,7 @@ class TestEnds:
         assert (plan.rows, plan.removed_request_ids) == ((), (1,) if runs else ())
         engine.land()
         completion = engine.answer(request).completion
-        assert (completion.reason, completion.num_cached_tokens) == (FinishReason.CANCELLED, 0)
+        assert (completion.reason, completion.num_cached_tokens) == (EndReason.CANCELLED, 0)
         assert not engine.scheduler.has_work()
 
     def test_cancel_in_flight_defers_the_blocks_and_drops_the_late_row(
@@ -144,9 +145,9 @@ class TestEnds:
         engine = make_engine()
         request = make_request(1, 9)
         engine.add(request)
-        engine.scheduler.cancel(RequestId(1), engine.now_s, FinishReason.DEADLINE)
+        engine.scheduler.cancel(RequestId(1), engine.now_s, EndReason.DEADLINE)
         engine.step()
-        assert engine.reason(request) is FinishReason.DEADLINE
+        assert engine.reason(request) is EndReason.DEADLINE
 
     def test_failed_row_ends_its_request_alone_and_is_never_shared(
         self, make_engine: MakeEngine, make_request: MakeRequest
@@ -157,7 +158,7 @@ class TestEnds:
         engine.add(bad, good)
         engine.run()
         completion = engine.answer(bad).completion
-        assert (completion.reason, completion.detail) == (FinishReason.ERROR, "boom")
+        assert (completion.reason, completion.detail) == (EndReason.ENGINE_ERROR, "boom")
         assert engine.is_solo_answer(good)
         twin = make_request(3, [1] * 9)
         engine.add(twin)
@@ -216,11 +217,11 @@ class TestContinuation:
     @pytest.mark.parametrize(
         ("output_ids", "fields", "reason", "stop_token_id"),
         [
-            ([1, 2, 3], {"max_tokens": 3}, FinishReason.MAX_TOKENS, None),
-            ([1, 2, 3, 4], {"max_tokens": 3}, FinishReason.MAX_TOKENS, None),
-            ([1, 0], {"max_tokens": 9}, FinishReason.END_TOKEN, 0),
-            ([1, 5], {"max_tokens": 9, "stop_token_ids": (5,)}, FinishReason.STOP_TOKEN, 5),
-            ([1, 2], {"max_tokens": 9}, FinishReason.CONTEXT_FULL, None),
+            ([1, 2, 3], {"max_tokens": 3}, EndReason.MAX_TOKENS, None),
+            ([1, 2, 3, 4], {"max_tokens": 3}, EndReason.MAX_TOKENS, None),
+            ([1, 0], {"max_tokens": 9}, EndReason.END_TOKEN, 0),
+            ([1, 5], {"max_tokens": 9, "stop_token_ids": (5,)}, EndReason.STOP_TOKEN, 5),
+            ([1, 2], {"max_tokens": 9}, EndReason.CONTEXT_FULL, None),
         ],
     )
     def test_answer_that_is_already_over_completes_without_running(
@@ -229,10 +230,10 @@ class TestContinuation:
         make_request: MakeRequest,
         output_ids: list[int],
         fields: dict[str, Any],
-        reason: FinishReason,
+        reason: EndReason,
         stop_token_id: int | None,
     ) -> None:
-        full = reason is FinishReason.CONTEXT_FULL
+        full = reason is EndReason.CONTEXT_FULL
         engine = make_engine(max_model_len=8 if full else 128, max_waiting=0)
         request = make_request(1, 6, output_ids=list(output_ids), **fields)
         engine.add(request)

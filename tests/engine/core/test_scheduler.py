@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.request import FinishReason, Request
+from chairlift.service.end_reason import EndReason
+from engine.core.request import Request
 from engine.errors import InvalidRequest, QueueFull, RequestTooLong
 
 MakeEngine = Callable[..., Any]
@@ -111,7 +112,7 @@ class TestAdmission:
         small, big = make_request(1, 3, max_tokens=10), make_request(2, 31, max_tokens=5)
         engine.add(small, big)
         engine.run()
-        assert engine.reason(big) is FinishReason.CONTEXT_FULL
+        assert engine.reason(big) is EndReason.CONTEXT_FULL
         assert engine.is_solo_answer(small)
 
     def test_what_can_never_fit_is_rejected_with_its_numbers(

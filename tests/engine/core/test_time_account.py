@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from chairlift.service.end_reason import EndReason
 from engine.core.outputs import TimeAccount
-from engine.core.request import FinishReason, Request, RequestId
+from engine.core.request import Request, RequestId
 
 MakeEngine = Callable[..., Any]
 MakeRequest = Callable[..., Request]
@@ -89,4 +90,4 @@ def test_time_is_told_with_the_first_token_and_after_every_pause_only(
         4: account(queued_s=1.0, prefill_s=1.0, decode_s=4.0),
         5: account(queued_s=1.0, prefill_s=1.0, decode_s=5.0, parked_s=2.0),
     }
-    assert engine.reason(request) is FinishReason.MAX_TOKENS
+    assert engine.reason(request) is EndReason.MAX_TOKENS

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from chairlift.service.end_reason import EndReason
 from engine.constraints.constraint import Constraint, HeldBackEnds
 from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
 from engine.constraints.token_bits import all_words
-from engine.core.request import FinishReason, SamplingParams
+from engine.core.request import SamplingParams
 from engine.demo import MODEL_DIR
 from engine.testing_stream import LateStream
 from kernels.families import cpu_ops
@@ -98,7 +99,7 @@ def test_every_answer_under_a_grammar_keeps_to_it_and_its_neighbours_never_notic
     free, bound = crowd
     mixed = engine.serve([item for pair in zip(free, bound, strict=True) for item in pair])
     for answer in mixed.answers[1::2]:
-        assert answer.completion.reason is FinishReason.END_TOKEN
+        assert answer.completion.reason is EndReason.END_TOKEN
         person = json.loads(TEXT.decode(answer.token_ids[:-1]))
         assert re.fullmatch("[a-z]{1,8}", person["name"])
         assert 1 <= person["age"] <= 999
@@ -148,7 +149,7 @@ def test_an_answer_ends_with_its_grammar_even_if_ends_are_ignored_and_too_few_to
         [prompt([3], replace(DRAWN, ignore_eos=False, max_tokens=60), constraint=partial(person, ends=ends))]
     )
     (answer,) = run.answers
-    assert answer.completion.reason is FinishReason.END_TOKEN
+    assert answer.completion.reason is EndReason.END_TOKEN
     assert re.fullmatch(PERSON, TEXT.decode(answer.token_ids[:-1]))
 
 
@@ -174,7 +175,7 @@ def test_a_matcher_in_error_fails_its_own_request_with_its_message(engine, crowd
     stream = LateStream(2) if in_flight == 2 else None
     run = engine.serve([*free, failing], max_steps_in_flight=in_flight, stream=stream)
     completion = run.answers[-1].completion
-    assert (completion.reason, completion.detail) == (FinishReason.ERROR, "grammar: lexer too complex")
+    assert (completion.reason, completion.detail) == (EndReason.ENGINE_ERROR, "grammar: lexer too complex")
     assert len(run.answers[-1].token_ids) == 4
     assert ids(run)[:-1] == ids(engine.serve(free))
 
@@ -184,7 +185,7 @@ def test_a_row_with_nothing_left_to_draw_fails_alone_and_says_what_may_be_the_re
     nothing = prompt([5], DRAWN, constraint=lambda: Constraint(LARGE, allowed_ids=[7], bad_sequences=[[7]]))
     run = engine.serve([*free, nothing])
     completion = run.answers[-1].completion
-    assert completion.reason is FinishReason.ERROR
+    assert completion.reason is EndReason.ENGINE_ERROR
     assert "no token" in completion.detail
     assert ids(run)[:-1] == ids(engine.serve(free))
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from chairlift.service.end_reason import EndReason
 from engine.core.outputs import ModelRunnerOutput, NewRequest, ScheduledRow, SchedulerOutput
-from engine.core.request import FinishReason, RequestId, SamplingParams
+from engine.core.request import RequestId, SamplingParams
 from engine.errors import DeviceError, StepError
 from engine.interfaces import execute
 from engine.runner.kv_cache import KVCachePlan
@@ -151,7 +152,7 @@ def test_sampled_answers_respect_their_limits(tiny_engine, prompts):
     assert 9 not in answers[5].token_ids
     stop_ids = {*range(50, 110), 2}
     assert not stop_ids & set(answers[7].token_ids[:15])
-    assert answers[7].completion.reason is FinishReason.STOP_TOKEN
+    assert answers[7].completion.reason is EndReason.STOP_TOKEN
     assert answers[7].logprobs == []
     assert [len(logprobs.top_ids) for logprobs in answers[6].logprobs] == [0] * 20
     assert len({tuple(answer.token_ids) for answer in answers}) == len(answers)
@@ -203,7 +204,7 @@ def test_a_row_of_nan_fails_alone_and_leaves_nothing_behind(tiny_engine, prompts
     broken = replace(prompts[6], prompt_ids=(*prompts[6].prompt_ids[:18], 205, *prompts[6].prompt_ids[18:]))
     run = engine.serve([broken, *prompts], num_blocks=5, max_num_seqs=3)
     failed, *others = run.answers
-    assert failed.completion.reason is FinishReason.ERROR
+    assert failed.completion.reason is EndReason.ENGINE_ERROR
     assert "NaN" in failed.completion.detail
     assert failed.token_ids == []
     _assert_same(others, want)
@@ -213,7 +214,7 @@ def test_a_request_without_any_candidate_fails_alone(tiny_engine, prompts):
     params = replace(GREEDY, min_tokens=3, stop_token_ids=tuple(range(211)))
     engine = tiny_engine("llama")
     run = engine.serve([prompts[0], replace(prompts[1], params=params)])
-    assert run.answers[1].completion.reason is FinishReason.ERROR
+    assert run.answers[1].completion.reason is EndReason.ENGINE_ERROR
     assert "min_tokens" in run.answers[1].completion.detail
     _assert_same(run.answers[:1], engine.serve(prompts[:1]).answers)
 
@@ -250,7 +251,7 @@ def test_a_row_of_nan_fails_alone_when_it_is_learned_a_step_late(tiny_engine, pr
     broken = replace(prompts[6], prompt_ids=(*prompts[6].prompt_ids[:18], 205, *prompts[6].prompt_ids[18:]))
     run = engine.serve([broken, *prompts], num_blocks=5, max_num_seqs=3, max_steps_in_flight=2, stream=LateStream(0))
     failed, *others = run.answers
-    assert failed.completion.reason is FinishReason.ERROR
+    assert failed.completion.reason is EndReason.ENGINE_ERROR
     assert failed.token_ids == []
     _assert_same(others, want)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.core.request import FinishReason, SamplingParams
+from chairlift.service.end_reason import EndReason
+from engine.core.request import SamplingParams
 from engine.testing_stream import LateStream
 
 PARAMS = SamplingParams(seed=0, max_tokens=12, temperature=0.8, ignore_eos=True, top_logprobs=1, prompt_logprobs=3)
@@ -120,7 +121,7 @@ def test_a_prompt_of_nan_fails_alone(tiny_engine, hf_reference, prompts, max_ste
         stream=LateStream(3) if max_steps_in_flight > 1 else None,
     )
     failed, *others = run.answers
-    assert failed.completion.reason is FinishReason.ERROR
+    assert failed.completion.reason is EndReason.ENGINE_ERROR
     assert "NaN" in failed.completion.detail
     assert failed.token_ids == []
     assert 0 < len(failed.prompt_logprobs) < 20

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from frontend.answer.text import AnswerText
 from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import GenerationRequest, OutputOptions, SamplingOptions, StopOptions, TokenPrompt
-from frontend.routing.stream import EndReason, RequestEnd, TokenBatch
+from frontend.routing.stream import RequestEnd, TokenBatch
 from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 
 

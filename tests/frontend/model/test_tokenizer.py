@@ -10,7 +10,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from frontend.model.tokenizer import Tokenizer, files_sha256
+from chairlift.service.engine_protocol import tokenizer_sha256
+from frontend.model.tokenizer import Tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 
@@ -111,7 +112,7 @@ def test_from_dir_reads_the_known_files_only(tmp_path, files):
         (tmp_path / name).write_bytes(data)
     (tmp_path / "model.safetensors").write_bytes(b"not a tokenizer's")
     tokenizer = Tokenizer.from_dir(tmp_path)
-    assert tokenizer.sha256 == files_sha256(files)
+    assert tokenizer.sha256 == tokenizer_sha256(files)
     assert tokenizer.has_chat_template
     tokenizer.close()
 
@@ -119,7 +120,7 @@ def test_from_dir_reads_the_known_files_only(tmp_path, files):
 def test_sha256_is_over_names_lengths_and_data_in_order_of_names():
     files = {"b.json": b"second", "a.json": b""}
     spelled_out = b"a.json\0" + struct.pack("<Q", 0) + b"b.json\0" + struct.pack("<Q", 6) + b"second"
-    assert files_sha256(files) == hashlib.sha256(spelled_out).digest()
+    assert tokenizer_sha256(files) == hashlib.sha256(spelled_out).digest()
 
 
 def test_vocab_size_covers_added_tokens(tokenizer, backend):

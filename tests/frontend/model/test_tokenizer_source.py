@@ -3,8 +3,8 @@ import os
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import tokenizer_sha256
 from frontend.errors import ConfigError, TokenizerMismatch
-from frontend.model.tokenizer import files_sha256
 from frontend.model.tokenizer_source import TokenizerSource
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 
@@ -51,9 +51,9 @@ def test_folder_with_files_of_no_use_is_a_bad_flag(files, tmp_path, break_it, sa
 async def test_files_come_from_the_engine_once(files):
     source, stub = TokenizerSource(None), Stub(files)
     assert source.own_sha256 == b""
-    tokenizer, defaults = await source.get(stub, files_sha256(files))
-    assert (tokenizer.sha256, defaults.temperature) == (files_sha256(files), 0.5)
-    assert await source.get(stub, files_sha256(files)) == (tokenizer, defaults)
+    tokenizer, defaults = await source.get(stub, tokenizer_sha256(files))
+    assert (tokenizer.sha256, defaults.temperature) == (tokenizer_sha256(files), 0.5)
+    assert await source.get(stub, tokenizer_sha256(files)) == (tokenizer, defaults)
     assert stub.num_calls == 1
     source.close()
 
@@ -66,14 +66,14 @@ async def test_files_with_another_hash_than_announced_are_refused(files):
 async def test_files_that_cannot_be_read_are_refused(files):
     files["tokenizer.json"] = b"{}"
     with pytest.raises(TokenizerMismatch, match="cannot be read here"):
-        await TokenizerSource(None).get(Stub(files), files_sha256(files))
+        await TokenizerSource(None).get(Stub(files), tokenizer_sha256(files))
 
 
 async def test_another_model_is_fetched_and_the_old_tokenizer_still_works(files):
     source = TokenizerSource(None)
-    old, _ = await source.get(Stub(files), files_sha256(files))
+    old, _ = await source.get(Stub(files), tokenizer_sha256(files))
     other = {"tokenizer.json": files["tokenizer.json"]}
-    new, defaults = await source.get(Stub(other), files_sha256(other))
+    new, defaults = await source.get(Stub(other), tokenizer_sha256(other))
     assert new is not old
     assert defaults.temperature == 1.0
     assert await old.encode("abc") == await new.encode("abc")
@@ -86,9 +86,9 @@ async def test_own_folder_is_used_if_its_hash_is_the_engines(files, tmp_path):
         (tmp_path / name).write_bytes(data)
     (tmp_path / "model.safetensors").write_bytes(b"not a tokenizer's file")
     source, stub = TokenizerSource(tmp_path), Stub(files)
-    assert source.own_sha256 == files_sha256(files)
-    tokenizer, defaults = await source.get(stub, files_sha256(files))
-    assert (tokenizer.sha256, defaults.temperature, stub.num_calls) == (files_sha256(files), 0.5, 0)
+    assert source.own_sha256 == tokenizer_sha256(files)
+    tokenizer, defaults = await source.get(stub, tokenizer_sha256(files))
+    assert (tokenizer.sha256, defaults.temperature, stub.num_calls) == (tokenizer_sha256(files), 0.5, 0)
     with pytest.raises(TokenizerMismatch, match="leave it out to take them from the engine"):
         await source.get(stub, b"\0" * 32)
     source.close()
@@ -101,9 +101,9 @@ def test_folder_of_no_use_is_a_config_error(tmp_path):
 
 async def test_an_engine_without_a_tokenizer_is_one(caplog):
     source = TokenizerSource(None)
-    tokenizer, defaults = await source.get(Stub({}), files_sha256({}))
+    tokenizer, defaults = await source.get(Stub({}), tokenizer_sha256({}))
     assert not tokenizer.has_tokens
-    assert tokenizer.sha256 == files_sha256({})
+    assert tokenizer.sha256 == tokenizer_sha256({})
     assert defaults.temperature == 1.0
     assert tokenizer.token_bytes(5) == b""
     detokenizer = tokenizer.detokenizer(keep_special_tokens=True)

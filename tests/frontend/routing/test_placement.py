@@ -6,9 +6,9 @@ import struct
 from frontend.routing.load import EngineLoad, LoadEstimate
 from frontend.routing.placement import (
     CHUNK_TOKENS,
+    EXPECTED_OUTPUT_TOKENS,
     MAX_AFFINITY_TOKENS,
     MAX_CHUNKS,
-    REQUEST_TOKENS,
     Candidate,
     Placement,
 )
@@ -36,7 +36,7 @@ def test_single_engine_gets_everything_and_nothing_is_remembered():
 def test_least_loaded_gets_the_request():
     placement = Placement()
     assert placement.choose(candidates(EngineLoad(3), EngineLoad(2), EngineLoad(4)), prompt((1, 10)), b"") == 1
-    waiting = candidates(EngineLoad(1, 0), EngineLoad(0, REQUEST_TOKENS + 1), EngineLoad(2, 0))
+    waiting = candidates(EngineLoad(1, 0), EngineLoad(0, EXPECTED_OUTPUT_TOKENS + 1), EngineLoad(2, 0))
     assert placement.choose(waiting, prompt((1, 10)), b"") == 0
     full = candidates(EngineLoad(1, num_free_tokens=10_000), EngineLoad(0, num_free_tokens=100))
     assert placement.choose(full, prompt((1, 1000)), b"") == 0  # 900 tokens have no room in the other
@@ -62,7 +62,7 @@ def test_no_prefix_outweighs_more_than_its_cap():
     placement = Placement()
     long = prompt((7, 4 * MAX_AFFINITY_TOKENS))
     assert placement.choose(candidates(IDLE, IDLE), long, b"") == 0
-    requests = MAX_AFFINITY_TOKENS // REQUEST_TOKENS
+    requests = MAX_AFFINITY_TOKENS // EXPECTED_OUTPUT_TOKENS
     assert placement.choose(candidates(EngineLoad(requests - 1), IDLE), long, b"") == 0
     assert placement.choose(candidates(EngineLoad(requests + 1), IDLE), long, b"") == 1
 
@@ -105,7 +105,7 @@ def test_shared_prefix_does_not_draw_everybody_to_one_engine():
     for _ in range(600):
         loads = candidates(*(EngineLoad(num) for num in running))
         running[placement.choose(loads, prompt((7, 2048), (rng.randrange(10**6), 64)), b"")] += 1
-        assert max(running) - min(running) <= MAX_AFFINITY_TOKENS // REQUEST_TOKENS + 1
+        assert max(running) - min(running) <= MAX_AFFINITY_TOKENS // EXPECTED_OUTPUT_TOKENS + 1
 
 
 def test_load_is_ours_now_and_others_as_of_the_last_news():

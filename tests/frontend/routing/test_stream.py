@@ -2,9 +2,10 @@ import asyncio
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from frontend.errors import EngineFault, EngineUnavailable
 from frontend.routing.logprobs import LogprobBatch
-from frontend.routing.stream import CancelReason, EndReason, RequestEnd, RequestStream
+from frontend.routing.stream import CancelReason, RequestEnd, RequestStream
 
 
 class Owner:

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from chairlift.service.end_reason import EndReason
 from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.constraints.constraint import Constraint
 from engine.core.config import SchedulerConfig
-from engine.core.request import FinishReason, Request, RequestId, SamplingParams
+from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFull
 from engine.reports import AdmissionReport, StepReport
@@ -155,10 +156,10 @@ class DeviceWorld:
         self.solos[request.request_id] = solo
         self.allowed_reasons[request.request_id] = {solo.reason}
         if request.deadline_s is not None:
-            self.allowed_reasons[request.request_id].add(FinishReason.DEADLINE)
+            self.allowed_reasons[request.request_id].add(EndReason.DEADLINE)
         if rng.random() < 0.06:
             self.fails_at[params.seed] = rng.randrange(num_prior, num_prior + 6)
-            self.allowed_reasons[request.request_id].add(FinishReason.ERROR)
+            self.allowed_reasons[request.request_id].add(EndReason.ENGINE_ERROR)
         self.inbox.put(Submit("s", self.num_requests, (request,)))
 
     def draw_constraint(self, prompt):
@@ -195,8 +196,8 @@ class DeviceWorld:
     def cancel(self):
         if self.num_requests:
             request_id = RequestId(self.rng.randrange(self.num_requests))
-            self.allowed_reasons[request_id].add(FinishReason.CANCELLED)
-            self.inbox.put(Cancel("s", 1, (request_id,), FinishReason.CANCELLED))
+            self.allowed_reasons[request_id].add(EndReason.CANCELLED)
+            self.inbox.put(Cancel("s", 1, (request_id,), EndReason.CANCELLED))
 
     def grant_credit(self):
         open_ids = [request_id for request_id, answer in self.ledger.answers.items() if answer.completion is None]
@@ -260,7 +261,7 @@ class DeviceWorld:
         assert reason in self.allowed_reasons[request_id], f"request {request_id}: {reason}"
         self.seen[reason.name] += 1
         params = request.params
-        if reason is FinishReason.ERROR:
+        if reason is EndReason.ENGINE_ERROR:
             assert "NaN" in answer.completion.detail
             assert len(produced) == self.fails_at[params.seed], f"request {request_id} fails after {len(produced)}"
         if reason is solo.reason:

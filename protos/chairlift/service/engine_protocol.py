@@ -1,0 +1,34 @@
+"""Constants of the protocol between frontend and engine, on which both sides must agree. Standard library only."""
+
+import hashlib
+from collections.abc import Mapping
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+BYTES_PER_TOKEN_ID = 4
+"""Token ids travel as unsigned 32-bit integers, little-endian."""
+
+MAX_FRONTEND_MESSAGE_BYTES = 16 << 20
+"""Largest message that a frontend sends to an engine or takes from it."""
+
+EXPECTED_OUTPUT_TOKENS = 256
+"""Output tokens that an unfinished request is expected to generate: its cost in fair queueing and load balancing. Most
+requests end long before max_tokens.
+"""
+
+
+def tokenizer_sha256(files: Mapping[str, bytes]) -> bytes:
+    """Digest of a tokenizer, `EngineInfo.tokenizer_sha256`.
+
+    Args:
+        files: file name to content.
+
+    Returns:
+        SHA-256 over the files sorted by name; of each its name, a zero byte, its length as u64 little-endian, its data.
+    """
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
