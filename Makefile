@@ -18,7 +18,7 @@ TEST_WORKERS ?= 2
 IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: gpu-check compose-check help run lock test test-fast test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
+.PHONY: gpu-check compose-check help run lock test test-slow mutants test-portable test-busy check lint types stubs setup setup-dev check-extras demo-model bench bench-batching bench-hf clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -26,12 +26,15 @@ help:  ## this list
 run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one completion as proof (MODEL=... ARGS="...")
 	@exec $(BIN)/chairlift up --proof $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: setup-dev  ## the whole test suite (TEST_WORKERS=... processes, 1.5 GB each)
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not docker" $(PYTEST_ARGS)
+test: setup-dev  ## the test suite, minutes (TEST_WORKERS=... processes, 1.5 GB each)
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not docker" $(PYTEST_ARGS)
+
+test-slow: setup-dev  ## the long and the timing-bound tests, and those of containers where there is a Docker engine
+	$(BIN)/python -m pytest $(IN_PARALLEL) -m "slow and not docker" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS) tests/deploy
 
-test-fast: setup-dev  ## the suite without its slow tests
-	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(PYTEST_ARGS)
+mutants: setup-dev  ## mutation testing of a sample of files: which changes does no test notice? (ARGS="FILE --per-file 0")
+	$(BIN)/python .ci/mutants.py $(ARGS)
 
 test-portable: setup-dev  ## the numerical tests as on other CPUs (AVX2, AVX-512, neither) and on 1, 2 and 4 cores (ARGS="--machines haswell")
 	$(BIN)/python -m tests.portability $(ARGS)
@@ -39,7 +42,7 @@ test-portable: setup-dev  ## the numerical tests as on other CPUs (AVX2, AVX-512
 test-busy: setup-dev  ## the test suite beside a load of 10 and more processes (ARGS="--processes 20")
 	$(BIN)/python .ci/busy.py $(ARGS) -- $(MAKE) test
 
-check: lint types test  ## everything CI runs but the packaging check
+check: lint types test  ## linters, types and the test suite
 
 lint: setup-dev  ## style and import rules
 	$(BIN)/ruff check .

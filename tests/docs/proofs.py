@@ -58,7 +58,7 @@ PROOFS = [
         because="fetched from the hub: tests/engine/model/test_hub.py does so from one that is played",
     ),
     Proof(r"make run ARGS=", How.SERVE),
-    Proof(r"make (test|test-fast|lint|types|stubs|compose-check)\b", How.PARSE, because="is what runs this test"),
+    Proof(r"make (test|test-slow|mutants|lint|types|stubs|compose-check)\b", How.PARSE, because="runs tests"),
     Proof(
         r"make bench-(batching|hf)\b",
         How.PARSE,

@@ -21,8 +21,14 @@ COMMANDS = all_commands()
 
 
 def proven(*ways: How) -> pytest.MarkDecorator:
+    """The commands proven in one of these ways. `make test` runs those of the README, `make test-slow` the others."""
     chosen = [command for command in COMMANDS if (proof := proof_of(command)) is not None and proof.how in ways]
-    return pytest.mark.parametrize("command", chosen, ids=str)
+    is_long = {How.RUN, How.SERVE} & set(ways)
+    params = [
+        pytest.param(command, marks=[pytest.mark.slow] if is_long and command.page != "README.md" else [])
+        for command in chosen
+    ]
+    return pytest.mark.parametrize("command", params, ids=str)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)

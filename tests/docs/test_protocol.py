@@ -1,4 +1,4 @@
-"""docs/protocol.md: every message, field and enum value of the engine's proto is there, and numbers are the code's."""
+"""docs/protocol.md has every message, field and enum value of the engine's proto, and the code's numbers."""
 
 import importlib
 import re
@@ -12,12 +12,9 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service import engine_protocol
 from chairlift.v1 import generation_service_pb2 as public_pb
 from engine import server
-from engine.listener import _SERVER_OPTIONS as ENGINE_OPTIONS
-from frontend.app import _server_options
-from frontend.config import FrontendConfig
+from frontend.errors import RequestError
 from frontend.routing import connection as client
-from frontend.routing.command_outbox import _MAX_SUBMIT_BYTES
-from frontend.status import _TABLE
+from frontend.status import error_reason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SECTIONS = re.split(r"\n##+ ", PAGE)
@@ -62,7 +59,8 @@ def test_nothing_is_named_that_the_protos_do_not_have() -> None:
     messages = pb.DESCRIPTOR.message_types_by_name
     fields = {field.name for message in messages.values() for field in message.fields}
     values = {value.name for enum in pb.DESCRIPTOR.enum_types_by_name.values() for value in enum.values}
-    statuses = {code.name for code in grpc.StatusCode} | {row.reason for row in _TABLE.values()}
+    reasons = {error_reason(error.__new__(error)) for error in RequestError.__subclasses__()}
+    statuses = {code.name for code in grpc.StatusCode} | reasons
     named = code_of(text)
     assert {name for name in named if re.fullmatch(r"[a-z]+(_[a-z0-9]+)+", name)} - fields == set()
     assert {name for name in named if re.fullmatch(r"([A-Z][a-z]+){2,}", name)} - set(messages) - {
@@ -89,30 +87,6 @@ def test_numbers_are_the_codes() -> None:
             for name in names:
                 found = getattr(found, name)
             assert found == number(value), path
-
-
-def test_numbers_in_sentences_are_the_codes() -> None:
-    config = FrontendConfig()
-    public = dict(_server_options(config))
-    frontend = dict(client._CHANNEL_OPTIONS)
-    mib = 1 << 20
-    said = {
-        f"a message has at most {public['grpc.max_receive_message_length'] // mib} MiB",
-        f"the server pings after {public['grpc.keepalive_time_ms'] // 1000} s",
-        f"clients may every {public['grpc.http2.min_ping_interval_without_data_ms'] // 1000} s",
-        f"with `--token-window` ({config.token_window})",
-        f"for `--heartbeat-timeout` ({config.heartbeat_timeout_s:g} s, looked at twelve times",
-        f"tries again after {client._MIN_BACKOFF_S} s, doubled up to {client.MAX_BACKOFF_S:g} s "
-        f"({client._MAX_WAITING_BACKOFF_S} s while",
-        f"every {server.HEARTBEAT_S * 1000:g} ms",
-        f"no Hello within {server.HELLO_TIMEOUT_S:g} s",
-        f"messages of up to {frontend['grpc.max_send_message_length'] // mib} MiB",
-        f"of at most {_MAX_SUBMIT_BYTES // mib} MiB into one",
-    }
-    assert client._HEARTBEAT_CHECKS == 12
-    assert dict(ENGINE_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"] == 1000
-    text = " ".join(PAGE.split())
-    assert [words for words in said if words not in text] == []
 
 
 def test_the_example_of_columns_is_one() -> None:

