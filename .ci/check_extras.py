@@ -24,9 +24,9 @@ PROMISES = {
         "frontend",
         _NO_NUMPY,
         "-frontend.testing.refusals",  # a benchmark, with the HTTP client of [loadgen]
-        "-frontend.tracing.otlp",  # with [otel]
+        "-frontend.observability.otlp",  # with [otel]
     ],
-    "otel": ["chairlift", _NO_SERVICE, _NO_NUMPY, "frontend.tracing"],
+    "otel": ["chairlift", _NO_SERVICE, _NO_NUMPY, "frontend.observability"],
     "engine": [
         "chairlift",
         "engine",

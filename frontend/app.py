@@ -16,35 +16,35 @@ from frontend.access.api_keys import ApiKeys, load_keys
 from frontend.access.engine_tls import load_engine_tls
 from frontend.access.file_watch import FileWatch
 from frontend.access.tls import load_tls
-from frontend.admission import Admission
-from frontend.calls import ActiveCalls
+from frontend.api.active_calls import ActiveCalls
+from frontend.api.grpc.api_key_interceptor import KeyInterceptor
+from frontend.api.grpc.capacity_interceptor import RoomInterceptor
+from frontend.api.grpc.error_interceptor import ErrorInterceptor
+from frontend.api.grpc.reflection import add_reflection
+from frontend.api.grpc.server import SERVICE_NAME, GenerationService
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
-from frontend.generation import Generations
-from frontend.grpc_door.interceptor import ErrorInterceptor
-from frontend.grpc_door.key_interceptor import KeyInterceptor
-from frontend.grpc_door.reflection import add_reflection
-from frontend.grpc_door.room_interceptor import RoomInterceptor
-from frontend.grpc_door.server import SERVICE_NAME, GenerationService
+from frontend.generation.admission import Admission
+from frontend.generation.pipeline import Generations
 from frontend.health import Health
-from frontend.isolated.process import JobLimits
-from frontend.isolated.worker import Clock
 from frontend.limits import MAX_REQUEST_BYTES
-from frontend.metrics.metrics import Metrics
-from frontend.metrics.traffic import log_traffic
-from frontend.model.chat_renderer import ChatRenderer
-from frontend.model.tokenizer_source import TokenizerSource
-from frontend.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
+from frontend.observability.call_origin import GrpcOrigin, HttpOrigin
+from frontend.observability.metrics import Metrics
+from frontend.observability.traffic import log_traffic
 from frontend.routing.router import Router
-from frontend.structured.compiler import GrammarCompiler
-from frontend.tracing.origin import GrpcOrigin, HttpOrigin
+from frontend.text.chat_renderer import ChatRenderer
+from frontend.text.isolated.process import JobLimits
+from frontend.text.isolated.worker import Clock
+from frontend.text.structured.compiler import GrammarCompiler
+from frontend.text.tokenizer_source import TokenizerSource
 from frontend.workers.order import WorkerPlace
+from frontend.workers.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from frontend.openai.http_server import HttpServer
-    from frontend.tracing.otlp import OtlpSpans
+    from frontend.api.http.server import HttpServer
+    from frontend.observability.otlp import OtlpSpans
 
 logger = logging.getLogger(__name__)
 
@@ -255,15 +255,15 @@ class FrontendApp:
 
     def _http_server(self) -> "HttpServer":
         # Here, so that a server without HTTP needs none of its packages.
-        from frontend.anthropic.endpoint import Messages, messages_api
-        from frontend.openai.app import make_app
-        from frontend.openai.cors import with_cors
-        from frontend.openai.door import Door
-        from frontend.openai.facts import Facts
-        from frontend.openai.http_server import HttpServer
-        from frontend.openai.responses.endpoint import Responses, responses_api
-        from frontend.openai.runner import JobRunner
-        from frontend.openai.unknown_parameters import UnknownParameters
+        from frontend.api.anthropic.endpoints import Messages, messages_api
+        from frontend.api.http.call_runner import JobRunner
+        from frontend.api.http.cors import with_cors
+        from frontend.api.http.server import HttpServer
+        from frontend.api.http.unknown_parameters import UnknownParameters
+        from frontend.api.openai.app import make_app
+        from frontend.api.openai.endpoints import Door
+        from frontend.api.openai.info_routes import Facts
+        from frontend.api.openai.responses.endpoints import Responses, responses_api
 
         config = self._config
         unknown_parameters = UnknownParameters(config.unknown_parameters)
@@ -311,7 +311,7 @@ class FrontendApp:
 
 def _spans(endpoint: str) -> "OtlpSpans":
     try:
-        from frontend.tracing.otlp import OtlpSpans, exporter
+        from frontend.observability.otlp import OtlpSpans, exporter
     except ImportError as error:
         raise ConfigError(
             f"--otlp-traces-endpoint needs OpenTelemetry ({error.name} is missing): pip install 'chairlift[otel]'"

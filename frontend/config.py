@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from chairlift.service.log_format import LOG_FORMATS
-from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.errors import ConfigError
 from frontend.logs import LOG_LEVELS
+from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 MIN_GRAMMAR_MEMORY_BYTES = 16 << 20

@@ -1,7 +1,8 @@
 """The engine as a subprocess: started, restarted with growing pauses when it dies, and never left behind.
 
 An engine says that it serves by systemd's notification protocol (sd_notify(3)), and names its instance. What follows
-from its starts and ends is decided in `restart_policy.py`; frontends read it in a note (`frontend/supervision.py`).
+from its starts and ends is decided in `restart_policy.py`; frontends read it in a note (see
+`frontend/routing/supervision.py`).
 
 Three things keep it from outliving its parent: `stop`, `kill`, and its standard input, a pipe held open here. However
 this process ends, the pipe closes, and `--exit-on-stdin-close` ends the engine.
@@ -17,9 +18,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from frontend.child_process import describe_end, kill_group, num_oom_kills, terminate
 from frontend.cli.restart_policy import RestartPolicy
-from frontend.supervision import note_path, write_note
+from frontend.routing.supervision import note_path, write_note
+from frontend.workers.child_process import describe_end, kill_group, num_oom_kills, terminate
 
 _logger = logging.getLogger(__name__)
 

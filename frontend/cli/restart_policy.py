@@ -8,8 +8,8 @@ start follows after the first pause. An engine that ends before it serves may ne
 import signal
 from collections import deque
 
-from frontend.child_process import RestartPauses
-from frontend.supervision import EngineEnd, SupervisorNote
+from frontend.routing.supervision import EngineEnd, SupervisorNote
+from frontend.workers.child_process import RestartPauses
 
 MAX_FAILED_STARTS = 3
 """In a row. A kill from outside is not one of them: it says nothing about the next start."""

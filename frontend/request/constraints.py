@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frontend.model.served_model import ServedModel
-from frontend.model.tokenizer import Tokenizer
 from frontend.request.request import GenerationRequest
-from frontend.structured.compiler import GrammarCompiler
+from frontend.text.served_model import ServedModel
+from frontend.text.structured.compiler import GrammarCompiler
+from frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

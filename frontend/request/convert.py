@@ -25,7 +25,6 @@ from frontend.limits import (
     MAX_TRUNCATED_CHARS,
     MIN_REPETITION_PENALTY,
 )
-from frontend.model.served_model import ServedModel
 from frontend.request.checks import check_at_most, check_range, check_token_ids
 from frontend.request.convert_chat import chat_prompt
 from frontend.request.convert_structured import bad_words, check_form_ends, output_form
@@ -40,7 +39,8 @@ from frontend.request.request import (
 )
 from frontend.request.token_prompt import token_prompt
 from frontend.slices import at_once
-from frontend.structured.forms import OutputForm
+from frontend.text.served_model import ServedModel
+from frontend.text.structured.output_format import OutputForm
 
 DEFAULT_MAX_TOKENS = 256
 MAX_CHARS_PER_TOKEN = 8

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
 from frontend.errors import InvalidRequest
 from frontend.limits import MAX_TOOLS
 from frontend.request.checks import check_at_most
 from frontend.request.request import ChatPrompt
+from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
 
 
 def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:

@@ -9,7 +9,7 @@ from frontend.errors import InvalidRequest
 from frontend.limits import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, MAX_CHOICES, MAX_FORM_BYTES
 from frontend.request.checks import check_at_most
 from frontend.request.request import StopOptions
-from frontend.structured.forms import FormKind, OutputForm
+from frontend.text.structured.output_format import FormKind, OutputForm
 
 
 def output_form(spec: pb.GenerationSpec) -> OutputForm | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frontend.errors import InvalidRequest
-from frontend.model.served_model import ServedModel
+from frontend.text.served_model import ServedModel
 
 WHAT_FITS = -1
 

@@ -6,8 +6,8 @@ Made by `convert.py` from the public proto; read by everything behind it. Knows 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from frontend.chat.messages import ChatMessage, ChatOptions
-from frontend.structured.forms import OutputForm
+from frontend.text.chat.messages import ChatMessage, ChatOptions
+from frontend.text.structured.output_format import OutputForm
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: any few multiples lie far apart
 

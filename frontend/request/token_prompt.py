@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import RequestTooLong
-from frontend.model.served_model import ServedModel
 from frontend.request.checks import check_token_ids
 from frontend.request.prompt_options import Truncation
 from frontend.request.request import TokenPrompt
 from frontend.slices import Sliced
+from frontend.text.served_model import ServedModel
 
 _IDS_AT_ONCE = 1 << 14
 

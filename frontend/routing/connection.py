@@ -22,15 +22,15 @@ from chairlift.service.engine_protocol import MAX_FRONTEND_MESSAGE_BYTES, PROTOC
 from frontend import __version__
 from frontend.access.engine_tls import EngineTls
 from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
-from frontend.metrics.engine_metrics import EngineMetrics
-from frontend.model.served_model import ServedModel
-from frontend.model.tokenizer_source import TokenizerSource
+from frontend.observability.engine_metrics import EngineMetrics
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
 from frontend.routing.heartbeat import Heartbeat
 from frontend.routing.load import EngineLoad, LoadEstimate
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.tls_probe import tls_trouble
+from frontend.text.served_model import ServedModel
+from frontend.text.tokenizer_source import TokenizerSource
 
 if TYPE_CHECKING:
     from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceAsyncStub

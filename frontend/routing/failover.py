@@ -18,7 +18,7 @@ from frontend.errors import DeadlineExceeded, EngineFault, RequestError
 from frontend.routing.pending import PendingRequest
 from frontend.routing.quarantine import SUSPECT_LOSSES, Loss, Quarantine
 from frontend.routing.stream import CancelReason, RequestEnd
-from frontend.supervision import EngineEnd, Supervision, Unsupervised
+from frontend.routing.supervision import EngineEnd, Supervision, Unsupervised
 
 logger = logging.getLogger(__name__)
 

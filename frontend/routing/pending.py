@@ -10,10 +10,10 @@ from itertools import count
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID
 from frontend.errors import RequestError
-from frontend.model.served_model import ModelKey
 from frontend.routing import wire
 from frontend.routing.logprobs import PromptLogprobs
 from frontend.routing.stream import RequestStream
+from frontend.text.served_model import ModelKey
 
 _numbers = count()
 

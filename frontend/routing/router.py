@@ -13,15 +13,15 @@ from pathlib import Path
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.access.engine_tls import EngineTls
 from frontend.errors import EngineUnavailable, QueueFull, RequestError
-from frontend.metrics.metrics import Metrics
-from frontend.model.served_model import ModelKey
-from frontend.model.tokenizer_source import TokenizerSource
+from frontend.observability.metrics import Metrics
 from frontend.routing.connection import MAX_BACKOFF_S, Attachment, EngineConnection
 from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import Candidate, Placement
 from frontend.routing.resolver import Resolver, name_and_port
-from frontend.supervision import EngineEnd, SupervisorNote, note_path, read_note
+from frontend.routing.supervision import EngineEnd, SupervisorNote, note_path, read_note
+from frontend.text.served_model import ModelKey
+from frontend.text.tokenizer_source import TokenizerSource
 
 logger = logging.getLogger(__name__)
 

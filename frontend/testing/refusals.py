@@ -18,9 +18,9 @@ import grpc
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from frontend.admission import Admission
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from frontend.generation.admission import Admission
 from frontend.testing.fake_engine import paused_engine
 
 _ROUNDS = 3

@@ -5,7 +5,7 @@ import pickle
 import sys
 from collections.abc import Sequence
 
-from frontend.child_process import kill_group, terminate
+from frontend.workers.child_process import kill_group, terminate
 from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News, Report, parse
 

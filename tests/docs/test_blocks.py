@@ -34,7 +34,7 @@ LOGGED_ELSEWHERE = {
 # Text that is no code -> the test that holds it to be true.
 TEXTS = {
     "2 (keys, values) * num_hidden_layers": "tests/docs/test_models.py",
-    "requests_received = requests_refused + request_success": "tests/frontend/metrics/test_endings.py",
+    "requests_received = requests_refused + request_success": "tests/frontend/observability/test_endings.py",
 }
 
 

@@ -25,8 +25,8 @@ from engine.model.shapes import find_shape, shape_names
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup import Startup
 from engine.tokenizer_files import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
-from frontend.chat import REASONING_FORMATS, TOOL_FORMATS
-from frontend.model.defaults import SamplingDefaults, sampling_defaults
+from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
+from frontend.text.sampling_defaults import SamplingDefaults, sampling_defaults
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 CODE = re.compile(r"`([^`]+)`")

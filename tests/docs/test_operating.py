@@ -5,8 +5,8 @@ from pathlib import Path
 
 from engine.flags import parse_config
 from engine.health import SERVICE_NAMES
+from frontend.api.grpc.server import SERVICE_NAME
 from frontend.config import FrontendConfig, parse_arguments
-from frontend.grpc_door.server import SERVICE_NAME
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
 

@@ -118,7 +118,7 @@ def test_no_flag_is_named_that_nobody_has() -> None:
 
 
 def test_metrics_are_those_that_are_exported() -> None:
-    """docs/metrics.md is held against a frontend's /metrics by tests/frontend/metrics/test_names.py."""
+    """docs/metrics.md is held against a frontend's /metrics by tests/frontend/observability/test_names.py."""
     exported = set(re.findall(r"^\| `chairlift:(\w+)` \|", (DOCS / "metrics.md").read_text(), re.M))
     exported.add("process_cpu_seconds_total")
     named = set(re.findall(r"`([a-z]+(?:_[a-z0-9]+)+)`", section("By symptom") + section("Two settings, explained")))

@@ -12,10 +12,10 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from frontend.api.grpc.server import SERVICE_NAME
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
-from frontend.grpc_door.server import SERVICE_NAME
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine
 

@@ -6,7 +6,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend.grpc_door.server import SERVICE_NAME
+from frontend.api.grpc.server import SERVICE_NAME
 from frontend.health import Health
 from frontend.testing.fake_engine import FakeEngine
 

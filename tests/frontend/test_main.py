@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from frontend.grpc_door.server import SERVICE_NAME
+from frontend.api.grpc.server import SERVICE_NAME
 from frontend.testing.fake_engine import FakeEngine
 
 

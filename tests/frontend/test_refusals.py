@@ -9,8 +9,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.grpc_door import interceptor
-from frontend.openai import runner
+from frontend.api.grpc import error_interceptor as interceptor
+from frontend.api.http import call_runner as runner
 
 REQUEST = pb.GenerateRequest(spec=pb.GenerationSpec(text="x"))
 

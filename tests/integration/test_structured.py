@@ -19,7 +19,7 @@ import pytest
 from chairlift import AsyncClient, Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.constraints import grammar as engine_grammar
-from frontend.structured import trial
+from frontend.text.structured import trial
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "json_schemas.json").read_text())
 NUM_RUNS = 500

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from engine.errors import CheckpointError
 from engine.tokenizer_files import TokenizerFiles
-from frontend.chat.messages import ChatMessage, ChatOptions, template_messages
-from frontend.model.chat_template import ChatTemplate
-from frontend.model.tokenizer import Tokenizer, read_folder
+from frontend.text.chat.messages import ChatMessage, ChatOptions, template_messages
+from frontend.text.chat_template import ChatTemplate
+from frontend.text.tokenizer import Tokenizer, read_folder
 
 TEXTS = ["", "a<plain> <spec>  <new> b", "<new><newer> <|x|>é🙂", " . a , b", "<s>a</s>"]
 NEW_ID = 258

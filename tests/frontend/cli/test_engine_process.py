@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from frontend.cli.engine_process import EngineProcess
-from frontend.supervision import EngineEnd, note_path, read_note
+from frontend.routing.supervision import EngineEnd, note_path, read_note
 
 
 class Waiter(logging.Handler):

@@ -4,7 +4,7 @@ import random
 import signal
 
 from frontend.cli.restart_policy import MAX_FAILED_STARTS, MAX_RESTART_S, RestartPolicy
-from frontend.supervision import EngineEnd
+from frontend.routing.supervision import EngineEnd
 
 KILLED = -signal.SIGKILL
 

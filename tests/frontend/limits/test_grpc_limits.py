@@ -9,7 +9,7 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend import app
-from frontend.answer import prompt_echo
+from frontend.generation.answer import prompt_echo
 
 MANY_IDS = list(range(300))
 TOOL = json.dumps({"type": "function", "function": {"name": "f"}})

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.chat.messages import ChatMessage, ChatOptions, ToolCall
 from frontend.errors import InvalidRequest
 from frontend.request.convert_chat import chat_prompt
 from frontend.request.request import ChatPrompt
+from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 

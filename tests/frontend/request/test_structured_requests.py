@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.model.tokenizer import Tokenizer
 from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.testing.fake_engine import FakeEngine
+from frontend.text.tokenizer import Tokenizer
 
 ENDLESS = '{"type": "integer", "multipleOf": 1000003}'
 

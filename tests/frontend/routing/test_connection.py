@@ -321,7 +321,7 @@ async def test_defect_in_the_link_is_logged_with_its_traceback_once(make_pair, c
         attempts.append(args)
         raise KeyError("template")
 
-    monkeypatch.setattr("frontend.model.tokenizer_source.Tokenizer.from_files", broken)
+    monkeypatch.setattr("frontend.text.tokenizer_source.Tokenizer.from_files", broken)
     monkeypatch.setattr("frontend.routing.connection.random.uniform", lambda low, high: 0.01)
     pair = await make_pair(wait=False)
     while len(attempts) < 3:

@@ -10,7 +10,7 @@ from frontend.errors import EngineFault, EngineUnavailable, ServerDraining
 from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
 from frontend.routing.quarantine import CLEARED_TOKENS
-from frontend.supervision import EngineEnd
+from frontend.routing.supervision import EngineEnd
 
 GONE = EngineUnavailable("gone")
 

@@ -14,7 +14,6 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
-from frontend.model.served_model import ModelKey
 from frontend.routing import router, wire
 from frontend.routing.connection import Attachment
 from frontend.routing.load import EngineLoad
@@ -22,6 +21,7 @@ from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
 from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE
 from frontend.testing.fake_requests import FakeRequest
+from frontend.text.served_model import ModelKey
 
 TICK_S = 0.05
 FAILOVER_TIMEOUT_S = 30.0

@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from frontend.child_process import RestartPauses, describe_end
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
+from frontend.workers.child_process import RestartPauses, describe_end
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 LISTENING = '{"news": "listening", "reason": "", "num_drained": 0}'

@@ -6,9 +6,9 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from chairlift.service import health_list
 from engine.testing_engine import fake_engine_parts, run_engine
+from frontend.api.grpc.server import SERVICE_NAME
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.grpc_door.server import SERVICE_NAME
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 

@@ -1,0 +1,130 @@
+"""Requests of the Messages API."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from frontend.api.anthropic.input_messages import Content, Message, turns
+from frontend.api.anthropic.tools import tool_use
+from frontend.api.http.bodies import Body, SamplingBody
+from frontend.api.http.body_models import Nested
+from frontend.api.http.errors import BodyError
+from frontend.api.http.output_format import schema_form
+from frontend.api.http.tool_use import ToolUse
+from frontend.api.http.unserved_parameters import is_off
+from frontend.limits import MAX_MESSAGES, MAX_STOP_TEXTS, MAX_TOOLS
+from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
+from frontend.text.chat.messages import ChatOptions
+from frontend.text.structured.output_format import OutputForm
+
+_UINT32_MAX = 2**32 - 1
+
+
+class Thinking(Nested):
+    """Whether the model thinks before it answers. How long it does is the model's own decision."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(Nested):
+    """What the text must look like."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Nested):
+    """How much effort goes into the answer, and what it must look like."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class PromptBody(Body):
+    """What makes the prompt; the body of POST /v1/messages/count_tokens."""
+
+    entry_kinds = {"messages": Message}  # noqa: RUF012 - a ClassVar of Body's
+
+    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+    system: Content | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    mcp_servers: Any = None
+    container: Any = None
+
+    _tool_use: ToolUse = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _check_conversation(self) -> "PromptBody":
+        for name in ("mcp_servers", "container"):
+            if not is_off(getattr(self, name)):
+                raise BodyError(400, f"{name} is not served: only tools that the client runs are")
+        self._tool_use = tool_use(self.tools or (), self.tool_choice)
+        return self
+
+    def chat(self) -> Sliced[ChatPrompt]:
+        """The conversation, in slices. A final message of the assistant's is one that the model goes on with.
+
+        Raises:
+            BodyError: a block that is not served.
+        """
+        messages = yield from turns(self.system, self.messages)
+        goes_on = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
+        options = ChatOptions(
+            tools=tuple(self._tool_use.offered),
+            template_kwargs=self._template_variables(),
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+        )
+        return ChatPrompt(messages, options)
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Which tools may be called, and which must."""
+        return self._tool_use
+
+    def _template_variables(self) -> dict[str, Any]:
+        variables: dict[str, Any] = {}
+        if self.thinking is not None:  # under both names that templates read
+            thinks = self.thinking.type != "disabled"
+            variables |= {"enable_thinking": thinks, "thinking": thinks}
+        if self.output_config is not None and self.output_config.effort is not None:
+            variables["reasoning_effort"] = self.output_config.effort
+        return variables | (self.chat_template_kwargs or {})
+
+
+class MessagesBody(PromptBody, SamplingBody):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=_UINT32_MAX)]
+    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_TEXTS)] | None = None
+    output_format: OutputFormat | None = None
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Texts that end the answer."""
+        return self.stop_sequences or []
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether thinking comes as text, and not only as a signature."""
+        return self.thinking is None or self.thinking.display != "omitted"
+
+    def text_form(self) -> OutputForm | None:
+        """The form of the text; None: any.
+
+        Raises:
+            InvalidRequest: its schema is too large.
+        """
+        in_config = self.output_config.format if self.output_config is not None else None
+        text_format = in_config or self.output_format
+        if text_format is None:
+            return None
+        return schema_form(text_format.schema_, "output_config.format" if in_config else "output_format")

@@ -1,0 +1,70 @@
+"""The endpoints of the Messages API."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.anthropic.bodies import MessagesBody, PromptBody
+from frontend.api.anthropic.errors import REQUEST_ID_HEADER, error_response
+from frontend.api.anthropic.message_response import MessageJob
+from frontend.api.http.api import Api
+from frontend.api.http.call_runner import JobRunner, request_id_of
+from frontend.api.http.endpoint import STREAMED, Endpoint
+from frontend.api.http.output_format import chat_form
+from frontend.slices import in_slices
+
+
+class Messages:
+    """The endpoints.
+
+    Args:
+        runner: runs the calls.
+    """
+
+    def __init__(self, runner: JobRunner) -> None:
+        self._runner = runner
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        arrived_at_s = time.monotonic()
+        request_id = request_id_of(None, request.headers)
+        request.state.request_id = f"req_{request_id}"
+        body = await self._runner.read(request, MessagesBody)
+        if body.request_id:
+            request_id = request_id_of(body.request_id, request.headers)
+            request.state.request_id = f"req_{request_id}"
+        chat = await in_slices(body.chat())
+        generations = self._runner.generations
+        model = generations.model(body.model)
+        form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
+        job = MessageJob(body, model, request_id, chat=chat, form=form)
+        deadline = self._runner.deadline(request, body, arrived_at_s)
+        response = await self._runner.respond_single(request, job, deadline, stream=bool(body.stream))
+        response.headers[REQUEST_ID_HEADER] = request.state.request_id
+        return response
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        request.state.request_id = f"req_{request_id_of(None, request.headers)}"
+        body = await self._runner.read(request, PromptBody)
+        chat = await in_slices(body.chat())
+        with self._runner.calls.call():
+            token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), chat)
+        headers = {**request.state.answer_headers, REQUEST_ID_HEADER: request.state.request_id}
+        return JSONResponse({"input_tokens": len(token_ids)}, headers=headers)
+
+
+def messages_api(messages: Messages) -> Api:
+    """The Messages API."""
+    path, error = "/v1/messages", "AnthropicError"
+    answer, count = "Answer a conversation in Anthropic's form", "Count the tokens of a conversation"
+    return Api(
+        path,
+        [
+            Endpoint("POST", path, messages.create, answer, MessagesBody, STREAMED, error=error),
+            Endpoint("POST", f"{path}/count_tokens", messages.count_tokens, count, PromptBody, error=error),
+        ],
+        error_response,
+    )

@@ -1,0 +1,147 @@
+"""Messages of content blocks as the turns of a conversation.
+
+A user's message may hold the results of tools, which are turns of their own in a chat template.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from frontend.api.http.body_models import Returned
+from frontend.api.http.conversation import Turn, Turns
+from frontend.api.http.errors import BodyError
+from frontend.api.http.opaque_reasoning import decoded
+from frontend.limits import MAX_CONTENT_PARTS
+from frontend.slices import Sliced
+from frontend.text.chat.messages import ChatMessage, ToolCall
+
+
+class Block(Returned):
+    """A content block of any type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None  # of a tool's result: a text, or blocks with text
+
+
+Content = str | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+
+
+class Message(Returned):
+    """One message."""
+
+    role: str
+    content: Content
+
+
+def turns(system: Content | None, messages: Sequence[Message]) -> Sliced[tuple[ChatMessage, ...]]:
+    """The conversation, in slices.
+
+    Raises:
+        BodyError: a block that is not served, or lacks something; names it.
+    """
+    conversation = Turns()
+    if system:
+        conversation.instruct(*_texts(system, "system"))
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        match message.role:
+            case "user":
+                _add_user(conversation, message.content, where)
+            case "assistant":
+                _add_assistant(conversation, message.content, where)
+            case "system":
+                conversation.instruct(*_texts(message.content, f"{where}.content"))
+            case role:
+                raise _refused(f"{where}.role is {role[:64]!r}, it must be user, assistant or system")
+        yield
+    return (yield from conversation.messages())
+
+
+def _add_user(conversation: Turns, content: Content, where: str) -> None:
+    if isinstance(content, str):
+        conversation.all.append(Turn("user", [content]))
+        return
+    turn: Turn | None = None
+    for index, block in enumerate(content):
+        at = f"{where}.content[{index}]"
+        if block.type == "tool_result":
+            if not block.tool_use_id:
+                raise _refused(f"{at} needs tool_use_id")
+            conversation.answer(block.tool_use_id, *_result_texts(block.content, at))
+            turn = None
+            continue
+        if turn is None:
+            turn = Turn("user")
+            conversation.all.append(turn)
+        turn.texts.append(_text(block, at))
+
+
+def _add_assistant(conversation: Turns, content: Content, where: str) -> None:
+    turn = Turn("assistant", [content] if isinstance(content, str) else [])
+    conversation.all.append(turn)
+    for index, block in enumerate(content if not isinstance(content, str) else ()):
+        at = f"{where}.content[{index}]"
+        match block.type:
+            case "thinking":
+                turn.reasoning += block.thinking or decoded(block.signature or "")
+            case "redacted_thinking":
+                continue  # only the server that wrote it could read it
+            case "tool_use":
+                if not (block.id and block.name):
+                    raise _refused(f"{at} needs id and name")
+                conversation.call(
+                    turn, ToolCall(block.id, block.name, json.dumps(block.input or {}, ensure_ascii=False))
+                )
+            case _:
+                turn.texts.append(_text(block, at))
+
+
+def _result_texts(content: Any, where: str) -> list[str]:
+    match content:
+        case None:
+            return [""]
+        case str():
+            return [content]
+        case list():
+            texts = []
+            for index, block in enumerate(content):
+                match block:
+                    case {"type": "text", "text": str(text)}:
+                        texts.append(text)
+                    case _:
+                        kind = str(block.get("type"))[:64] if isinstance(block, dict) else type(block).__name__
+                        raise _unserved(f"{where}.content[{index}]", kind)
+            return texts
+    raise _refused(f"{where}.content must be a string or a list of blocks")
+
+
+def _texts(content: Content, where: str) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [_text(block, f"{where}[{index}]") for index, block in enumerate(content)]
+
+
+def _text(block: Block, where: str) -> str:
+    if block.type != "text":
+        raise _unserved(where, block.type[:64])
+    if block.text is None:
+        raise _refused(f"{where} needs text")
+    return block.text
+
+
+def _unserved(where: str, kind: str) -> BodyError:
+    served = "text, in assistant messages also thinking and tool_use, in user messages also tool_result"
+    return _refused(f"{where} has the type {kind!r}; served are {served}")
+
+
+def _refused(message: str) -> BodyError:
+    return BodyError(400, message)

@@ -1,0 +1,128 @@
+"""The public service: one coroutine per request, the same code path for unary and streamed answers.
+
+Handlers only raise; `interceptor.py` makes statuses of errors. No initial metadata goes out before the first token, so
+that a client's retry policy may still act on everything that goes wrong before.
+"""
+
+# ruff: noqa: N802 - names of the handlers are gRPC's
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer
+from frontend.api.active_calls import ActiveCalls
+from frontend.errors import ClientStalled
+from frontend.generation.answer.collect import whole_answer
+from frontend.generation.call_deadline import CallDeadline
+from frontend.generation.pipeline import Generations
+from frontend.slices import Sliced, in_slices
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+_IDS_AT_ONCE = 1 << 14
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationService(GenerationServiceServicer):
+    """Serves chairlift.v1.GenerationService.
+
+    Args:
+        generations: does the work.
+        calls: counts it.
+        stall_timeout_s: how long one message may wait for the client to read.
+        default_timeout_s: how long a generation without a deadline may take; 0: for ever.
+    """
+
+    def __init__(
+        self, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float, default_timeout_s: float
+    ) -> None:
+        self._generations = generations
+        self._calls = calls
+        self._stall_timeout_s = stall_timeout_s
+        self._default_timeout_s = default_timeout_s
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        """Runs one request to its end and returns the whole answer."""
+        remaining_s, default = self._deadline(context, request.spec)
+        with self._call(context):
+            async with default.enforced(), self._generations.open(request.spec, remaining_s, streamed=False) as answer:
+                response = await whole_answer(answer.messages())
+        await asyncio.sleep(0)  # what follows makes bytes of it, which may be many
+        return response
+
+    async def StreamGenerate(  # type: ignore[override] # gRPC takes coroutines that write to their context too
+        self, request: pb.StreamGenerateRequest, context: Context
+    ) -> None:
+        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
+        remaining_s, default = self._deadline(context, request.spec)
+        with self._call(context):
+            async with default.enforced(), self._generations.open(request.spec, remaining_s) as answer:
+                async for message in answer.messages():
+                    await self._write(context, message)
+
+    async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
+        """Counts the tokens a prompt would have."""
+        with self._call(context):
+            token_ids = await self._generations.count_tokens(request)
+            response = pb.CountTokensResponse(num_tokens=len(token_ids))
+            if request.return_token_ids:
+                await in_slices(_add_ids(response, token_ids))
+            return response
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        """Describes the model that is served and its limits."""
+        with self._call(context):
+            model = self._generations.model(request.model)
+            return pb.GetModelResponse(
+                model=model.name,
+                weights_revision=model.weights_revision,
+                max_model_len=model.max_model_len,
+                vocab_size=model.vocab_size,
+                end_token_ids=model.end_token_ids,
+                has_chat_template=model.tokenizer.has_chat_template,
+                tokenizer_sha256=model.tokenizer.sha256.hex(),
+                default_sampling=pb.SamplingOptions(
+                    temperature=model.defaults.temperature, top_p=model.defaults.top_p, top_k=model.defaults.top_k
+                ),
+            )
+
+    @contextmanager
+    def _call(self, context: Context) -> Iterator[None]:
+        with self._calls.call():
+            note_sent = self._calls.add_unsent()
+            context.add_done_callback(note_sent)  # type: ignore[arg-type]  # the stubs name a class
+            try:
+                yield
+            except ClientStalled:  # what it does not take is not waited for
+                note_sent(None)
+                raise
+
+    def _deadline(self, context: Context, spec: pb.GenerationSpec) -> tuple[Callable[[], float | None], CallDeadline]:
+        """The time that remains, and who sees to it: gRPC if the client has named a deadline, else we. A time budget is
+        bound enough.
+        """
+        is_bounded = context.time_remaining() is not None or spec.stop.HasField("time_budget")
+        if not self._default_timeout_s or is_bounded:
+            return context.time_remaining, CallDeadline(None)
+        default = CallDeadline(time.monotonic() + self._default_timeout_s)
+        return default.remaining_s, default
+
+    async def _write(self, context: Context, message: pb.StreamGenerateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await context.write(message)
+        except TimeoutError as error:
+            raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error
+
+
+def _add_ids(response: pb.CountTokensResponse, token_ids: Sequence[int]) -> Sliced[None]:
+    for start in range(0, len(token_ids), _IDS_AT_ONCE):
+        response.token_ids.extend(token_ids[start : start + _IDS_AT_ONCE])
+        yield

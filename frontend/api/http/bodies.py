@@ -1,0 +1,268 @@
+"""Bodies of the requests: which parameters there are, and their types. What values mean is checked by
+`frontend.request.convert`, for all endpoints alike.
+
+Numbers and booleans are read as pydantic's lax mode reads them (`5.0` and `"5"` for 5): clients in other languages
+write them so. A parameter that would change the answer and that this server does not have is refused by name
+(`parameters.UNSERVED`). What becomes of one that it does not know at all, `UnknownParameters` decides.
+"""
+
+import uuid
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from frontend.api.http.body_models import Nested, unknown_names
+from frontend.api.http.errors import BodyError
+from frontend.api.http.unserved_parameters import UNSERVED, WITHOUT_EFFECT, is_neutral
+from frontend.api.openai.structured_output_bodies import Choices, ResponseFormat, Schema, StructuredOutputs
+from frontend.limits import MAX_JSON_DEPTH
+from frontend.request.prompt_options import WHAT_FITS, PromptOptions
+
+_UINT32_MAX = 2**32 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=_UINT32_MAX)]
+
+
+def _array_as_it_is(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Ids of a large body come as an array, checked; see `sliced_json`."""
+    return value if isinstance(value, array) else check(value)
+
+
+TokenIds = Annotated[
+    list[TokenId],
+    Field(fail_fast=True),  # a complaint about each of 100,000 entries helps nobody
+    WrapValidator(_array_as_it_is),
+]
+StrictTokenIds = Annotated[
+    list[Annotated[TokenId, Strict()]],  # so that "5" is a text of a list
+    Field(fail_fast=True),
+    WrapValidator(_array_as_it_is),
+]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Count = Annotated[int, Field(ge=0, le=_UINT32_MAX)]
+
+
+def _bias_by_token(value: Any) -> Any:
+    """JSON has no integer keys, and some languages write an empty object as a list."""
+    if isinstance(value, dict):
+        try:
+            return {int(key): bias for key, bias in value.items()}
+        except ValueError:
+            raise ValueError("the keys of logit_bias must be token ids") from None
+    return {} if value == [] else value
+
+
+def _none_if_empty(value: Any) -> Any:
+    return None if value in ("", {}, []) else value
+
+
+NoneIfEmpty = BeforeValidator(_none_if_empty)
+"""Reads an empty text, object or list as null."""
+
+
+class Body(BaseModel):
+    """What all bodies have in common.
+
+    Attributes:
+        id_lists: parameters that are lists of token ids, or lists of such lists; long ones come as arrays.
+        entry_kinds: what the entries of long lists are; of a large body they are checked one by one.
+    """
+
+    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
+
+    id_lists: ClassVar[frozenset[str]] = frozenset({"prompt", "tokens", "allowed_token_ids"})
+    entry_kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}
+
+    model: Annotated[str, BeforeValidator(lambda name: "" if name is None else name)] = ""
+
+    @model_validator(mode="after")
+    def _refuse_unserved(self) -> "Body":
+        for name, value in (self.model_extra or {}).items():
+            if name in UNSERVED and not is_neutral(name, value):
+                raise BodyError(400, f"{name!r} is not served here", param=name, code="unsupported_parameter")
+        return self
+
+    def unknown_parameters(self) -> Iterator[str]:
+        """Names of parameters that this server does not know and whose values ask for something."""
+        return (name for name in unknown_names(self) if name not in WITHOUT_EFFECT and name not in UNSERVED)
+
+
+class StreamOptions(Nested):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.include_usage or self.continuous_usage_stats or self.include_obfuscation)
+
+
+class SamplingBody(Body):
+    """Parameters of every kind of generation: OpenAI's, then those vLLM adds, and ours: `time_budget` and `timeout`."""
+
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[TokenId, float], BeforeValidator(_bias_by_token)] | None = None
+    stream: bool | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    time_budget: float | None = None
+    timeout: float | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Texts that end the answer."""
+        return []
+
+
+class GenerationBody(SamplingBody):
+    """Parameters of completions and chat completions."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
+    stop: Annotated[str | Texts | None, NoneIfEmpty] = None
+    stream_options: StreamOptions | None = None
+    response_format: Annotated[ResponseFormat | None, NoneIfEmpty] = None
+
+    return_token_ids: bool | None = None
+    prompt_logprobs: Count | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=WHAT_FITS, le=_UINT32_MAX)] | None = None
+    truncation_side: Annotated[Literal["left", "right"] | None, NoneIfEmpty] = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    structured_outputs: Annotated[StructuredOutputs | None, NoneIfEmpty] = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
+    # llama.cpp's names.
+    n_predict: Annotated[int, Field(ge=-(2**31), le=_UINT32_MAX)] | None = None
+    n_probs: Count | None = None
+    repeat_penalty: float | None = None
+    cache_prompt: bool | None = None
+    grammar: Annotated[str | None, NoneIfEmpty] = None
+    json_schema: Annotated[Schema | None, BeforeValidator(lambda schema: None if schema == "" else schema)] = None
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """How the prompt becomes token ids. As in vLLM the last tokens are kept, unless the side says otherwise."""
+        return PromptOptions(
+            self.add_special_tokens, self.truncate_prompt_tokens, keep_first=self.truncation_side == "right"
+        )
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether the answer may be as long as what fits, by llama.cpp's word for it."""
+        return self.n_predict is not None and self.n_predict < 0
+
+    @model_validator(mode="after")
+    def _take_other_names(self) -> "GenerationBody":
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        if self.n_predict is not None:  # wins, as in llama.cpp
+            self.max_tokens = None if self.is_unlimited else self.n_predict
+        if self.cache_prompt is False and not self.cache_salt:
+            self.cache_salt = uuid.uuid4().hex  # which no other prompt shares
+        return self
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "GenerationBody":
+        if self.stream_options is not None and self.stream_options.asks and not self.stream:
+            raise BodyError(400, "stream_options is for streams: set stream to true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise BodyError(
+                400,
+                "prompt_logprobs is for answers that are not streamed",
+                param="prompt_logprobs",
+                code="unsupported_parameter",
+            )
+        return self
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | StrictTokenIds | Texts | Annotated[list[StrictTokenIds], Field(fail_fast=True)]
+    echo: bool | None = None
+    logprobs: Annotated[Count | None, BeforeValidator(lambda width: None if width is False else width)] = None
+
+    max_completion_tokens: Count | None = None  # the chat's name for max_tokens; guidellm sends both
+
+    @model_validator(mode="after")
+    def _take_names_of_chats(self) -> "CompletionBody":
+        if self.logprobs is None and self.n_probs:
+            self.logprobs = self.n_probs
+        if self.max_tokens is None and not self.is_unlimited:
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+
+
+_PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a list of lists of token ids"
+
+
+def body_error(error: ValidationError) -> BodyError:
+    """What is wrong with a body, from pydantic's list: its first entry."""
+    errors = error.errors(include_url=False, include_input=False)
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        if "recursion limit" in first["msg"]:  # pydantic's own, which is somewhat above ours
+            return BodyError(400, f"the body's JSON is nested more than {MAX_JSON_DEPTH} levels deep")
+        return BodyError(400, f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+    path = [str(part) for part in first["loc"]]
+    if not path:
+        return BodyError(400, "the body must be a JSON object")
+    if path[0] == "prompt" and len(path) > 1:  # a union: pydantic complains once for each of its forms
+        return BodyError(400, f"prompt {_PROMPT_FORMS}", param="prompt")
+    if path[1:] == ["str"] and len(errors) > 1:  # a text or a list: what is wrong with the list says more
+        first = errors[1]
+        path = [path[0], *(str(part) for part in first["loc"][2:])]
+        if first["type"] == "list_type":
+            return BodyError(400, f"{path[0]} must be a string or a list of objects", param=path[0])
+    if "content" in path:
+        where = ".".join(path[: path.index("content") + 1])
+        tags = [str(error["ctx"]["tag"]) for error in errors if "tag" in error.get("ctx", {})]  # types of parts
+        got = f", not {tags[0][:64]!r}" if tags else ""
+        return BodyError(400, f"{where} must be a string or a list of parts of type text{got}", param=path[0])
+    return BodyError(400, f"{'.'.join(path)}: {first['msg']}", param=path[0])

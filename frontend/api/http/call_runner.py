@@ -1,0 +1,133 @@
+"""What all generating endpoints do alike: a body read, its deadline set, a job run, the answer or a stream sent."""
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.active_calls import ActiveCalls
+from frontend.api.http.bodies import SamplingBody
+from frontend.api.http.disconnect import cancelled_on_disconnect
+from frontend.api.http.errors import BodyError
+from frontend.api.http.event_stream import EventStream
+from frontend.api.http.fan_out import play_stream, play_whole
+from frontend.api.http.json_response import JsonAnswer, rendered, rendered_object
+from frontend.api.http.request_body import BodyT, read_body
+from frontend.api.http.response_builder import EventJob, Job, SingleAnswerJob
+from frontend.api.http.timeout_header import call_deadline
+from frontend.api.http.unknown_parameters import UnknownParameters
+from frontend.generation.call_deadline import CallDeadline
+from frontend.generation.pipeline import Generations
+from frontend.limits import MAX_ID_CHARS
+
+_MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-2047")
+
+
+class JobRunner:
+    """Runs the jobs of calls over HTTP.
+
+    Args:
+        generations: does the work.
+        calls: counts it.
+        unknown_parameters: decides what becomes of these.
+        stall_timeout_s: how long a body may take to arrive, and an event to be read.
+        default_timeout_s: how long a call without a deadline may take; 0: no limit.
+
+    Attributes:
+        generations, calls: as given.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        calls: ActiveCalls,
+        unknown_parameters: UnknownParameters,
+        *,
+        stall_timeout_s: float,
+        default_timeout_s: float,
+    ) -> None:
+        self.generations = generations
+        self.calls = calls
+        self._unknown_parameters = unknown_parameters
+        self._stall_timeout_s = stall_timeout_s
+        self._default_timeout_s = default_timeout_s
+
+    async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
+        """Reads and checks the body; see `read_body`. The answer will name the parameters that are ignored.
+
+        Raises:
+            ServerDraining, QueueFull: the request would be refused whatever it says; nothing of it has been read.
+        """
+        self.calls.check_open()
+        self.generations.check_room()
+        body = await read_body(request, kind, timeout_s=self._stall_timeout_s)
+        request.state.answer_headers = self._unknown_parameters.headers(body)
+        return body
+
+    def deadline(self, request: Request, body: SamplingBody, arrived_at_s: float) -> CallDeadline:
+        """The deadline that the call names, or the server's default.
+
+        Args:
+            arrived_at_s: time.monotonic() when the request came.
+
+        Raises:
+            BodyError: the deadline is out of range.
+        """
+        default_s = self._default_timeout_s if body.time_budget is None else 0.0  # a budget is bound enough
+        return call_deadline(request.headers, body.timeout, arrived_at_s=arrived_at_s, default_s=default_s)
+
+    async def respond(self, request: Request, job: Job, deadline: CallDeadline, *, stream: bool) -> Response:
+        """Runs a job; the answer is a stream or the whole object."""
+        if stream:
+            return self._stream(request, job, deadline)
+
+        async def body() -> list[bytes]:
+            return await rendered(job, await play_whole(self.generations, job, deadline))
+
+        return await self._unary(request, job, body)
+
+    async def respond_single(
+        self, request: Request, job: SingleAnswerJob, deadline: CallDeadline, *, stream: bool
+    ) -> Response:
+        """Runs a job whose whole answer is what its events add up to."""
+        if stream:
+            return self._stream(request, job, deadline)
+
+        async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
+            job.events(prompt_index, message)
+
+        async def body() -> list[bytes]:
+            await play_stream(self.generations, job, deadline, take, streamed=False)
+            return [rendered_object(job.answer())]
+
+        return await self._unary(request, job, body)
+
+    def _stream(self, request: Request, job: EventJob, deadline: CallDeadline) -> Response:
+        stream = EventStream(job, self.generations, self.calls, deadline, stall_timeout_s=self._stall_timeout_s)
+        stream.headers.update(request.state.answer_headers)
+        return stream
+
+    async def _unary(
+        self, request: Request, job: EventJob, make_body: Callable[[], Awaitable[list[bytes]]]
+    ) -> Response:
+        with self.calls.call():
+            async with cancelled_on_disconnect(request.receive):
+                body = await make_body()
+        headers = {"x-request-id": job.request_id, **request.state.answer_headers}
+        return JsonAnswer(body, headers)
+
+
+def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:
+    """The client's id for tracing, from the body or the header, or a new one.
+
+    Raises:
+        BodyError: it is too long, or no header could carry it.
+    """
+    request_id = body_request_id or headers.get("x-request-id") or uuid.uuid4().hex
+    if len(request_id) > _MOST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
+        raise BodyError(
+            400, f"request_id must have at most {_MOST_ID_CHARS} printable ASCII characters", param="request_id"
+        )
+    return request_id

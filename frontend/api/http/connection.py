@@ -1,0 +1,83 @@
+"""One HTTP connection, with a bound on what uvicorn leaves unbounded: how long the head of a request may take.
+
+h11, because of uvicorn's two parsers it is the one that bounds the size of headers.
+"""
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from frontend.api.http.errors import BodyError, error_response
+from frontend.api.http.strict_http import StrictConnection
+
+HEAD_TIMEOUT_S = 20.0
+MAX_HEAD_BYTES = 64 << 10
+_MAX_REASON_CHARS = 200
+
+
+class HttpConnection(H11Protocol):
+    """Closes itself when the head of a request is not complete in time, however slowly its bytes keep coming.
+
+    The clock starts with the connection, later with the first byte after an answer; between the two uvicorn's own
+    keep-alive applies.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn: StrictConnection = StrictConnection(MAX_HEAD_BYTES)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the clock."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def data_received(self, data: bytes) -> None:
+        """Starts the clock with the first byte of a head, and stops it with the last."""
+        if self.transport.is_closing():  # TLS hands over what it still had
+            return
+        super().data_received(data)
+        if not self._awaits_head:
+            self._stop_clock()
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are not HTTP, or ambiguous, with the status that says so, and closes the connection; a
+        request whose body they belong to then has no client any more.
+        """
+        if not self._awaits_head:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else its answer has begun
+            self._refuse(self.conn.refusal or h11.RemoteProtocolError(msg))
+        self.transport.close()
+
+    def _refuse(self, refusal: h11.RemoteProtocolError) -> None:
+        status = refusal.error_status_hint
+        response = error_response(BodyError(status, f"malformed HTTP: {refusal}"[:_MAX_REASON_CHARS]))
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the clock."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    @property
+    def _awaits_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        self.transport.close()
+
+    def _stop_clock(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

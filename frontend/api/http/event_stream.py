@@ -1,0 +1,110 @@
+"""An answer as server-sent events.
+
+Nothing is sent before the first token, so that whatever goes wrong before it has a status of its own. What goes wrong
+later becomes the last event or events, in the form of the API that was called.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.active_calls import ActiveCalls
+from frontend.api.http.disconnect import ClientGone, cancelled_on_disconnect
+from frontend.api.http.errors import error_object
+from frontend.api.http.fan_out import play_stream
+from frontend.api.http.json_response import rendered_events, rendered_prompt
+from frontend.api.http.response_builder import EventJob, JsonObject
+from frontend.errors import ClientStalled
+from frontend.generation.call_deadline import CallDeadline
+from frontend.generation.pipeline import Generations
+
+logger = logging.getLogger(__name__)
+
+
+class EventStream(Response):
+    """Plays a job while it is sent.
+
+    Args:
+        job: what is asked.
+        generations: does the work.
+        calls: counts it.
+        deadline: of the call.
+        stall_timeout_s: how long one event may wait for the client to read.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        job: EventJob,
+        generations: Generations,
+        calls: ActiveCalls,
+        deadline: CallDeadline,
+        *,
+        stall_timeout_s: float,
+    ) -> None:
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": job.request_id}
+        )
+        del self.headers["content-length"]  # of an empty body
+        self._job = job
+        self._generations = generations
+        self._calls = calls
+        self._deadline = deadline
+        self._stall_timeout_s = stall_timeout_s
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Sends the stream.
+
+        Raises:
+            RequestError: the request failed before its first token.
+        """
+        with self._calls.call(), contextlib.suppress(ClientGone):
+            try:
+                async with cancelled_on_disconnect(receive):
+                    await self._play(send)
+                    await self._write(send, self._job.event_format.end)
+            except ClientStalled as error:
+                logger.warning("%s: %s", self._job.request_id, error.message)
+                return  # without an end: the server then closes the connection
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _play(self, send: Send) -> None:
+        async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
+            if message.HasField("started"):
+                for chunk in await rendered_prompt(self._job, prompt_index, message):
+                    await self._write(send, chunk)
+            else:
+                await self._write(send, self._events(self._job.events(prompt_index, message)))
+
+        try:
+            await play_stream(self._generations, self._job, self._deadline, take)
+            await self._write(send, self._events(self._job.last_events()))
+        except ClientStalled:
+            raise
+        except Exception as error:
+            if not self._started:
+                raise
+            if error_object(error).status == 500:
+                logger.exception("%s failed", self._job.request_id)
+            await self._write(send, self._events(self._job.failure_events(error)))
+
+    def _events(self, contents: list[JsonObject]) -> bytes:
+        return rendered_events(contents, self._job.event_format)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        if not data:
+            return
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    self._started = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError as error:
+            raise ClientStalled(f"the client has read nothing for {self._stall_timeout_s:g} s") from error

@@ -1,0 +1,179 @@
+"""What bodies say of the form of an answer, as forms: a response format, vLLM's parameters, calls that must be made."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from frontend.api.http.bodies import GenerationBody
+from frontend.api.http.errors import BodyError
+from frontend.api.http.tool_use import ToolUse
+from frontend.api.openai.structured_output_bodies import ResponseFormat, Schema, StructuredOutputs
+from frontend.limits import MAX_FORM_BYTES
+from frontend.request.checks import check_at_most
+from frontend.request.convert_structured import choice_form, text_form
+from frontend.text.chat import CallableTool, ChatFormat
+from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.text.tokenizer import Tokenizer
+
+_TOOL_NAME = re.compile(r"[\w.\-]{1,64}")
+
+
+def answer_form(body: GenerationBody) -> OutputForm | None:
+    """The form of a free text's answer; None: any.
+
+    Raises:
+        BodyError: more than one form, or an incomplete one.
+        InvalidRequest: an empty form, or one that is too large.
+    """
+    forms = list(_forms(body))
+    if len(forms) > 1:
+        names = " and ".join(form.field for form in forms)
+        raise BodyError(400, f"{names} do not go together: an answer has one form", param=forms[1].field)
+    return forms[0] if forms else None
+
+
+def chat_form(
+    form: OutputForm | None, tool_use: ToolUse, chat_format: ChatFormat, tokenizer: Tokenizer
+) -> OutputForm | None:
+    """The form of a conversation's answer, calls included; None: any.
+
+    Of a form and tools that may be called the answer has one; calls that must be made leave no room for a form.
+
+    Args:
+        form: of its text; None: any.
+        tool_use: which tools may be called, and which must.
+        chat_format: how the model marks calls.
+        tokenizer: the model's.
+
+    Raises:
+        BodyError: calls that cannot be enforced, or not beside the form.
+        InvalidRequest: the form is too large together with the tools.
+    """
+    must_call = tool_use.required
+    tools = must_call or (tool_use.offered if form is not None else ())
+    if not tools or chat_format.tools == "none":  # the latter is refused where the prompt is made
+        return form
+    field = "tools" if form is None else form.field
+    if must_call and form is not None:
+        raise BodyError(400, f"{field} leaves no room for the call that tool_choice asks for", param=field)
+    rules = chat_format.call_rules(
+        [_callable(tool["function"]) for tool in tools],
+        tokenizer.special_token_id,
+        # A model that is not shown its tools has no reason to end a row of calls.
+        one_only=tool_use.one_call or not tokenizer.chat.shows_tools,
+    )
+    schemas: dict[str, Any] = dict(rules.schemas)
+    lark = "start: calls"
+    if form is not None:
+        schemas["answer"] = _schema_beside_tools(form)
+        lark += " | " + f"{chat_format.answer_start(tokenizer.special_token_id)} @answer".lstrip()
+    closed = list(rules.schemas)
+    if form is not None and form.kind is FormKind.STRICT_JSON_SCHEMA:
+        closed.append("answer")
+    parts = {
+        "lark": f"{lark}\n{rules.lark}",
+        "schemas": schemas,
+        "closed": closed,
+        "places": {name: _place(tools[index], tool_use.offered) for name, index in rules.places.items()},
+    }
+    text = json.dumps(parts)
+    check_at_most(field, len(text), MAX_FORM_BYTES, "bytes")
+    return OutputForm(FormKind.PARTS, text, field)
+
+
+def _forms(body: GenerationBody) -> Iterator[OutputForm]:
+    if body.response_format is not None:
+        yield from _of_response_format(body.response_format)
+    if body.structured_outputs is not None:
+        yield _of_structured_outputs(body.structured_outputs)
+    if body.guided_json is not None:
+        yield schema_form(body.guided_json, "guided_json")
+    if body.guided_regex is not None:
+        yield text_form(FormKind.REGEX, body.guided_regex, "guided_regex")
+    if body.guided_choice is not None:
+        yield choice_form(body.guided_choice, "guided_choice")
+    if body.guided_grammar is not None:
+        yield text_form(FormKind.GRAMMAR, body.guided_grammar, "guided_grammar")
+    if body.grammar is not None:
+        yield text_form(FormKind.GRAMMAR, body.grammar, "grammar")
+    if body.json_schema is not None:
+        yield schema_form(body.json_schema, "json_schema")
+
+
+def _of_response_format(response_format: ResponseFormat) -> Iterator[OutputForm]:
+    field = "response_format"
+    match response_format.type:
+        case "json_object":
+            yield OutputForm(FormKind.JSON_OBJECT, "", field)
+        case "json_schema":
+            schema = response_format.json_schema
+            if schema is None or schema.schema_ is None:
+                raise BodyError(400, "response_format of type json_schema needs json_schema.schema", param=field)
+            yield schema_form(schema.schema_, field, strict=bool(schema.strict))
+
+
+def _of_structured_outputs(outputs: StructuredOutputs) -> OutputForm:
+    field = "structured_outputs"
+    forms = []
+    if outputs.json_ is not None:
+        forms.append(schema_form(outputs.json_, field))
+    if outputs.json_object:
+        forms.append(OutputForm(FormKind.JSON_OBJECT, "", field))
+    if outputs.regex is not None:
+        forms.append(text_form(FormKind.REGEX, outputs.regex, field))
+    if outputs.choice is not None:
+        forms.append(choice_form(outputs.choice, field))
+    if outputs.grammar is not None:
+        forms.append(text_form(FormKind.GRAMMAR, outputs.grammar, field))
+    if len(forms) != 1:
+        raise BodyError(
+            400,
+            f"structured_outputs needs exactly one of json, json_object, regex, choice and grammar, not {len(forms)}",
+            param=field,
+        )
+    return forms[0]
+
+
+def schema_form(schema: Schema, field: str, *, strict: bool = False) -> OutputForm:
+    """The form of a JSON Schema.
+
+    Args:
+        field: the parameter that an error names.
+        strict: objects have no members but those that the schema names, unless it says otherwise.
+
+    Raises:
+        InvalidRequest: it is empty or too large.
+    """
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return text_form(FormKind.STRICT_JSON_SCHEMA if strict else FormKind.JSON_SCHEMA, text, field)
+
+
+def _schema_beside_tools(form: OutputForm) -> Any:
+    if form.kind is FormKind.JSON_OBJECT:
+        return {"type": "object"}
+    if form.kind in (FormKind.JSON_SCHEMA, FormKind.STRICT_JSON_SCHEMA):
+        try:
+            return json.loads(form.text)
+        except (ValueError, RecursionError):
+            raise BodyError(400, f"{form.field} is not valid JSON", param=form.field) from None
+    raise BodyError(400, f"{form.field} and tools go together only if the form is one of JSON", param=form.field)
+
+
+def _place(tool: dict[str, Any], offered: Sequence[dict[str, Any]]) -> str:
+    """What errors call a tool."""
+    index = next(index for index, other in enumerate(offered) if other is tool)
+    return f"tools[{index}].function {tool['function']['name']!r}"
+
+
+def _callable(function: dict[str, Any]) -> CallableTool:
+    name, parameters = function["name"], function.get("parameters") or {}
+    if not _TOOL_NAME.fullmatch(name):
+        raise BodyError(
+            400,
+            f"a call of {name[:64]!r} cannot be enforced: the name must be 1 to 64 letters, digits, '_', '-' or '.'",
+            param="tools",
+        )
+    if not isinstance(parameters, dict):
+        raise BodyError(400, f"the parameters of {name!r} must be a JSON object", param="tools")
+    return CallableTool(name, parameters)

@@ -1,0 +1,121 @@
+"""Bodies off the wire: bounded in size and time, then parsed, without holding up anybody else for a large one."""
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from frontend import limits
+from frontend.api.http.bodies import Body, body_error
+from frontend.api.http.content_coding import gunzipped, is_gzipped
+from frontend.api.http.disconnect import ClientGone
+from frontend.api.http.errors import BodyError
+from frontend.api.http.json_reader import sliced_json
+from frontend.slices import Sliced, in_slices
+
+_SMALL_BYTES = 32 << 10
+_LIGHT_BYTES = 512 << 10
+_LIGHT_SIGNS = 4096
+"""A body of this many bytes, or of this many with so few brackets and commas, is parsed in one go: 3 ms at most."""
+
+_MOST_ENTRIES = {
+    "allowed_token_ids": limits.MAX_ALLOWED_TOKEN_IDS,
+    "bad_words": limits.MAX_BAD_WORDS,
+    "guided_choice": limits.MAX_CHOICES,
+    "input": limits.MAX_MESSAGES,
+    "logit_bias": limits.MAX_LOGIT_BIASES,
+    "messages": limits.MAX_MESSAGES,
+    "prompt": limits.MAX_PROMPTS,
+    "stop": limits.MAX_STOP_TEXTS,
+    "stop_sequences": limits.MAX_STOP_TEXTS,
+    "stop_token_ids": limits.MAX_STOP_TOKEN_IDS,
+    "tools": limits.MAX_TOOLS,
+}
+"""By parameter; of a prompt this does not count the ids of a long list."""
+
+_OBJECTS = ("tools", "chat_template_kwargs", "response_format", "structured_outputs", "guided_json", "text_format")
+_MOST_BYTES = dict.fromkeys(_OBJECTS, limits.MAX_TOOLS_BYTES)
+"""Of what is written as JSON again: for a template, or as the form of an answer."""
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+async def read_body(request: Request, kind: type[BodyT], *, timeout_s: float) -> BodyT:
+    """Reads and checks a body.
+
+    Args:
+        timeout_s: how long its bytes may take to arrive.
+
+    Raises:
+        BodyError: it is not JSON, not an object of this kind, too large or too slow.
+        ClientGone: the client left before its end.
+    """
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith(
+        "+json"
+    ):  # a web page of others can send no JSON
+        raise BodyError(415, f"content-type is {content_type[:64]!r}, it must be application/json")
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await _read(request)
+    except TimeoutError:
+        raise BodyError(408, f"the body has not arrived within {timeout_s:g} s") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return await parsed_body(data, kind)
+
+
+async def parsed_body(data: bytes, kind: type[BodyT]) -> BodyT:
+    """Checks a body that is there; large ones in slices.
+
+    Raises:
+        BodyError: it is not JSON, not an object of this kind, or has more of something than it may have.
+    """
+    try:
+        if _is_light(data):
+            return kind.model_validate_json(data)
+        return await in_slices(_checked(data, kind))
+    except ValidationError as error:
+        raise body_error(error) from None
+
+
+def _is_light(data: bytes) -> bool:
+    if len(data) <= _SMALL_BYTES:
+        return True
+    return len(data) <= _LIGHT_BYTES and sum(map(data.count, (b",", b"[", b"{"))) <= _LIGHT_SIGNS
+
+
+def _checked(data: bytes, kind: type[BodyT]) -> Sliced[BodyT]:
+    value = yield from sliced_json(data, kind.id_lists, _MOST_ENTRIES, _MOST_BYTES)
+    for name, entry_kind in kind.entry_kinds.items():
+        entries = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(entries, list):
+            continue
+        for index, entry in enumerate(entries):
+            try:
+                entries[index] = entry_kind.model_validate(entry)
+            except ValidationError:
+                break  # again with all the others, where the error gets its place
+            yield
+    yield
+    return kind.model_validate(value)
+
+
+async def _read(request: Request) -> bytes:
+    gzipped = is_gzipped(request)
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limits.MAX_REQUEST_BYTES:
+        raise _too_large()
+    chunks, num_bytes = [], 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > limits.MAX_REQUEST_BYTES:
+            raise _too_large()
+        chunks.append(chunk)
+    data = b"".join(chunks)
+    return await gunzipped(data, limits.MAX_REQUEST_BYTES) if gzipped else data
+
+
+def _too_large() -> BodyError:
+    return BodyError(413, f"the body has more than {limits.MAX_REQUEST_BYTES} bytes", code="body_too_large")

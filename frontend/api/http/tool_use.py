@@ -1,0 +1,68 @@
+"""Which tools an answer may call and which it must, whatever API the request came by."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.api.http.errors import BodyError
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one conversation, each in the form of Chat Completions.
+
+    Attributes:
+        offered: shown to the model.
+        required: one of these must be called; empty: no call must be made.
+        one_call: at most one call per answer.
+    """
+
+    offered: Sequence[dict[str, Any]] = ()
+    required: Sequence[dict[str, Any]] = ()
+    one_call: bool = False
+
+
+def function_tool(where: str, *, name: Any, description: Any, parameters: Any, strict: Any) -> dict[str, Any]:
+    """A tool in the form of Chat Completions, which is the one that chat templates know.
+
+    Args:
+        where: names the tool in an error.
+        name, description, parameters, strict: as the client sent them; None: left out.
+
+    Raises:
+        BodyError: one of them has the wrong type.
+    """
+    if not isinstance(name, str) or not name:
+        raise BodyError(400, f"{where} has no name", param="tools")
+    function: dict[str, Any] = {"name": name}
+    for key, value, kind in (
+        ("description", description, str),
+        ("parameters", parameters, dict),
+        ("strict", strict, bool),
+    ):
+        if value is None:
+            continue
+        if not isinstance(value, kind):
+            raise BodyError(400, f"{where} ({name[:64]!r}): {key} has the wrong type", param="tools")
+        function[key] = value
+    return {"type": "function", "function": function}
+
+
+def required_tools(tools: Sequence[dict[str, Any]], names: Collection[object] | None = None) -> list[dict[str, Any]]:
+    """The tools of which one must be called.
+
+    Args:
+        tools: all of the request.
+        names: of those that are meant; None: all.
+
+    Raises:
+        BodyError: there are no tools, or none of such a name.
+    """
+    known = [tool["function"]["name"] for tool in tools]
+    for name in names or ():
+        if name not in known:
+            raise BodyError(400, f"tool_choice names {str(name)[:64]!r}, which is none of tools", param="tool_choice")
+    found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
+    if not found:
+        raise BodyError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
+    return found

@@ -1,0 +1,280 @@
+"""Bodies with a conversation in them: messages, tools, and what goes with them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from frontend.api.http.bodies import Body, Count, GenerationBody, NoneIfEmpty
+from frontend.api.http.body_models import Returned
+from frontend.api.http.errors import BodyError
+from frontend.api.http.tool_use import ToolUse
+from frontend.api.http.unserved_parameters import is_off
+from frontend.limits import MAX_CONTENT_PARTS, MAX_ID_CHARS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
+from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
+from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall, reasoning_variables
+
+_UINT32_MAX = 2**32 - 1
+
+
+class TextPart(Returned):
+    """A part of a message's content that is a text."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The text that the template gets."""
+        return self.text or ""
+
+
+class RefusalPart(Returned):
+    """A part in which an assistant refused."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def shown(self) -> str:
+        """See TextPart."""
+        return self.refusal
+
+
+Part = str | Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+"""A part of a message's content: texts in one form or another; images, audio and files are not served."""
+
+
+class CalledFunction(Returned):
+    """What the assistant called; the arguments are a JSON object, most often as text."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as text."""
+        return json.dumps(self.arguments) if isinstance(self.arguments, dict) else self.arguments or ""
+
+
+class Call(Returned):
+    """A call in an assistant's message."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class Message(Returned):
+    """A turn of a conversation.
+
+    Members that nobody knows are ignored: gateways add `provider_specific_fields`, `cache_control`,
+    `reasoning_details` and more to the answers that clients send back.
+    """
+
+    role: str
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[Call], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None = None
+    function_call: CalledFunction | None = None  # from before there were tool_calls
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    audio: Any = None
+
+    @model_validator(mode="after")
+    def _refuse_audio(self) -> "Message":
+        if not is_off(self.audio):
+            raise BodyError(
+                400, "'audio' of a message is not served here", param="messages", code="unsupported_parameter"
+            )
+        return self
+
+    def as_turn(self) -> ChatMessage:
+        """The message as templates are given it."""
+        content = self.content
+        return ChatMessage(
+            role=self.role,
+            content=tuple(map(_shown, content)) if isinstance(content, list) else content or "",
+            name=self.name or "",
+            reasoning=self.reasoning_content or self.reasoning or "",
+            tool_calls=tuple(self._calls()),
+            tool_call_id=self.tool_call_id or "",
+        )
+
+    def _calls(self) -> Iterator[ToolCall]:
+        for call in self.tool_calls or ():
+            yield ToolCall(call.id or "", call.function.name, call.function.arguments_json)
+        if self.function_call is not None and not self.tool_calls:
+            yield ToolCall("", self.function_call.name, self.function_call.arguments_json)
+
+
+def _shown(part: Part) -> str:
+    return part if isinstance(part, str) else part.shown
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+
+
+def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool goes to the template as it came, with everything that is said of it; all we need is its name."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise ValueError("a tool must have the type 'function' and a function")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError("a function must have a name")
+    return tool
+
+
+Tool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
+
+
+class NamedFunction(Returned):
+    """A function's name."""
+
+    name: str
+
+
+class NamedTool(Returned):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Conversation(Body):
+    """Parameters that make the prompt."""
+
+    entry_kinds = {"messages": Message}  # noqa: RUF012 - a ClassVar of Body's
+
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[Any, NoneIfEmpty] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> "Conversation":
+        if self.tool_choice not in (None, "auto", "none") and not self.tools_to_call:
+            raise BodyError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise BodyError(
+                400,
+                "continue_final_message and add_generation_prompt do not go together",
+                param="continue_final_message",
+            )
+        return self
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """The tools that are offered to the model."""
+        return frozenset(tool["function"]["name"] for tool in self.offered)
+
+    def prompt_of(self, messages: Sequence[Message]) -> Sliced[ChatPrompt]:
+        """A conversation as templates are given it."""
+        turns = []
+        for message in messages:
+            turns.append(message.as_turn())
+            yield
+        return ChatPrompt(
+            tuple(turns),
+            ChatOptions(
+                tools=tuple(self.offered),
+                template_kwargs=self._template_kwargs(),
+                add_generation_prompt=not self.continue_final_message and self.add_generation_prompt is not False,
+                continue_final_message=bool(self.continue_final_message),
+            ),
+        )
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Variables for the template; those of chat_template_kwargs win."""
+        documents = {"documents": self.documents} if self.documents else {}
+        return reasoning_variables(self.reasoning_effort or "") | documents | (self.chat_template_kwargs or {})
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def calls_one_tool(self) -> bool:
+        """Whether one tool, which tool_choice names, must be called once."""
+        return self.tool_choice not in (None, "auto", "none", "required")
+
+    @property
+    def tools_to_call(self) -> list[dict[str, Any]]:
+        """The tools of which one must be called; empty: no call must be made."""
+        if self.tool_choice == "required":
+            return self.offered
+        if not self.calls_one_tool:
+            return []
+        try:
+            name = NamedTool.model_validate(self.tool_choice).function.name
+        except ValidationError:
+            raise BodyError(
+                400,
+                "tool_choice must be 'none', 'auto', 'required' or an object with the type 'function' and the "
+                "function's name",
+                param="tool_choice",
+            ) from None
+        found = [tool for tool in self.offered if tool["function"]["name"] == name]
+        if not found:
+            raise BodyError(400, f"tool_choice names {name[:64]!r}, which is none of tools", param="tool_choice")
+        return found
+
+
+class ChatBody(Conversation, GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    echo: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Which tools may be called, and which must."""
+        return ToolUse(
+            self.offered, self.tools_to_call, one_call=self.calls_one_tool or self.parallel_tool_calls is False
+        )
+
+    @property
+    def echoed(self) -> str:
+        """What answers begin with, as in vLLM: with `echo` the assistant's last message, which they go on with."""
+        last = self.messages[-1].as_turn() if self.echo and self.messages else None
+        if last is None or last.role != "assistant":
+            return ""
+        return last.content if isinstance(last.content, str) else "\n".join(last.content)
+
+    @model_validator(mode="after")
+    def _take_num_probs(self) -> "ChatBody":
+        if self.n_probs and self.logprobs is None:
+            self.logprobs, self.top_logprobs = True, self.n_probs
+        return self
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise BodyError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        return self
+
+
+class TokenizeBody(Conversation):
+    """POST /tokenize: one of prompt and messages."""
+
+    messages: Messages | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise BodyError(400, "set exactly one of prompt and messages", param="prompt")
+        return self

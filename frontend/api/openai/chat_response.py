@@ -1,0 +1,132 @@
+"""The answers of /v1/chat/completions."""
+
+from collections.abc import Sequence
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.http.generation_spec import NO_LIMIT, chat_spec
+from frontend.api.http.response_builder import (
+    UNNAMED_EVENTS,
+    Envelope,
+    JsonObject,
+    answers,
+    end_facts,
+    error_events,
+    finish_reason,
+    prompt_facts,
+)
+from frontend.api.openai.chat_bodies import ChatBody
+from frontend.api.openai.chat_parts import delta_objects, message_object
+from frontend.api.openai.logprobs import chat_logprobs
+from frontend.request.request import ChatPrompt
+from frontend.slices import Sliced
+from frontend.text.served_model import ServedModel
+from frontend.text.structured.output_format import OutputForm
+
+
+class Chat:
+    """One call of /v1/chat/completions.
+
+    Args:
+        body: what is asked.
+        model: what answers.
+        request_id: of the call.
+        chat: the conversation.
+        form: of the answer; None: any.
+    """
+
+    event_format = UNNAMED_EVENTS
+    default_max_tokens = NO_LIMIT  # clients take an answer that ends without their asking for a fault
+
+    def __init__(
+        self, body: ChatBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
+    ) -> None:
+        self.request_id = request_id
+        self.chat = chat
+        self.form = form
+        self.specs = [chat_spec(body, request_id)]
+        self.prompt_options = body.prompt_options
+        self._body = body
+        self._model = model
+        self._num_answers = body.n or 1
+        self._shows_reasoning = body.include_reasoning is not False
+        self._one_call_only = body.parallel_tool_calls is False
+        self._calls_end_answers = not body.calls_one_tool  # OpenAI's call of a named function ends with "stop"
+        self._calling: set[int] = set()  # answers that have called a tool
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self._envelope = Envelope(body, model, kind=kind, request_id=request_id)
+
+    def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:  # noqa: ARG002
+        """See EventJob.events."""
+        match message.WhichOneof("event"):
+            case "started":
+                started = message.started
+                self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
+                first = {"role": "assistant", "content": self._body.echoed}
+                choices = [_delta(index, first) for index in range(self._num_answers)]
+                of_prompt = prompt_facts(self._body, started.prompt, self._model.tokenizer)
+                return [self._envelope.event(choice) | of_prompt for choice in choices]
+            case "chunk":
+                self._envelope.usage.num_output_tokens += message.chunk.num_tokens
+                choices = self._chunk_choices(message.chunk)
+            case _:
+                finished = message.finished
+                index = finished.answer_index
+                choices = [self._finish(_delta(index, {}), finished, has_calls=index in self._calling)]
+        return [self._envelope.event(choice) for choice in choices]
+
+    def last_events(self) -> list[JsonObject]:
+        """See EventJob.last_events."""
+        return self._envelope.last_events()
+
+    def failure_events(self, error: Exception) -> list[JsonObject]:
+        """See EventJob.failure_events."""
+        return error_events(error)
+
+    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
+        """See Job.whole."""
+        (response,) = responses
+        choices = []
+        for index, answer in enumerate(answers(response)):
+            calls = answer.tool_calls[: 1 if self._one_call_only else None]
+            message = message_object(answer, calls, with_reasoning=self._shows_reasoning)
+            if echoed := self._body.echoed:
+                message["content"] = echoed + (message["content"] or "")
+            choice: JsonObject = {"index": index, "message": message, "logprobs": self._logprobs(answer)}
+            if self._body.return_token_ids:
+                choice["token_ids"] = list(answer.token_ids)
+            choices.append(self._finish(choice, answer.finished, has_calls=bool(answer.tool_calls)))
+        of_prompt = prompt_facts(self._body, response.prompt, self._model.tokenizer)
+        yield
+        return (yield from self._envelope.whole(choices, responses)) | of_prompt
+
+    def _chunk_choices(self, chunk: pb.Chunk) -> list[JsonObject]:
+        """One choice per part; what belongs to the tokens goes with the first, and is sent even if no part is ready."""
+        if chunk.tool_calls:
+            self._calling.add(chunk.answer_index)
+        calls = [call for call in chunk.tool_calls if not (self._one_call_only and call.index)]
+        deltas = delta_objects(chunk, calls, with_reasoning=self._shows_reasoning)
+        told_of_tokens = chunk.HasField("logprobs") or self._body.return_token_ids or self._envelope.usage_all_along
+        if told_of_tokens and not deltas:
+            deltas = [{"content": ""}]
+        choices = [_delta(chunk.answer_index, delta) for delta in deltas]
+        if choices:
+            choices[0]["logprobs"] = self._logprobs(chunk)
+            if self._body.return_token_ids:
+                choices[0]["token_ids"] = list(chunk.token_ids)
+        return choices
+
+    def _logprobs(self, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
+        if not part.HasField("logprobs"):
+            return None
+        token_ids = part.token_ids if self._body.return_tokens_as_token_ids else None
+        return chat_logprobs(part.logprobs, self._model.tokenizer, token_ids)
+
+    def _finish(self, choice: JsonObject, finished: pb.Finished, *, has_calls: bool) -> JsonObject:
+        reason = finish_reason(finished)
+        if has_calls and reason == "stop" and self._calls_end_answers:
+            reason = "tool_calls"
+        return {**choice, "finish_reason": reason, **end_facts(finished)}
+
+
+def _delta(index: int, delta: JsonObject) -> JsonObject:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,164 @@
+"""The answers of /v1/completions."""
+
+from collections.abc import Sequence
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.http.bodies import CompletionBody
+from frontend.api.http.errors import BodyError
+from frontend.api.http.generation_spec import DEFAULT_COMPLETION_TOKENS, NO_LIMIT
+from frontend.api.http.output_format import answer_form
+from frontend.api.http.response_builder import (
+    UNNAMED_EVENTS,
+    Envelope,
+    JsonObject,
+    answers,
+    end_facts,
+    error_events,
+    finish_reason,
+    prompt_facts,
+)
+from frontend.api.openai.logprobs import (
+    TextOffsets,
+    completion_logprobs,
+    echo_logprobs,
+    joined_columns,
+)
+from frontend.limits import MAX_CALL_PROMPT_LOGPROBS, MAX_ECHO_BYTES
+from frontend.slices import Sliced
+from frontend.text.served_model import ServedModel
+
+
+class Completion:
+    """One call of /v1/completions. Choice i * n + k is answer k to prompt i.
+
+    Args:
+        body: what is asked.
+        specs: its prompts; see `completion_specs`.
+        model: what answers.
+        request_id: of the call.
+
+    Raises:
+        BodyError: parameters that do not go together.
+    """
+
+    chat = None
+    event_format = UNNAMED_EVENTS
+
+    def __init__(
+        self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str
+    ) -> None:
+        self.request_id = request_id
+        self.form = answer_form(body)
+        self.specs = specs
+        self.default_max_tokens = NO_LIMIT if body.is_unlimited else DEFAULT_COMPLETION_TOKENS
+        self.prompt_options = body.prompt_options
+        self._body = body
+        self._model = model
+        self._num_answers = body.n or 1
+        self._envelope = Envelope(body, model, kind="text_completion", request_id=request_id)
+        self._offsets: dict[int, TextOffsets] = {}  # by choice, for log-probabilities
+        self._num_prompt_logprobs = 0
+        self._num_echoed_chars = 0
+
+    def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
+        """See EventJob.events."""
+        first_choice = prompt_index * self._num_answers
+        match message.WhichOneof("event"):
+            case "started":
+                started = message.started
+                self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
+                return self._first_events(prompt_index, started.prompt)
+            case "chunk":
+                chunk = message.chunk
+                self._envelope.usage.num_output_tokens += chunk.num_tokens
+                index = first_choice + chunk.answer_index
+                choice = _choice(index, chunk.text, self._logprobs(index, chunk))
+                if self._body.return_token_ids:
+                    choice["token_ids"] = list(chunk.token_ids)
+                elif not chunk.text and choice["logprobs"] is None and not self._envelope.usage_all_along:
+                    return []
+                return [self._envelope.event(choice)]
+        finished = message.finished
+        choice = _choice(first_choice + finished.answer_index, "")
+        return [self._envelope.event(_finish(choice, finished))]
+
+    def last_events(self) -> list[JsonObject]:
+        """See EventJob.last_events."""
+        return self._envelope.last_events()
+
+    def failure_events(self, error: Exception) -> list[JsonObject]:
+        """See EventJob.failure_events."""
+        return error_events(error)
+
+    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
+        """See Job.whole."""
+        choices: list[JsonObject] = []
+        for prompt_index, response in enumerate(responses):
+            echo, columns = self._echo(prompt_index, response.prompt)
+            of_prompt = prompt_facts(self._body, response.prompt, self._model.tokenizer)
+            for answer in answers(response):
+                index = len(choices)
+                self._offsets[index] = TextOffsets(len(echo))
+                logprobs = joined_columns(columns, self._logprobs(index, answer))
+                choice = _choice(index, echo + answer.text, logprobs) | of_prompt
+                if self._body.return_token_ids:
+                    choice["token_ids"] = list(answer.token_ids)
+                choices.append(_finish(choice, answer.finished))
+                yield
+        return (yield from self._envelope.whole(choices, responses))
+
+    def _first_events(self, prompt_index: int, prompt: pb.PromptEcho) -> list[JsonObject]:
+        """What comes back of a prompt, once for each of its choices."""
+        echo, columns = self._echo(prompt_index, prompt)
+        first = prompt_index * self._num_answers
+        indices = range(first, first + self._num_answers)
+        self._offsets.update((index, TextOffsets(len(echo))) for index in indices)
+        if not (self._body.echo or self._body.return_token_ids):
+            return []
+        of_prompt = prompt_facts(self._body, prompt, self._model.tokenizer)
+        return [self._envelope.event(_choice(index, echo, columns) | of_prompt) for index in indices]
+
+    def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
+        if not part.HasField("logprobs"):
+            return None
+        token_ids = part.token_ids if self._body.return_tokens_as_token_ids else None
+        return completion_logprobs(part.logprobs, self._model.tokenizer, self._offsets[index], token_ids)
+
+    def _echo(self, prompt_index: int, prompt: pb.PromptEcho) -> tuple[str, JsonObject | None]:
+        """The text that stands before each answer to a prompt, and its tokens' log-probabilities if asked for.
+
+        Raises:
+            BodyError: those of all prompts are too many.
+        """
+        self._num_prompt_logprobs += self._num_answers * (len(prompt.logprobs.chosen) + len(prompt.logprobs.top_values))
+        if self._num_prompt_logprobs > MAX_CALL_PROMPT_LOGPROBS:
+            raise BodyError(
+                400,
+                f"the prompts have more than {MAX_CALL_PROMPT_LOGPROBS} log-probabilities, the most for one call",
+                param="prompt",
+            )
+        if not self._body.echo:
+            return "", None
+        spec = self.specs[prompt_index]
+        is_whole_text = spec.WhichOneof("prompt") == "text" and self._body.truncate_prompt_tokens is None
+        text = spec.text if is_whole_text else prompt.text
+        self._num_echoed_chars += self._num_answers * (len(text) + len(prompt.token_ids))
+        if self._num_echoed_chars > MAX_ECHO_BYTES:
+            raise BodyError(
+                400,
+                f"echo asks for {self._num_echoed_chars} characters and token ids of prompts, once for each of n "
+                f"choices; at most {MAX_ECHO_BYTES} are sent",
+                param="echo",
+            )
+        if self._body.logprobs is None or not prompt.HasField("logprobs"):
+            return text, None
+        by_id = bool(self._body.return_tokens_as_token_ids)
+        return text, echo_logprobs(prompt, self._model.tokenizer, text, by_id=by_id)
+
+
+def _choice(index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+
+def _finish(choice: JsonObject, finished: pb.Finished) -> JsonObject:
+    return {**choice, "finish_reason": finish_reason(finished), **end_facts(finished)}

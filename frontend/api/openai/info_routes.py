@@ -1,0 +1,120 @@
+"""The endpoints that generate nothing: models, health, version, metrics, text to tokens and back."""
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend import __version__
+from frontend.api.active_calls import ActiveCalls
+from frontend.api.http.bodies import DetokenizeBody
+from frontend.api.http.json_response import JsonAnswer, rendered_value
+from frontend.api.http.request_body import read_body
+from frontend.api.http.response_builder import JsonObject
+from frontend.api.http.unknown_parameters import UnknownParameters
+from frontend.api.openai.chat_bodies import TokenizeBody
+from frontend.generation.pipeline import Generations
+from frontend.health import Health
+from frontend.observability.metrics import CONTENT_TYPE
+from frontend.request.checks import check_at_most
+from frontend.request.token_prompt import checked_ids
+from frontend.slices import in_slices
+from frontend.text.served_model import ServedModel
+
+
+class Facts:
+    """What can be asked of a server.
+
+    Args:
+        generations: knows the model.
+        calls: counts what takes work.
+        health: whether requests are taken.
+        unknown_parameters: what becomes of these.
+        render_metrics: gives the metrics in Prometheus' text format.
+        body_timeout_s: how long a body may take to arrive.
+        since: Unix seconds, what /v1/models calls created.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        calls: ActiveCalls,
+        health: Health,
+        unknown_parameters: UnknownParameters,
+        render_metrics: Callable[[], bytes],
+        *,
+        body_timeout_s: float,
+        since: int,
+    ) -> None:
+        self._generations = generations
+        self._calls = calls
+        self._health = health
+        self._unknown_parameters = unknown_parameters
+        self._render_metrics = render_metrics
+        self._body_timeout_s = body_timeout_s
+        self._created = since
+
+    async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's form
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model_object(self._generations.model(""))]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME; a name may contain slashes."""
+        return JSONResponse(self._model_object(self._generations.model(request.path_params["model"])))
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /health: 200 while requests are taken, else 503."""
+        return Response(status_code=200 if self._health.serving else 503)
+
+    async def ping(self, request: Request) -> Response:  # noqa: ARG002
+        """GET and POST /ping: 200 as long as the process answers, whether or not it takes requests."""
+        return Response()
+
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /version."""
+        return JSONResponse({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        """GET /metrics."""
+        return Response(self._render_metrics(), media_type=CONTENT_TYPE)
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize, in vLLM's form."""
+        body = await read_body(request, TokenizeBody, timeout_s=self._body_timeout_s)
+        headers = self._unknown_parameters.headers(body)
+        count = pb.CountTokensRequest(model=body.model, return_token_ids=True)
+        chat = await in_slices(body.prompt_of(body.messages)) if body.messages is not None else None
+        if body.prompt is not None:
+            count.text = body.prompt
+        with self._calls.call():
+            token_ids = await self._generations.count_tokens(count, chat, add_special_tokens=body.add_special_tokens)
+        model = self._generations.model(body.model)
+        answer: JsonObject = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
+        if body.return_token_strs:
+            answer["token_strs"] = (model.tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids)
+        return JsonAnswer(await rendered_value(answer), headers)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize, in vLLM's form: special tokens are part of the text."""
+        body = await read_body(request, DetokenizeBody, timeout_s=self._body_timeout_s)
+        headers = self._unknown_parameters.headers(body)
+        model = self._generations.model(body.model)
+        check_at_most("tokens", len(body.tokens), model.max_model_len, "entries")
+        with self._calls.call():
+            tokens = await in_slices(checked_ids("tokens", body.tokens, model))
+            text = await asyncio.to_thread(model.tokenizer.text_of, tokens)
+            return JsonAnswer(await rendered_value({"prompt": text}), headers)
+
+    def _model_object(self, model: ServedModel) -> JsonObject:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "chairlift",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+            "meta": {"n_vocab": model.vocab_size},  # llama.cpp's word: whoever sends token ids needs it
+        }

@@ -1,0 +1,87 @@
+"""The endpoints of the Responses API."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.http.api import Api
+from frontend.api.http.call_runner import JobRunner, request_id_of
+from frontend.api.http.endpoint import STREAMED, Endpoint
+from frontend.api.http.errors import RESPONSES_PARAMS, BodyError, error_response
+from frontend.api.http.output_format import chat_form
+from frontend.api.openai.responses.bodies import ConversationBody, ResponsesBody
+from frontend.api.openai.responses.response import ResponseJob
+from frontend.slices import in_slices
+
+
+class Responses:
+    """The endpoints.
+
+    Args:
+        runner: runs the calls.
+    """
+
+    def __init__(self, runner: JobRunner) -> None:
+        self._runner = runner
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        arrived_at_s = time.monotonic()
+        body = await self._runner.read(request, ResponsesBody)
+        chat = await in_slices(body.chat())
+        generations = self._runner.generations
+        model = generations.model(body.model)
+        form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
+        job = ResponseJob(body, model, request_id_of(body.request_id, request.headers), chat=chat, form=form)
+        deadline = self._runner.deadline(request, body, arrived_at_s)
+        return await self._runner.respond_single(request, job, deadline, stream=bool(body.stream))
+
+    async def input_tokens(self, request: Request) -> Response:
+        """POST /v1/responses/input_tokens: how many tokens the prompt of a request has."""
+        body = await self._runner.read(request, ConversationBody)
+        chat = await in_slices(body.chat())
+        with self._runner.calls.call():
+            token_ids = await self._runner.generations.count_tokens(pb.CountTokensRequest(model=body.model), chat)
+        content = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+        return JSONResponse(content, headers=request.state.answer_headers)
+
+    async def stored(self, request: Request) -> Response:
+        """Everything below /v1/responses/ID."""
+        response_id = request.path_params["response_id"]
+        raise BodyError(
+            404,
+            f"there is no response {response_id[:128]!r}: this server stores no responses",
+            param="response_id",
+            code="response_not_found",
+        )
+
+
+def responses_api(responses: Responses) -> Api:
+    """The Responses API."""
+    path, stored = "/v1/responses", "/v1/responses/{response_id}"
+    count = "Count the tokens of a request"
+    refused = [
+        Endpoint(method, path, responses.stored, "Refuse to look for a stored response", is_described=False)
+        for method, path in (
+            ("GET", stored),
+            ("DELETE", stored),
+            ("POST", f"{stored}/cancel"),
+            ("GET", f"{stored}/input_items"),
+        )
+    ]
+    return Api(
+        path,
+        [
+            Endpoint("POST", path, responses.create, "Create a response", ResponsesBody, STREAMED),
+            Endpoint("POST", f"{path}/input_tokens", responses.input_tokens, count, ConversationBody),
+            *refused,
+        ],
+        _error,
+    )
+
+
+def _error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001 - see ErrorResponse
+    return error_response(error, RESPONSES_PARAMS)

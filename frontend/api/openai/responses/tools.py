@@ -1,0 +1,53 @@
+"""Tools and `tool_choice` of the Responses API, as those of Chat Completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from frontend.api.http.errors import BodyError
+from frontend.api.http.tool_use import ToolUse, function_tool, required_tools
+
+
+def tool_use(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any] | None, *, one_call: bool) -> ToolUse:
+    """Which tools may be called, and which must.
+
+    Raises:
+        BodyError: a tool or choice that is not served, or has a wrong form.
+    """
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    match choice:
+        case "none":
+            return ToolUse()
+        case None | "auto":
+            return ToolUse(functions, one_call=one_call)
+        case "required":
+            return ToolUse(functions, required_tools(functions), one_call=one_call)
+        case {"type": "function", "name": str(name)}:
+            return ToolUse(functions, required_tools(functions, [name]), one_call=True)
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+            names = [tool.get("name") for tool in allowed if isinstance(tool, dict) and tool.get("type") == "function"]
+            found = required_tools(functions, names)
+            return ToolUse(found, found if mode == "required" else (), one_call=one_call)
+    raise BodyError(
+        400,
+        "tool_choice must be 'none', 'auto', 'required', {type: 'function', name} or {type: 'allowed_tools', mode, "
+        "tools}",
+        param="tool_choice",
+    )
+
+
+def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise BodyError(
+            400,
+            f"{where} has the type {str(tool.get('type'))[:64]!r}: only tools of type 'function', which the client "
+            "runs, are served",
+            param="tools",
+            code="unsupported_value",
+        )
+    return function_tool(
+        where,
+        name=tool.get("name"),
+        description=tool.get("description"),
+        parameters=tool.get("parameters"),
+        strict=tool.get("strict"),
+    )

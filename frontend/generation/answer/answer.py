@@ -1,0 +1,208 @@
+"""One answer as the messages of the public stream: Started, Chunks, exactly one Finished.
+
+Whatever tokens are there when the sender comes for more go out as one Chunk. Unary calls fold the same messages
+(`whole.py`). Several answers to one request are `group.py`'s.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from chairlift.service.end_reason import EndReason
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.generation.answer.answer_text import AnswerText, TextDelta
+from frontend.generation.answer.parts import Parts, parts_of
+from frontend.generation.answer.prompt_echo import PromptEcho
+from frontend.generation.answer.token_logprobs import token_logprobs
+from frontend.generation.turn_limiter import Turnstile
+from frontend.request.effective import effective_sampling, effective_stop
+from frontend.request.request import GenerationRequest
+from frontend.routing.stream import CancelReason, RequestEnd, RequestStream, TokenBatch
+from frontend.routing.timing import AnswerTimes, timing
+from frontend.slices import in_slices
+from frontend.text.chat import AnswerParser, Delta, ReasoningText
+from frontend.text.served_model import ServedModel
+
+
+class Answer:
+    """Turns the engine's tokens into messages.
+
+    Args:
+        request: what was asked, its length limit decided.
+        model: what answers.
+        stream: its tokens.
+        num_prompt_tokens: tokens of the prompt.
+        times: what was measured before the engine had it.
+        index: which of the request's answers this is.
+        prompt: what comes back of the prompt; None: nothing.
+        parser: takes the text apart; None: it stays as it is.
+        turnstile: passed by whenever there are tokens; None: they are dealt with at once.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        stream: RequestStream,
+        *,
+        num_prompt_tokens: int,
+        times: AnswerTimes,
+        index: int = 0,
+        prompt: PromptEcho | None = None,
+        parser: AnswerParser | None = None,
+        turnstile: Turnstile | None = None,
+    ) -> None:
+        self._turnstile = turnstile
+        self._request = request
+        self._model = model
+        self._stream = stream
+        self._num_prompt_tokens = num_prompt_tokens
+        self._times = times
+        self._index = index
+        self._prompt = prompt
+        self._parser = parser
+        self._text = AnswerText(request, model.tokenizer)
+        self._may_reason = parser is not None  # nothing but reasoning has come so far
+        self._num_reasoning_tokens = 0
+
+    async def messages(self) -> AsyncIterator[pb.StreamGenerateResponse]:
+        """The stream's messages; the first comes with the first token, not before.
+
+        Raises:
+            RequestError: the request failed.
+        """
+        started = False
+        while True:
+            batch = await self._stream.take()
+            if self._turnstile is not None:
+                await self._turnstile.pass_through()
+            if not started:
+                started = True
+                if self._prompt is not None:
+                    await self._complete_prompt(self._prompt)
+                message = self._started()
+                if self._prompt is not None:
+                    await asyncio.sleep(0)  # a copy of a million ids takes its time, and so does whatever comes next
+                yield message
+                if self._prompt is not None:
+                    await asyncio.sleep(0)
+                if self._request.stop.max_tokens == 0:  # the token that came was only to get the prompt computed
+                    yield pb.StreamGenerateResponse(finished=self._finished(0, batch.end, None))
+                    return
+            delta, parts = self._take(batch)
+            if delta.num_tokens or any(parts):
+                yield pb.StreamGenerateResponse(chunk=self._chunk(batch, delta.num_tokens, parts))
+            if delta.stop_text is not None:
+                self._stream.close(CancelReason.STOP_TEXT)
+                num_tokens = batch.first_index + delta.num_tokens
+                yield pb.StreamGenerateResponse(finished=self._finished(num_tokens, batch.end, delta.stop_text))
+                return
+            if batch.end is not None:
+                num_tokens = batch.end.num_output_tokens
+                yield pb.StreamGenerateResponse(finished=self._finished(num_tokens, batch.end, None))
+                return
+
+    def _take(self, batch: TokenBatch) -> tuple[TextDelta, Parts]:
+        """What a batch adds to the text, and to each part of the answer."""
+        if self._parser is None:
+            delta = self._text.push(batch)
+            return delta, Parts(delta.text)
+        texts, deltas, num_tokens, stop_text = [], [], 0, None
+        # Token by token while the model reasons, so that usage does not depend on how tokens were batched.
+        for piece in batch.one_by_one() if self._may_reason and batch.token_ids else (batch,):
+            delta = self._text.push(piece)
+            texts.append(delta.text)
+            num_tokens += delta.num_tokens
+            stop_text = delta.stop_text
+            deltas += self._feed(self._parser.feed(delta.text), num_tokens=piece.first_index + delta.num_tokens)
+            if stop_text is not None:
+                break
+        if batch.end is not None or stop_text is not None:
+            deltas += self._feed(self._parser.finish(), num_tokens=batch.first_index + num_tokens)
+        return TextDelta("".join(texts), num_tokens, stop_text), parts_of(deltas)
+
+    def _feed(self, deltas: list[Delta], *, num_tokens: int) -> list[Delta]:
+        """Notes how far the reasoning goes.
+
+        Args:
+            num_tokens: of the answer, up to the end of `deltas`.
+        """
+        if self._may_reason and deltas:
+            if isinstance(deltas[0], ReasoningText):
+                self._num_reasoning_tokens = num_tokens
+            self._may_reason = isinstance(deltas[-1], ReasoningText)
+        return deltas
+
+    def _chunk(self, batch: TokenBatch, num_tokens: int, parts: Parts) -> pb.Chunk:
+        token_ids = batch.token_ids[:num_tokens]
+        logprobs = batch.logprobs.first(num_tokens) if batch.logprobs else None
+        chunk = pb.Chunk(
+            first_token_index=batch.first_index,
+            num_tokens=num_tokens,
+            text=parts.text,
+            token_ids=token_ids if self._request.output.token_ids else (),
+            logprobs=token_logprobs(logprobs, token_ids, self._model.tokenizer) if logprobs else None,
+            answer_index=self._index,
+        )
+        if self._parser is not None:
+            chunk.reasoning = parts.reasoning
+            chunk.tool_calls.extend(parts.tool_calls)
+        return chunk
+
+    async def _complete_prompt(self, prompt: PromptEcho) -> None:
+        logprobs = self._stream.prompt_logprobs
+        if logprobs is not None and not logprobs.num_missing:  # else the answer has ended before its first token
+            await in_slices(prompt.add_logprobs(logprobs.columns))
+
+    def _started(self) -> pb.StreamGenerateResponse:
+        started = pb.Started(
+            request_id=self._request.request_id,
+            model=self._model.name,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._stream.num_cached_tokens,
+            effective_sampling=effective_sampling(self._request.sampling),
+            effective_stop=effective_stop(self._request.stop),
+        )
+        response = pb.StreamGenerateResponse(started=started)
+        if self._prompt is not None:  # which may be large: copied once
+            response.started.prompt.CopyFrom(self._prompt.message)
+        return response
+
+    def _finished(self, num_tokens: int, end: RequestEnd | None, stop_text: str | None) -> pb.Finished:
+        usage = pb.Usage(
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._stream.num_cached_tokens,
+            num_output_tokens=num_tokens,
+            num_reasoning_tokens=self._num_reasoning_tokens,
+        )
+        if stop_text is not None:
+            reason = EndReason.STOP_TEXT
+        elif end is None or self._request.stop.max_tokens == 0:
+            reason = EndReason.MAX_TOKENS
+        else:
+            reason = end.reason
+        finished = pb.Finished(
+            reason=f"FINISH_REASON_{reason.name}",
+            usage=usage,
+            timing=self._timing(),
+            answer_index=self._index,
+            seed=self._request.sampling.seed,
+        )
+        if stop_text is not None:
+            finished.stop_text = stop_text
+        elif end is not None and reason is EndReason.STOP_TOKEN:
+            finished.stop_token_id = end.stop_token_id
+        return finished
+
+    def _timing(self) -> pb.Timing:
+        """An answer that a stop text ends does not wait for the engine to confirm it: what the engine told last has all
+        but decoding, and that is the rest.
+        """
+        stream, now_s = self._stream, time.monotonic()
+        return timing(
+            self._times,
+            stream.engine_time(now_s),
+            first_token_at_s=stream.first_token_at_s,
+            client_wait_s=stream.client_wait_s(now_s),
+            now_s=now_s,
+        )

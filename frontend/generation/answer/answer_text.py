@@ -1,0 +1,67 @@
+"""Generated tokens to the text that may be sent: detokenized, stop texts found, end and stop tokens left out."""
+
+from typing import NamedTuple
+
+from chairlift.service.end_reason import EndReason
+from frontend.generation.answer.stop_texts import StopTextMatcher
+from frontend.request.request import GenerationRequest
+from frontend.routing.stream import TokenBatch
+from frontend.text.tokenizer import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """What a batch of tokens adds to the answer.
+
+    Attributes:
+        text: certain and safe to send; may lag behind the tokens.
+        num_tokens: tokens of the batch that belong to the answer: all, or those up to a stop text.
+        stop_text: the stop text that ends the answer here, if one does.
+    """
+
+    text: str
+    num_tokens: int
+    stop_text: str | None
+
+
+class AnswerText:
+    """The text of one answer."""
+
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        self._wanted = request.output.text
+        self._keep_special_tokens = request.output.keep_special_tokens
+        stop = request.stop
+        self._matcher = StopTextMatcher(stop.stop_texts, include=stop.include_stop_text) if stop.stop_texts else None
+        self._detokenizer = tokenizer.detokenizer(keep_special_tokens=self._keep_special_tokens)
+
+    def push(self, batch: TokenBatch) -> TextDelta:
+        """Takes a batch; with the last one, whatever was held back comes out."""
+        if not self._wanted and self._matcher is None:
+            return TextDelta("", len(batch.token_ids), None)
+        if self._matcher is None:
+            text = self._detokenizer.push(self._visible_ids(batch))
+            if batch.end is not None:
+                text += self._detokenizer.finish()
+            return TextDelta(text, len(batch.token_ids), None)
+        delta = self._match(self._matcher, batch)
+        return delta if self._wanted else delta._replace(text="")
+
+    def _match(self, matcher: StopTextMatcher, batch: TokenBatch) -> TextDelta:
+        # Token by token, because the answer ends with the very token that completes a stop text.
+        parts = []
+        for position, token_id in enumerate(self._visible_ids(batch)):
+            parts.append(matcher.push(self._detokenizer.push((token_id,))))
+            if matcher.matched is not None:
+                return TextDelta("".join(parts), position + 1, matcher.matched)
+        if batch.end is not None:
+            parts.append(matcher.push(self._detokenizer.finish()))
+            if matcher.matched is None:
+                parts.append(matcher.finish())
+        return TextDelta("".join(parts), len(batch.token_ids), matcher.matched)
+
+    def _visible_ids(self, batch: TokenBatch) -> list[int]:
+        """The tokens without the one that ended the answer: a stop token is never text, an end token if asked for."""
+        if batch.end is None or not batch.token_ids:
+            return batch.token_ids
+        reason = batch.end.reason
+        hidden = reason is EndReason.STOP_TOKEN or (reason is EndReason.END_TOKEN and not self._keep_special_tokens)
+        return batch.token_ids[:-1] if hidden else batch.token_ids

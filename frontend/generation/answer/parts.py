@@ -1,0 +1,116 @@
+"""A chat answer taken apart: what it says, what the model thought before it, which tools it calls.
+
+How a model marks these is `frontend.text.chat`'s; here it meets one request and the public proto.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.errors import InvalidRequest
+from frontend.request.request import ChatPrompt
+from frontend.text.chat import (
+    AnswerParser,
+    ChatFormat,
+    ContentText,
+    Delta,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from frontend.text.tokenizer import Tokenizer
+
+_TAIL_TOKENS = 64  # of a prompt: more than any mark and the space behind it
+
+
+class Parts(NamedTuple):
+    """What some text adds to each part of an answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[pb.ToolCallDelta] = ()
+
+
+def parts_of(deltas: Sequence[Delta]) -> Parts:
+    """The same deltas part by part."""
+    text, reasoning, tool_calls = [], [], []
+    for delta in deltas:
+        match delta:
+            case ContentText():
+                text.append(delta.text)
+            case ReasoningText():
+                reasoning.append(delta.text)
+            case ToolCallStart():
+                tool_calls.append(pb.ToolCallDelta(index=delta.index, id=delta.call_id, name=delta.name))
+            case ToolCallArguments():
+                tool_calls.append(pb.ToolCallDelta(index=delta.index, arguments_json=delta.text))
+    return Parts("".join(text), "".join(reasoning), tool_calls)
+
+
+class AnswerParsing:
+    """How the answers to one conversation are taken apart.
+
+    Args:
+        chat: the conversation.
+        chat_format: how the model marks reasoning and calls.
+        tokenizer: the model's.
+        keep_special_tokens: whether the client wants to see them.
+
+    Attributes:
+        needs_special_tokens: whether `parser` must be given them, as a part of the text.
+
+    Raises:
+        InvalidRequest: tools whose calls could not be told from words.
+    """
+
+    def __init__(
+        self, chat: ChatPrompt, chat_format: ChatFormat, tokenizer: Tokenizer, *, keep_special_tokens: bool
+    ) -> None:
+        self._tools = dict(_tool(tool) for tool in chat.options.tools)
+        if self._tools and chat_format.tools == "none":
+            raise InvalidRequest(
+                "tools are not served with this model: its chat template shows no known form of tool calls, and the "
+                "server's --tool-call-parser names none",
+                field="spec.chat.tools_json",
+            )
+        marks = chat_format.marks(with_tools=bool(self._tools))
+        self.needs_special_tokens = not marks.isdisjoint(tokenizer.special_tokens)
+        self._hidden = frozenset[str]()
+        if self.needs_special_tokens and not keep_special_tokens:
+            self._hidden = tokenizer.special_tokens
+        self._chat_format = chat_format
+        self._tokenizer = tokenizer
+
+    def before_form(self, prompt_ids: Sequence[int], *, with_calls: bool) -> str:
+        """Rules for what comes before the form that an answer is held to.
+
+        Args:
+            prompt_ids: see `parser`.
+            with_calls: whether the form is one of calls.
+        """
+        rules = self._chat_format.before_calls if with_calls else self._chat_format.before_answer
+        return rules(self._prompt_tail(prompt_ids), self._tokenizer.special_token_id)
+
+    def parser(self, prompt_ids: Sequence[int]) -> AnswerParser:
+        """A fresh parser for one answer.
+
+        Args:
+            prompt_ids: the prompt, which may have opened the reasoning.
+        """
+        return self._chat_format.parser(
+            tools=self._tools, prompt=self._prompt_tail(prompt_ids), special_tokens=self._hidden
+        )
+
+    def _prompt_tail(self, prompt_ids: Sequence[int]) -> str:
+        detokenizer = self._tokenizer.detokenizer(keep_special_tokens=True)
+        return detokenizer.push(prompt_ids[-_TAIL_TOKENS:]) + detokenizer.finish()
+
+
+def _tool(tool: object) -> tuple[str, Mapping[str, Any]]:
+    """A tool's name and the schema of its arguments."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    function = function if isinstance(function, dict) else {}
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("a tool has no function with a name", field="spec.chat.tools_json")
+    return name, parameters if isinstance(parameters, dict) else {}

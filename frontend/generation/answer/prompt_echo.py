@@ -1,0 +1,73 @@
+"""What comes back of a prompt: its text, its token ids, the log-probabilities of its tokens."""
+
+from collections.abc import Sequence
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.errors import InvalidRequest
+from frontend.generation.answer.token_logprobs import token_logprobs
+from frontend.limits import MAX_ECHO_BYTES, MAX_PROMPT_LOGPROBS
+from frontend.request.request import OutputOptions
+from frontend.routing.logprobs import LogprobBatch
+from frontend.slices import Sliced
+from frontend.text.tokenizer import Tokenizer
+
+_IDS_AT_ONCE = 1 << 14
+_TOKENS_AT_ONCE = 256
+
+
+class PromptEcho:
+    """One prompt on its way back to who sent it.
+
+    Args:
+        output: what is asked for.
+        prompt_ids: the prompt as the engine gets it.
+        tokenizer: the model's.
+
+    Raises:
+        InvalidRequest: it would not fit one message.
+
+    Attributes:
+        message: for the client; log-probabilities come later.
+    """
+
+    def __init__(self, output: OutputOptions, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        self._prompt_ids = prompt_ids
+        self._tokenizer = tokenizer
+        self.message = pb.PromptEcho()
+        if output.prompt_logprobs is not None:
+            per_token = 1 + output.prompt_logprobs
+            if len(prompt_ids) * per_token > MAX_PROMPT_LOGPROBS:
+                raise InvalidRequest(
+                    f"prompt_logprobs asks for {len(prompt_ids) * per_token} log-probabilities, {per_token} for each "
+                    f"of {len(prompt_ids)} prompt tokens; at most {MAX_PROMPT_LOGPROBS} are sent",
+                    field="spec.output.prompt_logprobs",
+                )
+        if output.echo:
+            self.message.text = tokenizer.text_of(prompt_ids)
+        if output.token_ids:
+            for start in range(0, len(prompt_ids), _IDS_AT_ONCE):
+                self.message.token_ids.extend(prompt_ids[start : start + _IDS_AT_ONCE])
+        if self.message.ByteSize() > MAX_ECHO_BYTES:
+            raise InvalidRequest(
+                f"echo asks for {self.message.ByteSize()} bytes of prompt, at most {MAX_ECHO_BYTES} are sent",
+                field="spec.output.echo",
+            )
+
+    def add_logprobs(self, columns: LogprobBatch) -> Sliced[None]:
+        """Puts log-probabilities into the message.
+
+        Args:
+            columns: of all tokens but the first.
+        """
+        logprobs, width = self.message.logprobs, columns.top_width
+        logprobs.top_width = width
+        for start in range(0, len(columns.chosen), _TOKENS_AT_ONCE):
+            end = start + _TOKENS_AT_ONCE
+            part = LogprobBatch(
+                width,
+                columns.chosen[start:end],
+                columns.top_ids[start * width : end * width],
+                columns.top_values[start * width : end * width],
+            )
+            logprobs.MergeFrom(token_logprobs(part, self._prompt_ids[1 + start : 1 + end], self._tokenizer))
+            yield

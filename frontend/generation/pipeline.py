@@ -1,0 +1,393 @@
+"""The way of one request behind the public service: checked, admitted, tokenized, submitted, and cleaned up however it
+ends.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError
+from frontend.generation.admission import Admission, Permit
+from frontend.generation.answer.answer import Answer
+from frontend.generation.answer.group import AnswerGroup
+from frontend.generation.answer.parts import AnswerParsing
+from frontend.generation.answer.prompt_echo import PromptEcho
+from frontend.generation.deadline import Deadline
+from frontend.generation.turn_limiter import Turnstile
+from frontend.observability.call_origin import current_origin
+from frontend.observability.request_log import RequestLine
+from frontend.observability.request_metrics import RequestMetrics
+from frontend.observability.request_trace import RequestTrace, Spans
+from frontend.observability.request_watch import RequestWatch
+from frontend.request import convert
+from frontend.request.constraints import constraints_of
+from frontend.request.prompt_options import PromptOptions
+from frontend.request.request import (
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    nth_answer,
+    with_max_tokens,
+    with_special_tokens,
+)
+from frontend.request.token_prompt import token_prompt
+from frontend.routing import wire
+from frontend.routing.router import Router
+from frontend.routing.stream import CancelReason, RequestStream
+from frontend.routing.timing import AnswerTimes
+from frontend.slices import in_slices
+from frontend.text.chat import ChatFormat, chat_format
+from frontend.text.chat_renderer import ChatRenderer
+from frontend.text.served_model import ServedModel
+from frontend.text.structured.compiler import GrammarCompiler
+from frontend.text.structured.output_format import FormKind, OutputForm
+
+_CHARS_PER_TOKEN = 4
+"""For the first guess at a prompt's tokens, corrected as soon as it is tokenized."""
+
+_ANSWERS_PER_TURN = 32
+"""That a step has brought tokens for: 6 ms of work if all of them begin and end with it."""
+
+
+_NO_PROMPT_OPTIONS = PromptOptions()
+
+
+class Generations:
+    """Opens generations on the engines that are attached.
+
+    Args:
+        engines: the link.
+        admission: the queue's bound.
+        metrics: where requests are counted.
+        grammars: makes grammars of the forms of answers.
+        chats: makes prompts of conversations.
+        token_window: tokens the engine may be ahead of a reader.
+        coalesce: whether tokens that are there together leave in one message.
+        tool_call_parser, reasoning_parser: names of the formats of chat answers.
+        spans: where traces go; None: nowhere.
+        log_requests: whether each has a line in the log.
+        log_prompts: with the beginning of its prompt.
+    """
+
+    def __init__(
+        self,
+        engines: Router,
+        admission: Admission,
+        metrics: RequestMetrics,
+        grammars: GrammarCompiler,
+        chats: ChatRenderer,
+        *,
+        token_window: int,
+        coalesce: bool = True,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
+        spans: Spans | None = None,
+        log_requests: bool = False,
+        log_prompts: bool = False,
+    ) -> None:
+        self._log_requests = log_requests
+        self._log_prompts = log_prompts
+        self._turnstile = Turnstile(_ANSWERS_PER_TURN)
+        self._spans = spans
+        self._engines = engines
+        self._admission = admission
+        self._metrics = metrics
+        self._grammars = grammars
+        self._chats = chats
+        self._token_window = token_window
+        self._coalesce = coalesce
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
+
+    def model(self, name: str) -> ServedModel:
+        """The model that is served.
+
+        Raises:
+            EngineUnavailable: none is.
+            ModelNotFound: `name` is another one.
+        """
+        model = self._engines.attachment().model
+        convert.check_model(name, model)
+        return model
+
+    def check_room(self) -> None:
+        """Refuses a request before anything of it is read, if it would be refused whatever it asks for. Such a one is
+        counted, and has neither a line in the log nor a trace.
+
+        Raises:
+            QueueFull: nothing more may wait.
+        """
+        try:
+            self._admission.check_room(time.monotonic())
+        except QueueFull:
+            if self._engines.serving:
+                attachment = self._engines.attachment()
+                self._metrics.shed(attachment.model.name, attachment.engine)
+            raise
+
+    def chat_format(self, model: ServedModel) -> ChatFormat:
+        """How the model marks reasoning and tool calls in its answers."""
+        return chat_format(model.tokenizer.chat.shown, tools=self._tool_call_parser, reasoning=self._reasoning_parser)
+
+    @asynccontextmanager
+    async def open(
+        self,
+        spec: pb.GenerationSpec,
+        time_remaining_s: Callable[[], float | None],
+        *,
+        chat: ChatPrompt | None = None,
+        form: OutputForm | None = None,
+        default_max_tokens: int = convert.DEFAULT_MAX_TOKENS,
+        prompt_options: PromptOptions = _NO_PROMPT_OPTIONS,
+        streamed: bool = True,
+        permits: Sequence[Permit] = (),
+    ) -> AsyncIterator[AnswerGroup]:
+        """Starts a generation; leaving the context ends it, in the engine too, and gives its places back.
+
+        Args:
+            spec: as received.
+            time_remaining_s: until the call's deadline; None if it has none.
+            chat: the prompt, if it says more than the spec can; the spec then has none.
+            form: that of the answer, the same way.
+            default_max_tokens: length of an answer that the spec does not limit, as far as it fits.
+            prompt_options: how the prompt becomes token ids.
+            streamed: whether the client gets the messages as they come, and not only what they add up to.
+            permits: places in the queue, one for each answer, if it has them already; they are given back here.
+
+        Raises:
+            RequestError: any; nothing is left behind.
+        """
+        trace = self._trace(spec, is_chat=chat is not None or spec.HasField("chat"))
+        line = RequestLine(current_origin(), spec, with_prompt=self._log_prompts) if self._log_requests else None
+        deadline = Deadline(time_remaining_s)
+        with RequestWatch(self._metrics, deadline.passed, streamed=streamed, trace=trace, line=line) as watch:
+            async with self._open(
+                spec, chat, form, default_max_tokens, prompt_options, time_remaining_s, deadline, watch, permits
+            ) as answers:
+                yield answers
+
+    @asynccontextmanager
+    async def _open(
+        self,
+        spec: pb.GenerationSpec,
+        chat: ChatPrompt | None,
+        form: OutputForm | None,
+        default_max_tokens: int,
+        prompt_options: PromptOptions,
+        time_remaining_s: Callable[[], float | None],
+        deadline: Deadline,
+        watch: RequestWatch,
+        permits: Sequence[Permit],
+    ) -> AsyncIterator[AnswerGroup]:
+        attachment = self._engines.attachment()
+        model = attachment.model
+        convert.check_model(spec.model, model)
+        prompt: Prompt | None = chat
+        room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
+        truncation = prompt_options.truncation(model, room)
+        if prompt is None:
+            prompt = await in_slices(token_prompt(spec, model, truncation))
+        request = convert.generation_request(spec, model, prompt, form, truncated=truncation is not None)
+        parsing = self._parsing(request, model)
+        accepted_at_s = time.monotonic()
+        watch.accept(request, model.name, attachment.engine, now_s=accepted_at_s)
+        num_tokens = _guess_num_tokens(request.prompt)
+        if truncation is not None:
+            num_tokens = min(num_tokens, truncation.max_tokens)
+        if isinstance(request.prompt, TokenPrompt):
+            self._admission.check_fits(request.num_answers, num_tokens)
+        if not permits:
+            permits = self._admission.admit_group(request.num_answers, num_tokens, accepted_at_s)
+        streams: dict[int, RequestStream] = {}  # of the answers
+        answers: AnswerGroup | None = None
+        reason = CancelReason.CLIENT
+        try:
+            began_at_s = time.monotonic()
+            prompt_ids = await tokenize(
+                request.prompt, model, "spec.", self._chats, add_special_tokens=prompt_options.add_special_tokens
+            )
+            if truncation is not None:
+                prompt_ids = truncation.of(prompt_ids)
+            tokenized_s = time.monotonic() - began_at_s
+            max_tokens = convert.token_budget(request, len(prompt_ids), model, default_max_tokens)
+            self._admission.check_fits(request.num_answers, len(prompt_ids))
+            permits[0].correct(len(prompt_ids), time.monotonic())
+            before = ""
+            if parsing is not None and request.form is not None:
+                before = parsing.before_form(prompt_ids, with_calls=request.form.kind is FormKind.PARTS)
+            constraints = await constraints_of(request, model, self._grammars, before=before)
+            echo = await _echo(request, prompt_ids, model)
+            limited = with_max_tokens(request, max_tokens)
+            if parsing is not None and parsing.needs_special_tokens:
+                limited = with_special_tokens(limited)
+
+            def submit(index: int) -> Answer:
+                answer_request = nth_answer(limited, index)
+                submitted_at_s = time.monotonic()
+                remaining_s = _checked_remaining_s(time_remaining_s())
+                submission = wire.submission(
+                    answer_request,
+                    prompt_ids,
+                    max_tokens=max(max_tokens, 1),  # without a token the engine computes no prompt
+                    remaining_s=remaining_s,
+                    elapsed_s=submitted_at_s - accepted_at_s,
+                    constraints=constraints,
+                )
+                pending = self._engines.submit(
+                    submission, model.key, window=self._token_window, coalesce=self._coalesce, now_s=submitted_at_s
+                )
+                stream = streams[index] = pending.stream
+                if not index:
+                    watch.submit(max_tokens=max_tokens, engine=pending.engine, now_s=submitted_at_s)
+                    stream.on_account = watch.account
+                stream.on_first_token = lambda: permits[index].release(time.monotonic(), served=True)
+                return Answer(
+                    answer_request,
+                    model,
+                    stream,
+                    num_prompt_tokens=len(prompt_ids),
+                    times=AnswerTimes(
+                        accepted_at_s=accepted_at_s, tokenized_s=tokenized_s, submitted_at_s=submitted_at_s
+                    ),
+                    index=index,
+                    prompt=None if index else echo,
+                    parser=None if parsing is None else parsing.parser(prompt_ids),
+                    turnstile=self._turnstile,
+                )
+
+            answers = AnswerGroup(request.num_answers, submit, watch)
+            yield answers
+        except ClientStalled:
+            reason = CancelReason.STALLED
+            raise
+        except asyncio.CancelledError:
+            if deadline.passed():
+                reason = CancelReason.DEADLINE
+            raise
+        finally:
+            for permit in permits:
+                permit.release(time.monotonic())
+            if answers is not None:
+                answers.close()
+            for stream in streams.values():
+                stream.close(reason)
+
+    @contextmanager
+    def places(self, specs: Sequence[pb.GenerationSpec]) -> Iterator[list[list[Permit]]]:
+        """Places in the queue for all requests of one call, or for none: a list for each. What is left of them is given
+        back at the end.
+
+        Args:
+            specs: as received, each with a prompt of its own.
+
+        Raises:
+            InvalidRequest: there are more of them than the queue will ever take.
+            QueueFull: see `Admission.admit_group`.
+        """
+        num_answers = specs[0].num_answers if specs[0].HasField("num_answers") else 1
+        try:
+            places = self._admission.admit_call([_guess_spec(spec) for spec in specs], num_answers, time.monotonic())
+        except RequestError as error:
+            self._metrics.turn_away(error)
+            raise
+        try:
+            yield places
+        finally:
+            for permits in places:
+                for permit in permits:
+                    permit.release(time.monotonic())
+
+    def _parsing(self, request: GenerationRequest, model: ServedModel) -> AnswerParsing | None:
+        if not request.output.parse or not isinstance(request.prompt, ChatPrompt):
+            return None
+        return AnswerParsing(
+            request.prompt,
+            self.chat_format(model),
+            model.tokenizer,
+            keep_special_tokens=request.output.keep_special_tokens,
+        )
+
+    def _trace(self, spec: pb.GenerationSpec, *, is_chat: bool) -> RequestTrace | None:
+        if self._spans is None:
+            return None
+        return RequestTrace(self._spans, current_origin(), spec, is_chat=is_chat, now_s=time.monotonic())
+
+    async def count_tokens(
+        self,
+        request: pb.CountTokensRequest,
+        chat: ChatPrompt | None = None,
+        *,
+        add_special_tokens: bool | None = None,
+    ) -> Sequence[int]:
+        """The token ids of a prompt; takes a place in the queue while it is tokenized.
+
+        Args:
+            request: as received.
+            chat: the prompt, if it says more than the request can; the request then has none.
+            add_special_tokens: see `PromptOptions`.
+
+        Raises:
+            RequestError: any.
+        """
+        model = self.model(request.model)
+        if chat is not None:
+            convert.check_chat(chat, model, "chat.messages")
+        prompt = chat or convert.prompt(request, model, "")
+        permit = self._admission.admit(_guess_num_tokens(prompt), time.monotonic())
+        try:
+            return await tokenize(prompt, model, "", self._chats, add_special_tokens=add_special_tokens)
+        finally:
+            permit.release(time.monotonic())
+
+
+async def _echo(request: GenerationRequest, prompt_ids: Sequence[int], model: ServedModel) -> PromptEcho | None:
+    if not request.output.echo and request.output.prompt_logprobs is None:
+        return None
+    # A thread's: the text of 100,000 tokens takes a tenth of a second.
+    return await asyncio.to_thread(PromptEcho, request.output, prompt_ids, model.tokenizer)
+
+
+async def tokenize(
+    prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer, *, add_special_tokens: bool | None = None
+) -> Sequence[int]:
+    """Token ids of a checked prompt.
+
+    Args:
+        path: of the message that holds the prompt, as in "spec.", for the errors.
+        add_special_tokens: see `PromptOptions`.
+
+    Raises:
+        InvalidRequest, ServerDraining: see `ChatRenderer.render`.
+    """
+    match prompt:
+        case TextPrompt(text):
+            return await model.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
+        case ChatPrompt(turns, options):
+            rendered = await chats.render(model.tokenizer, turns, options, field=path + "chat")
+            return await model.tokenizer.encode_rendered(rendered, add_special_tokens=bool(add_special_tokens))
+        case TokenPrompt(token_ids):
+            return token_ids
+
+
+def _guess_spec(spec: pb.GenerationSpec) -> int:
+    return len(spec.token_ids.ids) or -(-len(spec.text) // _CHARS_PER_TOKEN)
+
+
+def _guess_num_tokens(prompt: Prompt) -> int:
+    match prompt:
+        case TextPrompt(text):
+            return -(-len(text) // _CHARS_PER_TOKEN)
+        case ChatPrompt():
+            return -(-prompt.num_chars // _CHARS_PER_TOKEN)
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+
+
+def _checked_remaining_s(remaining_s: float | None) -> float | None:
+    if remaining_s is not None and remaining_s <= 0:
+        raise DeadlineExceeded("the deadline passed before the request reached the engine")
+    return remaining_s

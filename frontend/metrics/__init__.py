@@ -1,1 +1,0 @@
-"""What Prometheus is told: how requests go, and what the engine says of itself. Every metric is in docs/metrics.md."""

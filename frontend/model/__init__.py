@@ -1,1 +1,0 @@
-"""What is known of the model that is served: its tokenizer, chat template, sampling defaults and limits."""

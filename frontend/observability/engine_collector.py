@@ -1,0 +1,126 @@
+"""Makes metrics of what the engines said last, whenever somebody asks.
+
+An engine's totals are exported as they are and not added up here: a new engine begins at zero, which Prometheus takes
+for the restart it is. While an engine is away all of it is absent: an old number would be a lie, and a zero would tell
+an autoscaler that nothing waits. Only its end by a contradiction in its books is counted here, and stays.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.observability.engine_metrics import EngineMetrics
+from frontend.observability.request_metrics import LABELS
+
+
+class _Row(NamedTuple):
+    name: str
+    text: str
+    value: Callable[[pb.LoadStats], float]
+
+
+_GAUGES = (
+    _Row("num_requests_running", "Requests that hold KV cache.", lambda load: load.num_running),
+    _Row("num_requests_waiting", "Requests queued in the engine.", lambda load: load.num_waiting),
+    _Row(
+        "num_waiting_prefill_tokens",
+        "Prompt tokens of queued and running requests that are not computed yet.",
+        lambda load: load.num_waiting_prefill_tokens,
+    ),
+)
+_COUNTERS = (
+    _Row("num_preemptions", "Times a request lost its KV cache to another.", lambda load: load.num_preemptions_total),
+    _Row("recomputed_tokens", "Tokens computed twice because of that.", lambda load: load.num_recomputed_tokens_total),
+    _Row(
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache.",
+        lambda load: load.prefix_cache_queries_total,
+    ),
+    _Row("prefix_cache_hits", "Of these, tokens found.", lambda load: load.prefix_cache_hits_total),
+    _Row(
+        "engine_generated_tokens",
+        "Output tokens the engine has drawn, sent to a client or not.",
+        lambda load: load.num_generated_tokens_total,
+    ),
+    _Row(
+        "jit_compiles_after_ready",
+        "GPU kernels compiled while requests waited; each is a defect.",
+        lambda load: load.jit_compiles_after_ready_total,
+    ),
+    _Row(
+        "integrity_checks",
+        "Looks of the engine through its books of blocks and requests.",
+        lambda load: load.integrity_checks_total,
+    ),
+)
+_FAILURES = ("integrity_failures", "Engines that found a contradiction in these, and ended.")
+_USAGE = ("kv_cache_usage_perc", "Share of the KV cache that cannot be allocated now, 0 to 1.")
+_UP = ("engine_up", "1 while the engine is attached, else 0.")
+_CACHE_INFO = ("cache_config_info", "The KV cache; always 1.")
+_ENGINE_INFO = ("engine_info", "Which engine answers; always 1. A new instance_id means that it has restarted.")
+
+
+class EngineCollector(Collector):
+    """Collects from all engines.
+
+    Args:
+        prefix: of every name, without the colon.
+        engines: grows with the engines that are known.
+        failures: see `EngineMetrics`; what is in it stays, and so does an alert's reason.
+    """
+
+    def __init__(self, prefix: str, engines: Sequence[EngineMetrics], failures: Mapping[tuple[str, str], int]) -> None:
+        self._prefix = prefix
+        self._engines = engines
+        self._failures = failures
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other, with every engine that has something to say."""
+        up = self._gauge(*_UP, ("engine",))
+        for engine in self._engines:
+            up.add_metric((engine.engine,), float(engine.welcome is not None))
+        yield up
+        yield from self._infos()
+        loads = [
+            ((engine.welcome.info.model, engine.engine), engine.load, engine.welcome.info.num_kv_blocks)
+            for engine in self._engines
+            if engine.welcome is not None and engine.load is not None
+        ]
+        usage = self._gauge(*_USAGE)
+        for labels, load, num_blocks in loads:
+            usage.add_metric(labels, 1 - load.num_free_blocks / num_blocks if num_blocks else 0.0)
+        yield usage
+        for row in _GAUGES:
+            gauge = self._gauge(row.name, row.text)
+            for labels, load, _ in loads:
+                gauge.add_metric(labels, row.value(load))
+            yield gauge
+        for row in _COUNTERS:
+            counter = CounterMetricFamily(f"{self._prefix}:{row.name}", row.text, labels=LABELS)
+            for labels, load, _ in loads:
+                counter.add_metric(labels, row.value(load))
+            yield counter
+        failures = CounterMetricFamily(f"{self._prefix}:{_FAILURES[0]}", _FAILURES[1], labels=LABELS)
+        for labels, num_failures in self._failures.items():
+            failures.add_metric(labels, num_failures)
+        yield failures
+
+    def _infos(self) -> Iterator[Metric]:
+        cache = self._gauge(*_CACHE_INFO, (*LABELS, "block_size", "num_gpu_blocks"))
+        versions = self._gauge(*_ENGINE_INFO, (*LABELS, "instance_id", "engine_version", "weights_revision"))
+        for engine in self._engines:
+            if engine.welcome is not None:
+                info = engine.welcome.info
+                labels = (info.model, engine.engine)
+                cache.add_metric((*labels, str(info.block_size), str(info.num_kv_blocks)), 1)
+                instance_id = engine.welcome.engine_instance_id
+                versions.add_metric((*labels, instance_id, info.engine_version, info.weights_revision), 1)
+        yield cache
+        yield versions
+
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = LABELS) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=labels)

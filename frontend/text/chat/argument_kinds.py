@@ -1,0 +1,97 @@
+"""What a tool's schema says of each of its arguments."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from frontend.text.chat.call_family import JsonSchema
+
+TEXT = frozenset({"string"})
+"""The kinds of an argument that is a text and nothing else."""
+
+_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+def kinds_of_argument(parameters: JsonSchema | None, key: str) -> frozenset[str] | None:
+    """The types that an argument may have; None: any, or not known here."""
+    if not parameters:
+        return None
+    return kinds_of(parameters, properties_of(parameters).get(key))
+
+
+def properties_of(parameters: JsonSchema) -> dict[str, Any]:
+    """The arguments of a tool by name, with those that are required but not described."""
+    schema = resolved(parameters, parameters)
+    properties, required = schema.get("properties"), schema.get("required")
+    found = dict(properties) if isinstance(properties, dict) else {}
+    return found | {name: {} for name in names_in(required) if name not in found}
+
+
+def names_in(required: Any) -> list[str]:
+    """The names in a list that should have nothing else."""
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+
+
+def resolved(root: JsonSchema, schema: Any) -> JsonSchema:
+    """A schema, or what its reference to a definition, or its only part, leads to."""
+    for _ in range(16):  # a reference may lead to itself
+        if not isinstance(schema, Mapping):
+            return {}
+        reference, parts = schema.get("$ref"), schema.get("allOf")
+        if isinstance(reference, str):
+            _, _, path = reference.partition("#/")
+            keyword, _, name = path.partition("/")
+            definitions = root.get(keyword)
+            schema = definitions.get(name) if isinstance(definitions, Mapping) else None
+        elif isinstance(parts, list) and len(parts) == 1 and "properties" not in schema:
+            schema = parts[0]
+        else:
+            return schema
+    return {}
+
+
+def kinds_of(root: JsonSchema, schema: Any) -> frozenset[str] | None:
+    """The types that a schema allows; None: any, or not known here."""
+    kinds: set[str] = set()
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        part = resolved(root, waiting.pop())
+        if id(part) in seen:  # alternatives may lead to one another
+            continue
+        seen.add(id(part))
+        alternatives = part.get("anyOf", part.get("oneOf"))
+        own = _own_kinds(part)
+        if isinstance(alternatives, list) and alternatives:
+            waiting.extend(alternatives)
+        elif own:
+            kinds |= own
+        else:
+            return None
+    return frozenset(kinds)
+
+
+def _own_kinds(schema: JsonSchema) -> set[str]:
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return {kinds}
+    if isinstance(kinds, list):
+        return {kind for kind in kinds if isinstance(kind, str)}
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+    return {"null" if value is None else _KINDS[type(value)] for value in values}
+
+
+def as_json(written: str, kinds: frozenset[str] | None) -> str:
+    """A value as JSON: what it is if it is some of the right kind, or else a text."""
+    try:
+        value = json.loads(written, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return json.dumps(written, ensure_ascii=False)
+    kind = "null" if value is None else _KINDS[type(value)]
+    fits = kinds is None or kind in kinds or (kind == "integer" and "number" in kinds)
+    if fits or "string" not in (kinds or ()):
+        return written.strip()
+    return json.dumps(written, ensure_ascii=False)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)  # NaN and Infinity are not JSON

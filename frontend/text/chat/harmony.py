@@ -1,0 +1,246 @@
+"""Answers of gpt-oss, in OpenAI's harmony format: messages, each with a header that says what it is.
+
+    <|channel|>analysis<|message|>...<|end|>                                            reasoning
+    <|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>{...}<|call|>    a call
+    <|start|>assistant<|channel|>final<|message|>...<|return|>                          what the user reads
+
+The recipient may also stand before the channel. Commentary without a recipient is for the user, as is all that has no
+header; what goes to other recipients than functions belongs to the reasoning.
+"""
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+
+from frontend.text.chat.call_family import (
+    CallableTool,
+    CallRules,
+    JsonSchema,
+    Seen,
+    TokenIdOf,
+    arguments_schema,
+    lark_sequence,
+)
+from frontend.text.chat.call_ids import long_call_id
+from frontend.text.chat.call_output import CallOutput, merged
+from frontend.text.chat.call_reader import ArgumentsReader, ReaderStatus
+from frontend.text.chat.deltas import ContentText, Delta, ReasoningText
+from frontend.text.chat.marks import mark_finder
+
+MARKS = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"})
+_ENDS = frozenset({"<|start|>", "<|end|>", "<|call|>", "<|return|>"})
+_BEGINNINGS = ("<|start|>", "<|channel|>", "<|message|>", "assistant", "to=")
+_MOST_IN_HEADER = 300
+_RECIPIENT = r"(?:to=(?P<{}>[\w.\-]{{1,80}}) ?)?"
+_HEADER = re.compile(  # with single blanks for all space
+    r"(?:<\|start\|> ?)?(?:assistant ?)?"
+    + _RECIPIENT.format("early")
+    + r"(?:<\|channel\|> ?(?P<channel>\w+) ?)?"
+    + _RECIPIENT.format("late")
+    + r"(?:<\|constrain\|> ?)?\w*"
+)
+_FUNCTION = re.compile(r"functions\.([\w.\-]{1,64})")
+
+
+class HarmonyFamily:
+    """The harmony format; a `CallFamily` whose parser also tells the reasoning from the answer."""
+
+    seen = Seen((("<|channel|>", "<|message|>"),))
+    marks = MARKS
+
+    def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> "HarmonyParser":
+        """See `CallFamily`."""
+        return HarmonyParser(CallOutput(long_call_id), prompt, with_calls=bool(tools))
+
+    def rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:  # noqa: ARG002
+        """See `CallFamily`: a call ends the answer, so that there is one."""
+        calls = []
+        for index, tool in enumerate(tools):
+            header = f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>"
+            calls.append(f"{lark_sequence(header, MARKS, token_id)} @arguments_{index}")
+        schemas = {f"arguments_{index}": arguments_schema(tool.parameters) for index, tool in enumerate(tools)}
+        return CallRules(f"calls: {' | '.join(calls)}", schemas, {name: i for i, name in enumerate(schemas)})
+
+
+def reasoning_rule(prompt: str, token_id: TokenIdOf) -> str:
+    """Rules for the reasoning that may come before a call, `before` the first of them; empty inside of a message."""
+    return "" if _is_inside(prompt) else f"before: | reasoned\n{_reasoned(token_id)}"
+
+
+def reasoning_and_answer_start(prompt: str, token_id: TokenIdOf) -> str:
+    """Rules for the reasoning that may come, and for what begins the answer behind it."""
+    return "" if _is_inside(prompt) else f"before: reasoned? {answer_start(token_id)}\n{_reasoned(token_id)}"
+
+
+def answer_start(token_id: TokenIdOf) -> str:
+    """What begins a final message, in Lark's notation."""
+    return lark_sequence("<|channel|>final<|message|>", MARKS, token_id)
+
+
+def _reasoned(token_id: TokenIdOf) -> str:
+    start = lark_sequence("<|channel|>analysis<|message|>", MARKS, token_id)
+    then = lark_sequence("<|start|>assistant", MARKS, token_id)
+    end_id = token_id("<|end|>")
+    if end_id is None:
+        return f"reasoned: {start} thought {then}\nthought[lazy]: /(?s:.*)<\\|end\\|>/"
+    return f"reasoned: {start} THOUGHT? <[{end_id}]> {then}\nTHOUGHT: /(?s:.+)/"
+
+
+def _is_inside(prompt: str) -> bool:
+    """Whether a prompt ends inside of a message, which the answer goes on with."""
+    return "<|message|>" in prompt.rpartition("<|start|>")[2]
+
+
+class _Place(enum.Enum):
+    HEADER = "header"
+    BODY = "body"
+    CALL = "call"
+    SKIPPED = "skipped"  # behind a call, up to its end
+
+
+class HarmonyParser:
+    """One answer's reasoning, content and calls; an `AnswerParser`.
+
+    Args:
+        prompt: its end says in what message the answer begins.
+        with_calls: whether tools were offered; without, what is written to functions is content.
+    """
+
+    def __init__(self, output: CallOutput, prompt: str, *, with_calls: bool) -> None:
+        self._output = output
+        self._with_calls = with_calls
+        self._ends = mark_finder(_ENDS)
+        self._headers = mark_finder(frozenset({"<|message|>"}))
+        self._text = ""
+        self._deltas: list[Delta] = []
+        self._is_reasoning = False
+        self._reader = ArgumentsReader("")
+        self._has_begun = False  # the arguments of a call
+        self._begins = True  # a message: what of its kind came before is a line of its own
+        self._has_reasoned = self._has_content = False
+        self._place = _Place.HEADER
+        if _is_inside(prompt):
+            self._is_reasoning = "<|channel|>analysis" in prompt.rpartition("<|start|>")[2]
+            self._place = _Place.BODY
+
+    def feed(self, text: str) -> list[Delta]:
+        """Takes the next piece; returns what is certain by now."""
+        self._text += text
+        while self._text and self._advance():
+            pass
+        return self._take()
+
+    def finish(self) -> list[Delta]:
+        """The answer ends here: returns what was held back."""
+        is_header = self._place is _Place.HEADER and any(mark in self._text for mark in MARKS)
+        if self._place is _Place.BODY or (self._place is _Place.HEADER and not is_header):
+            self._say(self._text)
+        self._text = ""
+        self._deltas += self._output.finish()
+        return self._take()
+
+    def _take(self) -> list[Delta]:
+        deltas, self._deltas = merged(self._deltas), []
+        return deltas
+
+    def _advance(self) -> bool:
+        match self._place:
+            case _Place.HEADER:
+                return self._read_header()
+            case _Place.BODY:
+                return self._read_body()
+            case _Place.CALL:
+                return self._read_call()
+            case _Place.SKIPPED:
+                return self._find_end()[1]
+
+    def _read_header(self) -> bool:
+        text = self._text.lstrip()
+        if not any(text.startswith(mark) or mark.startswith(text) for mark in _BEGINNINGS):
+            return self._enter_body(is_reasoning=False)
+        found = self._headers.find(self._text[:_MOST_IN_HEADER])
+        if found.mark is None and len(self._text) < _MOST_IN_HEADER:
+            return False
+        header = _HEADER.fullmatch(" ".join(found.before.split())) if found.mark else None
+        if header is None:
+            return self._give_up_header()
+        self._text = self._text[len(found.before) + len("<|message|>") :]
+        recipient = header["late"] or header["early"] or ""
+        function = _FUNCTION.fullmatch(recipient)
+        if function is not None and self._with_calls:
+            self._output.open("")
+            self._reader, self._has_begun = ArgumentsReader(function[1]), False
+            self._place = _Place.CALL
+            return True
+        is_other = bool(recipient) and function is None
+        return self._enter_body(is_reasoning=is_other or header["channel"] == "analysis")
+
+    def _give_up_header(self) -> bool:
+        """What only looks like a header is content, its beginning at least."""
+        self._enter_body(is_reasoning=False)
+        self._begins = False
+        space, start, rest = self._text.partition("<|start|>")
+        if not space.strip() and start:
+            self._say(space + start)
+            self._text = rest
+        return True
+
+    def _enter_body(self, *, is_reasoning: bool) -> bool:
+        self._is_reasoning, self._begins = is_reasoning, True
+        self._place = _Place.BODY
+        return True
+
+    def _find_end(self) -> tuple[str, bool]:
+        """The text up to the end of the message, and whether it has ended."""
+        found = self._ends.find(self._text)
+        self._text = found.rest
+        if found.mark is None:
+            return found.before, False
+        self._place = _Place.HEADER
+        if found.mark == "<|start|>":
+            self._text = found.mark + self._text
+        return found.before, True
+
+    def _read_body(self) -> bool:
+        text, has_ended = self._find_end()
+        self._say(text)
+        return has_ended
+
+    def _say(self, text: str) -> None:
+        if not text:
+            return
+        if self._is_reasoning:
+            line_break = "\n" if self._begins and self._has_reasoned else ""
+            self._deltas.append(ReasoningText(line_break + text))
+            self._has_reasoned = True
+        else:
+            line_break = "\n" if self._begins and self._has_content else ""
+            self._deltas.append(ContentText(line_break + text))
+            self._has_content = True
+        self._begins = False
+
+    def _read_call(self) -> bool:
+        if not self._has_begun and not self._begin_arguments():
+            return self._place is _Place.BODY
+        rest = self._reader.read(self._text)
+        self._output.read(self._reader, self._text[: len(self._text) - len(rest)])
+        self._deltas += self._output.take()
+        self._text = rest
+        if self._reader.status is ReaderStatus.COMPLETE:
+            self._place = _Place.SKIPPED
+        elif self._reader.status is ReaderStatus.FAILED:
+            self._enter_body(is_reasoning=False)
+        return bool(rest)
+
+    def _begin_arguments(self) -> bool:
+        """Whether arguments begin here. A message without any is a call with none, one of words is for the user."""
+        text = self._text.lstrip()
+        has_ended = any(text.startswith(end) for end in _ENDS)
+        if not has_ended and any(end.startswith(text) for end in _ENDS):
+            return False
+        self._has_begun = True
+        self._text = "{}" + text if has_ended else text
+        if self._text[0] != "{":
+            self._enter_body(is_reasoning=False)
+            return False
+        return True

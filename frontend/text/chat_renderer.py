@@ -1,0 +1,140 @@
+"""Conversations to prompt texts, by a model's chat template, in processes that may be killed: a template is a program,
+and how long it takes depends on what a request gives it.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from frontend.errors import InvalidRequest, ServerDraining
+from frontend.text.chat.messages import ChatMessage, ChatOptions
+from frontend.text.chat_template_files import ChatFiles
+from frontend.text.isolated.pool import Hello, PoolStopped, ProcessPool
+from frontend.text.isolated.process import JobLimits, LimitExceeded, StartRefused, first_frame
+from frontend.text.isolated.worker import Clock
+from frontend.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+LIMITS = JobLimits(timeout_s=0.5, memory_bytes=256 << 20, clock=Clock.CPU, start_timeout_s=2.0)
+"""4,000 messages with tool calls take 40 ms, and compiling the largest templates 0.1 s."""
+
+NUM_PROCESSES = 2  # one may be held up for the whole time limit
+_LARGE_CHARS, _MANY = 50_000, 200  # take a millisecond to write: from here on in a thread
+
+
+_dumps = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each call
+
+
+class ChatRenderer:
+    """Renders conversations. Starts no process before the first, or before `prepare`.
+
+    Args:
+        limits: what one conversation may take.
+    """
+
+    def __init__(self, limits: JobLimits = LIMITS) -> None:
+        self._pool = ProcessPool("frontend.text.chat_template_worker", limits, NUM_PROCESSES)
+
+    async def render(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[ChatMessage],
+        options: ChatOptions | None = None,
+        *,
+        field: str = "spec.chat",
+    ) -> str:
+        """The prompt of a conversation.
+
+        Args:
+            tokenizer: of the model, with its templates. Templates that cannot be compiled are taken from it, with a
+                line in the log: from then on it refuses chat, and serves text.
+            messages: the turns, oldest first.
+            options: None: no tools, the assistant's turn opened at the end.
+            field: the request's field that an error names.
+
+        Raises:
+            InvalidRequest: the model has no usable template, or the template refuses these messages or takes too much
+                for them.
+            ServerDraining: this frontend has stopped.
+        """
+        options = options or ChatOptions()
+        if refusal := tokenizer.chat.refusal_of(with_tools=bool(options.tools)):
+            raise InvalidRequest(refusal, field=field)
+        try:
+            job = await _job(messages, options)
+            answer = await self._pool.run(tokenizer.sha256, self._hello(tokenizer.chat), job)
+        except StartRefused as error:
+            _refuse(tokenizer, str(error))
+            raise InvalidRequest(tokenizer.chat.refusal, field=field) from error
+        except LimitExceeded as error:
+            logger.warning("a chat prompt was given up: the chat template %s", error)
+            raise InvalidRequest(f"the model's chat template {error} for these messages", field=field) from error
+        except RecursionError:
+            raise InvalidRequest("the chat's tools or variables are nested too deeply", field=field) from None
+        except PoolStopped:
+            raise ServerDraining("this server has stopped", retry_after_s=1.0) from None
+        if "error" in answer:
+            raise InvalidRequest(
+                f"the model's chat template does not take these messages: {answer['error']}", field=field
+            )
+        prompt: str = answer["prompt"]
+        return prompt
+
+    async def prepare(self, tokenizer: Tokenizer) -> None:
+        """Starts a process ahead of the first conversation, and finds out whether the templates can be compiled."""
+        chat = tokenizer.chat
+        if chat.shown is None:
+            return
+        try:
+            await self._pool.start(tokenizer.sha256, self._hello(chat))
+        except StartRefused as error:
+            _refuse(tokenizer, str(error))
+
+    async def stop(self) -> None:
+        """Ends all processes; whoever waits for one is refused."""
+        await self._pool.stop()
+
+    def _hello(self, chat: ChatFiles) -> Hello:
+        async def hello() -> bytes:
+            values = {"plain": chat.plain, "for_tools": chat.for_tools, "variables": dict(chat.variables)}
+            return first_frame(self._pool.limits, values)
+
+        return hello
+
+
+def _refuse(tokenizer: Tokenizer, problem: str) -> None:
+    if not tokenizer.chat.refusal:
+        logger.warning("chat prompts are refused: the model's chat template cannot be compiled: %s", problem)
+        tokenizer.chat = tokenizer.chat.refused(problem)
+
+
+async def _job(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
+    is_large = len(messages) > _MANY or len(options.tools) > _MANY
+    if is_large or options.num_chars + sum(message.num_chars for message in messages) > _LARGE_CHARS:
+        return await asyncio.to_thread(_encode, messages, options)
+    return _encode(messages, options)
+
+
+def _encode(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
+    """The frame, message by message: one call for all of them would not let go of Python's lock."""
+    turns = ", ".join([_dumps(_values(message)) for message in messages])
+    rest = {
+        "tools": [dict(tool) for tool in options.tools],
+        "template_kwargs": dict(options.template_kwargs),
+        "add_generation_prompt": options.add_generation_prompt,
+        "continue_final_message": options.continue_final_message,
+    }
+    return f'{{"messages": [{turns}], "options": {_dumps(rest)}}}'.encode(errors="surrogatepass")
+
+
+def _values(message: ChatMessage) -> dict[str, Any]:
+    values: dict[str, Any] = {"role": message.role, "content": message.content}
+    for name in ("name", "reasoning", "tool_call_id"):
+        if text := getattr(message, name):
+            values[name] = text
+    if message.tool_calls:
+        values["tool_calls"] = [(call.call_id, call.name, call.arguments) for call in message.tool_calls]
+    return values

@@ -1,0 +1,99 @@
+"""Token ids to text while they arrive: what has been sent is always a prefix of the full decode of the same ids.
+
+It sees output ids only, never the prompt's: text of the prompt cannot leak into the answer. Stop texts are
+`frontend/generation/answer/stop_texts.py`'s.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from frontend.text.token_text import ByteTokenText, PieceTokenText, TailRule, TokenText, utf8_decoder
+
+
+class Detokenizer(Protocol):
+    """The text of one answer.
+
+    Invariant: all strings returned so far, joined, are a prefix of what the tokenizer decodes from the same ids,
+    whatever their chunking; after `finish` they are equal to it. A returned string never ends inside a character.
+    """
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next tokens; returns the text that is now certain. An id without a token has no text."""
+        ...
+
+    def finish(self) -> str:
+        """Returns what is left; bytes of an incomplete character become U+FFFD. Nothing may be pushed afterwards."""
+        ...
+
+
+def make_detokenizer(text: TokenText, *, keep_special_tokens: bool) -> Detokenizer:
+    """A fresh detokenizer for one answer."""
+    if isinstance(text, ByteTokenText):
+        return ByteLevelDetokenizer(text, keep_special_tokens=keep_special_tokens)
+    return PieceDetokenizer(text, keep_special_tokens=keep_special_tokens)
+
+
+class ByteLevelDetokenizer:
+    """Byte-level BPE: a table look-up per token, then an incremental UTF-8 decoder."""
+
+    def __init__(self, text: ByteTokenText, *, keep_special_tokens: bool) -> None:
+        self._table = text.all_bytes if keep_special_tokens else text.visible_bytes
+        self._decoder = utf8_decoder()
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """See `Detokenizer.push`."""
+        table = self._table
+        try:
+            data = b"".join([table[token_id] for token_id in token_ids])
+        except IndexError:  # the model may have more rows than the tokenizer has tokens
+            data = b"".join([table[token_id] for token_id in token_ids if token_id < len(table)])
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """See `Detokenizer.finish`."""
+        return self._decoder.decode(b"", final=True)
+
+
+class PieceDetokenizer:
+    """Any other vocabulary: tokens wait in a short window until nothing that follows can change their text."""
+
+    def __init__(self, text: PieceTokenText, *, keep_special_tokens: bool) -> None:
+        self._text = text
+        self._keep_special_tokens = keep_special_tokens
+        self._window: list[int] = []  # visible tokens whose text is not sent
+        self._at_start = True  # no text sent yet: the next token may lose a leading space
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """See `Detokenizer.push`."""
+        parts = []
+        for token_id in token_ids:
+            if self._text.is_visible(token_id, keep_special_tokens=self._keep_special_tokens):
+                self._window.append(token_id)
+                num_certain = self._num_certain(token_id)
+                if num_certain:
+                    parts.append(self._take(num_certain))
+        return "".join(parts)
+
+    def finish(self) -> str:
+        """See `Detokenizer.finish`."""
+        window, self._window = self._window, []
+        return self._text.text_at_end(window, is_start=self._at_start) if window else ""
+
+    def _num_certain(self, newest: int) -> int:
+        """How many tokens of the window can no longer change, `newest` being its last."""
+        rule = self._text.tail_rule
+        if rule is TailRule.ALL or (rule is TailRule.BYTE_RUN and self._text.is_byte(newest)):
+            return 0
+        return len(self._window) - (rule is TailRule.LAST)
+
+    def _take(self, num_tokens: int) -> str:
+        ids = self._window[:num_tokens]
+        if self._at_start:
+            text = self._text.text_from_start(ids)
+            if not text:  # a lone leading space: what it does to the next token shows only together with it
+                return ""
+            self._at_start = False
+        else:
+            text = self._text.text_between(ids)
+        del self._window[:num_tokens]
+        return text

@@ -1,0 +1,160 @@
+"""An isolated process from outside: started, asked, killed. `worker.py` is its inside."""
+
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from frontend.text.isolated.child import ChildProcess
+from frontend.text.isolated.worker import LENGTH, OUT_OF_MEMORY_STATUS, TIMER_SIGNALS, Clock, Frame, encode
+
+_START_TIMEOUT_S = 60.0  # for the grammars of a vocabulary of 128k tokens: one or two
+_LATE_S = 1.0  # a process ends itself; this is for one that does not get to it
+_WALL_PER_CPU = 20.0  # on a machine where 20 processes want one processor
+_MAX_ANSWER_BYTES = 64 << 20
+
+
+class StartRefused(Exception):  # noqa: N818
+    """A process cannot do this kind of job; says why."""
+
+
+class LimitExceeded(Exception):  # noqa: N818
+    """A process has ended over a job; says which limit it met, as the end of a sentence about the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What one job may take.
+
+    Attributes:
+        timeout_s: by `clock`.
+        memory_bytes: beyond what the process has in use before.
+        clock: wall, or the time of the process on a processor.
+        start_timeout_s: limits the start as well, its memory too; None: the start is trusted.
+    """
+
+    timeout_s: float
+    memory_bytes: int
+    clock: Clock = Clock.WALL
+    start_timeout_s: float | None = None
+
+    @property
+    def timeout_text(self) -> str:
+        """The time limit in words."""
+        return _seconds(self.timeout_s, self.clock)
+
+    def wall_s(self, timeout_s: float) -> float:
+        """When a process that has not ended itself after `timeout_s` is killed, seconds on the wall."""
+        return timeout_s * (_WALL_PER_CPU if self.clock is Clock.CPU else 1.0) + _LATE_S
+
+
+def _seconds(timeout_s: float, clock: Clock) -> str:
+    return f"{timeout_s:g} s" + (" of CPU time" if clock is Clock.CPU else "")
+
+
+def first_frame(limits: JobLimits, values: Frame) -> bytes:
+    """What a process is told at its start. May have ten megabytes, and take a tenth of a second: keep it for the next.
+
+    Args:
+        limits: of each job.
+        values: what the kind of job needs.
+    """
+    return encode({"limits": asdict(limits), **values})
+
+
+class IsolatedProcess:
+    """One process. Make it with `start`; after a LimitExceeded it is gone."""
+
+    def __init__(self, process: ChildProcess, limits: JobLimits) -> None:
+        self._process = process
+        self._limits = limits
+
+    @classmethod
+    async def start(cls, module: str, hello: bytes, limits: JobLimits) -> "IsolatedProcess":
+        """Starts a process.
+
+        Args:
+            module: calls `worker.serve`.
+            hello: see `first_frame`.
+            limits: those in it.
+
+        Raises:
+            StartRefused: it cannot do what the first frame says, or that takes too much.
+            OSError, EOFError, TimeoutError: there is no such process to be had.
+        """
+        # -P: not a folder of the package's name here. Standard error has what a job can make a library say.
+        process = await ChildProcess.start([sys.executable, "-P", "-m", module])
+        worker = cls(process, limits)
+        timeout_s = limits.start_timeout_s
+        try:
+            if timeout_s is None:
+                async with asyncio.timeout(_START_TIMEOUT_S):
+                    answer = await worker._exchange(hello)
+            else:
+                answer = await worker._ask(hello, timeout_s)
+        except LimitExceeded as error:
+            raise StartRefused(str(error)) from error
+        except BaseException:
+            await worker.stop()
+            raise
+        if "error" in answer:
+            await worker.stop()
+            raise StartRefused(answer["error"])
+        return worker
+
+    async def ask(self, job: bytes) -> Frame:
+        """The answer to a job.
+
+        Raises:
+            LimitExceeded: it takes too much; the process has ended.
+        """
+        return await self._ask(job, self._limits.timeout_s)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may be asked for the next job."""
+        return self._process.returncode is None
+
+    async def stop(self) -> None:
+        """Ends the process, whatever it is doing; may be called again."""
+        self._process.kill()
+        await self._process.wait()
+
+    async def _ask(self, data: bytes, timeout_s: float) -> Frame:
+        try:
+            async with asyncio.timeout(self._limits.wall_s(timeout_s)):
+                return await self._exchange(data)
+        except TimeoutError:
+            await self.stop()
+            raise LimitExceeded(self._too_slow(timeout_s)) from None
+        except (EOFError, OSError):
+            await self._process.wait()
+            raise LimitExceeded(self._cause_of_end(timeout_s)) from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _exchange(self, data: bytes) -> Frame:
+        if self._process.stdin.is_closing():
+            raise EOFError
+        self._process.stdin.write(LENGTH.pack(len(data)) + data)
+        await self._process.stdin.drain()
+        (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
+        if length > _MAX_ANSWER_BYTES:
+            await self.stop()
+            raise EOFError
+        answer: dict[str, Any] = json.loads(await self._process.stdout.readexactly(length))
+        return answer
+
+    def _too_slow(self, timeout_s: float) -> str:
+        return f"takes more than {_seconds(timeout_s, self._limits.clock)}"
+
+    def _cause_of_end(self, timeout_s: float) -> str:
+        match self._process.returncode:
+            case int(code) if -code in TIMER_SIGNALS:
+                return self._too_slow(timeout_s)
+            case int(code) if code in (OUT_OF_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGKILL):
+                return f"takes more than {self._limits.memory_bytes >> 20} MiB of memory"
+        return f"ends its process (status {self._process.returncode})"

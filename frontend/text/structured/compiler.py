@@ -1,0 +1,161 @@
+"""Forms to grammars for requests: looked up, or compiled in one of a few worker processes.
+
+Equal forms that are asked for at once are compiled once. A form that nobody waits for any more is not begun; one that
+has begun is finished, within its limits, and kept for the next who asks.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from dataclasses import dataclass, field
+
+from frontend.errors import InvalidRequest, QueueFull, ServerDraining
+from frontend.text.isolated.pool import PoolStopped, ProcessPool
+from frontend.text.isolated.process import JobLimits, LimitExceeded, StartRefused, first_frame
+from frontend.text.isolated.worker import encode
+from frontend.text.served_model import ServedModel
+from frontend.text.structured.cache import Outcome, OutcomeCache
+from frontend.text.structured.output_format import OutputForm
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 64
+_NUM_WORKERS = 2  # one may be held up for the whole time limit
+_CACHE_BYTES = 16 << 20
+_LIMIT_HOLDS_S = 60.0  # a machine that was busy may do better later
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A form that is being compiled, or waits for that."""
+
+    form: OutputForm
+    model: ServedModel
+    num_waiting: int = 0
+    has_begun: bool = False
+    task: asyncio.Task[Outcome] | None = field(default=None, repr=False)
+
+
+class GrammarCompiler:
+    """Compiles forms. Starts no process before the first.
+
+    Args:
+        limits: what one form may take.
+    """
+
+    def __init__(self, limits: JobLimits) -> None:
+        self._limits = limits
+        self._cache = OutcomeCache(_CACHE_BYTES)
+        self._jobs: dict[bytes, _Job] = {}
+        self._pool = ProcessPool("frontend.text.structured.worker", limits, _NUM_WORKERS)
+
+    @property
+    def num_jobs(self) -> int:
+        """Forms that are compiled now or wait for it."""
+        return len(self._jobs)
+
+    async def compile(self, form: OutputForm, model: ServedModel) -> str:
+        """The grammar that the engine is to hold an answer to.
+
+        Raises:
+            InvalidRequest: there is none; names the form's field.
+            QueueFull: too many wait for theirs.
+            ServerDraining: this frontend has stopped.
+        """
+        key = _key(form, model)
+        outcome = self._cache.get(key, time.monotonic())
+        if outcome is None:
+            outcome = await self._wait(key, form, model)
+        if outcome.error:
+            name = form.field.rpartition(".")[2]
+            raise InvalidRequest(f"{name} cannot be served: {outcome.error}", field=form.field)
+        return outcome.grammar
+
+    async def stop(self) -> None:
+        """Ends all workers; who still waits for one is told."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pool.stop()
+
+    async def _wait(self, key: bytes, form: OutputForm, model: ServedModel) -> Outcome:
+        job = self._jobs.get(key)
+        if job is None:
+            if len(self._jobs) >= MAX_WAITING + _NUM_WORKERS:
+                raise QueueFull(
+                    f"{len(self._jobs)} forms of answers are being compiled, as many as may be",
+                    retry_after_s=self._limits.timeout_s,
+                )
+            job = self._jobs[key] = _Job(form, model)
+            job.task = asyncio.create_task(self._run(key, job), name="compile-grammar")
+        assert job.task is not None
+        job.num_waiting += 1
+        try:
+            return await asyncio.shield(job.task)
+        except PoolStopped:
+            raise ServerDraining("this server has stopped", retry_after_s=1.0) from None
+        except asyncio.CancelledError:
+            if job.task.cancelled():  # not this request was: all are
+                raise ServerDraining("this server has stopped", retry_after_s=1.0) from None
+            raise
+        finally:
+            job.num_waiting -= 1
+            if not job.num_waiting and not job.has_begun:
+                job.task.cancel()
+                self._forget(key, job)
+
+    def _forget(self, key: bytes, job: _Job) -> None:
+        if self._jobs.get(key) is job:
+            del self._jobs[key]
+
+    async def _run(self, key: bytes, job: _Job) -> Outcome:
+        try:
+            return await self._outcome(key, job)
+        finally:
+            self._forget(key, job)
+
+    async def _outcome(self, key: bytes, job: _Job) -> Outcome:
+        until_s = float("inf")
+        try:
+            outcome = await self._compiled(job)
+        except StartRefused as error:
+            outcome = Outcome(error=f"this model's tokenizer cannot be used: {str(error)[:500]}")
+        except LimitExceeded as error:
+            logger.warning("a %s was given up: compiling it %s", job.form.kind, error)
+            outcome, until_s = Outcome(error=f"compiling it {error}"), time.monotonic() + _LIMIT_HOLDS_S
+        self._cache.put(key, outcome, until_s=until_s)
+        return outcome
+
+    async def _compiled(self, job: _Job) -> Outcome:
+        def begin() -> None:
+            job.has_begun = True
+
+        async def hello() -> bytes:
+            return await asyncio.to_thread(self._first_frame, job.model)
+
+        form = job.form
+        frame = encode({"kind": form.kind, "text": form.text, "before": form.before})
+        return Outcome(**await self._pool.run(_model_key(job.model), hello, frame, on_begin=begin))
+
+    def _first_frame(self, model: ServedModel) -> bytes:
+        values = {
+            "tokenizer": model.tokenizer.to_json(),
+            "vocab_size": model.vocab_size,
+            "end_token_ids": model.end_token_ids,
+        }
+        return first_frame(self._limits, values)
+
+
+def _model_key(model: ServedModel) -> bytes:
+    """What of a model decides over the grammars for it."""
+    ids = ",".join(map(str, (model.vocab_size, *model.end_token_ids)))
+    return model.tokenizer.sha256 + ids.encode()
+
+
+def _key(form: OutputForm, model: ServedModel) -> bytes:
+    digest = hashlib.sha256()
+    for part in (form.kind.encode(), form.before.encode(), form.text.encode(), _model_key(model)):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()

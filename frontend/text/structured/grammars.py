@@ -1,0 +1,123 @@
+"""Forms to grammars in llguidance's JSON form. Runs in the worker: what is slow or fatal here ends that alone."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from frontend.text.structured.closed_objects import close_objects
+from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.schema_rules import servable
+
+MAX_GRAMMAR_CHARS = 1 << 18
+"""What the engine takes."""
+
+_JSON_OPTIONS = {
+    "item_separator": ",",
+    "key_separator": ":",
+    # A space, or a line break with indentation: enough for everything that models write, and nothing to ramble in.
+    "whitespace_pattern": r" ?|\n[ ]{0,32}",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_UNICODE_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+
+
+def grammar_of(kind: FormKind, text: str, before: str = "") -> str:
+    """The grammar of a form; see `OutputForm`.
+
+    Raises:
+        FormError: the form is no form, as far as that shows without a tokenizer.
+    """
+    grammars = _grammars(kind, text)
+    if before:
+        grammars[0]["name"] = "form"
+        grammars.insert(0, {"lark_grammar": f"start: before @form\n{before}"})
+    grammar = json.dumps({"grammars": grammars})
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise FormError(f"its grammar has {len(grammar):,} characters, more than {MAX_GRAMMAR_CHARS:,}")
+    return grammar
+
+
+def parts_of(kind: FormKind, text: str) -> Iterator[tuple[str, str]]:
+    """The grammars of the schemas that a form consists of, each with its name for a client; none if it has no parts."""
+    places = json.loads(text)["places"] if kind is FormKind.PARTS else {}
+    for grammar in _grammars(kind, text) if places else ():
+        if grammar.get("name") in places:
+            yield places[grammar.pop("name")], json.dumps({"grammars": [grammar]})
+
+
+def _grammars(kind: FormKind, text: str) -> list[dict[str, Any]]:
+    match kind:
+        case FormKind.JSON_SCHEMA:
+            return [_schema_grammar(_loaded(text))]
+        case FormKind.STRICT_JSON_SCHEMA:
+            return [_schema_grammar(_loaded(text), closed=True)]
+        case FormKind.JSON_OBJECT:
+            return [_schema_grammar({"type": "object"})]
+        case FormKind.REGEX:
+            grammars: list[dict[str, Any]] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
+            return grammars
+        case FormKind.CHOICE:
+            choices = dict.fromkeys(json.loads(text))
+            lark = "start: " + " | ".join(_quoted(choice) for choice in choices)
+            return [{"lark_grammar": lark}]
+        case FormKind.GRAMMAR:
+            return [{"lark_grammar": _lark(text)}]
+        case FormKind.PARTS:
+            parts = json.loads(text)
+            closed, places = parts["closed"], parts["places"]
+            schemas = [
+                {"name": name, **_schema_grammar(schema, closed=name in closed, place=places.get(name, ""))}
+                for name, schema in parts["schemas"].items()
+            ]
+            return [{"lark_grammar": parts["lark"]}, *schemas]
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise FormError("it is nested too deeply") from None
+    except ValueError as error:
+        raise FormError(f"it is not valid JSON: {error}") from None
+
+
+def _schema_grammar(schema: Any, *, closed: bool = False, place: str = "") -> dict[str, Any]:
+    try:
+        if not isinstance(schema, dict):
+            raise FormError("a schema must be a JSON object")
+        if closed:
+            close_objects(schema)
+        schema = servable(schema)
+    except FormError as error:
+        raise FormError(f"{place}: {error}" if place else str(error)) from None
+    return {"json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
+
+
+def _quoted(text: str) -> str:
+    """A text as a string of Lark's notation, which is JSON's."""
+    return json.dumps(text)  # all but ASCII escaped: the library takes no DEL in a string
+
+
+def _lark(text: str) -> str:
+    if not _GBNF_RULE.search(text):
+        return text
+    try:
+        return gbnf_to_lark(_UNICODE_ESCAPE.sub(_unescaped, text))
+    except (GbnfToLarkError, RecursionError) as error:
+        raise FormError(f"it is not GBNF: {error}") from None
+    except Exception as error:  # the library raises bare Exception for rules that are missing or named alike
+        raise FormError(f"it is not GBNF: {error}") from None
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    r"""A character in the place of its \u or \U: the library's conversion loses leading zeros."""
+    char = chr(int(match[2] or match[3], 16))
+    if char.isascii() and not char.isalnum():
+        return f"{match[1]}\\x{ord(char):02x}"  # may mean something in a class or a literal
+    return match[1] + char

@@ -1,0 +1,183 @@
+"""Brings a JSON Schema into the form that the library takes, or says what of it cannot be held to. Pure.
+
+The library refuses keywords that it does not know, without saying where they stand, and some that mean nothing or can
+be said otherwise: an unknown `format`, `uniqueItems` of few values, `propertyNames` of records, `oneOf` of models that
+a discriminator tells apart. It takes two members of the same name for two, a validator for one: with `minProperties`
+an answer could have too few. It reads its own options from the schema; those are ours to set.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from frontend.text.structured.output_format import FormError
+from frontend.text.structured.schema_walk import Schema, Subschema, referred, subschemas
+from frontend.text.structured.unique_items import NotEnumerable, distinct_arrays
+
+FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+"""The values of `format` that the library holds to; to us all others are annotations."""
+
+_REFUSED = (
+    *("contains", "dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef", "else", "if", "maxContains"),
+    *("minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
+    "x-guidance",
+)
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "not": (False,),
+    "unevaluatedItems": (True, {}),
+    "propertyNames": (True, {}),
+}
+_TYPES = ("array", "boolean", "null", "number", "object", "string")
+
+# RFC 3339 allows a second 60, which date libraries and validators refuse.
+_NO_LEAP_SECONDS = {"date-time": "^.{17}[0-5]", "time": "^.{6}[0-5]"}
+
+# The library's expressions have no look-around; these say the same without.
+_SAME_PATTERNS = {
+    # pydantic's Decimal as a text
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
+    # zod's email
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^([A-Za-z0-9_'+-]+\.)*[A-Za-z0-9_'+-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"
+    ),
+}
+
+
+def servable(root: Schema) -> Schema:
+    """The same schema in keywords that the library knows.
+
+    Args:
+        root: as parsed from JSON; changed.
+    Raises: FormError: it cannot be held to; names the place.
+    """
+    for subschema in subschemas(root):
+        for rule in _RULES:
+            rule(root, subschema)
+        if refused := [keyword for keyword in _REFUSED if keyword in subschema.schema]:
+            raise _refusal(subschema, refused)
+    return root
+
+
+def _refusal(subschema: Subschema, keywords: list[str], why: str = "") -> FormError:
+    place = f"{subschema.at(keywords[0])}: " if subschema.path else ""
+    return FormError(f"{place}a schema cannot be held to with {', '.join(keywords)}{why and ' ' + why}: not supported")
+
+
+def _add_to_all(schema: Schema, part: Schema) -> None:
+    parts = schema.setdefault("allOf", [])
+    if not isinstance(parts, list):
+        raise FormError("allOf must be a list of schemas")
+    parts.append(part)
+
+
+def _leave_out_what_has_no_effect(_root: Schema, subschema: Subschema) -> None:
+    schema = subschema.schema
+    for keyword, values in _NO_EFFECT.items():
+        if keyword in schema and schema[keyword] in values:
+            del schema[keyword]
+
+
+def _drop_unknown_format(_root: Schema, subschema: Subschema) -> None:
+    schema = subschema.schema
+    if not (isinstance(schema.get("format"), str) and schema["format"] in FORMATS):
+        schema.pop("format", None)
+
+
+def _write_no_leap_seconds(_root: Schema, subschema: Subschema) -> None:
+    schema = subschema.schema
+    if "pattern" not in schema and schema.get("format") in _NO_LEAP_SECONDS:
+        schema["pattern"] = _NO_LEAP_SECONDS[schema["format"]]
+
+
+def _replace_pattern(_root: Schema, subschema: Subschema) -> None:
+    schema = subschema.schema
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = _SAME_PATTERNS.get(pattern, pattern)
+
+
+def _forbid(_root: Schema, subschema: Subschema) -> None:
+    """Zod writes what is never there as `not: {}`."""
+    schema = subschema.schema
+    if schema.get("not", False) in (True, {}):
+        del schema["not"]
+        _add_to_all(schema, {"anyOf": [False]})
+
+
+def _name_members(root: Schema, subschema: Subschema) -> None:
+    """Records: names from an enum become optional members, those of a pattern become `patternProperties`."""
+    schema = subschema.schema
+    names = schema.get("propertyNames")
+    if isinstance(names, dict) and isinstance(names.get("$ref"), str):
+        names = referred(root, names["$ref"])
+    if not isinstance(names, dict):
+        return
+    said = {key: value for key, value in names.items() if key not in ("title", "description", "type", "$schema")}
+    if names.get("type", "string") != "string":
+        return
+    others = schema.get("additionalProperties", True)
+    match said:
+        case {"enum": list(allowed), **rest} if not rest and not schema.get("patternProperties"):
+            listed = schema.setdefault("properties", {})
+            if isinstance(listed, dict) and all(name in allowed for name in listed):
+                listed.update({name: others for name in allowed if isinstance(name, str) and name not in listed})
+                schema["additionalProperties"] = False
+                del schema["propertyNames"]
+        case {"pattern": str(pattern), **rest} if not rest and not any(
+            schema.get(keyword) for keyword in ("properties", "patternProperties")
+        ):
+            schema["patternProperties"] = {pattern: others}
+            schema["additionalProperties"] = False
+            del schema["propertyNames"]
+        case {**rest} if not rest:
+            del schema["propertyNames"]
+
+
+def _require_discriminator(_root: Schema, subschema: Subschema) -> None:
+    """Models with a default for their discriminator do not require it, and the library cannot tell them apart."""
+    schema = subschema.schema
+    discriminator, alternatives = schema.get("discriminator"), schema.get("oneOf")
+    name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+    if isinstance(name, str) and isinstance(alternatives, list):
+        schema["oneOf"] = [{"allOf": [alternative], "required": [name]} for alternative in alternatives]
+
+
+def _list_distinct_items(root: Schema, subschema: Subschema) -> None:
+    schema = subschema.schema
+    if schema.get("uniqueItems") is not True:
+        return
+    kinds = schema.get("type", _TYPES)
+    if not isinstance(kinds, list | tuple):
+        kinds = (kinds,)
+    if "array" in kinds:
+        try:
+            arrays = distinct_arrays(root, schema)
+        except NotEnumerable as error:
+            raise _refusal(subschema, ["uniqueItems"], str(error)) from None
+        if arrays is not None:
+            alternatives: list[Schema] = [{"const": array} for array in arrays]
+            alternatives += [{"type": kind} for kind in kinds if kind != "array"]
+            _add_to_all(schema, {"anyOf": alternatives})
+            for keyword in ("items", "minItems", "maxItems"):  # the alternatives say it
+                schema.pop(keyword, None)
+    del schema["uniqueItems"]
+
+
+def _refuse_least_members(_root: Schema, subschema: Subschema) -> None:
+    least, required = subschema.schema.get("minProperties"), subschema.schema.get("required")
+    num_required = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > max(1, num_required):
+        why = f"{least}, more than 1 and more than the {num_required} members it requires"
+        raise _refusal(subschema, ["minProperties"], why)
+
+
+_RULES: tuple[Callable[[Any, Subschema], None], ...] = (
+    _leave_out_what_has_no_effect,
+    _drop_unknown_format,
+    _write_no_leap_seconds,
+    _replace_pattern,
+    _forbid,
+    _name_members,
+    _require_discriminator,
+    _list_distinct_items,
+    _refuse_least_members,
+)

@@ -1,0 +1,94 @@
+"""Tries a grammar out as the engine will run it: what it cannot run is refused before the first token.
+
+That a grammar compiles does not say that answers can be drawn under it: the library meets most of its limits, and most
+of its work, in the steps that follow. So some answers are drawn here, of tokens that bring the grammar's structure
+forward. Runs in the worker.
+"""
+
+import random
+import time
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from frontend.text.structured.output_format import FormError
+
+_NUM_WALKS = 4
+_MAX_STEPS = 128  # of one walk: a few milliseconds for most grammars
+_MAX_STEP_S = 0.25  # of CPU time: the engine's other answers would wait for it
+_MAX_TRIAL_S = 1.0  # of CPU time, all walks: a step under the longest regex takes 10 ms
+_STRUCTURE = ('"', ",", ":", "{", "[", "]", "}", "\n", " ", "1", "a", "true", "null", "(", ")", "<", ">")
+_SEED = 20
+
+
+def parser_limits() -> LLParserLimits:
+    """What one grammar may cost: the engine's limits, so that what passes here passes there."""
+    return LLParserLimits(
+        max_items_in_row=5_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=50_000,
+        precompute_large_lexemes=True,
+        verbose_errors=False,
+    )
+
+
+class Trial:
+    """Tries grammars with the vocabulary of one model.
+
+    Args:
+        tokenizer: the model's.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        texts = (tokenizer.tokenize_str(text) for text in _STRUCTURE)
+        self._structure = list(dict.fromkeys(token_ids[0] for token_ids in texts if len(token_ids) == 1))
+
+    def run(self, grammar: str) -> None:
+        """Compiles a grammar and draws some answers.
+
+        Args:
+            grammar: as the library takes it.
+        Raises: FormError: it does not compile, nothing can be written under it, or it meets a limit.
+        """
+        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
+        if compiled.is_error():
+            raise FormError(_complaint(compiled))
+        compiled.compute_bitmask()
+        if compiled.is_error():
+            raise FormError(f"nothing can be written that keeps to it ({_complaint(compiled)})")
+        rng = random.Random(_SEED)
+        until_s = time.process_time() + _MAX_TRIAL_S
+        for _ in range(_NUM_WALKS):
+            self._walk(compiled.deep_copy(), rng, until_s)
+
+    def _walk(self, matcher: LLMatcher, rng: random.Random, until_s: float) -> None:
+        for _ in range(_MAX_STEPS):
+            began_s = time.process_time()
+            if matcher.is_stopped() or began_s > until_s:
+                break
+            matcher.consume_token(self._choose(matcher.compute_bitmask(), rng))
+            step_s = time.process_time() - began_s
+            if step_s > _MAX_STEP_S:
+                raise FormError(f"one step under it takes {step_s:.1f} s, more than {_MAX_STEP_S} s")
+        if matcher.is_error():
+            raise FormError(f"it is too large to be run: {_complaint(matcher)}")
+
+    def _choose(self, mask: bytes, rng: random.Random) -> int:
+        """A token that ends or begins a part of the answer, if one is allowed, or else any: mostly the former."""
+        if rng.random() < 0.8:
+            allowed = [token_id for token_id in self._structure if mask[token_id >> 3] >> (token_id & 7) & 1]
+            if allowed:
+                return rng.choice(allowed)
+        bits = int.from_bytes(mask, "little")
+        later = bits >> (start := rng.randrange(8 * len(mask)))
+        bits, offset = (later, start) if later else (bits, 0)
+        return offset + (bits & -bits).bit_length() - 1
+
+
+def _complaint(matcher: LLMatcher) -> str:
+    """The library's complaint without what it adds for its own developers."""
+    text = matcher.get_error().partition("<state>")[0].replace("<non-verbose/>", "")
+    return text.strip()[:1000]

@@ -1,0 +1,129 @@
+"""Lists the arrays of distinct items that a schema allows: the library has no `uniqueItems` but `const`. Pure."""
+
+import itertools
+import json
+import math
+from typing import Any
+
+from frontend.text.structured.schema_walk import Schema, referred
+
+MAX_ARRAYS = 1_024
+"""All orders of 5 values, all choices of 10. The library compiles this many in 0.1 s."""
+
+_COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf")
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_CONSTRAINTS = _BOUNDS.union(
+    _COMBINATIONS,
+    ("const", "enum", "type", "not", "multipleOf", "format", "pattern", "minLength", "maxLength", "items"),
+    (
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+    ),
+    ("minProperties", "maxProperties", "propertyNames"),
+)
+"""Keywords that decide over values; all others say something about them."""
+
+
+class NotEnumerable(Exception):  # noqa: N818
+    """The arrays cannot be listed; says why."""
+
+
+def distinct_arrays(root: Schema, schema: Schema) -> list[list[Any]] | None:
+    """The arrays of distinct items that a schema with `uniqueItems` allows, in any order where these are few enough,
+    else in the order in which the schema lists its values.
+
+    Args:
+        root: the whole schema, for references.
+        schema: of the array.
+    Returns: None if there is nothing to do: it has at most one item.
+    Raises: NotEnumerable: the items may have too many values.
+    """
+    least, most = _count(schema.get("minItems"), 0), _count(schema.get("maxItems"), None)
+    if most is not None and most <= 1:
+        return None
+    if schema.get("prefixItems") or isinstance(schema.get("items"), list):
+        raise NotEnumerable("of items that have schemas of their own")
+    values = _values(root, schema.get("items"))
+    if values is None:
+        raise NotEnumerable("unless maxItems is at most 1 or the items have an enum or a small range")
+    most = len(values) if most is None else min(most, len(values))
+    sizes = range(least, most + 1)
+    for number_of, arrays_of in ((math.perm, itertools.permutations), (math.comb, itertools.combinations)):
+        if sum(number_of(len(values), size) for size in sizes) <= MAX_ARRAYS:
+            return [list(array) for size in sizes for array in arrays_of(values, size)]
+    raise NotEnumerable(f"of {len(values)} values: more than {MAX_ARRAYS:,} arrays")
+
+
+def _count(value: Any, default: Any) -> Any:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _values(root: Schema, schema: Any, seen: frozenset[int] = frozenset()) -> list[Any] | None:
+    """The values that a schema of items allows, each once; None: too many, or not known here."""
+    if not isinstance(schema, dict) or id(schema) in seen:
+        return None
+    found, said = _own_values(schema), {keyword for keyword in schema if keyword in _CONSTRAINTS}
+    if found is None and len(said - {"type"}) == 1:
+        (keyword,) = said - {"type"}
+        parts = [referred(root, schema["$ref"])] if keyword == "$ref" else schema[keyword]
+        if keyword in _COMBINATIONS and isinstance(parts, list) and (keyword != "allOf" or len(parts) == 1):
+            values = [_values(root, part, seen | {id(schema)}) for part in parts]
+            found = None if None in values else [value for part in values if part for value in part]
+    if found is None:
+        return None
+    allowed = [value for value in found if _is_of_type(value, schema.get("type"))]
+    return list({json.dumps(_as_number(value), sort_keys=True): value for value in reversed(allowed)}.values())[::-1]
+
+
+def _own_values(schema: Schema) -> list[Any] | None:
+    match {keyword: value for keyword, value in schema.items() if keyword in _CONSTRAINTS}:
+        case {"const": value, **rest} if not rest.keys() - {"type"}:
+            return [value]
+        case {"enum": list(values), **rest} if not rest.keys() - {"type"}:
+            return values
+        case {"type": "boolean", **rest} if not rest:
+            return [False, True]
+        case {"type": "null", **rest} if not rest:
+            return [None]
+        case {"type": "integer", **rest} if not rest.keys() - _BOUNDS:
+            low, high = _bound(schema, "inimum", 1), _bound(schema, "aximum", -1)
+            if low is not None and high is not None and high - low < MAX_ARRAYS:
+                return list(range(low, high + 1))
+    return None
+
+
+def _is_of_type(value: Any, kinds: Any) -> bool:
+    match value:
+        case None:
+            kind = "null"
+        case bool():
+            kind = "boolean"
+        case int() | float():
+            kind = "integer" if float(value).is_integer() else "number"
+        case _:
+            kind = "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return kinds is None or kind in kinds or (kind == "integer" and "number" in kinds)
+
+
+def _bound(schema: Schema, name: str, inwards: int) -> int | None:
+    """The tightest integer bound: `inimum` or `aximum`, with and without `exclusive`; None: none, or no integer."""
+    bounds = []
+    for keyword, offset in ((f"m{name}", 0), (f"exclusiveM{name}", inwards)):
+        if keyword in schema:
+            value = _count(schema[keyword], None)
+            if value is None:
+                return None
+            bounds.append(value + offset)
+    return (max(bounds) if inwards > 0 else min(bounds)) if bounds else None
+
+
+def _as_number(value: Any) -> Any:
+    """1 and 1.0 are the same number in JSON Schema; true is none."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

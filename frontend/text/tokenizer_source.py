@@ -1,0 +1,103 @@
+"""Where the tokenizer comes from: the engine, by GetTokenizer, or a folder of the operator's. Either way its hash must
+be the engine's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import tokenizer_sha256
+from frontend.errors import ConfigError, TokenizerMismatch
+from frontend.text.sampling_defaults import SamplingDefaults, sampling_defaults
+from frontend.text.tokenizer import MAX_FILES_BYTES, Tokenizer, read_folder
+
+if TYPE_CHECKING:
+    from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
+
+logger = logging.getLogger(__name__)
+
+_FETCH_TIMEOUT_S = 60.0
+
+
+class TokenizerSource:
+    """Keeps the tokenizer across reconnects, so that an engine that comes back with the same model costs no transfer.
+
+    Args:
+        folder: the operator's own files; None: ask the engine.
+
+    Raises:
+        ConfigError: the folder holds no usable tokenizer.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._tokenizer: Tokenizer | None = None
+        self._defaults = SamplingDefaults()
+        if folder is not None:
+            try:
+                files = read_folder(folder)
+                self._tokenizer = Tokenizer.from_files(files)
+            except OSError as error:
+                raise ConfigError(f"--tokenizer: {error.filename} cannot be read: {error.strerror}") from error
+            except ValueError as error:
+                raise ConfigError(f"--tokenizer {folder}: {error}") from error
+            self._defaults = sampling_defaults(files)
+
+    @property
+    def own_sha256(self) -> bytes:
+        """Hash of the operator's files; empty without them."""
+        return self._tokenizer.sha256 if self._folder is not None and self._tokenizer is not None else b""
+
+    async def get(self, stub: "EngineServiceAsyncStub", sha256: bytes) -> tuple[Tokenizer, SamplingDefaults]:
+        """The tokenizer with this hash and the sampling defaults beside it.
+
+        Raises:
+            TokenizerMismatch: the files at hand have another hash.
+            grpc.aio.AioRpcError: the engine went away.
+        """
+        if self._tokenizer is not None and self._tokenizer.sha256 == sha256:
+            return self._tokenizer, self._defaults
+        if self._folder is not None:
+            raise TokenizerMismatch(
+                f"--tokenizer {self._folder} has SHA-256 {self.own_sha256.hex()}, the engine's model {sha256.hex()}: "
+                "point --tokenizer at the served model's own files, or leave it out to take them from the engine"
+            )
+        files = await _fetch(stub)
+        if tokenizer_sha256(files) != sha256:
+            raise TokenizerMismatch(
+                f"the engine announces a tokenizer with SHA-256 {sha256.hex()}, it sent one with "
+                f"{tokenizer_sha256(files).hex()}"
+            )
+        loop = asyncio.get_running_loop()
+        try:
+            # The one before is not closed: prompts may be on their way through it. Its threads end with its last user.
+            make = partial(Tokenizer.from_files, files) if files else Tokenizer.absent
+            self._tokenizer = await loop.run_in_executor(None, make)
+        except ValueError as error:
+            raise TokenizerMismatch(f"the engine's tokenizer cannot be read here: {error}") from error
+        self._defaults = sampling_defaults(files)
+        if files:
+            logger.info("tokenizer: %d files, SHA-256 %s", len(files), sha256.hex()[:12])
+        else:
+            logger.warning("the engine's model has no tokenizer: prompts must be token ids, and answers have no text")
+        return self._tokenizer, self._defaults
+
+    def close(self) -> None:
+        """Ends the tokenizer's threads."""
+        if self._tokenizer is not None:
+            self._tokenizer.close()
+
+
+async def _fetch(stub: "EngineServiceAsyncStub") -> Mapping[str, bytes]:
+    files: dict[str, bytearray] = {}
+    num_bytes = 0
+    async for part in stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=_FETCH_TIMEOUT_S):
+        files.setdefault(part.file_name, bytearray()).extend(part.data)
+        num_bytes += len(part.data)
+        if num_bytes > MAX_FILES_BYTES:
+            raise TokenizerMismatch(f"the engine's tokenizer files have more than {MAX_FILES_BYTES} bytes")
+    return {name: bytes(data) for name, data in files.items()}

@@ -1,0 +1,83 @@
+"""Requests as other clients write them, and what a chat template gets of them."""
+
+import pytest
+
+from frontend.api.anthropic.bodies import MessagesBody
+from frontend.slices import at_once
+from frontend.text.chat.messages import ChatMessage, ToolCall
+
+CALL = {"type": "tool_use", "name": "weather", "input": {"city": "Rome"}, "id": "c1"}
+RESULT = {"type": "tool_result", "content": "sunny", "tool_use_id": "c1"}
+TURNS = [
+    ChatMessage("system", "be brief"),
+    ChatMessage("user", "hi"),
+    ChatMessage("assistant", "Hello."),
+    ChatMessage("user", "Weather?"),
+    ChatMessage("assistant", tool_calls=(ToolCall("c1", "weather", '{"city": "Rome"}'),)),
+    ChatMessage("tool", "sunny", name="weather", tool_call_id="c1"),
+]
+CLIENTS = {
+    "LangChain": {
+        "system": "be brief",
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "Hello."},
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": [CALL]},
+            {"role": "user", "content": [{**RESULT, "is_error": False}]},
+        ],
+    },
+    "AI SDK": {
+        "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Hello."}]},
+            {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+            {"role": "assistant", "content": [CALL]},
+            {"role": "user", "content": [RESULT]},
+        ],
+    },
+    "anthropic": {
+        "system": "be brief",
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [{"citations": None, "text": "Hello.", "type": "text"}]},
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": [{**CALL, "caller": None, "toolset_name": None}]},
+            {"role": "user", "content": [{**RESULT, "content": [{"type": "text", "text": "sunny"}]}]},
+        ],
+        "metadata": {"user_id": "u"},
+        "cache_control": {"type": "ephemeral"},
+    },
+}
+
+
+def conversation(**body):
+    return at_once(MessagesBody.model_validate({"max_tokens": 1, **body}).chat())
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_clients_send_becomes_the_same_turns(client):
+    assert list(conversation(**CLIENTS[client]).messages) == TURNS
+    body = MessagesBody.model_validate({"max_tokens": 1, **CLIENTS[client]})
+    assert list(body.unknown_parameters()) == []
+
+
+def test_results_and_words_of_one_message_are_turns_in_order():
+    blocks = [RESULT, {**RESULT, "tool_use_id": "c2", "content": None}, *({"type": "text", "text": "a"},) * 2, RESULT]
+    turns = conversation(messages=[{"role": "user", "content": blocks}]).messages
+    assert [(turn.role, turn.content) for turn in turns] == [
+        *(("tool", "sunny"), ("tool", ""), ("user", ("a", "a")), ("tool", "sunny"))
+    ]
+
+
+def test_only_a_last_word_of_the_assistant_is_continued():
+    said, called = {"role": "assistant", "content": "x"}, {"role": "assistant", "content": [CALL]}
+    assert conversation(messages=[said]).options.continue_final_message
+    assert not conversation(messages=[called]).options.continue_final_message
+    assert not conversation(messages=[said, {"role": "user", "content": "y"}]).options.continue_final_message
+
+
+def test_large_conversation_is_read_in_slices():
+    body = MessagesBody.model_validate({"max_tokens": 1, "messages": [{"role": "user", "content": "x"}] * 1000})
+    assert sum(1 for _ in body.chat()) >= 1000

@@ -1,0 +1,113 @@
+"""Requests over gRPC are counted before they are parsed."""
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend import limits
+from frontend.api.grpc.wire_scan import MalformedMessageError, check_counts
+from frontend.errors import InvalidRequest
+from frontend.slices import at_once
+
+KIND = pb.GenerateRequest.DESCRIPTOR
+
+
+def scan(data):
+    at_once(check_counts(data, KIND))
+
+
+def spec(**fields):
+    return pb.GenerateRequest(spec=pb.GenerationSpec(**fields)).SerializeToString()
+
+
+def chat(**fields):
+    return spec(chat=pb.ChatPrompt(**fields))
+
+
+def sampling(**fields):
+    return spec(sampling=pb.SamplingOptions(**fields))
+
+
+def stop(**fields):
+    return spec(stop=pb.StopOptions(**fields))
+
+
+COUNTED = {
+    "token ids": (lambda n: spec(token_ids=pb.TokenIds(ids=[70_000] * n)), "MAX_TOKEN_IDS", "spec.token_ids.ids"),
+    "messages": (lambda n: chat(messages=[pb.ChatMessage()] * n), "MAX_MESSAGES", "spec.chat.messages"),
+    "tools": (lambda n: chat(tools_json=["{}"] * n), "MAX_TOOLS", "spec.chat.tools_json"),
+    "calls": (
+        lambda n: chat(messages=[pb.ChatMessage(tool_calls=[pb.ToolCall()] * n)]),
+        "MAX_TOOL_CALLS",
+        "spec.chat.messages.tool_calls",
+    ),
+    "biases": (
+        lambda n: sampling(logit_bias=dict.fromkeys(range(n), 1.0)),
+        "MAX_LOGIT_BIASES",
+        "spec.sampling.logit_bias",
+    ),
+    "allowed": (
+        lambda n: sampling(allowed_token_ids=range(n)),
+        "MAX_ALLOWED_TOKEN_IDS",
+        "spec.sampling.allowed_token_ids",
+    ),
+    "stop texts": (lambda n: stop(stop_texts=["a"] * n), "MAX_STOP_TEXTS", "spec.stop.stop_texts"),
+    "stop ids": (lambda n: stop(stop_token_ids=[300] * n), "MAX_STOP_TOKEN_IDS", "spec.stop.stop_token_ids"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_as_many_as_allowed_pass_and_one_more_is_refused_by_name(name):
+    make, limit, field = COUNTED[name]
+    most = getattr(limits, limit)
+    scan(make(most))
+    with pytest.raises(InvalidRequest, match=rf"has {most + 1} entries or more, at most {most}") as caught:
+        scan(make(most + 1))
+    assert caught.value.field == field
+
+
+def test_all_fields_together_are_bounded():
+    parts = [pb.GenerateRequest(spec=pb.GenerationSpec(model="a")).SerializeToString()] * limits.MAX_WIRE_FIELDS
+    with pytest.raises(InvalidRequest, match="more than 32768 fields"):
+        scan(b"".join(parts))  # one spec in many parts, which protobuf puts together
+    with pytest.raises(InvalidRequest, match="more than 32768 fields"):
+        scan(b"\xf8\x07\x01" * (limits.MAX_WIRE_FIELDS + 1))  # fields that nobody knows
+
+
+def test_ids_that_are_not_packed_are_fields():
+    data = b"\x08\x01" * (limits.MAX_WIRE_FIELDS + 1)
+    with pytest.raises(InvalidRequest, match="fields"):
+        at_once(check_counts(data, pb.TokenIds.DESCRIPTOR))
+
+
+def test_an_ordinary_request_passes():
+    scan(pb.GenerateRequest().SerializeToString())
+    scan(spec(text="x" * 100_000))
+    scan(chat(messages=[pb.ChatMessage(role="user", content="hello", tool_calls=[pb.ToolCall(id="a")])] * 1000))
+    scan(sampling(temperature=0.5, seed=2**64 - 1, logit_bias={2**32 - 1: -1.0}))
+
+
+BROKEN = [
+    b"\x0a",
+    b"\x0a\x05ab",
+    b"\x0a\x04\x12\x05abcd",
+    b"\x0f\x00",
+    b"\xff" * 20,
+    b"\x0a\xff\xff\xff\xff\xff\x01",
+    b"\x0d\x00",
+]
+
+
+@pytest.mark.parametrize("data", BROKEN)
+def test_what_cannot_be_parsed_is_not_scanned_to_its_end(data):
+    with pytest.raises(DecodeError):
+        pb.GenerateRequest.FromString(data)
+    with pytest.raises(MalformedMessageError):
+        scan(data)
+
+
+def test_a_scan_can_be_interrupted():
+    data = chat(messages=[pb.ChatMessage(role="u")] * 4000)
+    assert sum(1 for _ in check_counts(data, KIND)) >= 8000 // 64
+    ids = spec(token_ids=pb.TokenIds(ids=[70_000] * (1 << 20)))
+    assert sum(1 for _ in check_counts(ids, KIND)) >= len(ids) >> 18

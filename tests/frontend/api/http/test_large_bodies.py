@@ -1,0 +1,76 @@
+"""A large body is read in slices, and means what a small one means."""
+
+import json
+from array import array
+
+import pytest
+
+from frontend.api.http import request_body as incoming
+from frontend.api.http.bodies import CompletionBody
+from frontend.api.http.errors import BodyError
+from frontend.api.http.request_body import parsed_body
+from frontend.api.openai.chat_bodies import ChatBody
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+MESSAGES = [
+    {"role": "system", "content": [{"type": "text", "text": "be kind"}]},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+]
+BODIES = {
+    "chat": (
+        ChatBody,
+        {"messages": MESSAGES * 5, "temperature": 0.5, "tools": [TOOL]},
+    ),
+    "texts": (CompletionBody, {"prompt": ["a", "b"], "logit_bias": {"5": 1}, "stop": ["x"], "echo": True}),
+    "few ids": (CompletionBody, {"prompt": [1, 2, 3], "stop_token_ids": [7]}),
+}
+WRONG = {
+    "role": (ChatBody, {"messages": [*MESSAGES, {"role": 5}]}),
+    "no messages": (ChatBody, {"messages": "hello"}),
+    "prompt": (CompletionBody, {"prompt": {"a": 1}}),
+    "bias": (CompletionBody, {"prompt": "a", "logit_bias": {"x": 1}}),
+    "list": (CompletionBody, []),
+}
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(incoming, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(incoming, "_LIGHT_BYTES", 0)
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_the_same_body_comes_out(name, everything_is_large):
+    kind, body = BODIES[name]
+    data = json.dumps(body).encode()
+    assert await parsed_body(data, kind) == kind.model_validate_json(data)
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_the_same_complaint_comes_out(name, monkeypatch):
+    kind, body = WRONG[name]
+    data = json.dumps(body).encode()
+    with pytest.raises(BodyError) as small:
+        await parsed_body(data, kind)
+    monkeypatch.setattr(incoming, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(incoming, "_LIGHT_BYTES", 0)
+    with pytest.raises(BodyError) as large:
+        await parsed_body(data, kind)
+    message = small.value.message.replace("valid array", "valid list")  # pydantic's word for it in JSON
+    assert (large.value.message, large.value.param) == (message, small.value.param)
+
+
+async def test_long_lists_of_ids_are_arrays_in_the_body():
+    ids = [i % 250 for i in range(50_000)]
+    body = await parsed_body(json.dumps({"prompt": ids}).encode(), CompletionBody)
+    assert isinstance(body.prompt, array)
+    assert list(body.prompt) == ids
+
+
+async def test_what_becomes_json_again_is_bounded():
+    tool = {"type": "function", "function": {"name": "f", "description": "d" * (600 << 10)}}
+    with pytest.raises(BodyError, match=r"tools has 6.* bytes, at most 524288 are allowed") as caught:
+        await parsed_body(json.dumps({"messages": MESSAGES, "tools": [tool]}).encode(), ChatBody)
+    assert caught.value.param == "tools"

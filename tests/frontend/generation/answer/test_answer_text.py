@@ -1,0 +1,106 @@
+"""The text of an answer does not depend on how its tokens were batched."""
+
+import random
+
+import pytest
+
+from chairlift.service.end_reason import EndReason
+from frontend.generation.answer.answer_text import AnswerText
+from frontend.request.request import GenerationRequest, OutputOptions, SamplingOptions, StopOptions, TokenPrompt
+from frontend.routing.stream import RequestEnd, TokenBatch
+from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
+from frontend.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def tokenizer():
+    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    yield tokenizer
+    tokenizer.close()
+
+
+def make_request(*, stop_texts=(), include=False, text=True, keep=False):
+    return GenerationRequest(
+        "id",
+        TokenPrompt((1,)),
+        SamplingOptions(1, 1, 0, 0, 1, 0, 0, 0, ()),
+        StopOptions(None, 0, tuple(stop_texts), (), include, ignore_end_token=False),
+        OutputOptions(text, token_ids=False, top_logprobs=None, keep_special_tokens=keep),
+        priority=0,
+        cache_salt="",
+        num_answers=1,
+    )
+
+
+def end(reason=EndReason.MAX_TOKENS):
+    return RequestEnd(reason, 0, 1, 0, 0)
+
+
+def batches(ids, sizes, reason=EndReason.MAX_TOKENS):
+    start = 0
+    for size in sizes:
+        yield TokenBatch(start, ids[start : start + size], None, None)
+        start += size
+    yield TokenBatch(start, ids[start:], None, end(reason))
+
+
+async def test_any_batching_gives_the_same_text_and_count(tokenizer):
+    rng = random.Random(3)
+    words = "雪だるま ☃ stop héllo sto p wörld "
+    for _ in range(300):
+        text = "".join(rng.choice(words) for _ in range(40)) + "stop" + "".join(rng.choice(words) for _ in range(9))
+        ids = await tokenizer.encode(text)
+        request = make_request(stop_texts=["stop", "w\u00f6rld st"], include=rng.random() < 0.5)
+        outcomes = set()
+        for sizes in ([], [1] * len(ids), [rng.randrange(9) for _ in range(12)]):
+            answer, parts, num_tokens, stop_text = AnswerText(request, tokenizer), [], 0, None
+            for batch in batches(ids, sizes):
+                delta = answer.push(batch)
+                parts.append(delta.text)
+                num_tokens += delta.num_tokens
+                if delta.stop_text is not None:
+                    stop_text = delta.stop_text
+                    break
+            outcomes.add(("".join(parts), num_tokens, stop_text))
+        assert len(outcomes) == 1
+        (outcome,) = outcomes
+        assert outcome[2] in ("stop", "w\u00f6rld st")
+        assert text.startswith(outcome[0])
+
+
+async def test_half_a_character_at_the_end_becomes_a_replacement(tokenizer):
+    ids = (await tokenizer.encode("a☃"))[:-1]
+    assert AnswerText(make_request(), tokenizer).push(TokenBatch(0, ids, None, end())).text == "a\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("reason", "keep", "text"),
+    [
+        (EndReason.END_TOKEN, False, "ab"),
+        (EndReason.END_TOKEN, True, "ab<|end|>"),
+        (EndReason.STOP_TOKEN, True, "ab"),
+        (EndReason.MAX_TOKENS, True, "ab<|end|>"),
+        (EndReason.MAX_TOKENS, False, "ab"),
+    ],
+)
+@pytest.mark.parametrize("stop_texts", [(), ("zzz",)])
+async def test_token_that_ends_the_answer(tokenizer, reason, keep, text, stop_texts):
+    ids = [*await tokenizer.encode("ab"), END_TOKEN_ID]
+    answer = AnswerText(make_request(keep=keep, stop_texts=stop_texts), tokenizer)
+    delta = answer.push(TokenBatch(0, ids, None, end(reason)))
+    assert (delta.text, delta.num_tokens) == (text, 3)
+
+
+async def test_text_that_is_not_wanted_is_still_searched(tokenizer):
+    ids = await tokenizer.encode("abcdef")
+    delta = AnswerText(make_request(stop_texts=["cd"], text=False), tokenizer).push(TokenBatch(0, ids, None, None))
+    assert delta == ("", 4, "cd")
+    delta = AnswerText(make_request(text=False), tokenizer).push(TokenBatch(0, ids, None, end()))
+    assert delta == ("", 6, None)
+
+
+async def test_held_back_text_comes_out_at_the_end(tokenizer):
+    answer = AnswerText(make_request(stop_texts=["abcx"]), tokenizer)
+    ids = await tokenizer.encode("zabc")
+    assert answer.push(TokenBatch(0, ids, None, None)).text == "z"
+    assert answer.push(TokenBatch(4, [], None, end())) == ("abc", 0, None)

@@ -1,0 +1,49 @@
+"""What wakes at once is spread over several turns of the event loop, in order."""
+
+import asyncio
+
+from frontend.generation.turn_limiter import Turnstile
+
+
+async def test_as_many_pass_in_a_turn_as_may_and_the_others_follow_in_order():
+    turnstile, passed, turns = Turnstile(3), [], []
+
+    async def one(number):
+        await turnstile.pass_through()
+        passed.append(number)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(8)]
+    while not all(task.done() for task in tasks):
+        before = len(passed)
+        await asyncio.sleep(0)
+        turns.append(len(passed) - before)
+    assert passed == list(range(8))
+    assert max(turns) == 3
+
+
+async def test_few_do_not_wait():
+    turnstile = Turnstile(3)
+    for _ in range(2):
+        for _ in range(3):
+            turn = turnstile.pass_through()
+            try:
+                turn.send(None)
+            except StopIteration:
+                continue
+            raise AssertionError("it waits")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_who_is_cancelled_takes_nobodys_turn():
+    turnstile, passed = Turnstile(1), []
+
+    async def one(number):
+        await turnstile.pass_through()
+        passed.append(number)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert passed == [0, 2, 3]

@@ -1,0 +1,174 @@
+"""Metrics of engines follow what the engines say: two at once, one that goes, one that comes back as another."""
+
+import asyncio
+
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from frontend.generation.admission import Admission
+from frontend.observability.metrics import Metrics
+from frontend.testing.fake_engine import FakeEngine
+
+GAUGES = {
+    "num_requests_running": "num_running",
+    "num_requests_waiting": "num_waiting",
+    "num_waiting_prefill_tokens": "num_waiting_prefill_tokens",
+}
+COUNTERS = {
+    "num_preemptions_total": "num_preemptions_total",
+    "recomputed_tokens_total": "num_recomputed_tokens_total",
+    "prefix_cache_queries_total": "prefix_cache_queries_total",
+    "prefix_cache_hits_total": "prefix_cache_hits_total",
+    "engine_generated_tokens_total": "num_generated_tokens_total",
+    "jit_compiles_after_ready_total": "jit_compiles_after_ready_total",
+    "integrity_checks_total": "integrity_checks_total",
+}
+
+
+@pytest.fixture
+def metrics():
+    return Metrics("chairlift", Admission(max_requests=8, max_tokens=100))
+
+
+def load_of(first):
+    """A load whose every field has a value of its own, from `first` on."""
+    return pb.LoadStats(**{field.name: first + number for number, field in enumerate(pb.LoadStats.DESCRIPTOR.fields)})
+
+
+def welcome(model="m", instance_id="i", load=None, num_kv_blocks=100):
+    info = pb.EngineInfo(model=model, num_kv_blocks=num_kv_blocks, block_size=16, engine_version="1.2")
+    return pb.Welcome(engine_instance_id=instance_id, info=info, status=pb.EngineStatus(load=load))
+
+
+def step(number, load):
+    return pb.StepResult(step_seq=number, engine_step=number, load=load)
+
+
+def test_every_number_of_two_engines_is_told_under_its_own_label(metrics, scrape):
+    loads = {"0": load_of(1000), "1": load_of(5000)}
+    for label, load in loads.items():
+        engine = metrics.engine()
+        assert engine.engine == label
+        engine.attach(welcome(model=f"model-{label}", num_kv_blocks=10_000))
+        engine.note_status(pb.EngineStatus(load=load))
+    for name, field in (GAUGES | COUNTERS).items():
+        assert scrape(metrics, f"chairlift:{name}", "engine", "model_name") == {
+            (label, f"model-{label}"): getattr(load, field) for label, load in loads.items()
+        }, name
+    usage = scrape(metrics, "chairlift:kv_cache_usage_perc", "engine")
+    assert usage == {label: pytest.approx(1 - load.num_free_blocks / 10_000) for label, load in loads.items()}
+
+
+def test_newest_word_counts_whether_it_comes_with_a_step_or_a_heartbeat(metrics, scrape):
+    engine = metrics.engine()
+    engine.attach(welcome(load=pb.LoadStats(num_running=1)))
+    assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 1}
+    engine.note_step(step(1, pb.LoadStats(num_running=2)))
+    assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 2}
+    engine.note_status(pb.EngineStatus(load=pb.LoadStats(num_running=3)))
+    assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 3}
+    engine.note_status(pb.EngineStatus())  # says nothing of its load
+    engine.note_step(pb.StepResult(step_seq=2, engine_step=2))
+    assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 3}
+
+
+def test_engine_that_goes_takes_its_gauges_along_and_the_other_stays(metrics, scrape):
+    gone, there = metrics.engine(), metrics.engine()
+    for engine in (gone, there):
+        engine.attach(welcome(load=load_of(10)))
+    gone.detach()
+    assert scrape(metrics, "chairlift:engine_up", "engine") == {"0": 0, "1": 1}
+    for name in (*GAUGES, *COUNTERS, "kv_cache_usage_perc", "engine_info", "cache_config_info"):
+        assert set(scrape(metrics, f"chairlift:{name}", "engine")) == {"1"}, name
+
+
+def test_engine_that_comes_back_as_another_begins_anew(metrics, scrape):
+    engine = metrics.engine()
+    engine.attach(welcome(instance_id="first", load=load_of(1000)))
+    engine.note_step(step(70, load_of(1000)))
+    engine.detach()
+    engine.attach(welcome(instance_id="second"))
+    assert scrape(metrics, "chairlift:num_preemptions_total", "engine") == {}  # it has not said anything yet
+    assert set(scrape(metrics, "chairlift:engine_info", "instance_id")) == {"second"}
+    engine.note_step(step(1, pb.LoadStats(num_preemptions_total=2, step_us=3000)))
+    assert scrape(metrics, "chairlift:num_preemptions_total", "engine") == {"0": 2}
+    assert scrape(metrics, "chairlift:engine_step_seconds_count") == 2
+
+
+def test_step_is_counted_once_however_many_messages_it_takes(metrics, scrape):
+    engine = metrics.engine()
+    engine.attach(welcome())
+    for number, step_us in ((1, 2000), (1, 2000), (2, 4000)):
+        engine.note_step(step(number, pb.LoadStats(step_us=step_us, execute_us=step_us // 2, num_batched_tokens=24)))
+    for name, total in (("engine_step_seconds", 0.006), ("engine_step_execute_seconds", 0.003)):
+        assert scrape(metrics, f"chairlift:{name}_count") == 2
+        assert scrape(metrics, f"chairlift:{name}_sum") == pytest.approx(total)
+    assert scrape(metrics, "chairlift:iteration_tokens_total_sum") == 48
+
+
+def test_contradictions_are_counted_once_and_outlive_the_engine_that_found_them(metrics, scrape):
+    engine = metrics.engine()
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {}
+    engine.attach(welcome(load=pb.LoadStats()))
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine", "model_name") == {("0", "m"): 0}
+    failed = pb.LoadStats(integrity_failures_total=1)
+    engine.note_status(pb.EngineStatus(load=failed))
+    engine.note_step(step(1, failed))
+    engine.detach()
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine", "model_name") == {("0", "m"): 1}
+    engine.attach(welcome(instance_id="next", load=pb.LoadStats()))
+    engine.note_status(pb.EngineStatus(load=failed))
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
+    engine.detach()
+    metrics.drop_engine(engine)  # its name has lost the address, as when its container has ended
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
+    another = metrics.engine()
+    another.attach(welcome(load=pb.LoadStats()))
+    another.note_status(pb.EngineStatus(load=failed))
+    assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 3}
+
+
+async def test_over_the_wire_gauges_follow_the_engine_that_is_there(make_pair, text_request, scrape, tmp_path):
+    address = f"unix:{tmp_path}/engine.sock"
+    first = FakeEngine(address=address, heartbeat_s=0.01)
+    first.load = pb.LoadStats(num_running=3, num_free_blocks=256, num_preemptions_total=9)
+    pair = await make_pair(engine=first)
+
+    async def shows(name, values):
+        async with asyncio.timeout(10):
+            while scrape(pair.app.metrics, f"chairlift:{name}", "engine") != values:
+                await asyncio.sleep(0.005)
+
+    await shows("num_requests_running", {"0": 3})
+    await shows("kv_cache_usage_perc", {"0": 0.75})
+    first.load = pb.LoadStats(num_running=5)
+    await shows("num_requests_running", {"0": 5})  # with a heartbeat
+    first.load = pb.LoadStats(num_running=6, num_batched_tokens=1, step_us=1)
+    call = pair.stub().StreamGenerate(text_request("abc"))
+    assert sum([message.chunk.num_tokens async for message in call]) == 4
+    assert scrape(pair.app.metrics, "chairlift:num_requests_running", "engine") == {"0": 6}
+    assert scrape(pair.app.metrics, "chairlift:iteration_tokens_total_count") == first.num_steps
+    await first.kill()
+    await shows("engine_up", {"0": 0})
+    await shows("num_requests_running", {})
+    pair.engine = second = FakeEngine(address=address)
+    second.load = pb.LoadStats(num_running=1, num_preemptions_total=1)
+    await second.start()
+    await shows("num_preemptions_total", {"0": 1})
+    await shows("num_requests_running", {"0": 1})
+    assert set(scrape(pair.app.metrics, "chairlift:engine_info", "instance_id")) == {second.instance_id}
+
+
+async def test_queue_of_the_frontend_is_told(make_pair, text_request, scrape):
+    pair = await make_pair()
+    pair.engine.pause()
+    calls = [pair.stub().StreamGenerate(text_request("abcd")) for _ in range(3)]
+    await pair.engine.wait_for(lambda: pair.engine.num_open == 3)
+    assert scrape(pair.app.metrics, "chairlift:frontend_queue_requests") == 3
+    assert scrape(pair.app.metrics, "chairlift:frontend_queue_tokens") == 12
+    await pair.engine.step()
+    for call in calls:
+        await call.read()
+    assert scrape(pair.app.metrics, "chairlift:frontend_queue_requests") == 0
+    for call in calls:
+        call.cancel()

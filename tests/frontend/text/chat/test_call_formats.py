@@ -1,0 +1,341 @@
+"""Each format's calls come out as calls, whatever only looks like one as content."""
+
+import json
+import re
+
+import pytest
+
+from frontend.text.chat import ToolCallArguments, ToolCallStart, chat_format
+
+ARGUMENTS = {"city": 'Ny "Köln" }]', "days": [1, 2.5, None], "deep": {"a": {"b": "</tool_call>"}}, "e": "\n\\"}
+GET = {"name": "get", "arguments": ARGUMENTS}
+PUT = {"name": "put", "arguments": {}}
+
+
+def hermes(*calls):
+    return "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+
+
+def llama3(*calls):
+    return "; ".join(json.dumps({"name": call["name"], "parameters": call["arguments"]}) for call in calls)
+
+
+def llama3_tagged(*calls):
+    return "<|python_tag|>" + llama3(*calls)
+
+
+def mistral_list(*calls):
+    return "[TOOL_CALLS]" + json.dumps(list(calls))
+
+
+def mistral_named(*calls):
+    return "".join(f"[TOOL_CALLS]{call['name']}[ARGS]{json.dumps(call['arguments'])}" for call in calls)
+
+
+def mistral_with_ids(*calls):
+    return "".join(
+        f"[TOOL_CALLS]{call['name']}[CALL_ID]abcdefghi[ARGS]{json.dumps(call['arguments'])}" for call in calls
+    )
+
+
+def deepseek_v3(*calls):
+    written = [
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call['name']}\n```json\n{json.dumps(call['arguments'])}\n```<｜tool▁call▁end｜>"
+        for call in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(*calls):
+    written = [
+        f"<｜tool▁call▁begin｜>{call['name']}<｜tool▁sep｜>{json.dumps(call['arguments'])}<｜tool▁call▁end｜>"
+        for call in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "".join(written) + "<｜tool▁calls▁end｜>"
+
+
+def kimi_k2(*calls):
+    written = [
+        f"<|tool_call_begin|>functions.{call['name']}:{index}<|tool_call_argument_begin|>{json.dumps(call['arguments'])}"
+        "<|tool_call_end|>"
+        for index, call in enumerate(calls)
+    ]
+    return "<|tool_calls_section_begin|>" + "".join(written) + "<|tool_calls_section_end|>"
+
+
+def granite(*calls):
+    return "<|tool_call|>" + json.dumps(list(calls))
+
+
+def phi4_mini(*calls):
+    return "functools" + json.dumps(list(calls))
+
+
+def phi4_mini_tagged(*calls):
+    return f"<|tool_call|>{json.dumps(list(calls))}<|/tool_call|>"
+
+
+def glm45(*calls, line_break="\n"):
+    written = ""
+    for call in calls:
+        written += f"<tool_call>{call['name']}{line_break}"
+        for key, value in call["arguments"].items():
+            value = value if isinstance(value, str) else json.dumps(value)
+            written += f"<arg_key>{key}</arg_key>{line_break}<arg_value>{value}</arg_value>{line_break}"
+        written += "</tool_call>\n"
+    return written
+
+
+def glm47(*calls):
+    return glm45(*calls, line_break="")
+
+
+def harmony(*calls):
+    return "<|end|>".join(
+        f"<|start|>assistant<|channel|>commentary to=functions.{call['name']} <|constrain|>json<|message|>"
+        + json.dumps(call["arguments"])
+        for call in calls
+    )
+
+
+def harmony_as_the_template_writes_it(*calls):
+    return "<|call|>".join(
+        f"<|start|>assistant to=functions.{call['name']}<|channel|>commentary json<|message|>"
+        + json.dumps(call["arguments"])
+        for call in calls
+    )
+
+
+WRITERS = {
+    "hermes": [hermes],
+    "llama3": [llama3, llama3_tagged],
+    "mistral": [mistral_list, mistral_named, mistral_with_ids],
+    "deepseek_v3": [deepseek_v3],
+    "deepseek_v31": [deepseek_v31],
+    "kimi_k2": [kimi_k2],
+    "granite": [granite],
+    "phi4_mini": [phi4_mini, phi4_mini_tagged],
+    "glm45": [glm45, glm47],
+    "harmony": [harmony, harmony_as_the_template_writes_it],
+}
+CASES = [pytest.param(tools, writer, id=writer.__name__) for tools, writers in WRITERS.items() for writer in writers]
+ANYWHERE = [case for case in CASES if "llama3" not in case.id and "harmony" not in case.id]
+"""Formats whose calls stand anywhere in an answer."""
+
+
+@pytest.mark.parametrize(("tools", "writer"), CASES)
+def test_calls_come_out_in_order_with_their_arguments(parse, tools, writer):
+    start, arguments, *rest = parse(tools, writer(GET, PUT))
+    assert start == ("call", 0, "get")
+    assert arguments[:2] == ("arguments", 0)
+    assert json.loads(arguments[2]) == ARGUMENTS
+    assert rest == [("call", 1, "put"), ("arguments", 1, "{}")]
+
+
+@pytest.mark.parametrize(("tools", "writer"), [case for case in CASES if "harmony" not in case.id])
+def test_without_tools_in_the_request_nothing_is_a_call(parse, tools, writer):
+    assert parse(tools, writer(GET), names=()) == [("content", writer(GET))]
+
+
+@pytest.mark.parametrize(("tools", "writer"), ANYWHERE)
+def test_words_before_and_after_calls_are_content_without_the_space_between(parse, tools, writer):
+    parts = parse(tools, "  First this:\n\n" + writer(PUT) + "\n\nThen that. ")
+    assert parts == [
+        ("content", "  First this:"),
+        ("call", 0, "put"),
+        ("arguments", 0, "{}"),
+        ("content", "Then that. "),
+    ]
+
+
+@pytest.mark.parametrize(("tools", "writer"), CASES)
+def test_arguments_are_streamed_as_they_arrive(tools, writer):
+    text = writer({"name": "get", "arguments": {"text": "word " * 100}})
+    parser = chat_format(None, tools=tools).parser(tools={"get": {"properties": {"text": {"type": "string"}}}})
+    num_pieces = num_chars = 0
+    for char in text[: text.index("word") + 300]:
+        for delta in parser.feed(char):
+            if isinstance(delta, ToolCallArguments):
+                num_pieces += 1
+                num_chars += len(delta.text)
+    assert num_pieces > 250
+    assert num_chars >= 300
+
+
+@pytest.mark.parametrize(("tools", "writer"), CASES)
+def test_an_answer_cut_inside_the_arguments_keeps_what_there_is(parse, tools, writer):
+    text = writer(GET)
+    end = text.index("days")
+    name, arguments = parse(tools, text[:end])
+    assert name == ("call", 0, "get")
+    assert any(json.dumps(ARGUMENTS, ensure_ascii=escaped).startswith(arguments[2]) for escaped in (True, False))
+    assert arguments[2].endswith(', "' if tools != "glm45" else '"')
+
+
+@pytest.mark.parametrize(
+    ("tools", "text"),
+    [
+        ("hermes", "<tool_call>not a call</tool_call>"),
+        ("hermes", '<tool_call>\n["get"]\n</tool_call>'),
+        ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": ' + "1" * 5000 + ', "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "' + "[" * 5000 + '"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "{\\"a\\": ' + "1" * 5000 + '}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "{\\"a\\": "}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {"a": 1}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", '),
+        ("hermes", "I write <tool_cal"),
+        ("hermes", "a </tool_call> alone, a <tool_call/> and <tool_call"),
+        ("llama3", '{"name": "other", "parameters": {}}'),
+        ("llama3", '{"name": "get"}'),
+        ("llama3", '{"name": "get", "age": 3, "parameters": {}}'),
+        ("llama3", '  {"answer": 42}'),
+        ("llama3", 'Well: {"name": "get", "parameters": {}}'),
+        ("llama3", "<|python_tag|>print(1)"),
+        ("llama3", "<|python_t"),
+        ("llama3", "\n"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("mistral", "[TOOL_CALLS][]"),
+        ("mistral", '[TOOL_CALLS] [{"name": 1}]'),
+        ("mistral", "[TOOL_CALLS]get"),
+        ("mistral", '[TOOL_CALLS]two words{"a": 1}'),
+        ("mistral", '[TOOL_CALLS][ARGS]{"a": 1}'),
+        ("mistral", "[TOOL_CALLS]" + "a" * 300 + "{}"),
+        ("mistral", '[{"name": "get", "arguments": {}}]'),
+        ("mistral", "[TOOL_CALL"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜>"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n[1]\n```<｜tool▁call▁end｜>"),
+        ("deepseek_v3", '<｜tool▁call▁begin｜>get<｜tool▁sep｜>{"a": 1}'),
+        ("deepseek_v31", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{"a": 1}\n```'),
+        ("deepseek_v31", '<｜tool▁calls▁begin｜>get{"a": 1}'),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>get<｜tool▁sep｜>"),
+        ("kimi_k2", '<|tool_call_begin|>functions.get<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
+        ("kimi_k2", "<|tool_calls_section_begin|>x<|tool_calls_section_end|>"),
+        ("kimi_k2", '<|tool_call_begin|>functions.get:x<|tool_call_argument_begin|>{"a": 1}'),
+        ("granite", '<|tool_call|>{"name": "get", "arguments": {}}'),
+        ("granite", "<|tool_call|>[1]"),
+        ("granite", "<|tool_call|>" + " " * 300 + '[{"name": "get"}]'),
+        ("phi4_mini", "import functools\nprint(functools)"),
+        ("phi4_mini", "functools[0]"),
+        ("phi4_mini", '[{"name": "get", "arguments": {}}]'),
+        ("glm45", "<tool_call>two words\n<arg_key>a</arg_key>"),
+        ("glm45", "<tool_call></tool_call>"),
+        ("glm45", '<tool_call>{"name": "get"}</tool_call>'),
+        ("glm45", "<tool_call>get"),
+        ("glm45", "<tool_call>" + "a" * 300 + "</tool_call>"),
+        ("glm45", "<arg_key>a</arg_key>"),
+    ],
+)
+def test_what_only_looks_like_a_call_comes_out_as_it_is(parse, tools, text):
+    assert parse(tools, text) == [("content", text)]
+    assert parse(tools, text, cuts=range(len(text))) == [("content", text)]
+
+
+def test_content_is_not_held_back_longer_than_it_may_be_a_mark():
+    parser = chat_format(None, tools="hermes").parser(tools={"get": {"properties": {"text": {"type": "string"}}}})
+    assert [delta.text for delta in parser.feed("a < b <tool")] == ["a < b"]
+    assert [delta.text for delta in parser.feed("s> c")] == [" <tools> c"]
+
+
+def test_an_object_that_is_no_call_is_known_by_its_first_member():
+    parser = chat_format(None, tools="llama3").parser(tools={"get": {"properties": {"text": {"type": "string"}}}})
+    assert parser.feed('{"answer": ') == []
+    assert [delta.text for delta in parser.feed('"4')] == ['{"answer": "4']
+
+
+def test_a_failed_call_does_not_hide_the_next(parse):
+    text = '<tool_call>\n<tool_call>{"name": "get", "arguments": {}}</tool_call>'
+    assert parse("hermes", text) == [("content", "<tool_call>"), ("call", 0, "get"), ("arguments", 0, "{}")]
+    text = '[TOOL_CALLS] none [TOOL_CALLS]get{"a": 1}'
+    assert parse("mistral", text) == [
+        ("content", "[TOOL_CALLS] none"),
+        ("call", 0, "get"),
+        ("arguments", 0, '{"a": 1}'),
+    ]
+
+
+def test_members_may_come_in_any_order_and_others_are_passed_over(parse):
+    text = '<tool_call>{"id": "x", "arguments": {"a": [1]}, "why": ["b"], "name": "get"}</tool_call>'
+    assert parse("hermes", text) == [("call", 0, "get"), ("arguments", 0, '{"a": [1]}')]
+    text = '{"type": "function", "parameters": {"a": 1}, "name": "get"}'
+    assert parse("llama3", text) == [("call", 0, "get"), ("arguments", 0, '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('"arguments": "{\\"a\\": 1}"', '{"a": 1}'),
+        ('"arguments": ""', "{}"),
+        ('"arguments": null', "{}"),
+        ('"other": 1', "{}"),
+        ('"arguments": {"a": "two\nlines\t"}', '{"a": "two\\nlines\\t"}'),
+    ],
+)
+def test_arguments_that_models_write_otherwise_are_still_an_object(parse, written, meant):
+    for text in (
+        f'<tool_call>{{"name": "get", {written}}}</tool_call>',
+        f'<tool_call>{{{written}, "name": "get"}}</tool_call>',
+    ):
+        call, (_, _, arguments) = parse("hermes", text)
+        assert call == ("call", 0, "get")
+        assert json.loads(arguments) == json.loads(meant)
+
+
+def test_a_forgotten_closing_mark_ends_nothing_but_the_call(parse):
+    text = '<tool_call>{"name": "get", "arguments": {}}\n<tool_call>{"name": "put", "arguments": {}}</tool_ca'
+    assert [part for part in parse("hermes", text) if part[0] != "arguments"] == [
+        ("call", 0, "get"),
+        ("call", 1, "put"),
+    ]
+
+
+@pytest.mark.parametrize(("tools", "writer"), ANYWHERE)
+def test_the_space_before_a_call_goes_even_if_nothing_follows(parse, tools, writer):
+    text = "Words.\n\n" + writer(GET)
+    for end in (text.index("days"), len(text)):
+        assert [part[0] for part in parse(tools, text[:end])] == ["content", "call", "arguments"]
+
+
+@pytest.mark.parametrize(
+    ("between", "is_call"),
+    [(" " * 150, True), (" " * 199, True), (" " * 200, False), (" " * 300, False), ("\n", True)],
+)
+@pytest.mark.parametrize("call", ['[{"name": "get", "arguments": {}}]', '{"a": 1}'])
+def test_mistrals_call_must_begin_soon_after_its_mark(parse, between, is_call, call):
+    text = "[TOOL_CALLS]" + (between + call if call.startswith("[") else f"get{between[3:]}{call}")
+    for cuts in ((), range(len(text)), (12, 211, 212)):
+        parts = parse("mistral", text, cuts=cuts)
+        assert (parts[0] == ("call", 0, "get")) == is_call
+        assert is_call or parts == [("content", text)]
+
+
+def test_after_its_tag_llama_may_call_what_was_not_offered(parse):
+    assert parse("llama3", ' <|python_tag|>{"name": "new"}')[0] == ("call", 0, "new")
+
+
+IDS = {"hermes": r"call_[0-9a-f]{24}", "mistral": r"[A-Za-z0-9]{9}", "kimi_k2": r"functions\.put:\d+"}
+
+
+@pytest.mark.parametrize(("tools", "pattern"), IDS.items())
+def test_each_call_has_an_id_of_its_own_in_the_form_templates_take(tools, pattern):
+    parser = chat_format(None, tools=tools).parser(tools={"get": {"properties": {"text": {"type": "string"}}}})
+    text = WRITERS[tools][0](*[PUT] * 20)
+    ids = [delta.call_id for delta in parser.feed(text) if isinstance(delta, ToolCallStart)]
+    assert len(set(ids)) == 20
+    assert all(re.fullmatch(pattern, call_id) for call_id in ids)
+
+
+def test_special_tokens_are_left_out_but_for_the_marks(parse):
+    special = ["<s>", "</s>", "[TOOL_CALLS]", "[ARGS]", "[INST]", "[control_8]"]
+    text = '<s>Yes[INST].[TOOL_CALLS]get[ARGS]{"a": 1}</s>'
+    assert parse("mistral", text, special_tokens=special) == [
+        ("content", "Yes."),
+        ("call", 0, "get"),
+        ("arguments", 0, '{"a": 1}'),
+    ]
+    assert parse("mistral", text, names=(), special_tokens=special) == [("content", 'Yes.get{"a": 1}')]
+    assert parse("mistral", "half a </", special_tokens=special) == [("content", "half a </")]

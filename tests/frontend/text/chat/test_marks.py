@@ -1,0 +1,54 @@
+"""Marks are found at the same places however a text is cut, and nothing else is held back."""
+
+import random
+
+import pytest
+
+from frontend.text.chat.hidden import HiddenTexts
+from frontend.text.chat.marks import Found, mark_finder
+
+
+def test_the_leftmost_mark_is_found_and_of_several_there_the_longest():
+    finder = mark_finder(frozenset({"<s>", "<s>x", "ab"}))
+    assert finder.find("1<s>x2") == Found("1", "<s>x", "2")
+    assert finder.find("1<s>2") == Found("1", "<s>", "2")
+    assert finder.find("1ab<s>x") == Found("1", "ab", "<s>x")
+
+
+def test_what_may_become_a_mark_is_held_back_and_nothing_else():
+    finder = mark_finder(frozenset({"<s>", "<s>x"}))
+    assert finder.find("1<s>") == Found("1", None, "<s>")
+    assert finder.find("1<") == Found("1", None, "<")
+    assert finder.find("1<t") == Found("1<t", None, "")
+    assert finder.find_at_end("1<s>") == Found("1", "<s>", "")
+
+
+def test_no_marks_are_never_found():
+    assert mark_finder(frozenset()).find("any <s>") == Found("any <s>", None, "")
+
+
+def without(marks, text):
+    """The text without its marks, one after another from the left, of several the longest."""
+    result, position = [], 0
+    while position < len(text):
+        here = [mark for mark in marks if text.startswith(mark, position)]
+        if here:
+            position += len(max(here, key=len))
+        else:
+            result.append(text[position])
+            position += 1
+    return "".join(result)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_hidden_texts_are_left_out_however_the_text_is_cut(seed):
+    rng = random.Random(seed)
+    for _ in range(30):
+        marks = {"".join(rng.choice("ab<") for _ in range(rng.randrange(1, 5))) for _ in range(rng.randrange(1, 4))}
+        text = "".join(rng.choice("ab<c") for _ in range(rng.randrange(30)))
+        hidden, parts, start = HiddenTexts(mark_finder(frozenset(marks))), [], 0
+        for stop in sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(8))):
+            parts.append(hidden.feed(text[start:stop]))
+            start = stop
+        parts += [hidden.feed(text[start:]), hidden.finish()]
+        assert "".join(parts) == without(marks, text), (marks, text)

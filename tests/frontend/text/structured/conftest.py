@@ -1,0 +1,70 @@
+import random
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
+from frontend.text.sampling_defaults import SamplingDefaults
+from frontend.text.served_model import ServedModel
+from frontend.text.structured.trial import parser_limits
+from frontend.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def model():
+    """A model with one token per byte."""
+    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    yield ServedModel(
+        name="fake",
+        weights_revision="none",
+        max_model_len=4096,
+        vocab_size=VOCAB_SIZE,
+        end_token_ids=(END_TOKEN_ID,),
+        max_logprobs=20,
+        tokenizer=tokenizer,
+        defaults=SamplingDefaults(),
+    )
+    tokenizer.close()
+
+
+@pytest.fixture(scope="session")
+def draw():
+    """draw(grammar, rng) -> a text that keeps to the grammar, each byte drawn evenly; None: it had no end in time.
+
+    The independent side of it is the library's mask; what is tested is what the grammar says.
+    """
+    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    texts = [tokenizer.token_bytes(token_id) for token_id in range(END_TOKEN_ID)]
+    vocabulary = LLTokenizer(tokenizer.to_json(), n_vocab=VOCAB_SIZE, eos_token=[END_TOKEN_ID])
+    tokenizer.close()
+
+    def make(grammar: str, rng: random.Random, max_tokens: int = 1000) -> str | None:
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
+        written = b""
+        for _ in range(max_tokens):
+            mask = matcher.compute_bitmask()
+            token_id = rng.choice([i for i in range(END_TOKEN_ID + 1) if mask[i // 8] >> i % 8 & 1])
+            if token_id == END_TOKEN_ID:
+                return written.decode()
+            assert matcher.consume_token(token_id)
+            written += texts[token_id]
+        return None
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def keeps_to():
+    """keeps_to(grammar, text) -> whether the text is one that the grammar allows."""
+    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    ids = {tokenizer.token_bytes(token_id): token_id for token_id in range(END_TOKEN_ID)}
+    vocabulary = LLTokenizer(tokenizer.to_json(), n_vocab=VOCAB_SIZE, eos_token=[END_TOKEN_ID])
+    tokenizer.close()
+
+    def check(grammar: str, text: str) -> bool:
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
+        assert not matcher.is_error(), matcher.get_error()
+        token_ids = [ids[bytes([byte])] for byte in text.encode()]
+        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+    return check

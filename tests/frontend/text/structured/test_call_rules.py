@@ -1,0 +1,237 @@
+"""Calls that an answer must make: whatever is drawn under their rules, the format's own parser reads as such calls."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+
+from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
+from frontend.text.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
+from frontend.text.chat.families import CALL_FAMILIES
+from frontend.text.structured.grammars import grammar_of
+from frontend.text.structured.output_format import FormKind
+
+TOOLS = [
+    CallableTool(
+        "get_weather",
+        {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 9}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    ),
+    CallableTool("a.b-c", {"properties": {"unit": {"enum": ["C", "F"]}}, "additionalProperties": False}),
+]
+TEMPLATES = {
+    "hermes": "<tool_call>",
+    "llama3": '<|start_header_id|> "parameters"',
+    "mistral": "[TOOL_CALLS]",
+    "mistral with names": "[TOOL_CALLS] [ARGS]",
+    "deepseek_v3": "<｜tool▁sep｜> ```json",
+    "deepseek_v31": "<｜tool▁sep｜>",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "granite": "<|tool_call|>",
+    "phi4_mini": "functools[",
+    "glm45": "<arg_key>",
+    "harmony": "<|channel|> <|message|>",
+}
+ONE_CALL_ONLY = {"harmony"}  # a call ends the answer
+
+
+def no_special_tokens(text: str) -> None:
+    return None
+
+
+def grammar(style, *, one_only=False, token_id=no_special_tokens):
+    rules = chat_format(TEMPLATES[style]).call_rules(TOOLS, token_id, one_only=one_only)
+    parts = {
+        "lark": f"start: calls\n{rules.lark}",
+        "schemas": rules.schemas,
+        "closed": list(rules.schemas),
+        "places": {},
+    }
+    return grammar_of(FormKind.PARTS, json.dumps(parts))
+
+
+def calls_in(style, text):
+    """(name, arguments) of the calls that the parser of the format finds; nothing else may be in the text."""
+    parser = chat_format(TEMPLATES[style]).parser(tools={tool.name: tool.parameters for tool in TOOLS})
+    calls = []
+    for delta in [*parser.feed(text), *parser.finish()]:
+        match delta:
+            case ToolCallStart():
+                calls.append([delta.name, ""])
+            case ToolCallArguments():
+                calls[-1][1] += delta.text
+            case _:
+                pytest.fail(f"{delta} is no call")
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("one_only", [True, False])
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_whatever_is_drawn_is_read_as_calls_with_valid_arguments(style, one_only, draw):
+    rng = random.Random(style)
+    texts = [draw(grammar(style, one_only=one_only), rng, max_tokens=2000) for _ in range(20)]
+    parameters = {tool.name: tool.parameters for tool in TOOLS}
+    numbers = []
+    for text in filter(None, texts):
+        calls = calls_in(style, text)
+        numbers.append(len(calls))
+        for name, arguments in calls:
+            assert isinstance(arguments, dict)
+            jsonschema.Draft202012Validator(parameters[name]).validate(arguments)
+    assert len(numbers) >= 15
+    assert (set(numbers) == {1}) if one_only or style in ONE_CALL_ONLY else (min(numbers) == 1 < max(numbers))
+
+
+ONE = {
+    "hermes": '<tool_call>\n{"name": "a.b-c", "arguments": {"unit": "C"}}\n</tool_call>',
+    "llama3": '{"name": "a.b-c", "parameters": {"unit": "C"}}',
+    "mistral": '[TOOL_CALLS][{"name": "a.b-c", "arguments": {"unit": "C"}}]',
+    "mistral with names": '[TOOL_CALLS]a.b-c[ARGS]{"unit": "C"}',
+    "deepseek_v3": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>a.b-c\n```json\n{"unit": "C"}\n```'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a.b-c<｜tool▁sep｜>{"unit": "C"}<｜tool▁call▁end｜>'
+    "<｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.a.b-c:0<|tool_call_argument_begin|>"
+    '{"unit": "C"}<|tool_call_end|><|tool_calls_section_end|>',
+    "granite": '<|tool_call|>[{"name": "a.b-c", "arguments": {"unit": "C"}}]',
+    "phi4_mini": 'functools[{"name": "a.b-c", "arguments": {"unit": "C"}}]',
+    "glm45": "<tool_call>a.b-c\n<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n</tool_call>",
+    "harmony": '<|channel|>commentary to=functions.a.b-c <|constrain|>json<|message|>{"unit": "C"}',
+}
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_rules_allow_the_form_as_models_write_it(style, keeps_to):
+    assert keeps_to(grammar(style), ONE[style])
+    assert not keeps_to(grammar(style), "Well. " + ONE[style])
+    assert not keeps_to(grammar(style), ONE[style].replace("a.b-c", "b.b-c"))
+    assert not keeps_to(grammar(style), ONE[style].replace("C", "K"))
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_two_calls_are_allowed_unless_one_is_all(style, keeps_to):
+    if style in ONE_CALL_ONLY or "llama" in style:
+        return
+    if style == "glm45":
+        text = "\n".join([ONE[style]] * 2)
+    else:
+        family = CALL_FAMILIES[style.replace(" with ", "_")]
+        one = ONE[style].removeprefix(family.before).removesuffix(family.after)
+        text = family.before + family.between.join([one, one]) + family.after
+    assert keeps_to(grammar(style), text)
+    assert not keeps_to(grammar(style, one_only=True), text)
+    assert len(calls_in(style, text)) == 2
+
+
+def test_texts_of_glm_are_held_to_what_can_be_said_of_a_text(keeps_to):
+    names = {"a": {"type": "string", "minLength": 2, "maxLength": 3}, "b": {"type": "string"}, "c": {"const": "x<y"}}
+    others = {"d": {"$ref": "#/$defs/d"}, "e": {"type": ["integer", "null"]}}
+    parameters = {"$defs": {"d": {"enum": [1, 2]}}, "properties": {**names, **others}, "required": ["b", "f"]}
+    rules = chat_format(TEMPLATES["glm45"]).call_rules(
+        [CallableTool("f", parameters)], no_special_tokens, one_only=True
+    )
+    parts = {
+        "lark": f"start: calls\n{rules.lark}",
+        "schemas": rules.schemas,
+        "closed": list(rules.schemas),
+        "places": {},
+    }
+    held = grammar_of(FormKind.PARTS, json.dumps(parts))
+
+    def call(**arguments):
+        written = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()]
+        return f"<tool_call>f\n{''.join(written)}</tool_call>"
+
+    for arguments in ({}, {"a": "xy"}, {"c": "x<y"}, {"d": "2", "e": "null"}, {"b": "two\nlines <b>"}):
+        assert keeps_to(held, call(**dict(sorted({"b": "t", "f": "[1]", **arguments}.items()))))
+    for arguments in ({"a": "x"}, {"a": "wxyz"}, {"c": "y"}, {"d": "3"}, {"e": "x"}, {"f": "x"}, {"g": "1"}):
+        assert not keeps_to(held, call(**dict(sorted({"b": "t", "f": "[1]", **arguments}.items()))))
+    assert not keeps_to(held, call(b="t"))
+
+
+def test_harmony_reasons_before_calls_and_announces_a_final_message(keeps_to):
+    harmony, prompt = chat_format(TEMPLATES["harmony"]), "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+    thought = "<|channel|>analysis<|message|>2 < 3<|end|><|start|>assistant"
+    answer = grammar_of(FormKind.REGEX, "[a-z]+", harmony.before_answer(prompt, no_special_tokens))
+    for text in ("<|channel|>final<|message|>so", thought + "<|channel|>final<|message|>so"):
+        assert keeps_to(answer, text)
+    for text in ("so", thought + "so", thought + "<|channel|>final<|message|>1"):
+        assert not keeps_to(answer, text)
+    rules = harmony.call_rules(TOOLS, no_special_tokens, one_only=False)
+    parts = {"lark": f"start: calls | {harmony.answer_start(no_special_tokens)} @answer\n{rules.lark}"}
+    schemas = {**rules.schemas, "answer": {"type": "integer"}}
+    text = json.dumps({**parts, "schemas": schemas, "closed": [], "places": {}})
+    either = grammar_of(FormKind.PARTS, text, harmony.before_calls(prompt, no_special_tokens))
+    for text in (ONE["harmony"], thought + ONE["harmony"], thought + "<|channel|>final<|message|>12"):
+        assert keeps_to(either, text)
+    assert not keeps_to(either, "12")
+    inside = prompt + "<|channel|>final<|message|>So "
+    assert harmony.before_answer(inside, no_special_tokens) == ""
+
+
+def test_marks_that_are_special_tokens_are_tokens():
+    ids = {"[TOOL_CALLS]": 5, "[ARGS]": 9}
+    rules = chat_format(TEMPLATES["mistral with names"]).call_rules(TOOLS, ids.get, one_only=True)
+    assert "<[5]>" in rules.lark
+    assert "<[9]>" in rules.lark
+    assert "TOOL" not in rules.lark
+
+
+THINKS = "</think>"
+
+
+def before(prompt, token_id=no_special_tokens):
+    rules = chat_format(THINKS).before_answer(prompt, token_id)
+    return grammar_of(FormKind.REGEX, "[a-z ]{1,9}", rules)
+
+
+def test_reasoning_may_be_left_out_unless_the_prompt_has_opened_it(keeps_to):
+    for text in ("so", "<think>hm</think>so", "<think>\n2 < 3\n</think>\n\nso"):
+        assert keeps_to(before("hi"), text)
+    for text in ("<think>hm", "hm</think>so", "<think>hm</think>So"):
+        assert not keeps_to(before("hi"), text)
+    for text in ("hm</think>so", "\n2 < 3\n</think>\n\nso"):
+        assert keeps_to(before("hi<think>\n"), text)
+    for text in ("so", "hm</think>So", "hm"):
+        assert not keeps_to(before("hi<think>\n"), text)
+
+
+@pytest.fixture
+def special_vocabulary():
+    """One token per byte, and two marks that are special tokens."""
+    tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer_files()["tokenizer.json"].decode())
+    marks = ["<think>", "</think>"]
+    tokenizer.add_special_tokens(marks)
+    vocabulary = LLTokenizer(tokenizer.to_str(), eos_token=[END_TOKEN_ID])
+    return vocabulary, {mark: tokenizer.token_to_id(mark) for mark in marks}
+
+
+def accepts(vocabulary, grammar, token_ids):
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def test_marks_of_reasoning_may_be_special_tokens(special_vocabulary):
+    vocabulary, ids = special_vocabulary
+    thinks = chat_format(THINKS)
+    opened = grammar_of(FormKind.REGEX, "ab", thinks.before_answer("<think>", ids.get))
+    free = grammar_of(FormKind.REGEX, "ab", thinks.before_answer("", ids.get))
+    opening, closing = ids["<think>"], ids["</think>"]
+    hm, answer = vocabulary.tokenize_str("hm"), vocabulary.tokenize_str("ab")
+    assert accepts(vocabulary, opened, [*hm, closing, *answer])
+    assert accepts(vocabulary, opened, [closing, *answer])
+    assert not accepts(vocabulary, opened, answer)
+    assert accepts(vocabulary, free, answer)
+    assert accepts(vocabulary, free, [opening, *hm, closing, *answer])
+    assert not accepts(vocabulary, free, [*hm, closing, *answer])
+
+
+def test_no_reasoning_no_rules():
+    assert chat_format("").before_answer("hi", no_special_tokens) == ""

@@ -1,0 +1,280 @@
+"""The compiler with its real worker processes: whatever a form does to one, the others get their grammars."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from frontend.errors import InvalidRequest, QueueFull, ServerDraining
+from frontend.text.isolated.process import JobLimits
+from frontend.text.structured.compiler import MAX_WAITING, GrammarCompiler
+from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.text.tokenizer import Tokenizer
+
+FIELD = "spec.structured_output.json_schema"
+ENDLESS = {"type": "integer", "multipleOf": 1_000_003}
+"""Its automaton has a state for every remainder: seconds and hundreds of megabytes."""
+
+
+def schema(value) -> OutputForm:
+    return OutputForm(FormKind.JSON_SCHEMA, json.dumps(value), FIELD)
+
+
+def good(number: int = 0) -> OutputForm:
+    return schema({"const": number})
+
+
+@pytest.fixture
+async def make_compiler():
+    compilers = []
+
+    def make(timeout_s=20.0, memory_bytes=1 << 30):
+        compilers.append(GrammarCompiler(JobLimits(timeout_s, memory_bytes)))
+        return compilers[-1]
+
+    yield make
+    for compiler in compilers:
+        await compiler.stop()
+        assert compiler.num_jobs == 0
+    assert not worker_ids(), "workers are left"
+
+
+def worker_ids() -> set[int]:
+    """The workers of this process, as the system lists them."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            parent = (status.parent / "stat").read_text().rpartition(")")[2].split()[1]
+            if b"frontend.text.structured.worker" in status.read_bytes() and int(parent) == _own_id():
+                found.add(int(status.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def _own_id() -> int:
+    return int(Path("/proc/self").resolve().name)
+
+
+async def refusal(compiler, form, model) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        await compiler.compile(form, model)
+    assert caught.value.field == form.field
+    return caught.value.message
+
+
+async def test_form_becomes_grammar_and_workers_start_with_the_first(make_compiler, model):
+    compiler = make_compiler()
+    assert not worker_ids()
+    grammar = json.loads(await compiler.compile(good(7), model))
+    assert grammar["grammars"][0]["json_schema"]["const"] == 7
+    assert len(worker_ids()) == 1
+    await compiler.compile(good(8), model)
+    assert len(worker_ids()) == 1, "the idle one does it"
+
+
+async def test_folder_of_the_same_name_where_the_server_was_started_is_not_run(
+    make_compiler, model, tmp_path, monkeypatch
+):
+    theirs = tmp_path / "frontend"
+    theirs.mkdir()
+    (theirs / "__init__.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    assert await make_compiler().compile(good(), model)
+
+
+async def test_tokenizer_is_written_out_once_for_all_workers(make_compiler, model, monkeypatch):
+    written = []
+    to_json = Tokenizer.to_json
+    monkeypatch.setattr(Tokenizer, "to_json", lambda tokenizer: written.append(1) or to_json(tokenizer))
+    compiler = make_compiler()
+    await compiler.compile(good(1), model)
+    compiler._pool._idle[0].process._process.kill()
+    await compiler._pool._idle[0].process._process.wait()
+    await compiler.compile(good(2), model)
+    assert written == [1]
+
+
+async def test_refusal_names_field_and_cause_and_leaves_the_worker(make_compiler, model):
+    compiler = make_compiler()
+    message = await refusal(compiler, schema({"not": {"type": "null"}}), model)
+    assert message == "json_schema cannot be served: a schema cannot be held to with not: not supported"
+    before = worker_ids()
+    await compiler.compile(good(), model)
+    assert worker_ids() == before
+
+
+async def test_form_that_takes_too_long_ends_its_worker_in_time(make_compiler, model, monkeypatch):
+    monkeypatch.setattr("frontend.text.isolated.process._LATE_S", 30)  # the worker does it itself
+    compiler = make_compiler(timeout_s=0.5)
+    await compiler.compile(good(), model)
+    (before,) = worker_ids()
+    began_s = time.monotonic()
+    assert "takes more than 0.5 s" in await refusal(compiler, schema(ENDLESS), model)
+    assert time.monotonic() - began_s < 10
+    assert before not in worker_ids()
+    await compiler.compile(good(1), model)
+
+
+async def test_worker_that_does_not_end_itself_is_killed(make_compiler, model, monkeypatch):
+    monkeypatch.setattr("frontend.text.isolated.process._LATE_S", -1.0)
+    compiler = make_compiler(timeout_s=1.5)
+    assert "takes more than 1.5 s" in await refusal(compiler, schema(ENDLESS), model)
+    assert not worker_ids()
+
+
+async def test_form_that_takes_too_much_memory_is_refused(make_compiler, model):
+    compiler = make_compiler(memory_bytes=32 << 20)
+    assert "takes more than 32 MiB of memory" in await refusal(compiler, schema(ENDLESS), model)
+    await compiler.compile(good(), model)
+
+
+async def test_form_that_makes_the_library_crash_is_refused(make_compiler, model):
+    compiler = make_compiler()
+    crashing = schema({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)})  # llguidance 1.9.1: SIGSEGV
+    assert "ends its process (status -11)" in await refusal(compiler, crashing, model)
+    await compiler.compile(good(), model)
+
+
+async def test_model_whose_tokens_are_not_bytes_has_no_forms(make_compiler, model):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
+    tokenizer = Tokenizer.from_files({"tokenizer.json": words.to_str().encode()})
+    odd = dataclasses.replace(model, tokenizer=tokenizer, vocab_size=2, end_token_ids=(1,))
+    assert "tokenizer cannot be used" in await refusal(make_compiler(), good(), odd)
+    tokenizer.close()
+
+
+async def test_others_are_served_beside_a_form_that_takes_too_long(make_compiler, model, monkeypatch):
+    monkeypatch.setattr("frontend.text.isolated.process._LATE_S", 60)
+    compiler = make_compiler(timeout_s=2.0)
+    await compiler.compile(good(), model)
+    (held,) = worker_ids()
+    os.kill(held, signal.SIGSTOP)  # however long the others take, it is not done
+    slow = asyncio.create_task(refusal(compiler, schema(ENDLESS), model))
+    while compiler._pool._idle:  # it takes this one
+        await asyncio.sleep(0)
+    for number in range(1, 6):
+        await compiler.compile(good(number), model)
+    assert len(worker_ids()) == 2
+    assert not slow.done()
+    os.kill(held, signal.SIGCONT)
+    assert "takes more than 2 s" in await slow
+
+
+async def test_worker_that_was_killed_while_idle_is_replaced(make_compiler, model):
+    compiler = make_compiler()
+    await compiler.compile(good(), model)
+    (before,) = worker_ids()
+    compiler._pool._idle[0].process._process.kill()
+    await compiler._pool._idle[0].process._process.wait()
+    await compiler.compile(good(1), model)
+    assert worker_ids() not in (set(), {before})
+
+
+async def test_signals_to_a_whole_group_end_no_worker(make_compiler, model):
+    """The frontend says when it is over: what it drains still needs forms."""
+    compiler = make_compiler()
+    await compiler.compile(good(), model)
+    before = worker_ids()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        compiler._pool._idle[0].process._process.send_signal(number)
+    await compiler.compile(good(1), model)
+    assert worker_ids() == before
+
+
+async def test_equal_forms_are_compiled_once_and_kept(make_compiler, model):
+    compiler = make_compiler()
+    first = [asyncio.create_task(compiler.compile(good(), model)) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert compiler.num_jobs == 1
+    assert len(set(await asyncio.gather(*first))) == 1
+    compiler._pool._idle[0].process._process.kill()  # from here on only what is kept can be had at once
+    assert await compiler.compile(good(), model) == first[0].result()
+
+
+async def test_refusals_are_kept(make_compiler, model, monkeypatch):
+    compiler = make_compiler(timeout_s=0.5)
+    forms = schema({"not": {"type": "null"}}), schema(ENDLESS)
+    messages = [await refusal(compiler, form, model) for form in forms]
+    monkeypatch.setattr(compiler, "_compiled", None)  # from here on there is only what is kept
+    assert [await refusal(compiler, form, model) for form in forms] == messages
+
+
+async def test_another_model_gets_workers_of_its_own(make_compiler, model):
+    compiler = make_compiler()
+    await compiler.compile(good(), model)
+    (before,) = worker_ids()
+    await compiler.compile(good(), dataclasses.replace(model, end_token_ids=(255,)))
+    assert worker_ids() not in (set(), {before})
+
+
+async def test_too_many_forms_are_refused_until_there_is_room(make_compiler, model):
+    compiler = make_compiler()
+    tasks = [asyncio.create_task(compiler.compile(good(number), model)) for number in range(MAX_WAITING + 2)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull) as caught:
+        await compiler.compile(good(-1), model)
+    assert caught.value.retry_after_s == 20
+    joined = asyncio.create_task(compiler.compile(good(3), model))  # what is under way costs nothing more
+    await asyncio.gather(*tasks, joined)
+    await compiler.compile(good(-1), model)
+
+
+async def test_form_that_nobody_waits_for_is_not_begun(make_compiler, model):
+    compiler = make_compiler()
+    slow = [asyncio.create_task(compiler.compile(schema({**ENDLESS, "title": str(i)}), model)) for i in range(2)]
+    waiting = asyncio.create_task(compiler.compile(good(), model))
+    while not all(job.has_begun for job in list(compiler._jobs.values())[:2]) or compiler.num_jobs < 3:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert compiler.num_jobs == 2
+    again = asyncio.create_task(compiler.compile(good(), model))  # a new request is not cancelled with the old one
+    await asyncio.sleep(0)
+    assert compiler.num_jobs == 3
+    for task in (*slow, again):
+        task.cancel()
+    await asyncio.gather(*slow, again, return_exceptions=True)
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+async def test_request_does_not_join_a_form_that_is_given_up(make_compiler, model, num_turns):
+    """However many turns of the loop lie between the cancellation and the next request with the same form."""
+    compiler = make_compiler(timeout_s=1.0)
+    slow = [asyncio.create_task(refusal(compiler, schema({**ENDLESS, "title": str(i)}), model)) for i in range(2)]
+    while compiler.num_jobs < 2:
+        await asyncio.sleep(0)
+    waiting = asyncio.create_task(compiler.compile(good(), model))
+    while compiler.num_jobs < 3:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    assert await compiler.compile(good(), model)
+    await asyncio.gather(*slow)
+
+
+async def test_cancelled_request_leaves_the_others_their_grammar(make_compiler, model):
+    compiler = make_compiler()
+    tasks = [asyncio.create_task(compiler.compile(good(), model)) for _ in range(2)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    assert await tasks[1]
+
+
+async def test_stopping_tells_who_waits(make_compiler, model):
+    compiler = make_compiler()
+    waiting = asyncio.create_task(compiler.compile(schema(ENDLESS), model))
+    while not worker_ids():
+        await asyncio.sleep(0)
+    await compiler.stop()
+    with pytest.raises(ServerDraining):
+        await waiting

@@ -1,0 +1,122 @@
+"""Schemas in words that the library does not know: rewritten to mean the same, or refused with their place."""
+
+import copy
+import json
+import random
+
+import jsonschema
+import pytest
+
+from frontend.text.structured.grammars import grammar_of
+from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.schema_rules import servable
+
+CAT = {"type": "object", "properties": {"kind": {"const": "cat", "default": "cat"}}, "additionalProperties": False}
+DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "n": {"type": "null"}}, "additionalProperties": False}
+
+REWRITTEN = {
+    "format of a path": {"type": "string", "format": "path", "maxLength": 4},
+    "format of an integer": {"type": "integer", "format": "int32", "maximum": 9, "minimum": 0},
+    "format of nothing": {"format": "byte", "enum": ["a"]},
+    "what is never there": {"type": "object", "properties": {"a": {"not": {}}, "b": {"type": "null"}}}
+    | {"additionalProperties": {"not": {}}},
+    "any names": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}}
+    | {"maxProperties": 2},
+    "names of an enum": {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"const": 1}},
+    "names of an enum that are required": {"type": "object", "propertyNames": {"type": "string", "enum": ["a", "b"]}}
+    | {"additionalProperties": {"const": 1}, "required": ["a", "b"]},
+    "names of an enum by reference": {"$defs": {"n": {"enum": ["a", "b"], "title": "N"}}, "type": "object"}
+    | {"propertyNames": {"$ref": "#/$defs/n"}, "additionalProperties": {"const": 1}},
+    "names of a pattern": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[ab]$"},
+        "additionalProperties": {"const": 1},
+    }
+    | {"maxProperties": 1},
+    "models with a discriminator": {"oneOf": [CAT, DOG], "discriminator": {"propertyName": "kind"}},
+    "decimal as a text": {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", "maxLength": 6},
+    "time of the day": {"type": "string", "format": "time"},
+}
+
+
+@pytest.mark.parametrize("case", REWRITTEN)
+def test_what_is_drawn_satisfies_the_schema_as_it_was(case, draw):
+    schema = REWRITTEN[case]
+    grammar, rng = grammar_of(FormKind.JSON_SCHEMA, json.dumps(schema)), random.Random(case)
+    texts = [text for _ in range(20) if (text := draw(grammar, rng, max_tokens=300)) is not None]
+    assert len(texts) >= 5
+    for text in texts:
+        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+        jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
+
+
+def test_time_has_no_leap_second(keeps_to):
+    for kind, text in (("time", "23:59:60Z"), ("date-time", "2016-12-31T23:59:60Z")):
+        grammar = grammar_of(FormKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind}))
+        assert not keeps_to(grammar, f'"{text}"')
+        assert keeps_to(grammar, f'"{text.replace("60Z", "59Z")}"')
+
+
+def test_email_of_zod_keeps_to_its_pattern(keeps_to):
+    pattern = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    grammar = grammar_of(FormKind.JSON_SCHEMA, json.dumps({"type": "string", "pattern": pattern}))
+    validator = jsonschema.Draft202012Validator({"pattern": pattern})
+    for text in (
+        "a@b.de",
+        "a.b@c.de",
+        "o'b+c-d@x-y.co.uk",
+        ".a@b.de",
+        "a..b@c.de",
+        "a.@b.de",
+        "a'@b.de",
+        "a@b",
+        "@b.de",
+    ):
+        assert keeps_to(grammar, json.dumps(text)) == validator.is_valid(text), text
+
+
+PLACES = {
+    "properties.seats.uniqueItems": {"properties": {"seats": {"type": "array", "uniqueItems": True}}},
+    "properties.a.items.not": {"properties": {"a": {"items": {"not": {"type": "null"}}}}},
+    "anyOf[1].minProperties": {"anyOf": [{}, {"minProperties": 3}]},
+    "$defs.x y.contains": {"$defs": {"x y": {"contains": {}}}, "items": {"$ref": "#/$defs/x%20y"}},
+    "additionalProperties.if": {"additionalProperties": {"if": {}, "then": {}}},
+    "prefixItems[0].propertyNames": {"prefixItems": [{"propertyNames": {"minLength": 1}}]},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_refusal_names_the_place(place):
+    with pytest.raises(FormError) as caught:
+        servable(copy.deepcopy(PLACES[place]))
+    assert str(caught.value).startswith(f"{place}: a schema cannot be held to with {place.rpartition('.')[2]}")
+
+
+def test_definition_that_nothing_refers_to_has_no_effect():
+    assert servable({"$defs": {"a": {"not": {"type": "null"}}}, "type": "null"})
+
+
+KEYWORDS = ("type", "items", "properties", "required", "enum", "allOf", "anyOf", "oneOf", "$ref", "not", "uniqueItems")
+KEYWORDS += ("propertyNames", "discriminator", "format", "pattern", "additionalProperties", "minProperties", "maxItems")
+KEYWORDS += ("minItems", "prefixItems", "$defs", "minimum", "maximum", "const", "patternProperties")
+
+
+def nonsense(rng, depth=0):
+    kind = rng.randrange(10 if depth < 4 else 6)
+    if kind < 6:
+        return rng.choice([True, False, None, 0, 1, 2.5, "array", "string", "a", "#", "#/$defs/a", [], {}])
+    if kind == 6:
+        return [nonsense(rng, depth + 1) for _ in range(rng.randrange(4))]
+    return {rng.choice([*KEYWORDS, "a"]): nonsense(rng, depth + 1) for _ in range(rng.randrange(6))}
+
+
+@pytest.mark.parametrize("kind", [FormKind.JSON_SCHEMA, FormKind.STRICT_JSON_SCHEMA])
+@pytest.mark.parametrize("seed", range(20))
+def test_nonsense_is_taken_or_refused_and_nothing_else(kind, seed):
+    rng = random.Random(seed)
+    for _ in range(100):
+        schema = {rng.choice(KEYWORDS): nonsense(rng) for _ in range(rng.randrange(1, 8))}
+        try:
+            grammar_of(kind, json.dumps(schema))
+        except FormError:
+            continue

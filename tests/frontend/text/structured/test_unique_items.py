@@ -1,0 +1,90 @@
+"""Arrays of distinct items: all that are listed are valid, and few enough values are listed in every order."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from frontend.text.structured.grammars import grammar_of
+from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.unique_items import MAX_ARRAYS, NotEnumerable, distinct_arrays
+
+LETTERS = [{"enum": list("abcdefghijklmnopqrstuvwxyz"[:number])} for number in range(27)]
+
+
+def unique(items, **others):
+    return {"type": "array", "items": items, "uniqueItems": True, **others}
+
+
+DRAWN = {
+    "enum": unique(LETTERS[3]),
+    "enum in an order of its own": unique(LETTERS[8]),
+    "bounds": unique(LETTERS[12], minItems=1, maxItems=2),
+    "numbers that are equal": unique({"enum": [1, 1.0, True, "1", 2]}),
+    "range": unique({"type": "integer", "minimum": -1, "exclusiveMaximum": 4}, maxItems=3),
+    "booleans": unique({"type": "boolean"}, minItems=2),
+    "reference": {"$defs": {"e": {"type": "string", "enum": ["x", "y"]}}, **unique({"$ref": "#/$defs/e"})},
+    "alternatives": unique({"anyOf": [{"const": None}, {"type": "boolean", "title": "B"}]}),
+    "one reference": {"$defs": {"e": {"const": 1}}, **unique({"allOf": [{"$ref": "#/$defs/e"}], "default": 1})},
+    "at most one": unique({"type": "string", "maxLength": 3}, maxItems=1),
+    "or null": unique({"type": "boolean"}, type=["array", "null"]),
+    "of any type": {"items": {"type": "boolean"}, "uniqueItems": True},
+    "beside alternatives": unique(LETTERS[3], anyOf=[{"minItems": 1}, {"maxItems": 3}]),
+    "not meant": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": False, "maxItems": 5},
+    "of enum with another type": unique({"type": "string", "enum": ["a", 1, "b"]}),
+    "objects": unique({"enum": [{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": []}]}),
+}
+
+
+@pytest.mark.parametrize("case", DRAWN)
+def test_drawn_arrays_have_distinct_items(case, draw):
+    grammar, rng = grammar_of(FormKind.JSON_SCHEMA, json.dumps(DRAWN[case])), random.Random(case)
+    texts = {text for _ in range(40) if (text := draw(grammar, rng, max_tokens=300)) is not None}
+    assert texts
+    for text in texts:
+        jsonschema.Draft202012Validator(DRAWN[case]).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_few_values_come_in_every_order(number):
+    arrays = distinct_arrays({}, unique(LETTERS[number]))
+    expected = {()} | {
+        (*array, value) for array in map(tuple, arrays) for value in LETTERS[number]["enum"] if value not in array
+    }
+    assert set(map(tuple, arrays)) == expected
+    assert len(arrays) == len(expected)
+
+
+@pytest.mark.parametrize("number", range(6, 11))
+def test_more_values_come_in_the_order_of_the_schema(number):
+    arrays = distinct_arrays({}, unique(LETTERS[number]))
+    assert len(arrays) == 2**number <= MAX_ARRAYS
+    assert all(array == sorted(set(array)) for array in arrays)
+
+
+def test_bounds_make_room_for_more_values():
+    assert len(distinct_arrays({}, unique(LETTERS[26], maxItems=2))) == 1 + 26 + 26 * 25
+    assert len(distinct_arrays({}, unique(LETTERS[26], minItems=2, maxItems=2))) == 26 * 25
+
+
+REFUSED = [
+    unique({"type": "string"}),
+    unique({"type": "string"}, maxItems=2),
+    unique({}),
+    unique(LETTERS[11]),
+    unique({"type": "integer", "minimum": 0}),
+    unique({"type": "integer", "minimum": 0, "maximum": 5.5}),
+    unique({"enum": ["a", "bb"], "maxLength": 1}),
+    unique({"$ref": "#"}),
+    {"type": "array", "prefixItems": [{"const": 1}], "uniqueItems": True},
+    {"type": "array", "uniqueItems": True},
+]
+
+
+@pytest.mark.parametrize("schema", REFUSED, ids=str)
+def test_what_cannot_be_listed_says_so(schema):
+    with pytest.raises(NotEnumerable):
+        distinct_arrays(schema, schema)
+    with pytest.raises(FormError, match=r"^a schema cannot be held to with uniqueItems .+: not supported$"):
+        grammar_of(FormKind.JSON_SCHEMA, json.dumps(schema))

@@ -1,0 +1,123 @@
+import os
+
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.engine_protocol import tokenizer_sha256
+from frontend.errors import ConfigError, TokenizerMismatch
+from frontend.testing.byte_tokenizer import byte_tokenizer_files
+from frontend.text.tokenizer_source import TokenizerSource
+
+
+class Stub:
+    """GetTokenizer of an engine with these files, sent in small parts."""
+
+    def __init__(self, files):
+        self._files = files
+        self.num_calls = 0
+
+    async def GetTokenizer(self, request, timeout):
+        self.num_calls += 1
+        for name, data in self._files.items():
+            for start in range(0, len(data), 1000):
+                yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + 1000])
+
+
+@pytest.fixture
+def files():
+    return {**byte_tokenizer_files(), "generation_config.json": b'{"temperature": 0.5}'}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda path: os.mkfifo(path), "special_tokens_map.json is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "special_tokens_map.json is no regular file"),
+        (lambda path: path.symlink_to(path.name), "special_tokens_map.json cannot be read: Too many levels"),
+        (lambda path: path.write_bytes(b"[" * 100_000), "special_tokens_map.json is nested too deeply"),
+        (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "bytes, at most 268435456 are read"),
+    ],
+    ids=["named pipe", "device", "circular link", "nested", "large"],
+)
+def test_folder_with_files_of_no_use_is_a_bad_flag(files, tmp_path, break_it, says):
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    break_it(tmp_path / "special_tokens_map.json")
+    with pytest.raises(ConfigError, match="--tokenizer") as caught:
+        TokenizerSource(tmp_path)
+    assert says in str(caught.value)
+
+
+async def test_files_come_from_the_engine_once(files):
+    source, stub = TokenizerSource(None), Stub(files)
+    assert source.own_sha256 == b""
+    tokenizer, defaults = await source.get(stub, tokenizer_sha256(files))
+    assert (tokenizer.sha256, defaults.temperature) == (tokenizer_sha256(files), 0.5)
+    assert await source.get(stub, tokenizer_sha256(files)) == (tokenizer, defaults)
+    assert stub.num_calls == 1
+    source.close()
+
+
+async def test_files_with_another_hash_than_announced_are_refused(files):
+    with pytest.raises(TokenizerMismatch, match="announces"):
+        await TokenizerSource(None).get(Stub(files), b"\0" * 32)
+
+
+async def test_files_that_cannot_be_read_are_refused(files):
+    files["tokenizer.json"] = b"{}"
+    with pytest.raises(TokenizerMismatch, match="cannot be read here"):
+        await TokenizerSource(None).get(Stub(files), tokenizer_sha256(files))
+
+
+async def test_another_model_is_fetched_and_the_old_tokenizer_still_works(files):
+    source = TokenizerSource(None)
+    old, _ = await source.get(Stub(files), tokenizer_sha256(files))
+    other = {"tokenizer.json": files["tokenizer.json"]}
+    new, defaults = await source.get(Stub(other), tokenizer_sha256(other))
+    assert new is not old
+    assert defaults.temperature == 1.0
+    assert await old.encode("abc") == await new.encode("abc")
+    source.close()
+    old.close()
+
+
+async def test_own_folder_is_used_if_its_hash_is_the_engines(files, tmp_path):
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "model.safetensors").write_bytes(b"not a tokenizer's file")
+    source, stub = TokenizerSource(tmp_path), Stub(files)
+    assert source.own_sha256 == tokenizer_sha256(files)
+    tokenizer, defaults = await source.get(stub, tokenizer_sha256(files))
+    assert (tokenizer.sha256, defaults.temperature, stub.num_calls) == (tokenizer_sha256(files), 0.5, 0)
+    with pytest.raises(TokenizerMismatch, match="leave it out to take them from the engine"):
+        await source.get(stub, b"\0" * 32)
+    source.close()
+
+
+def test_folder_of_no_use_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        TokenizerSource(tmp_path)
+
+
+async def test_an_engine_without_a_tokenizer_is_one(caplog):
+    source = TokenizerSource(None)
+    tokenizer, defaults = await source.get(Stub({}), tokenizer_sha256({}))
+    assert not tokenizer.has_tokens
+    assert tokenizer.sha256 == tokenizer_sha256({})
+    assert defaults.temperature == 1.0
+    assert tokenizer.token_bytes(5) == b""
+    detokenizer = tokenizer.detokenizer(keep_special_tokens=True)
+    assert detokenizer.push([5, 6]) + detokenizer.finish() == ""
+    assert "prompts must be token ids" in caplog.text
+    source.close()
+
+
+def test_files_that_this_user_may_not_read_are_named(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"--tokenizer: .*/tokenizer\.json cannot be read: Permission denied"):
+        TokenizerSource(tmp_path)
