@@ -21,18 +21,18 @@ from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, che
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.flags import parse_config
-from engine.io_thread import IoThread
 from engine.logs import log_to_stderr, terminal
-from engine.machine import usable_cpus
-from engine.outgoing import CoalescePolicy
-from engine.server import EngineService
-from engine.service_manager import notify_ready
-from engine.serving import FAREWELL_S, Engine
+from engine.serving.engine import FAREWELL_S, Engine
+from engine.serving.io_thread import IoThread
+from engine.serving.outgoing import CoalescePolicy
+from engine.serving.server import EngineService
+from engine.serving.step_log import StepLog
+from engine.serving.watchdog import Watchdog
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
-from engine.startup import Startup
-from engine.step_log import StepLog
+from engine.startup.machine import usable_cpus
+from engine.startup.progress import Startup
+from engine.startup.service_manager import notify_ready
 from engine.tls import Handshakes, check_exposure, server_credentials
-from engine.watchdog import Watchdog
 
 STALL_TIMEOUT_S = 30.0
 """How long an engine that sees what is done within a step may get nothing done before it ends, if --step-timeout is
@@ -93,7 +93,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         with startup.watched():
             # Imports torch: seconds that a bad flag or a taken port should not cost.
             startup.begin("imports", "loading libraries")
-            from engine.build import build_engine
+            from engine.startup.build import build_engine
 
             parts = build_engine(config, startup, end)
         gc.collect()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from engine.serving import Engine
+from engine.serving.engine import Engine
 
 _log = logging.getLogger(__name__)
 

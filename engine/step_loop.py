@@ -21,7 +21,7 @@ from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, IntegrityError, RequestError
 from engine.interfaces import ModelRunner
 from engine.reports import AdmissionReport, DrainReport, LoopSnapshot, Report, StepReport
-from engine.step_log import StepLog, StepTimes
+from engine.serving.step_log import StepLog, StepTimes
 
 # How long a turn without work waits for a command: bounds how late a deadline is noticed while every request is parked,
 # and keeps `loop_turns` moving, so that a frozen loop shows in the heartbeats (every 250 ms).

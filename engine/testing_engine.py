@@ -11,13 +11,13 @@ from engine.core.config import SchedulerConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
-from engine.grammar_compiler import GrammarCompiler
-from engine.listener import Listener
-from engine.server import EngineService
-from engine.serving import Engine, EngineParts
-from engine.step_log import StepLog
+from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.engine import Engine, EngineParts
+from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.listener import Listener
+from engine.serving.server import EngineService
+from engine.serving.step_log import StepLog
 from engine.testing import FakeModel, FakeModelRunner
-from engine.tokenizer_files import TokenizerFiles
 
 _P = ParamSpec("_P")
 
@@ -79,7 +79,7 @@ def fake_engine_parts(
 
 
 class _TestLoopIo:
-    """`engine.serving.Io` on the event loop of the test.
+    """`engine.serving.engine.Io` on the event loop of the test.
 
     grpc.aio cannot serve several loops of one process reliably, so the engine under test shares the loop of its client.
     """

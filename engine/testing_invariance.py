@@ -12,7 +12,7 @@ import torch
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId
 from engine.interfaces import execute
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 from engine.testing import Answer, AnswerLedger
 from kernels.sampling import SampledTokens, SamplingBatch
 

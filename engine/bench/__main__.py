@@ -16,7 +16,7 @@ from chairlift.bench.report import format_table, write_report
 from engine.bench.machine import Floors, Machine, load_average, measure_floors
 from engine.bench.registry import find_benchmarks
 from engine.errors import CheckpointError, ConfigError
-from engine.machine import usable_cpus
+from engine.startup.machine import usable_cpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from engine.bench.fresh_scheduler import Scheduled, forget_requests, schedule_an
 from engine.core.outputs import TokenLogprobs
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.interfaces import execute
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 # Far beyond any logit, and small enough for fp32 to tell biased logits apart from others.
 _FORCE = 1e6

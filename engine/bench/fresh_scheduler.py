@@ -12,7 +12,7 @@ from engine.bench.serve import Run, Steppable, serve
 from engine.core.config import SchedulingPolicyName
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 
 @dataclass(frozen=True, slots=True)

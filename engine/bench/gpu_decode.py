@@ -26,7 +26,7 @@ from engine.bench.gpu.driver import EngineDriver, RequestMaker
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.serve import engine
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 from kernels.bench.figure import Figure
 
 _GOALS = {1: ("G1", 0.86), 64: ("G2", 0.85), 256: ("G2", 0.82)}

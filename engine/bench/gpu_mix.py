@@ -29,7 +29,7 @@ from engine.bench.gpu.setting import DEFAULT_SHAPE, GpuSetting, add_gpu_argument
 from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.window import Window, continuous_window, static_window
 from engine.bench.serve import engine
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 from kernels.bench.figure import Figure
 
 _SHAREGPT = "sharegpt"

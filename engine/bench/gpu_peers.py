@@ -37,7 +37,7 @@ from engine.bench.serve import engine
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.config import EngineConfig
 from engine.core.request import RequestId
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 from kernels.bench.figure import Figure
 
 _GOAL = 2.5

@@ -32,7 +32,7 @@ from engine.bench.hugging_face import import_transformers
 from engine.bench.serve import engine
 from engine.config import EngineConfig, KVCacheDtypeName, Quantization
 from engine.demo import MODEL_DIR
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 _MODES: dict[str, tuple[Quantization | None, KVCacheDtypeName]] = {
     "fp32": (None, "auto"),

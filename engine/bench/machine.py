@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from engine.machine import available_memory_bytes, usable_cpus
+from engine.startup.machine import available_memory_bytes, usable_cpus
 from kernels.cpu.threads import set_num_threads
 from kernels.families import cpu_ops
 from kernels.interface import Quantization

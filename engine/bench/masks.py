@@ -34,7 +34,7 @@ from engine.demo import MODEL_DIR
 from engine.interfaces import execute
 from engine.runner.row_masks import MaskedRow, RowMasks, accept
 from engine.runner.stream import InlineStream
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 from kernels.families import cpu_ops
 from kernels.sampling import SamplingBatch, TokenMasks
 

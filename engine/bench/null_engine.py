@@ -18,12 +18,12 @@ from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
-from engine.grammar_compiler import GrammarCompiler
-from engine.io_thread import IoThread
-from engine.server import EngineService
-from engine.serving import FAREWELL_S, Engine, EngineParts
+from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.engine import FAREWELL_S, Engine, EngineParts
+from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.io_thread import IoThread
+from engine.serving.server import EngineService
 from engine.shutdown import ShutdownSignals
-from engine.tokenizer_files import TokenizerFiles
 
 END_TOKEN_ID = 95
 VOCAB_SIZE = 96

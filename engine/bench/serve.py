@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 _request_ids = itertools.count(1)  # a scheduler never sees one twice, however often it serves
 
@@ -94,8 +94,8 @@ class Run:
 
 def engine(config: EngineConfig) -> EngineParts:
     """Builds an engine, warmed up."""
-    from engine.build import build_engine
-    from engine.startup import Startup
+    from engine.startup.build import build_engine
+    from engine.startup.progress import Startup
 
     return build_engine(config, Startup())
 

@@ -31,7 +31,7 @@ from engine.bench.serve import Run, engine
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_solo import TransformersSolo
 from engine.config import DEFAULT_STEP_LIMITS
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 _OURS, _THEIRS = "Chairlift", "transformers"
 _PROMPT_LEN = 32

@@ -19,7 +19,7 @@ from engine.bench.engine_options import add_engine_arguments, chosen_shape, desc
 from engine.bench.rounds import require_equal_ids
 from engine.bench.serve import Run, engine, serve
 from engine.bench.wire.pair import Pair, engine_flags
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 _IN_PROCESS, _OVER_GRPC = "in process", "over gRPC"
 _GOAL = 97.0

@@ -16,7 +16,7 @@ BlockId = NewType("BlockId", int)
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw tokens and when to stop, all values filled in; ranges are checked at the edge (`engine/convert.py`).
+    """Sampling and stopping options with all values filled in; `engine/serving/convert.py` checks the ranges.
 
     Attributes:
         seed: keys the random numbers together with the output position, and nothing else.

@@ -3,7 +3,7 @@
 A group of ranks lives and dies as one: with a rank its part of every layer is gone, and the others would wait for it in
 their next collective for ever. So the first that ends, or that does not get a step done, ends all of them. A follower
 hears of rank 0's end by its standard input, a pipe held open here; rank 0 hears of a follower's by their channel. What
-they say to each other is in `engine.follower`.
+they say to each other is in `engine.startup.follower`.
 """
 
 import atexit
@@ -24,7 +24,8 @@ from pathlib import Path
 from engine.errors import EngineError, StepError
 from engine.parallel.process_group import ProcessGroup
 
-FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "engine.follower")  # -P: not a folder that happens to be called engine
+# -P keeps the current directory, which may hold a folder named engine, off the module path.
+FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "engine.startup.follower")
 
 START_TIMEOUT_S = 120.0
 """What ranks get at least to import their libraries, to meet, and to be ready after rank 0 is."""

@@ -28,8 +28,8 @@ PICTURE = re.compile("[\u2500-\u257f\u2190-\u21ff\u25a0-\u25ff]")  # boxes, arro
 LOG_LINE = re.compile(r"(INFO|WARNING|ERROR) \w+")
 # Lines that the servers of these tests have no reason to write -> the test that has them written.
 LOGGED_ELSEWHERE = {
-    "compiling CPU kernels": "tests/engine/test_startup.py",  # a first start
-    "Compiling 47 CPU kernels": "tests/engine/test_startup.py",
+    "compiling CPU kernels": "tests/engine/startup/test_progress.py",  # a first start
+    "Compiling 47 CPU kernels": "tests/engine/startup/test_progress.py",
 }
 # Text that is no code -> the test that holds it to be true.
 TEXTS = {

@@ -14,7 +14,6 @@ import safetensors.torch
 import torch
 import transformers
 
-from engine.build import build_engine
 from engine.config import DEMO_MODEL_NAME, EngineConfig
 from engine.demo import MODEL_DIR
 from engine.errors import CheckpointError, ConfigError
@@ -22,9 +21,10 @@ from engine.model import hub
 from engine.model.config import Architecture, ModelConfig
 from engine.model.config_fields import ConfigFields
 from engine.model.shapes import find_shape, shape_names
+from engine.model.tokenizer_files import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
-from engine.startup import Startup
-from engine.tokenizer_files import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
+from engine.startup.build import build_engine
+from engine.startup.progress import Startup
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.text.sampling_defaults import SamplingDefaults, sampling_defaults
 

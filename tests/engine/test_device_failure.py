@@ -15,7 +15,7 @@ from engine.testing_process import run_main
 MAIN = """
 import sys
 
-import engine.build
+import engine.startup.build
 from engine.__main__ import main
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import DeviceError
@@ -32,7 +32,7 @@ def build_engine(*_):
     return parts
 
 
-engine.build.build_engine = build_engine
+engine.startup.build.build_engine = build_engine
 sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning"]))
 """
 

@@ -10,15 +10,15 @@ from typing import ClassVar
 import pytest
 import torch
 
-from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
-from engine.gpu import Gpu
-from engine.gpu_memory import GpuMemory
-from engine.serving import EngineParts
-from engine.startup import Startup
+from engine.serving.engine import EngineParts
+from engine.startup.build import build_engine
+from engine.startup.gpu import Gpu
+from engine.startup.gpu_memory import GpuMemory
+from engine.startup.progress import Startup
 from engine.testing_stream import LateStream
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
@@ -53,9 +53,9 @@ class PlayedGraphs:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Of 64 MiB; memory is taken by loading, and by a step."""
     gpu = SimpleNamespace(total=64 * MIB, held=0, out_of_memory=False, target="sm_90")
-    monkeypatch.setattr("engine.device.has_gpu", lambda: True)
+    monkeypatch.setattr("engine.startup.device.has_gpu", lambda: True)
     monkeypatch.setattr(
-        "engine.rank.open_gpu",
+        "engine.startup.rank.open_gpu",
         lambda _index, utilization: Gpu(
             torch.device("cpu"),
             TARGETS[gpu.target],
@@ -63,7 +63,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             memory=GpuMemory("played", gpu.total, gpu.total - gpu.held, utilization),
         ),
     )
-    monkeypatch.setattr("engine.rank.CudaStream", lambda _: LateStream())
+    monkeypatch.setattr("engine.startup.rank.CudaStream", lambda _: LateStream())
     monkeypatch.setattr("kernels.gpu.ops.DecodeGraphs", PlayedGraphs)
     PlayedGraphs.seen = set()
     for name, value in {
@@ -138,7 +138,7 @@ def test_the_cache_gets_the_memory_that_nothing_else_was_seen_to_take(gpu: Simpl
 def test_a_cache_of_a_given_size_is_not_measured(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.gpu_profile.run_largest_step", pytest.fail)
+    monkeypatch.setattr("engine.startup.gpu_profile.run_largest_step", pytest.fail)
     gpu.held = 32 * MIB
     assert build(model_dir, kv_cache_memory_bytes=2**20).info.num_kv_blocks == 2**20 // 4096
     assert build(model_dir, num_gpu_blocks_override=9).info.num_kv_blocks == 9
@@ -170,7 +170,7 @@ def test_what_a_gpu_cannot_do_is_said(
 def test_a_gpu_that_others_use_is_said_before_anything_is_loaded(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.rank.load_model", pytest.fail)
+    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
     gpu.held = 32 * MIB
     with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.92 asks for .* 0\.50 at most"):
         build(model_dir)
@@ -182,7 +182,7 @@ def test_a_largest_step_that_does_not_fit_names_the_flags(
     def run_out(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nAdvice")
 
-    monkeypatch.setattr("engine.gpu_profile.run_largest_step", run_out)
+    monkeypatch.setattr("engine.startup.gpu_profile.run_largest_step", run_out)
     with pytest.raises(ConfigError, match=r"3 requests and 24 tokens, .* 9\.00 GiB\. Lower --max-num-batched-tokens"):
         build(model_dir)
 

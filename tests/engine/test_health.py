@@ -11,9 +11,9 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from engine.core.outputs import SchedulerOutput
 from engine.health import SERVICE_NAMES
-from engine.listener import Listener
 from engine.reports import EngineState
-from engine.server import EngineService
+from engine.serving.listener import Listener
+from engine.serving.server import EngineService
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
 from tests.hang import HANG_S

@@ -17,13 +17,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.model import checkpoint_file
-from engine.startup import Startup
+from engine.model.tokenizer_files import TokenizerFiles
+from engine.startup.build import build_engine
+from engine.startup.progress import Startup
 from engine.testing_process import ENVIRONMENT
-from engine.tokenizer_files import TokenizerFiles
 
 TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}
 FILES = (
@@ -308,7 +308,7 @@ def test_weights_that_are_not_finite_are_named_before_kernels_are_loaded(
     weights = {name: tensor.to(dtype) for name, tensor in safetensors.torch.load_file(path).items()}
     weights["model.layers.1.mlp.up_proj.weight"].fill_(value)
     safetensors.torch.save_file(weights, path)
-    monkeypatch.setattr("engine.build.build_runner", None)
+    monkeypatch.setattr("engine.startup.build.build_runner", None)
     assert complaint(model_dir) == f"{path}: tensor model.layers.1.mlp.up_proj.weight holds NaN or infinity"
 
 

@@ -23,7 +23,7 @@ MODEL = FakeModel(end_probability=0.0)
 MAIN = """
 import sys
 
-import engine.build
+import engine.startup.build
 from engine.__main__ import main
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.testing_engine import fake_engine_parts
@@ -37,7 +37,7 @@ def build_engine(*_):
     return parts
 
 
-engine.build.build_engine = build_engine
+engine.startup.build.build_engine = build_engine
 sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning", "--integrity-check-interval", "0.001"]))
 """
 

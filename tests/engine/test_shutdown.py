@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
-from engine.startup import Startup
+from engine.startup.progress import Startup
 
 
 class Engine:

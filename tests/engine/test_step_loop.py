@@ -14,7 +14,7 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, QueueFull
 from engine.reports import AdmissionReport, DrainReport, Report, StepReport
-from engine.step_log import StepLog
+from engine.serving.step_log import StepLog
 from engine.step_loop import StepLoop
 from engine.testing import FakeModel, FakeModelRunner
 

@@ -12,8 +12,8 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.listener import Listener
-from engine.server import EngineService
+from engine.serving.listener import Listener
+from engine.serving.server import EngineService
 from engine.tls import Handshakes, check_exposure, server_credentials
 
 FILES: dict[str, Any] = {"tls_cert": Path("c"), "tls_key": Path("k"), "tls_client_ca": Path("a")}

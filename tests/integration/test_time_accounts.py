@@ -11,9 +11,9 @@ from google.protobuf.duration_pb2 import Duration
 
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.core.outputs import SchedulerOutput
+from engine.model.tokenizer_files import TokenizerFiles
 from engine.testing import FakeModel
 from engine.testing_engine import fake_engine_parts, run_engine
-from engine.tokenizer_files import TokenizerFiles
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files

@@ -12,7 +12,7 @@ import transformers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from engine.errors import CheckpointError
-from engine.tokenizer_files import TokenizerFiles
+from engine.model.tokenizer_files import TokenizerFiles
 from frontend.text.chat.messages import ChatMessage, ChatOptions, template_messages
 from frontend.text.chat_template import ChatTemplate
 from frontend.text.tokenizer import Tokenizer, read_folder

@@ -1,6 +1,6 @@
 """Reads an engine's `--step-log`: which requests had rows in which step, and how long the step took.
 
-One JSON object per line, see `engine/step_log.py`. Lines are read from where the last reading ended, so that several
+One JSON object per line, see `engine/serving/step_log.py`. Reading continues where it last ended, so that several
 runs can share one log; a line that is still being written is left for the next time.
 """
 

@@ -8,7 +8,7 @@ from engine.bench.fresh_scheduler import forget_requests, schedule_anew, serve_a
 from engine.bench.serve import engine, serve
 from engine.bench.shapes import write_shape
 from engine.config import EngineConfig
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from engine.bench.shapes import SHAPES, save_checkpoint, write_shape
 from engine.model.config import ModelConfig
-from engine.tokenizer_files import TokenizerFiles
+from engine.model.tokenizer_files import TokenizerFiles
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -18,8 +18,8 @@ from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
 from engine.constraints.token_bits import num_words
 from engine.demo import MODEL_DIR
 from engine.errors import InvalidRequest
-from engine.grammar_compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
-from engine.tokenizer_files import TokenizerFiles
+from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.grammar_compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
 from tests.hang import HANG_S
 
 VOCAB_SIZE, END_ID = 3072, 1
@@ -130,8 +130,8 @@ def test_a_bad_grammar_is_refused_in_the_librarys_words(tokenizer, grammar, mess
 
 _CHAIN = """
 from engine.demo import MODEL_DIR
-from engine.grammar_compiler import GrammarCompiler
-from engine.tokenizer_files import TokenizerFiles
+from engine.serving.grammar_compiler import GrammarCompiler
+from engine.model.tokenizer_files import TokenizerFiles
 
 rules = [f"r{i}: r{i + 1}" for i in range(15_000)]
 grammar = "\\n".join(["start: r0", *rules, 'r15000: "x"'])

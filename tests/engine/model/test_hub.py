@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 from engine.errors import CheckpointError
 from engine.model import hub
 from engine.model.hub import resolve_model
-from engine.tokenizer_files import TOKENIZER_FILE_NAMES
+from engine.model.tokenizer_files import TOKENIZER_FILE_NAMES
 
 
 def refused(error_class):

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.constraints.constraint import Constraint
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
 from engine.parallel.leading_runner import LeadingRunner
-from engine.serving import EngineParts
-from engine.startup import Startup
+from engine.serving.engine import EngineParts
+from engine.startup.build import build_engine
+from engine.startup.progress import Startup
 from engine.testing import Answer, AnswerLedger
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,6 +166,6 @@ def test_blocks_of_the_prefix_cache_hold_the_keys_of_every_rank(pair: Pair) -> N
 def test_what_ranks_cannot_do_is_said_before_any_is_started(
     make_checkpoint: Callable[..., Path], fields: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.rank.Followers", None)
+    monkeypatch.setattr("engine.startup.rank.Followers", None)
     with pytest.raises(ConfigError, match=words):
         build(make_checkpoint("llama"), **{"tensor_parallel_size": 2, "load_format": "dummy", **fields})

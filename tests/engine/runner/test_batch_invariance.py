@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
-from engine.machine import usable_cpus
-from engine.startup import Startup
+from engine.startup.build import build_engine
+from engine.startup.machine import usable_cpus
+from engine.startup.progress import Startup
 from engine.testing_invariance import LogitsRecorder, assert_same_bits, serve
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
@@ -178,7 +178,7 @@ class Case:
             return made[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.rank.cpu_ops", make_ops)
+            patch.setattr("engine.startup.rank.cpu_ops", make_ops)
             parts = build_engine(replace(self._config, **config), Startup())
         made[0].sample = self.recorder.listen(made[0].sample)  # after the warm-up
         return parts

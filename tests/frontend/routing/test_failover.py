@@ -56,7 +56,7 @@ async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, n
 
 
 async def test_engine_whose_step_fails_loses_its_requests_and_not_its_clients(make_world, read, ids):
-    """It says that it has failed, ends every request with ENGINE_ERROR, and exits: `engine/server.py` does."""
+    """It says that it has failed, ends every request with ENGINE_ERROR, and exits: `engine/serving/server.py` does."""
     world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT)
     index = await world.held()

@@ -14,7 +14,7 @@ from engine.bench.gpu.window import continuous_window, static_window
 from engine.bench.serve import engine
 from engine.bench.shapes import write_shape
 from engine.config import EngineConfig
-from engine.serving import EngineParts
+from engine.serving.engine import EngineParts
 
 _STEP_TOKENS = 32
 

@@ -1,0 +1,110 @@
+"""The tokenizer as files: what a frontend needs to turn text into this model's ids, and the digest by which both
+sides know it is the same.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chairlift.service.engine_protocol import tokenizer_sha256
+from engine.errors import CheckpointError
+from engine.model.checkpoint_file import MAX_JSON_BYTES, exists, parse_json, read_bytes
+from engine.model.template_nesting import check_nesting
+from engine.model.tokenizer_json import complete
+
+TOKENIZER_FILE_NAMES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+TEMPLATE_FOLDER = "additional_chat_templates"
+_MAX_TOKENIZER_BYTES = 128 << 20  # the largest on the hub have 34 MB
+_MAX_TEMPLATE_BYTES = 1 << 20
+_MAX_TEMPLATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files that are there, sorted by name: pairs of name and content."""
+
+    files: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def from_dir(cls, model_dir: Path, *, is_required: bool = True) -> "TokenizerFiles":
+        """Reads them from a model folder. Tokens that tokenizer.json lacks are added to it; see `complete`.
+
+        Args:
+            model_dir: the folder.
+            is_required: whether there must be a tokenizer; without one a model serves token ids, and no text.
+        Raises: CheckpointError: tokenizer.json is missing or unusable, a file cannot be read, is no JSON though it
+            should be, or holds what would make other text than `transformers` makes.
+        """
+        if not exists(model_dir / "tokenizer.json"):
+            if not is_required:
+                return cls(())
+            raise CheckpointError(
+                f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is needed"
+            )
+        names = [name for name in TOKENIZER_FILE_NAMES if exists(model_dir / name)] + _template_names(model_dir)
+        files = {name: read_bytes(model_dir / name, _max_bytes(name)) for name in names}
+        objects = {name: _object(model_dir / name, data) for name, data in files.items() if name.endswith(".json")}
+        for name, data in files.items():
+            if name.endswith(".jinja"):
+                check_nesting(model_dir / name, _text(model_dir / name, data))
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            for text in _templates_in(objects.get(name, {}).get("chat_template")):
+                check_nesting(model_dir / name, text)
+        completed = complete(model_dir, objects)
+        if completed is not None:
+            files["tokenizer.json"] = json.dumps(completed, ensure_ascii=False).encode()
+        return cls(tuple(sorted(files.items())))
+
+    def sha256(self) -> bytes:
+        """The digest that frontends compare, `EngineInfo.tokenizer_sha256`."""
+        return tokenizer_sha256(dict(self.files))
+
+
+def _template_names(model_dir: Path) -> list[str]:
+    folder = model_dir / TEMPLATE_FOLDER
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.name.endswith(".jinja"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
+    if len(names) > _MAX_TEMPLATES:
+        raise CheckpointError(f"{folder}: has {len(names)} templates, at most {_MAX_TEMPLATES} are read")
+    return [f"{TEMPLATE_FOLDER}/{name}" for name in names]
+
+
+def _max_bytes(name: str) -> int:
+    if name.endswith(".jinja"):
+        return _MAX_TEMPLATE_BYTES
+    return _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_JSON_BYTES
+
+
+def _object(path: Path, data: bytes) -> dict[str, Any]:
+    """What a download left unfinished is found here, and not by every frontend for itself."""
+    value = parse_json(str(path), data)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, expected an object")
+    return value
+
+
+def _text(path: Path, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _templates_in(value: Any) -> list[str]:
+    """One template, or those of a list of named ones."""
+    if isinstance(value, list):
+        value = [entry.get("template") for entry in value if isinstance(entry, dict)]
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]

@@ -1,0 +1,160 @@
+"""Grammars become matchers on threads of their own: neither the event loop nor the step loop waits for one."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from engine.constraints.constraint import Matcher
+from engine.constraints.token_bits import num_words
+from engine.errors import InvalidRequest, QueueFull
+from engine.model.tokenizer_files import TokenizerFiles
+
+if TYPE_CHECKING:
+    from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
+
+NUM_THREADS = 2
+# llguidance recurses into rules that lead to rules, and a stack that ends takes the process along: 3,000 of them end
+# one of 8 MB, while the 22,000 that a grammar of the longest length we take can have do not end this one. Only what is
+# used of it is committed. Masks are computed on any stack.
+STACK_BYTES = 512 << 20
+# Compiled grammars that are kept. They stand at their beginning, but what the library learns of a grammar as answers go
+# on is shared by all of them and stays: up to `max_lexer_states`, 100 MB at worst, after which it is compiled anew. Few
+# are kept for that reason: the median schema compiles in half a millisecond.
+MAX_CACHED_GRAMMARS = 32
+MAX_CACHED_CHARS = 4 << 20
+
+_NICENESS = 10  # more than the engine's own: beside a step a compilation gets a tenth of a core
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class GrammarCompiler:
+    """Compiles for one model."""
+
+    def __init__(self, tokenizer: TokenizerFiles, vocab_size: int, end_token_ids: frozenset[int]) -> None:
+        """Starts and reads nothing yet.
+
+        Args:
+            tokenizer: of the model.
+            vocab_size: of the model, which may be larger than the tokenizer's.
+            end_token_ids: of the model.
+        """
+        self._files = dict(tokenizer.files)
+        self._vocab_size = vocab_size
+        self._end_token_ids = end_token_ids
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar", initializer=_yield_to_steps)
+        self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
+        self._tokenizer: GrammarTokenizer | None = None
+        self._refusal = ""  # why there is none
+        self._cache: OrderedDict[str, GrammarMatcher] = OrderedDict()  # least recently used first
+        self._num_cached_chars = 0
+
+    def prepare(self) -> None:
+        """Reads the tokenizer, if there is one, before anybody waits. The library holds the GIL meanwhile (0.6 s for
+        150,000 tokens on an idle core, 2.1 s at load 12), and no heartbeat leaves the process while it does.
+        """
+        if "tokenizer.json" in self._files:
+            try:
+                error = self._submit(self._load_tokenizer).exception()
+            except QueueFull as full:  # the first grammar tries again
+                error = full
+            if error is not None:
+                _log.warning("Structured output is not available: %s", error)
+
+    def compile(self, grammar: str, build: Callable[[Matcher], _T]) -> Future[_T]:
+        """Queues a grammar.
+
+        Args:
+            grammar: as llguidance takes it.
+            build: called on the thread with a matcher at the beginning of the grammar.
+        Returns: what `build` returns, or InvalidRequest: there is no such grammar, or none can be served.
+        Raises: QueueFull: the system has no thread to spare, or no memory for its stack.
+        """
+        return self._submit(lambda: build(self._matcher(grammar)))
+
+    def close(self) -> None:
+        """Drops what waits. What is being compiled is finished, and nobody waits for it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, work: Callable[[], _T]) -> Future[_T]:
+        """Queues work on a thread whose stack the library cannot exhaust. Raises: QueueFull: see `compile`."""
+        with self._lock:
+            before = threading.stack_size(STACK_BYTES)  # of threads that are started from now on
+            try:
+                return self._threads.submit(work)
+            except RuntimeError as error:
+                raise QueueFull(f"grammar: cannot be compiled now: {error}") from error
+            finally:
+                threading.stack_size(before)
+
+    def _matcher(self, grammar: str) -> "GrammarMatcher":
+        with self._lock:
+            if (cached := self._cache.get(grammar)) is not None:
+                self._cache.move_to_end(grammar)
+        if cached is not None:
+            if not self._is_used_up(copy := cached.copy()):
+                return copy
+            with self._lock:
+                if self._cache.get(grammar) is cached:
+                    del self._cache[grammar]
+                    self._num_cached_chars -= len(grammar)
+        compiled = self._compile(grammar)
+        copy = compiled.copy()
+        with self._lock:
+            if grammar not in self._cache:
+                self._cache[grammar] = compiled
+                self._num_cached_chars += len(grammar)
+            while len(self._cache) > MAX_CACHED_GRAMMARS or self._num_cached_chars > MAX_CACHED_CHARS:
+                evicted, _ = self._cache.popitem(last=False)
+                self._num_cached_chars -= len(evicted)
+        return copy
+
+    def _compile(self, grammar: str) -> "GrammarMatcher":
+        from engine.constraints.grammar import GrammarMatcher
+
+        matcher = GrammarMatcher.compile(grammar, self._load_tokenizer())
+        # The first mask of a grammar takes a millisecond, and every copy has it.
+        if self._is_used_up(matcher):
+            raise InvalidRequest(matcher.error)
+        return matcher
+
+    def _is_used_up(self, matcher: "GrammarMatcher") -> bool:
+        """Whether not even the first mask can be computed."""
+        matcher.fill(np.zeros(num_words(self._vocab_size), dtype=np.int32))
+        return bool(matcher.error)
+
+    def _load_tokenizer(self) -> "GrammarTokenizer":
+        from engine.constraints.grammar import GrammarTokenizer
+
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                if "tokenizer.json" not in self._files:
+                    raise InvalidRequest("grammar: this engine has no tokenizer, and serves token ids only")
+                if self._refusal:
+                    raise InvalidRequest(self._refusal)
+                started_s = time.perf_counter()
+                data = self._files["tokenizer.json"]
+                try:
+                    self._tokenizer = GrammarTokenizer(data, self._vocab_size, self._end_token_ids)
+                except InvalidRequest as error:
+                    self._refusal = str(error)  # reading it again would stop the process again, and say the same
+                    raise
+                _log.info("Reading the tokenizer for grammars took %.2f seconds", time.perf_counter() - started_s)
+            return self._tokenizer
+
+
+def _yield_to_steps() -> None:
+    """Lowers the priority of this thread alone, where the system knows one of threads."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)

@@ -1,0 +1,129 @@
+"""The thread of the engine's event loop: the only one of the process, as grpc.aio needs it."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
+
+import grpc
+import grpc.aio
+
+from engine.errors import ConfigError
+from engine.serving.listener import Listener
+from engine.serving.server import EngineService
+
+_P = ParamSpec("_P")
+_log = logging.getLogger(__name__)
+
+
+class IoThread:
+    """Runs a `Listener` until `stop`.
+
+    `start` returns once the address is bound, so that a taken port is known before minutes are spent on loading
+    weights.
+    """
+
+    def __init__(
+        self,
+        service: EngineService,
+        address: str,
+        on_failure: Callable[[], None],
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        """Prepares; nothing runs yet.
+
+        Args:
+            service: what to serve.
+            address: where, see `Listener`.
+            on_failure: called on this thread if it ends by a defect.
+            credentials, interceptors: see `Listener`.
+        """
+        self._credentials = credentials
+        self._interceptors = interceptors
+        self._service = service
+        self._on_failure = on_failure
+        self._has_started = threading.Event()
+        self._bind_error: ConfigError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Future[float] | None = None
+        self._defect: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="grpc-io", daemon=True)
+        self.address = address
+        self.has_failed = False
+
+    def start(self) -> None:
+        """Binds and begins to serve.
+
+        Raises: ConfigError: the address cannot be bound.
+        """
+        self._thread.start()
+        self._has_started.wait()
+        if self._bind_error is not None:
+            self._thread.join()
+            raise self._bind_error
+
+    def call(self, function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Runs a function on the event loop, soon; wakes it once.
+
+        If it raises, the thread fails: an event loop would log that and go on, with the news of some requests lost.
+        """
+        assert self._loop is not None, "call before start"
+        self._loop.call_soon_threadsafe(lambda: self._run_call(lambda: function(*args, **kwargs)))
+
+    def stop(self, grace_s: float) -> None:
+        """Lets streams send what they have for at most `grace_s`, then ends server and thread. May be called twice, and
+        after a `start` that was interrupted.
+        """
+        if self._thread.ident is None:
+            return
+        self._has_started.wait()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it never started, failed, or was stopped
+                self.call(self._request_stop, grace_s)
+        self._thread.join()
+
+    def _run_call(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:
+            self._defect = error
+            self._request_stop(0.0)
+
+    def _request_stop(self, grace_s: float) -> None:
+        assert self._stop is not None
+        if not self._stop.done():
+            self._stop.set_result(grace_s)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            _log.exception("the IO thread failed")
+            self.has_failed = True
+            self._on_failure()
+        finally:
+            self._has_started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = self._loop.create_future()
+        listener = Listener(self._service, self.address, self._credentials, self._interceptors)
+        try:
+            await listener.start()
+        except ConfigError as error:
+            self._bind_error = error
+            return
+        self.address = listener.address
+        self._has_started.set()
+        failure = asyncio.create_task(listener.failure())
+        failure.add_done_callback(lambda _: self._request_stop(0.0))
+        grace_s = await self._stop
+        if failure.done():
+            await failure  # raises
+        if self._defect is None:
+            await listener.stop(grace_s)
+        if self._defect is not None:
+            raise self._defect

@@ -1,0 +1,293 @@
+"""EngineService on the event loop: streams in, commands to the step loop, reports of the step loop out to the streams.
+
+One object for the life of the process: it answers GetEngineStatus from the first second, refuses Attach while the
+engine loads, and deals out every report to the session that owns the request. Everything here runs on the IO thread.
+"""
+
+# ruff: noqa: N802, ARG002 - names and arguments of the RPCs are the service's
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.duration import from_nanoseconds
+from google.protobuf.message import DecodeError
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer
+from chairlift.service.end_reason import EndReason
+from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from engine.commands import Inbox
+from engine.core.request import RequestId
+from engine.health import EngineHealth
+from engine.model.tokenizer_files import TokenizerFiles
+from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
+from engine.serving.convert import RequestLimits
+from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused
+from engine.serving.packing import status_message
+from engine.serving.session import Session, SessionContext
+from engine.serving.stall import StallMeter
+from engine.serving.throughput_log import ThroughputLog
+
+HEARTBEAT_S = 0.25
+HELLO_TIMEOUT_S = 10.0
+TOKENIZER_CHUNK_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:  # generic in the stubs only
+    _AttachContext = grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
+    _TokenizerContext = grpc.aio.ServicerContext[pb.GetTokenizerRequest, pb.GetTokenizerResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingParts:
+    """What the service needs to serve, once the model is loaded.
+
+    Attributes:
+        max_open_requests: requests held for all frontends together.
+        snapshot: the newest pulse of the step loop; called on the IO thread.
+        grammars: compiles those that come with requests.
+        progress: see `EngineParts`.
+    """
+
+    info: pb.EngineInfo
+    inbox: Inbox
+    max_open_requests: int
+    snapshot: Callable[[], LoopSnapshot]
+    grammars: GrammarCompiler
+    progress: Callable[[], object] | None = None
+
+
+class EngineService(EngineServiceServicer):
+    """The engine's side of the wire.
+
+    Attributes:
+        health: the same for those who only ask for that.
+
+    Invariants: `_owners` holds exactly the open requests of all sessions; a report about any other request is about a
+    stream that has ended and is dropped.
+    """
+
+    def __init__(self, log_stats_interval_s: float = 0.0, coalescing: CoalescePolicy | None = None) -> None:
+        """Nothing is served yet.
+
+        Args:
+            log_stats_interval_s: pause between two lines of throughput; 0: none.
+            coalescing: when steps leave in one message; None: only to a frontend that lags.
+        """
+        self._coalescing = coalescing or CoalescePolicy()
+        self._log_stats_interval_s = log_stats_interval_s
+        self.instance_id = uuid.uuid4().hex
+        self.health = EngineHealth()
+        self._state = EngineState.LOADING
+        self._detail = "starting"
+        self._stall_meter = StallMeter(HEARTBEAT_S)
+        self._is_stalled = False
+        self._tokenizer: TokenizerFiles | None = None
+        self._parts: ServingParts | None = None
+        self._context: SessionContext | None = None
+        self._owners: dict[RequestId, Session] = {}
+        self._sessions: dict[str, Session] = {}
+        self._session_numbers = itertools.count(1)
+
+    def set_loading(self, detail: str) -> None:
+        """Says what loading is at: "loading weights 43 %"."""
+        self._detail = detail
+
+    def set_tokenizer(self, tokenizer: TokenizerFiles) -> None:
+        """Makes GetTokenizer answer."""
+        self._tokenizer = tokenizer
+
+    def set_serving(self, parts: ServingParts) -> None:
+        """Opens Attach."""
+        info = parts.info
+        limits = RequestLimits(info.vocab_size, info.max_logprobs, frozenset(info.end_token_ids))
+        self._parts = parts
+        self._context = SessionContext(
+            parts.inbox,
+            limits,
+            parts.max_open_requests,
+            itertools.count(1),
+            self._owners,
+            parts.grammars,
+            self._sessions,
+            self._coalescing,
+        )
+        self._set_state(EngineState.SERVING, "")
+
+    def fail(self, detail: str) -> None:
+        """A step failed: every open request ends with ENGINE_ERROR, every stream after that."""
+        self._set_state(EngineState.FAILED, detail)
+        for session in self._sessions.values():
+            session.end_all(EndReason.ENGINE_ERROR, detail)
+
+    def finish(self, detail: str) -> None:
+        """The step loop has ended: what is still open is cancelled, and every stream ends when its messages are
+        sent.
+        """
+        if self._state is not EngineState.FAILED:
+            self._set_state(EngineState.DRAINING, detail)
+        self.health.close()
+        for session in self._sessions.values():
+            session.end_all(EndReason.CANCELLED, detail)
+            session.close()
+
+    def deliver(self, report: Report) -> None:
+        """Deals out news of the step loop."""
+        match report:
+            case StepReport():
+                self._deliver_step(report)
+            case AdmissionReport():
+                for request_id in report.accepted:
+                    if (session := self._owners.get(request_id)) is not None:
+                        session.accept(request_id)
+                for request_id, error in report.rejected:
+                    if (session := self._owners.get(request_id)) is not None:
+                        session.reject(request_id, error)
+            case DrainReport():
+                self._set_state(EngineState.DRAINING, f"draining, at most {report.grace_s:g} s")
+                for session in self._sessions.values():
+                    session.outgoing.announce_drain(pb.DrainNotice(grace=from_nanoseconds(round(report.grace_s * 1e9))))
+
+    async def pulse(self) -> None:
+        """Sends a status to every session each HEARTBEAT_S, and logs throughput; runs until cancelled."""
+        throughput = ThroughputLog(self._log_stats_interval_s)
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self._parts is not None and self._log_stats_interval_s:
+                throughput.tick(self._parts.snapshot(), time.monotonic())
+            if self._parts is not None and self._parts.progress is not None:
+                mark = self._parts.snapshot().loop_turns, self._parts.progress()
+                self._is_stalled = self._stall_meter.look(mark)
+            self._send_status()
+
+    async def Attach(  # type: ignore[override]  # not a generator: `finally` is to run when the call is cancelled, not later
+        self, request_iterator: AsyncIterator[pb.AttachRequest], context: "_AttachContext"
+    ) -> None:
+        """See the proto."""
+        try:
+            session, welcome = await self._open_session(context)
+        except StreamRefused as refusal:
+            is_early = refusal.code is grpc.StatusCode.UNAVAILABLE  # a frontend tries again until the engine has loaded
+            _log.log(logging.DEBUG if is_early else logging.WARNING, "stream refused: %s", refusal.detail)
+            await context.abort(refusal.code, refusal.detail)
+        reader = asyncio.create_task(self._read_commands(session, context))
+        try:
+            await context.write(pb.AttachResponse(welcome=welcome))
+            while (message := await session.outgoing.next_message()) is not None:
+                await context.write(message)
+        except StreamRefused as refusal:
+            _log.warning("session %s ended: %s", session.session_id, refusal.detail)
+            await context.abort(refusal.code, refusal.detail)
+        finally:
+            reader.cancel()
+            del self._sessions[session.session_id]
+            num_cancelled = session.abandon()
+            _log.info("session %s ended, %d requests cancelled", session.session_id, num_cancelled)
+
+    async def GetEngineStatus(self, request: pb.GetEngineStatusRequest, context: object) -> pb.GetEngineStatusResponse:
+        """See the proto."""
+        response = pb.GetEngineStatusResponse(status=self._status(), engine_instance_id=self.instance_id)
+        if self._parts is not None:
+            response.info.CopyFrom(self._parts.info)
+        return response
+
+    async def GetTokenizer(
+        self, request: pb.GetTokenizerRequest, context: "_TokenizerContext"
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        """See the proto."""
+        if self._tokenizer is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._detail)
+        assert self._tokenizer is not None  # abort raises
+        for name, data in self._tokenizer.files:
+            for start in range(0, max(len(data), 1), TOKENIZER_CHUNK_BYTES):
+                yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
+
+    async def _open_session(self, context: "_AttachContext") -> tuple[Session, pb.Welcome]:
+        """The handshake: Hello is checked. From here on the session hears all news; the Welcome is to go out before."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await context.read()
+        except TimeoutError:
+            raise StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+        if not isinstance(first, pb.AttachRequest) or first.WhichOneof("command") != "hello":
+            raise StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, "the first message of the stream must be hello")
+        if self._parts is None or self._context is None or self._state is not EngineState.SERVING:
+            raise StreamRefused(grpc.StatusCode.UNAVAILABLE, self._detail or self._state.name.lower())
+        hello = first.hello
+        self._check_hello(hello, self._parts.info)
+        number = next(self._session_numbers)
+        session_id = f"{self.instance_id[:8]}-{number}"
+        session = Session(session_id, self._context, first.command_seq, number)
+        welcome = pb.Welcome(
+            protocol_minor=min(PROTOCOL_MINOR, hello.protocol_minor),
+            engine_instance_id=self.instance_id,
+            session_id=session_id,
+            info=self._parts.info,
+            step_window=STEP_WINDOW,
+            status=self._status(),
+        )
+        self._sessions[session_id] = session
+        _log.info("session %s: frontend %r version %r", session_id, hello.frontend_id[:64], hello.frontend_version[:64])
+        return session, welcome
+
+    def _check_hello(self, hello: pb.Hello, info: pb.EngineInfo) -> None:
+        if hello.protocol_major != PROTOCOL_MAJOR:
+            _refuse_hello(f"protocol_major is {hello.protocol_major}, this engine speaks {PROTOCOL_MAJOR}")
+        if hello.tokenizer_sha256 and hello.tokenizer_sha256 != info.tokenizer_sha256:
+            ours, theirs = info.tokenizer_sha256.hex()[:16], hello.tokenizer_sha256.hex()[:16]
+            _refuse_hello(f"tokenizer_sha256 is {theirs}..., this engine's tokenizer is {ours}...: not the same model")
+
+    async def _read_commands(self, session: Session, context: "_AttachContext") -> None:
+        """Feeds the session until the frontend closes its side, which ends the session."""
+        try:
+            while isinstance(message := await context.read(), pb.AttachRequest):
+                session.handle(message)
+                await session.wait_for_room()
+            session.outgoing.close(linger_s=0)
+        except StreamRefused as refusal:
+            session.outgoing.refuse(refusal)
+        except DecodeError:
+            detail = "a message of the stream cannot be parsed"
+            session.outgoing.refuse(StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail))
+        except Exception:
+            _log.exception("session %s: defect while reading commands", session.session_id)
+            session.outgoing.refuse(StreamRefused(grpc.StatusCode.INTERNAL, "defect in the engine, see its log"))
+
+    def _deliver_step(self, report: StepReport) -> None:
+        for session_id, command_seq in report.seen_commands.items():
+            if (session := self._sessions.get(session_id)) is not None:
+                session.outgoing.see_commands(command_seq)
+        for output in report.outputs:
+            if (session := self._owners.get(output.request_id)) is not None:
+                session.add_output(output, report.snapshot, report.sampled_at_ns)
+        for session in self._sessions.values():
+            session.outgoing.end_step()
+
+    def _set_state(self, state: EngineState, detail: str) -> None:
+        self._state, self._detail = state, detail
+        self.health.set_serving(state is EngineState.SERVING)
+        self._send_status()
+
+    def _send_status(self) -> None:
+        if self._sessions:
+            status = self._status()
+            for session in self._sessions.values():
+                session.outgoing.set_status(status)
+
+    def _status(self) -> pb.EngineStatus:
+        snapshot = self._parts.snapshot() if self._parts is not None else None
+        return status_message(self._state, self._detail, snapshot, is_stalled=self._is_stalled)
+
+
+def _refuse_hello(detail: str) -> NoReturn:
+    raise StreamRefused(grpc.StatusCode.FAILED_PRECONDITION, detail)

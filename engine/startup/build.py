@@ -1,0 +1,232 @@
+"""From a configuration to an engine that is ready to serve: model, cache, runner, scheduler, in this order and with
+the usual log lines.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine import __version__
+from engine.config import EngineConfig, StepLimits
+from engine.core.config import SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.errors import ConfigError, EngineError
+from engine.model.config import ModelConfig
+from engine.model.fingerprint import weights_fingerprint
+from engine.model.hub import resolve_model
+from engine.model.loader import check_checkpoint, resolve_dtype, weights_bytes
+from engine.model.shapes import find_shape
+from engine.model.sharding import Sharding
+from engine.model.tokenizer_files import TokenizerFiles
+from engine.parallel.followers import OnFailure
+from engine.parallel.group import SINGLE_RANK, SingleRank
+from engine.parallel.process_group import ProcessGroup
+from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
+from engine.serving.engine import EngineParts
+from engine.serving.grammar_compiler import GrammarCompiler
+from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
+from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
+from engine.startup.machine import usable_cpus
+from engine.startup.progress import Startup
+from engine.startup.rank import RankTask, build_runner
+from engine.startup.warm_up import warm_up
+from kernels.cpu.cpu_features import cpu_features
+from kernels.cpu.threads import set_num_threads
+
+_log = logging.getLogger(__name__)
+
+
+def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFailure | None = None) -> EngineParts:
+    """Loads the model and everything around it.
+
+    Args:
+        config: what the user wants.
+        startup: told what is being done, for people.
+        on_rank_failure: see `engine.parallel.followers.Followers`; None ends this process on the spot.
+    Returns: the parts of an engine, warmed up.
+
+    Raises:
+        CheckpointError: the model's files: which one, and why.
+        ConfigError: a flag or the memory: what to change, with numbers.
+    """
+    device = choose_device(config)
+    check_numbers(config, device)
+    limits = config.step_limits(device.type)
+    group = _group(config, device)
+    threads = _set_threads(config, device)
+    if config.batch_invariant:
+        _log.info("Batch-invariant, as CPU kernels always are: every value is added up in one order")
+
+    startup.begin("model", f"finding model {config.model_name}")
+    model_dir = _find_model(config, startup)
+    model_config = ModelConfig.from_dir(model_dir)
+    tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
+    grammars = GrammarCompiler(tokenizer, model_config.vocab_size, model_config.end_token_ids)
+    startup.begin("grammars", "reading the tokenizer for grammars")
+    grammars.prepare()  # before memory is divided: for 150,000 tokens it takes 140 MB
+    dtype = resolve_dtype(config.dtype, model_config, device)
+    kv_dtype = kv_cache_dtype(config, dtype)
+    kv_plan = None
+    if device.type == "cpu":
+        # Before kernels are compiled, which takes a minute the first time: files that are of no use, and a model that
+        # cannot fit.
+        if config.load_format != "dummy":
+            check_checkpoint(model_dir, model_config, dtype, group=group)
+        free_bytes = bytes_beside_weights(group.size * weights_bytes(model_config, dtype, group=group), dtype)
+        shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
+        kv_plan = plan_kv_cache(
+            shard,
+            kv_dtype,
+            config.block_size,
+            kv_cache_bytes(config, shard, kv_dtype, limits, free_bytes // group.size),
+            config.max_model_len,
+            config.num_gpu_blocks_override,
+        )
+
+    _log.info("Starting to load model %s from %s", config.model_name, model_dir)
+    task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads)
+    runner, kv_plan, progress = build_runner(task, group, device, startup, on_rank_failure or _end_process)
+    _log_cache(kv_plan)
+    scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
+    startup.begin("warm-up", "warming up")
+    warm_up(runner, scheduler_config, model_config.vocab_size)
+    num_late_compiles = _watch_compiles(device)
+    return EngineParts(
+        scheduler=Scheduler(scheduler_config),
+        runner=runner,
+        info=_info(config, model_dir, model_config, scheduler_config, tokenizer),
+        tokenizer=tokenizer,
+        max_open_requests=config.max_num_queued_reqs + limits.max_num_seqs,
+        grammars=grammars,
+        num_late_compiles=num_late_compiles,
+        progress=progress,
+    )
+
+
+def _group(config: EngineConfig, device: torch.device) -> ProcessGroup | SingleRank:
+    """Of this process, rank 0 of those that will hold the model."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return SINGLE_RANK
+    if device.type == "cpu":
+        _check_plain_operations(config)
+        _log.info("Tensor parallelism over %d ranks on one CPU, with plain PyTorch operations: for tests", size)
+    return ProcessGroup(0, size, device)
+
+
+def _check_plain_operations(config: EngineConfig) -> None:
+    asked = {
+        f"--quantization {config.quantization}": config.quantization is not None,
+        f"--kv-cache-dtype {config.kv_cache_dtype}": config.kv_cache_dtype != "auto",
+        "--batch-invariant": config.batch_invariant,
+    }
+    for flag, is_asked in asked.items():
+        if is_asked:
+            raise ConfigError(
+                f"{flag} does not go with --tensor-parallel-size {config.tensor_parallel_size} on a CPU: ranks compute "
+                "with plain PyTorch operations there, which have no such thing"
+            )
+
+
+def _end_process(error: EngineError) -> None:
+    _log.critical("%s", error)
+    os._exit(1)
+
+
+def _find_model(config: EngineConfig, startup: Startup) -> Path:
+    """The folder of the checkpoint, or of a shape that is to be filled with random weights."""
+    if config.load_format == "dummy" and (shape := find_shape(config.model)) is not None:
+        _log.info("%s is one of the shapes that come with the engine: %s", config.model, shape)
+        return shape
+    return resolve_model(config.model, startup.at)
+
+
+def _set_threads(config: EngineConfig, device: torch.device) -> int:
+    """Checks and sets the number of threads, and says what the CPU lacks if it is to compute."""
+    threads = config.threads or max(1, usable_cpus() // config.tensor_parallel_size)
+    if device.type != "cpu":
+        return threads
+    try:
+        set_num_threads(threads)
+    except ValueError as error:
+        raise ConfigError(f"--threads: {error}") from error
+    _log.info("Using %d CPU threads", threads)
+    features = cpu_features()
+    if not features.avx512:
+        _log.warning("This CPU has no AVX-512: kernels run on its narrower vectors, at a fraction of the speed")
+    if config.quantization == "int8" and not features.vnni:
+        _log.warning(
+            "This CPU has no AVX-512 VNNI: --quantization int8 saves memory, its weights are multiplied in float32"
+        )
+    return threads
+
+
+def _watch_compiles(device: torch.device) -> Callable[[], int]:
+    """Counts, from now on, what should not happen any more."""
+    if device.type == "cpu":
+        return lambda: 0  # kernels are native programs, made whole before the first step
+    from kernels.gpu.launch import CompileCounter
+
+    counter = CompileCounter(
+        lambda kernel: _log.warning("compiled a kernel while requests wait, which is a defect: %s", kernel)
+    )
+    return lambda: counter.num_compiles
+
+
+def _log_cache(kv_plan: KVCachePlan) -> None:
+    _log.info(
+        "KV cache: %s bytes per token, %.1f MiB in all", f"{kv_plan.bytes_per_token:,}", kv_plan.num_bytes / 2**20
+    )
+    _log.info(
+        "KV cache size: %s tokens (%d blocks of %d)", f"{kv_plan.num_tokens:,}", kv_plan.num_blocks, kv_plan.block_size
+    )
+    _log.info(
+        "Maximum concurrency for %s tokens per request: %.2fx",
+        f"{kv_plan.max_model_len:,}",
+        kv_plan.num_tokens / kv_plan.max_model_len,
+    )
+
+
+def _scheduler_config(
+    config: EngineConfig, model_config: ModelConfig, kv_plan: KVCachePlan, limits: StepLimits, device: torch.device
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_blocks=kv_plan.num_blocks,
+        block_size=kv_plan.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=kv_plan.max_model_len,
+        end_token_ids=model_config.end_token_ids,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.scheduling_policy,
+        max_waiting=config.max_num_queued_reqs,
+        max_steps_in_flight=config.max_steps_in_flight(device.type),
+    )
+
+
+def _info(
+    config: EngineConfig,
+    model_dir: Path,
+    model_config: ModelConfig,
+    scheduler_config: SchedulerConfig,
+    tokenizer: TokenizerFiles,
+) -> pb.EngineInfo:
+    is_dummy = config.load_format == "dummy"
+    return pb.EngineInfo(
+        model=config.model_name,
+        weights_revision=f"dummy-{config.seed}" if is_dummy else weights_fingerprint(model_dir),
+        tokenizer_sha256=tokenizer.sha256(),
+        max_model_len=scheduler_config.max_model_len,
+        block_size=scheduler_config.block_size,
+        num_kv_blocks=scheduler_config.num_blocks,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        vocab_size=model_config.vocab_size,
+        end_token_ids=sorted(model_config.end_token_ids),
+        max_logprobs=config.max_logprobs,
+        engine_version=__version__,
+    )

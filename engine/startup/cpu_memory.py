@@ -1,0 +1,64 @@
+"""How much of this machine's memory the KV cache takes when the model computes on its CPU."""
+
+import logging
+
+import torch
+
+from engine.config import EngineConfig, StepLimits
+from engine.errors import ConfigError
+from engine.model.config import ModelConfig
+from engine.runner.kv_cache import kv_bytes_per_token
+from engine.startup.machine import available_memory_bytes
+
+# The cache's share of the memory that the weights leave, when no size is given. The rest is for activations and for the
+# machine's other users.
+CACHE_SHARE = 0.5
+CACHE_MAX_BYTES = 4 * 2**30
+
+_GIB = 2**30
+
+_log = logging.getLogger(__name__)
+
+
+def bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
+    """The memory that is left for everything else once the weights are loaded.
+
+    Raises: ConfigError: not even the weights fit.
+    """
+    available_bytes = available_memory_bytes()
+    _log.info("Available memory: %.2f GiB, weights: %.2f GiB", available_bytes / _GIB, num_weights_bytes / _GIB)
+    if num_weights_bytes > available_bytes:
+        raise ConfigError(
+            f"the weights take {num_weights_bytes / _GIB:.4f} GiB in {str(dtype).removeprefix('torch.')}, "
+            f"{available_bytes / _GIB:.4f} GiB of memory is free: serve a smaller --model, or free memory"
+        )
+    return available_bytes - num_weights_bytes
+
+
+def kv_cache_bytes(
+    config: EngineConfig, model_config: ModelConfig, kv_dtype: torch.dtype, limits: StepLimits, free_bytes: int
+) -> int:
+    """The memory one rank's cache may take: what is asked for, else a share of what the weights leave, and never more
+    than requests could fill.
+
+    Args:
+        config: what the user wants.
+        model_config: of the rank's part.
+        kv_dtype: of keys and values.
+        limits: of a step.
+        free_bytes: what the weights leave to this rank.
+    Raises: ConfigError: more is asked for than is free.
+    """
+    if config.kv_cache_memory_bytes is not None:
+        if config.kv_cache_memory_bytes > free_bytes:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} is {config.kv_cache_memory_bytes / _GIB:.4g} "
+                f"GiB, the weights leave {free_bytes / _GIB:.4g} GiB of the memory that is free: lower it"
+            )
+        return config.kv_cache_memory_bytes
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    blocks_per_request = -(-max_model_len // config.block_size)
+    most_bytes = (
+        limits.max_num_seqs * blocks_per_request * config.block_size * kv_bytes_per_token(model_config, kv_dtype)
+    )
+    return min(int(free_bytes * CACHE_SHARE), CACHE_MAX_BYTES, most_bytes)

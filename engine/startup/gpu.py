@@ -1,0 +1,71 @@
+"""One GPU of this machine: whether it can be used, and what it is."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import ConfigError
+from engine.startup.gpu_memory import GpuMemory
+from kernels.gpu.targets import Target, UnsupportedTargetError, target_of
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that there are kernels for.
+
+    Attributes:
+        num_processors: its multiprocessors.
+        memory: what of it was free when it was opened.
+    """
+
+    device: torch.device
+    target: Target
+    num_processors: int
+    memory: GpuMemory
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a GPU that there are kernels for; says why not if it sees another."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        target_of(torch.device("cuda", 0))
+    except UnsupportedTargetError as error:
+        _log.warning("%s", error)
+        return False
+    return True
+
+
+def open_gpu(index: int, utilization: float) -> Gpu:
+    """Makes a GPU the current one of this process.
+
+    Args:
+        index: among those torch sees.
+        utilization: share of its memory to use.
+    Raises: ConfigError: there is none, none of this index, none with kernels, or others hold its memory.
+    """
+    if not torch.cuda.is_available():
+        built = "built without CUDA" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
+        raise ConfigError(
+            f"--device cuda: torch {torch.__version__} ({built}) sees no GPU; check nvidia-smi and the installed "
+            "torch, or use --device cpu"
+        )
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--tensor-parallel-size needs GPU {index}, torch sees {torch.cuda.device_count()}: lower it, or make more "
+            "visible with CUDA_VISIBLE_DEVICES"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    try:
+        target = target_of(device)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    except (UnsupportedTargetError, RuntimeError) as error:
+        raise ConfigError(f"--device cuda: {str(error).splitlines()[0]}") from error
+    properties = torch.cuda.get_device_properties(device)
+    memory = GpuMemory(properties.name, total_bytes, free_bytes, utilization)
+    _log.info("GPU %d: %s, %s, %.1f GiB", index, properties.name, target.name, total_bytes / 2**30)
+    return Gpu(device, target, properties.multi_processor_count, memory)

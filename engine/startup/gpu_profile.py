@@ -1,0 +1,98 @@
+"""What a GPU's memory is needed for besides the KV cache: measured, before the cache takes the rest."""
+
+import gc
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.config import StepLimits
+from engine.core.config import SchedulerConfig
+from engine.errors import ConfigError, StepError
+from engine.interfaces import ModelRunner
+from engine.runner.kv_cache import KVCachePlan
+from engine.startup.gpu import Gpu
+from engine.startup.gpu_memory import MemoryUse, graphs_bytes
+from engine.startup.warm_up import run_largest_step
+from kernels.gpu.ops import GpuOps
+
+MakeRunner = Callable[[KVCachePlan, Sequence[int]], ModelRunner]
+"""(size of the cache, batch sizes to record) -> a runner of the loaded model."""
+
+
+def measure_memory(
+    gpu: Gpu,
+    ops: GpuOps,
+    make_runner: MakeRunner,
+    *,
+    limits: StepLimits,
+    ladder: Sequence[int],
+    cache: KVCachePlan,
+    vocab_size: int,
+) -> MemoryUse:
+    """Runs the largest step there can be and records two CUDA graphs, with a cache just large enough for them.
+
+    Every rank of a group must do so at once. What was allocated for it is free again afterwards.
+
+    Args:
+        gpu: where the model has been loaded, and nothing else yet.
+        ops: the model's.
+        make_runner: makes a runner of it.
+        limits: of a step.
+        ladder: batch sizes that graphs will be recorded for, ascending.
+        cache: `smallest_cache` of these limits.
+        vocab_size: of the model.
+
+    Raises:
+        ConfigError: the largest step does not fit.
+        EngineError: it failed otherwise.
+    """
+    device, memory = gpu.device, gpu.memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize(device)
+    free_after_loading = torch.cuda.mem_get_info(device)[0]
+    reserved_after_loading = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+
+    config = SchedulerConfig(
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=min(cache.num_tokens, cache.max_model_len),
+    )
+    try:
+        run_largest_step(make_runner(cache, ()), config, vocab_size)
+        torch.cuda.synchronize(device)
+        peak_bytes = torch.cuda.max_memory_reserved(device) - reserved_after_loading
+        # What libraries take past torch's allocator: workspaces, and the kernels themselves.
+        taken_bytes = free_after_loading - torch.cuda.mem_get_info(device)[0]
+        other_bytes = taken_bytes - (torch.cuda.memory_reserved(device) - reserved_after_loading)
+        if ladder:
+            make_runner(cache, ladder[-2:])
+    except (torch.OutOfMemoryError, StepError) as error:
+        reason = error.__cause__ if isinstance(error, StepError) else error
+        if not isinstance(reason, torch.OutOfMemoryError):
+            raise
+        raise ConfigError(
+            f"the largest step, {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens, does not "
+            f"fit beside the weights: {str(reason).splitlines()[0]} Lower --max-num-batched-tokens or --max-num-seqs"
+        ) from error
+    first_bytes, second_bytes = (*ops.graphs_bytes, 0, 0)[:2]
+    gc.collect()
+    torch.cuda.empty_cache()
+    return MemoryUse(
+        weights_bytes=memory.free_bytes - free_after_loading,
+        step_bytes=max(0, peak_bytes + other_bytes - cache.num_bytes),
+        graphs_bytes=graphs_bytes(first_bytes, second_bytes, len(ladder)),
+    )
+
+
+def smallest_cache(limits: StepLimits, block_size: int, bytes_per_token: int, max_model_len: int) -> KVCachePlan:
+    """Room for the prompts of the largest step and a token after each.
+
+    max_model_len stays what it will be, because buffers of a runner grow with it.
+    """
+    tokens_per_request = -(-limits.max_num_batched_tokens // limits.max_num_seqs) + 1
+    blocks_per_request = -(-tokens_per_request // block_size)
+    return KVCachePlan(limits.max_num_seqs * blocks_per_request, block_size, bytes_per_token, max_model_len)

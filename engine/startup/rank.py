@@ -1,0 +1,314 @@
+"""One rank's part of the engine: model, cache and runner on its device, built alike in every process of a group."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from engine.config import EngineConfig, StepLimits
+from engine.errors import ConfigError
+from engine.interfaces import ModelRunner
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model.loader import load_model, weights_bytes
+from engine.model.sharding import Sharding
+from engine.parallel.followers import START_TIMEOUT_S, Followers, OnFailure
+from engine.parallel.group import ParallelGroup, SingleRank
+from engine.parallel.leading_runner import LeadingRunner
+from engine.parallel.process_group import ProcessGroup
+from engine.parallel.sampling import with_shared_draws
+from engine.runner.buckets import decode_buckets
+from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
+from engine.runner.model_runner import TorchModelRunner
+from engine.runner.stream import CudaStream
+from engine.startup.gpu import Gpu, open_gpu
+from engine.startup.gpu_memory import kv_cache_bytes
+from engine.startup.progress import Startup
+from kernels.families import cpu_ops, reference_ops
+from kernels.gpu.targets import UnsupportedTargetError
+from kernels.interface import KernelOps
+
+if TYPE_CHECKING:
+    from kernels.cpu.ops import CpuOps
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """What every rank builds its part from.
+
+    Attributes:
+        model_dir: the checkpoint's folder.
+        model_config: of the whole model.
+        dtype: of weights and activations.
+        kv_dtype: of the cache; on a GPU float8 stands for the GPU's own.
+        kv_plan: of one rank's cache; None is what its GPU has room for.
+        limits: of a step.
+        num_threads: CPU threads of one rank.
+    """
+
+    config: EngineConfig
+    model_dir: Path
+    model_config: ModelConfig
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kv_plan: KVCachePlan | None
+    limits: StepLimits
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a follower is told first.
+
+    Attributes:
+        rank: which one it is, of `size`.
+        device: where its part lies.
+        meeting_folder: where the ranks find each other.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    meeting_folder: Path
+    task: RankTask
+
+
+class RankParts(NamedTuple):
+    """What a rank has built.
+
+    Attributes:
+        kv_plan: how large its cache has become, which is the same on all ranks.
+        progress: see `EngineParts`.
+    """
+
+    runner: ModelRunner
+    kv_plan: KVCachePlan
+    progress: Callable[[], object] | None = None
+
+
+def build_runner(
+    task: RankTask,
+    group: ProcessGroup | SingleRank,
+    device: torch.device,
+    startup: Startup,
+    on_failure: OnFailure,
+) -> RankParts:
+    """The runner of the whole model; starts the other ranks' processes where there are any.
+
+    Args:
+        task: what to build.
+        group: of this process, rank 0.
+        device: of rank 0; the other ranks have the ones after it, or the same CPU.
+        startup: told what is being done, for people.
+        on_failure: see `Followers`.
+    Raises: EngineError: rank 0 could not build its part.
+    """
+    if isinstance(group, SingleRank):
+        return build_rank(task, group, device, startup)
+    followers = Followers(group, timeout_s=task.config.rank_timeout_s, on_failure=on_failure)
+    try:
+        startup.begin("ranks", f"starting {group.size} ranks")
+        folder = followers.meeting_folder
+        devices = [device if device.type == "cpu" else torch.device(device.type, rank) for rank in range(group.size)]
+        followers.assign([Assignment(rank, group.size, devices[rank], folder, task) for rank in range(1, group.size)])
+        with followers.waiting_for("the other ranks to start", START_TIMEOUT_S):
+            group.join(folder, collective_timeout_s(task.config))
+        parts = build_rank(task, group, device, startup)
+        startup.begin("ranks", "waiting for the other ranks")
+        followers.wait_ready()
+    except BaseException:
+        followers.close()
+        raise
+    return parts._replace(runner=LeadingRunner(parts.runner, followers))
+
+
+def collective_timeout_s(config: EngineConfig) -> float:
+    """How long a collective waits: rank 0 is to say what hangs before torch gives up on it."""
+    return 2 * max(config.rank_timeout_s, START_TIMEOUT_S)
+
+
+def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, startup: Startup) -> RankParts:
+    """The runner of this rank's part.
+
+    Raises:
+        CheckpointError: the model's files: which one, and why.
+        ConfigError: the GPU or the memory.
+    """
+    if device.type == "cuda":
+        try:
+            return _build_on_gpu(task, group, open_gpu(device.index, task.config.gpu_memory_utilization), startup)
+        except UnsupportedTargetError as error:
+            raise ConfigError(str(error)) from error
+    cpu = _cpu_ops(task, startup) if group.size == 1 else None
+    ops: KernelOps
+    if cpu is not None:
+        ops = cpu
+    else:  # the fast operations run a step as one native program, and a collective is none of its instructions
+        torch.set_num_threads(task.num_threads)
+        ops = reference_ops()
+    assert task.kv_plan is not None, "a CPU's memory is divided before anything is loaded"
+    model = _load(task, group, ops, device, startup)
+    startup.begin("KV cache", "allocating the KV cache")
+    runner = _make_runner(task, group, model, ops, task.kv_plan)
+    progress = (lambda: (cpu.progress(), runner.num_filled_masks)) if cpu is not None else None
+    return RankParts(runner, task.kv_plan, progress)
+
+
+def _cpu_ops(task: RankTask, startup: Startup) -> "CpuOps":
+    num_compiled = 0
+
+    def on_compiled(done: int, total: int) -> None:
+        nonlocal num_compiled
+        num_compiled = done
+        startup.at(f"compiling CPU kernels, {done} of {total}; later starts find them on the disk")
+
+    startup.begin("kernels", "loading CPU kernels")
+    quantization: Literal["int8"] | None = "int8" if task.config.quantization == "int8" else None
+    ops = cpu_ops(quantization=quantization, num_threads=task.num_threads, on_compiled=on_compiled)
+    what = f"Compiling {num_compiled} CPU kernels" if num_compiled else "Loading the CPU kernels"
+    _log.info("%s took %.2f seconds", what, startup.phase_s())
+    return ops
+
+
+def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Startup) -> RankParts:
+    from engine.startup.gpu_profile import (  # and with it Triton, which takes half a second
+        measure_memory,
+        smallest_cache,
+    )
+    from kernels.gpu.kernel_cache import NoRoomError
+    from kernels.gpu.ops import GpuOps
+
+    config, target = task.config, gpu.target
+    has_fp8_weights = config.quantization == "fp8" or task.model_config.fp8 is not None
+    if config.kv_cache_dtype == "fp8":
+        task = replace(task, kv_dtype=target.require_fp8("--kv-cache-dtype fp8"))
+    ops = GpuOps(
+        gpu.device,
+        target,
+        num_processors=gpu.num_processors,
+        quantize_weights=config.quantization == "fp8",
+        quantize_inputs=has_fp8_weights,
+        progress=startup.count,
+    )
+    is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
+    if is_measured:
+        gpu.memory.check()
+    gpu.memory.check_weights(
+        weights_bytes(task.model_config, task.dtype, group=group, keeps_fp8=task.model_config.fp8 is not None)
+    )
+    shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
+    ladder = () if config.enforce_eager else decode_buckets(task.limits.max_num_seqs)
+    stream = CudaStream(gpu.device)
+    try:
+        model = _load(task, group, ops, gpu.device, startup)
+        make_runner = partial(_make_runner, task, group, model, ops, stream=stream)
+        cache_bytes = config.kv_cache_memory_bytes or 0  # counts for nothing where the number of blocks is given
+        if is_measured:
+            startup.begin("kernels", "compiling kernels and measuring the largest step")
+            use = measure_memory(
+                gpu,
+                ops,
+                lambda plan, sizes: make_runner(plan, decode_sizes=sizes),
+                limits=task.limits,
+                ladder=ladder,
+                cache=smallest_cache(
+                    task.limits,
+                    config.block_size,
+                    kv_bytes_per_token(shard, task.kv_dtype),
+                    config.max_model_len or shard.max_position_embeddings,
+                ),
+                vocab_size=shard.vocab_size,
+            )
+            cache_bytes = group.least(kv_cache_bytes(gpu.memory, use))
+            _log.info("Compiling kernels and measuring the largest step took %.2f seconds", startup.phase_s())
+        kv_plan = plan_kv_cache(
+            shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
+        )
+        startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
+        runner = make_runner(kv_plan, decode_sizes=ladder)
+        _log_recording(is_measured, len(ladder), startup)
+        return RankParts(runner, kv_plan)
+    except NoRoomError as error:
+        raise ConfigError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU's memory does not suffice: {str(error).splitlines()[0]} Lower --gpu-memory-utilization or "
+            "--kv-cache-memory-bytes, or end what else runs on it"
+        ) from error
+
+
+def _log_recording(is_compiled: bool, num_graphs: int, startup: Startup) -> None:
+    done = [] if is_compiled else ["compiling kernels"]
+    if num_graphs:
+        done.append(f"recording {num_graphs} CUDA graphs")
+    if done:
+        text = " and ".join(done)
+        _log.info("%s took %.2f seconds", text[0].upper() + text[1:], startup.phase_s())
+
+
+def _load(task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: Startup) -> Decoder:
+    num_bytes, loading_s = 0, 0.0
+
+    def on_loaded(done: int, total: int) -> None:
+        nonlocal num_bytes
+        num_bytes = done
+        startup.at(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
+
+    def on_packed(done: int, total: int) -> None:
+        nonlocal loading_s
+        if done == 0:
+            loading_s = startup.phase_s()
+            startup.begin("packing", "packing weights")
+        startup.at(f"packing weights, {done} of {total} layers")
+
+    startup.begin("weights", "loading weights")
+    model = load_model(
+        task.model_dir,
+        task.model_config,
+        ops,
+        dtype=task.dtype,
+        device=device,
+        max_model_len=task.kv_plan.max_model_len if task.kv_plan is not None else task.config.max_model_len,
+        load_format=task.config.load_format,
+        seed=task.config.seed,
+        group=group,
+        progress=on_loaded,
+        on_packed=on_packed,
+    )
+    read = _amount(num_bytes, loading_s) if num_bytes else "random"
+    _log.info("Loading weights took %.2f seconds (%s), packing them %.2f", loading_s, read, startup.phase_s())
+    return model
+
+
+def _amount(num_bytes: int, seconds: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB, {num_bytes / 1e9 / max(seconds, 1e-6):.2f} GB/s"
+
+
+def _make_runner(
+    task: RankTask,
+    group: ParallelGroup,
+    model: Decoder,
+    ops: KernelOps,
+    kv_plan: KVCachePlan,
+    *,
+    stream: CudaStream | None = None,
+    decode_sizes: Sequence[int] = (),
+) -> TorchModelRunner:
+    return TorchModelRunner(
+        model,
+        Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config),
+        kv_plan,
+        with_shared_draws(ops, group),
+        max_num_seqs=task.limits.max_num_seqs,
+        max_num_batched_tokens=task.limits.max_num_batched_tokens,
+        kv_dtype=task.kv_dtype,
+        stream=stream,
+        max_steps_in_flight=task.config.max_steps_in_flight("cpu" if stream is None else "cuda"),
+        decode_buckets=decode_sizes,
+    )

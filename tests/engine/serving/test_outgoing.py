@@ -1,0 +1,327 @@
+"""Messages to one frontend: their order, their merging and their bounds."""
+
+import asyncio
+import dataclasses
+
+import grpc
+import pytest
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.end_reason import EndReason
+from engine.core.outputs import (
+    PromptLogprobs,
+    RequestCompletion,
+    RequestOutput,
+    SchedulerStats,
+    TimeAccount,
+    TokenLogprobs,
+)
+from engine.core.request import RequestId
+from engine.reports import LoopSnapshot
+from engine.serving.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, CoalescePolicy, Outgoing, StreamRefused
+
+SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)
+NO_TIME = TimeAccount(0.0, 0.0, 0.0, 0.0, 0.0, num_preemptions=0)
+
+
+def output(start_index: int, *token_ids: int, **fields: object) -> RequestOutput:
+    return RequestOutput(RequestId(1), start_index, token_ids, **fields)  # type: ignore[arg-type]
+
+
+async def next_step(outgoing: Outgoing) -> pb.StepResult:
+    outgoing.end_step()
+    message = await outgoing.next_message()
+    assert message is not None
+    assert message.WhichOneof("event") == "step"
+    return message.step
+
+
+async def test_admission_comes_first_and_status_is_replaced() -> None:
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 77)
+    outgoing.set_status(pb.EngineStatus(engine_step=1))
+    outgoing.set_status(pb.EngineStatus(engine_step=2))
+    outgoing.announce_drain(pb.DrainNotice())
+    outgoing.reject(pb.Rejection(handle=3))
+    outgoing.accept(1)
+    outgoing.close()
+    messages = []
+    while len(messages) < 4:
+        messages.append(await outgoing.next_message())
+    assert [m.WhichOneof("event") for m in messages if m] == ["admission", "drain", "status", "step"]
+    assert messages[2] is not None
+    assert messages[2].status.engine_step == 2
+
+
+async def test_columns_leave_out_what_is_trivial() -> None:
+    outgoing = Outgoing()
+    outgoing.see_commands(6)
+    outgoing.add_output(4, 0, output(0, 5, num_cached_tokens=16), SNAPSHOT, 77)
+    outgoing.add_output(2, 0, output(7, 8), SNAPSHOT, 78)
+    step = await next_step(outgoing)
+    assert (list(step.handles), list(step.token_ids), list(step.start_indices)) == ([4, 2], [5, 8], [0, 7])
+    assert list(step.token_counts) == list(step.epochs) == []
+    assert not step.HasField("logprobs")
+    assert (step.step_seq, step.last_command_seq, step.engine_step, step.sampled_at_ns) == (1, 6, 9, 78)
+    assert list(step.first_tokens) == [pb.FirstToken(handle=4, num_cached_tokens=16)]
+    assert step.load == pb.LoadStats(
+        num_running=1,
+        num_waiting=2,
+        num_waiting_prefill_tokens=3,
+        num_free_blocks=4,
+        num_preemptions_total=6,
+        num_recomputed_tokens_total=7,
+        prefix_cache_queries_total=8,
+        prefix_cache_hits_total=9,
+        num_generated_tokens_total=10,
+        step_us=11,
+        execute_us=12,
+        num_batched_tokens=13,
+    )
+
+
+async def test_steps_are_merged_into_one_row_per_request() -> None:
+    outgoing = Outgoing()
+    first, second = TokenLogprobs(-0.5, (5, 6), (-0.5, -1.0)), TokenLogprobs(-0.25, (7, 8), (-0.25, -2.0))
+    outgoing.add_output(1, 3, output(2, 5, logprobs=(first,)), SNAPSHOT, 1)
+    outgoing.add_output(2, 0, output(0, 9), SNAPSHOT, 1)
+    completion = RequestCompletion(
+        EndReason.STOP_TOKEN, 10, 0, 4, TimeAccount(0.25, 0.5, 1.5, 2.0, 3.0, num_preemptions=1), stop_token_id=7
+    )
+    outgoing.add_output(1, 3, output(3, 7, logprobs=(second,), completion=completion), SNAPSHOT, 2)
+    step = await next_step(outgoing)
+    assert (list(step.handles), list(step.token_counts), list(step.token_ids)) == ([1, 2], [2, 1], [5, 7, 9])
+    assert (list(step.start_indices), list(step.epochs)) == ([2, 0], [3, 0])
+    columns = step.logprobs
+    assert (list(columns.rows), list(columns.chosen), list(columns.top_widths)) == ([0], [-0.5, -0.25], [2])
+    assert (list(columns.top_ids), list(columns.top_values)) == ([5, 6, 7, 8], [-0.5, -1.0, -0.25, -2.0])
+    (done,) = step.completions
+    assert (done.handle, done.epoch, done.reason, done.stop_token_id) == (1, 3, pb.COMPLETION_REASON_STOP_TOKEN, 7)
+    assert (done.num_output_tokens, done.num_preemptions, done.queued_us, done.prefill_us) == (4, 1, 250_000, 500_000)
+    assert (done.decode_us, done.parked_us, done.preempted_us) == (1_500_000, 2_000_000, 3_000_000)
+
+
+async def test_pieces_of_a_prompt_stay_apart_when_steps_are_merged() -> None:
+    outgoing = Outgoing()
+    tokens = [TokenLogprobs(-0.5 * i, (i, i + 1), (-0.25, -1.0 * i)) for i in range(1, 4)]
+    outgoing.add_output(1, 3, output(0, prompt_logprobs=PromptLogprobs(1, (tokens[0],))), SNAPSHOT, 1)
+    outgoing.add_output(1, 3, output(0, prompt_logprobs=PromptLogprobs(2, (tokens[1], tokens[2]))), SNAPSHOT, 2)
+    outgoing.add_output(2, 0, output(0, prompt_logprobs=PromptLogprobs(1, (TokenLogprobs(-4.0, (), ()),))), SNAPSHOT, 2)
+    outgoing.add_output(1, 3, output(0, 5, num_cached_tokens=0), SNAPSHOT, 2)
+    step = await next_step(outgoing)
+    assert (list(step.handles), list(step.token_ids)) == ([1], [5])
+    first, second, plain = step.prompt_logprobs
+    assert (first.handle, first.epoch, first.start_index, first.top_width) == (1, 3, 1, 2)
+    assert (second.handle, second.epoch, second.start_index, list(second.chosen)) == (1, 3, 2, [-1.0, -1.5])
+    assert (list(second.top_ids), list(second.top_values)) == ([2, 3, 3, 4], [-0.25, -2.0, -0.25, -3.0])
+    assert (plain.handle, plain.top_width, list(plain.chosen), list(plain.top_ids)) == (2, 0, [-4.0], [])
+
+
+async def test_logprobs_of_prompts_count_against_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 9)
+    outgoing = Outgoing()
+    piece = PromptLogprobs(1, (TokenLogprobs(-0.5, (1, 2), (-0.5, -1.0)),) * 3)
+    outgoing.add_output(1, 0, output(0, prompt_logprobs=piece), SNAPSHOT, 1)
+    await next_step(outgoing)
+    outgoing.add_output(1, 0, output(0, 5, prompt_logprobs=piece), SNAPSHOT, 1)
+    with pytest.raises(StreamRefused, match="10 tokens wait to be read"):
+        await outgoing.next_message()
+
+
+async def test_newest_time_account_of_a_request_replaces_an_older_one() -> None:
+    outgoing = Outgoing()
+    outgoing.add_output(1, 3, output(0, 5, time=NO_TIME._replace(queued_s=1.0)), SNAPSHOT, 1)
+    outgoing.add_output(2, 0, output(0, 5), SNAPSHOT, 1)
+    newest = TimeAccount(1.0, 0.5, 7.0, 2.0, 3.0, num_preemptions=1)
+    outgoing.add_output(1, 3, output(1, 6, time=newest), SNAPSHOT, 2)
+    (told,) = (await next_step(outgoing)).time_accounts
+    assert told == pb.TimeAccount(
+        handle=1,
+        epoch=3,
+        queued_us=1_000_000,
+        prefill_us=500_000,
+        parked_us=2_000_000,
+        preempted_us=3_000_000,
+        num_preemptions=1,
+    )
+
+
+async def test_a_closed_window_holds_rows_until_an_acknowledgement() -> None:
+    outgoing = Outgoing()
+    for index in range(STEP_WINDOW):
+        outgoing.add_output(1, 0, output(index, 5), SNAPSHOT, 1)
+        await next_step(outgoing)
+    outgoing.add_output(1, 0, output(STEP_WINDOW, 5), SNAPSHOT, 1)
+    outgoing.set_status(pb.EngineStatus())
+    message = await outgoing.next_message()
+    assert message is not None
+    assert message.WhichOneof("event") == "status"
+    outgoing.acknowledge(1)
+    assert (await next_step(outgoing)).step_seq == STEP_WINDOW + 1
+
+
+async def test_a_stream_that_closes_sends_all_whatever_the_window_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.serving.outgoing.STEP_WINDOW", 0)
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 1)
+    outgoing.close()
+    assert (await next_step(outgoing)).step_seq == 1
+    outgoing.acknowledge(1)
+    assert await outgoing.next_message() is None
+
+
+async def test_a_stream_that_closes_does_not_wait_for_ever_for_its_acknowledgement() -> None:
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 1)
+    outgoing.close(linger_s=0.05)
+    await next_step(outgoing)
+    assert await outgoing.next_message() is None
+
+
+async def test_an_acknowledgement_of_the_future_is_refused() -> None:
+    with pytest.raises(StreamRefused, match="ack of step_seq 1, but only 0 were sent"):
+        Outgoing().acknowledge(1)
+
+
+async def test_a_receiver_that_is_hopelessly_behind_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 3)
+    outgoing = Outgoing()
+    outgoing.add_output(1, 0, output(0, 5, 6, 7), SNAPSHOT, 1)
+    outgoing.add_output(1, 0, output(3, 8), SNAPSHOT, 1)
+    with pytest.raises(StreamRefused, match="4 tokens wait to be read, at most 3") as caught:
+        await outgoing.next_message()
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_unsent_answers_to_submissions_are_bounded() -> None:
+    outgoing = Outgoing()
+    for handle in range(MAX_UNSENT_ADMISSIONS):
+        assert not outgoing.is_full
+        outgoing.accept(handle)
+    assert outgoing.is_full
+    await outgoing.next_message()
+    assert not outgoing.is_full
+
+
+HOUR_S = 3600.0
+FAST = dataclasses.replace(SNAPSHOT, step_us=5_000)
+
+
+def step(outgoing: Outgoing, number: int, *, num_streams: int = 8, **fields: object) -> None:
+    """Tokens for all streams; `fields` are the first one's."""
+    snapshot = dataclasses.replace(FAST, engine_step=number)
+    for handle in range(1, num_streams + 1):
+        extra = fields if handle == 1 else {}
+        outgoing.add_output(handle, 0, output(number, 5, **extra), snapshot, 1000 + number)
+    outgoing.end_step()
+
+
+async def sent(outgoing: Outgoing) -> pb.StepResult | None:
+    """What leaves at once; None: it waits."""
+    waiting = asyncio.create_task(outgoing.next_message())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if not waiting.done():
+        waiting.cancel()
+        return None
+    message = waiting.result()
+    assert message is not None
+    return message.step
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "waited_s", "step_s", "holds"),
+    [
+        (8, 0.0, 0.005, True),
+        (7, 0.0, 0.005, False),  # few streams are never delayed
+        (64, 0.020, 0.005, True),
+        (64, 0.021, 0.005, False),  # the next step would come too late
+        (64, 0.0, 0.026, False),  # long steps are not worth waiting for
+    ],
+)
+def test_rows_wait_while_many_streams_run_and_the_next_step_comes_in_time(
+    num_rows: int, waited_s: float, step_s: float, holds: bool
+) -> None:
+    assert CoalescePolicy(0.025).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s) is holds
+    assert not CoalescePolicy(0.0).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s)
+
+
+async def test_steps_leave_in_one_message_that_says_how_many_they_were() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    for number in range(3):
+        step(outgoing, number)
+        assert await sent(outgoing) is None
+    step(outgoing, 3, time=NO_TIME)  # the first stream has news that must not wait: all goes with it
+    message = await sent(outgoing)
+    assert message is not None
+    assert (message.num_steps, message.engine_step, message.sampled_at_ns) == (4, 3, 1003)
+    assert list(message.token_counts) == [4] * 8
+    step(outgoing, 4)
+    assert await sent(outgoing) is None, "the next ones wait again"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_cached_tokens": 0, "time": NO_TIME},
+        {"completion": RequestCompletion(EndReason.MAX_TOKENS, 1, 0, 1, NO_TIME)},
+        {"completion": RequestCompletion(EndReason.ENGINE_ERROR, 1, 0, 1, NO_TIME)},
+        {"prompt_logprobs": PromptLogprobs(1, (TokenLogprobs(-4.0, (), ()),))},
+        {"time": NO_TIME},  # of a request that has used its last credit, or comes back
+    ],
+)
+async def test_first_tokens_ends_and_the_last_token_of_a_credit_leave_at_once(fields: dict[str, object]) -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    step(outgoing, 0, num_streams=20, **fields)
+    assert await sent(outgoing) is not None
+
+
+async def test_seven_streams_are_never_delayed() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    step(outgoing, 0, num_streams=7)
+    assert await sent(outgoing) is not None
+
+
+async def test_tokens_leave_after_the_delay_though_no_step_follows() -> None:
+    outgoing = Outgoing(CoalescePolicy(0.02))
+    step(outgoing, 0)
+    message = await outgoing.next_message()
+    assert message is not None
+    assert message.step.num_steps == 1
+
+
+async def test_an_end_without_a_step_and_a_closing_stream_take_along_what_waits() -> None:
+    for end in (lambda o: o.complete(pb.Completion(handle=3)), lambda o: o.close()):
+        outgoing = Outgoing(CoalescePolicy(HOUR_S))
+        step(outgoing, 0)
+        assert await sent(outgoing) is None
+        end(outgoing)
+        assert await sent(outgoing) is not None
+
+
+async def test_what_waits_does_not_hold_up_admissions_and_heartbeats() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    step(outgoing, 0)
+    outgoing.accept(9)
+    outgoing.set_status(pb.EngineStatus())
+    kinds = []
+    for _ in range(2):
+        message = await outgoing.next_message()
+        assert message is not None
+        kinds.append(message.WhichOneof("event"))
+    assert kinds == ["admission", "status"]
+    assert await sent(outgoing) is None
+
+
+async def test_steps_that_wait_for_the_window_are_sent_with_its_acknowledgement() -> None:
+    outgoing = Outgoing(CoalescePolicy(HOUR_S))
+    for number in range(STEP_WINDOW):
+        step(outgoing, number, time=NO_TIME)
+        assert await sent(outgoing) is not None
+    step(outgoing, STEP_WINDOW, time=NO_TIME)
+    step(outgoing, STEP_WINDOW + 1)
+    assert await sent(outgoing) is None
+    outgoing.acknowledge(1)
+    message = await sent(outgoing)
+    assert message is not None
+    assert message.num_steps == 2

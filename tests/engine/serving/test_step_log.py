@@ -1,0 +1,56 @@
+"""What the step log does when writing fails."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.core.outputs import SchedulerOutput, SchedulerStats
+from engine.errors import ConfigError
+from engine.reports import LoopSnapshot
+from engine.serving.step_log import StepLog, StepTimes
+from tests.hang import HANG_S
+
+PLAN = SchedulerOutput(1, (), (), (), 0)
+SNAPSHOT = LoopSnapshot(1, 1, SchedulerStats(0, 0, 0, 4, 4, 0, 0, 0, 0, 0))
+TIMES = StepTimes(0, 1000, 5000, 6000)
+
+
+def test_a_file_that_cannot_be_opened_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--step-log .*missing/x: No such file"):
+        StepLog(tmp_path / "missing" / "x")
+
+
+def test_lines_that_find_no_room_are_counted_and_block_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.serving.step_log.MAX_QUEUED_STEPS", 2)
+    writing, release = threading.Event(), threading.Event()
+    line_of = StepLog._line
+
+    def slow_line(log: StepLog, step: object) -> str:
+        writing.set()
+        assert release.wait(HANG_S)
+        return line_of(log, step)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StepLog, "_line", slow_line)
+    log = StepLog(tmp_path / "steps")
+    log.write(PLAN, (), SNAPSHOT, TIMES)
+    assert writing.wait(HANG_S)
+    for _ in range(5):
+        log.write(PLAN, (), SNAPSHOT, TIMES)
+    release.set()
+    log.close()
+    lines = (tmp_path / "steps").read_text().splitlines()
+    assert len(lines) == 3
+    assert '"dropped":3' in lines[0]
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    log = StepLog(Path("/dev/full"))
+    for _ in range(5):
+        log.write(PLAN, (), SNAPSHOT, TIMES)
+    log.close()
+    assert "step log stopped: No space left on device" in caplog.text
+
+
+def test_times_are_in_whole_microseconds() -> None:
+    assert (TIMES.step_us, TIMES.execute_us) == (6, 4)

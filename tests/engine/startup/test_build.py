@@ -1,0 +1,216 @@
+"""From a configuration to an engine, on a tiny model."""
+
+import json
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig, Quantization
+from engine.core.outputs import SchedulerOutput
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.errors import CheckpointError, ConfigError
+from engine.serving.engine import EngineParts
+from engine.startup.build import build_engine
+from engine.startup.machine import usable_cpus
+from engine.startup.progress import Startup
+from kernels.cpu.cpu_features import CpuFeatures
+
+
+@pytest.fixture(scope="module")
+def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("built") / "tiny-llama"
+    shutil.copytree(make_checkpoint("llama"), path)
+    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    return path
+
+
+def _tokens(parts: EngineParts) -> list[int]:
+    """What a request of three tokens is answered."""
+    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
+    tokens: list[int] = []
+    in_flight: deque[SchedulerOutput] = deque()
+    while parts.scheduler.has_work() or in_flight:
+        if parts.scheduler.has_work():
+            in_flight.append(parts.scheduler.schedule(0.0))
+            parts.runner.launch(in_flight[-1])
+        if len(in_flight) == parts.scheduler.max_steps_in_flight or not parts.scheduler.has_work():
+            outputs = parts.scheduler.update(in_flight.popleft(), parts.runner.collect(), 0.0)
+            tokens += [token_id for output in outputs for token_id in output.token_ids]
+    return tokens
+
+
+def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
+    tokens = []
+    for async_scheduling, max_steps_in_flight in ((None, 1), (False, 1), (True, 2)):
+        config = EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, async_scheduling=async_scheduling)
+        parts = build_engine(config, Startup())
+        assert parts.scheduler.max_steps_in_flight == max_steps_in_flight
+        tokens.append(_tokens(parts))
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len(tokens[0]) == 3
+
+
+def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    details: list[str] = []
+    config = EngineConfig(model=str(model_dir), max_num_seqs=4, kv_cache_memory_bytes=2**18, max_num_queued_reqs=6)
+    parts = build_engine(config, Startup(details.append))
+    assert parts.info.num_kv_blocks == 2**18 // 512 // 16
+    assert (parts.info.max_num_seqs, parts.info.max_num_batched_tokens, parts.info.max_model_len) == (4, 512, 512)
+    assert list(parts.info.end_token_ids) == [2]
+    assert parts.info.tokenizer_sha256 == parts.tokenizer.sha256()
+    assert parts.max_open_requests == 10
+    assert details.index("reading the tokenizer for grammars") < details.index("loading weights")
+    assert "Structured output is not available" in caplog.text  # it has been tried, with a tokenizer of one token
+    assert "loading weights" in details
+    assert details[-1] == "warming up"
+    assert parts.progress is not None
+    mark = parts.progress()
+    assert parts.progress() == mark
+    assert len(_tokens(parts)) == 3
+    assert parts.progress() != mark
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_int8_engines_serve(model_dir: Path, quantization: Quantization | None, threads: int) -> None:
+    """The cache takes a byte for each of 16 elements, and four for their scale."""
+    config = EngineConfig(
+        model=str(model_dir),
+        quantization=quantization,
+        kv_cache_dtype="int8",
+        batch_invariant=True,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=2**18,
+        threads=min(threads, usable_cpus()),
+    )
+    parts = build_engine(config, Startup())
+    assert parts.info.num_kv_blocks == 2**18 // (2 * 2 * 2 * (16 + 4)) // 16
+    assert len(_tokens(parts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        (CpuFeatures(avx512=False, vnni=False), ["no AVX-512:", "no AVX-512 VNNI"]),
+        (CpuFeatures(avx512=True, vnni=False), ["no AVX-512 VNNI"]),
+    ],
+)
+def test_what_the_cpu_lacks_is_said(
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    features: CpuFeatures,
+    words: list[str],
+) -> None:
+    monkeypatch.setattr("engine.startup.build.cpu_features", lambda: features)
+    build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), Startup())
+    own = [record for record in caplog.records if record.name == "engine.startup.build"]
+    warnings = [record.getMessage() for record in own if record.levelname == "WARNING"]
+    assert len(warnings) == len(words)
+    assert all(part in warning for part, warning in zip(words, warnings, strict=True))
+
+
+def test_reading_and_packing_weights_are_told_apart(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    details: list[str] = []
+    startup = Startup()
+    monkeypatch.setattr(startup, "at", details.append)  # all of it, however fast it comes
+    with caplog.at_level("INFO"):
+        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), startup)
+    num_layers = json.loads((model_dir / "config.json").read_text())["num_hidden_layers"]
+    loading = [detail for detail in details if detail.startswith("loading weights")]
+    assert loading[-1].startswith("loading weights 100 %")
+    assert [detail for detail in details if detail.startswith("packing weights")] == [
+        f"packing weights, {number} of {num_layers} layers" for number in range(num_layers)
+    ]
+    [line] = [record.getMessage() for record in caplog.records if "Loading weights took" in record.getMessage()]
+    assert re.fullmatch(r"Loading weights took [\d.]+ seconds \([\d.]+ GB, [\d.]+ GB/s\), packing them [\d.]+", line)
+    assert re.search(r"weights [\d.]+, packing [\d.]+", startup.end())
+
+
+def test_without_a_size_the_cache_is_no_larger_than_requests_can_fill(model_dir: Path) -> None:
+    parts = build_engine(EngineConfig(model=str(model_dir), max_num_seqs=3), Startup())
+    assert parts.info.num_kv_blocks == 3 * 512 // 16
+
+
+def test_the_model_length_is_cut_to_the_cache_unless_it_was_asked_for(model_dir: Path) -> None:
+    parts = build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), Startup())
+    assert parts.info.max_model_len == 8 * 16
+    with pytest.raises(ConfigError, match=r"512 tokens needs .* --max-model-len"):
+        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, max_model_len=512), Startup())
+
+
+def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    details: list[str] = []
+    monkeypatch.setattr("engine.startup.cpu_memory.available_memory_bytes", lambda: 200_000)
+    with pytest.raises(ConfigError, match=r"the weights take 0\.00\d\d GiB in float32, 0\.0002 GiB of memory is free"):
+        build_engine(EngineConfig(model=str(model_dir)), Startup(details.append))
+    assert not [detail for detail in details if "loading" in detail]
+
+
+def test_weights_that_are_of_no_use_are_refused_before_kernels_are_compiled(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.startup.rank.cpu_ops", pytest.fail)
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    [file] = broken.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"safetensors: has \d+ bytes, its header promises \d+: truncated"):
+        build_engine(EngineConfig(model=str(broken)), Startup())
+    file.unlink()
+    with pytest.raises(CheckpointError, match="has neither"):
+        build_engine(EngineConfig(model=str(broken)), Startup())
+
+
+def test_the_cache_is_sized_by_what_the_weights_leave(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights_bytes = (model_dir / "model.safetensors").stat().st_size
+    monkeypatch.setattr("engine.startup.cpu_memory.available_memory_bytes", lambda: weights_bytes + 2 * 2**20)
+    parts = build_engine(EngineConfig(model=str(model_dir)), Startup())
+    header_blocks = 1  # the file's header is counted as a weight above
+    assert 0 <= parts.info.num_kv_blocks - 2**20 // 512 // 16 <= header_blocks
+
+
+def test_a_model_without_its_tokenizer_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    shutil.copytree(model_dir, path)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
+        build_engine(EngineConfig(model=str(path)), Startup())
+
+
+def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tiny-1b").mkdir()
+    shutil.copy(model_dir / "config.json", tmp_path / "tiny-1b")
+    monkeypatch.setattr("engine.model.shapes._FOLDER", tmp_path)
+    with caplog.at_level("INFO"):
+        parts = build_engine(EngineConfig(model="Tiny-1B", load_format="dummy"), Startup())
+    assert "Tiny-1B is one of the shapes that come with the engine" in caplog.text
+    assert (parts.info.model, parts.info.weights_revision) == ("Tiny-1B", "dummy-0")
+    assert parts.tokenizer.files == ()
+    assert len(_tokens(parts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"quantization": "fp8"}, "--quantization fp8: on a CPU it is int8"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: on a CPU it is int8"),
+        ({"threads": 4096}, r"--threads: 4096 threads asked for, 1 to \d+ can be had"),
+        ({"max_num_seqs": 32, "max_num_batched_tokens": 16}, "--max-num-batched-tokens 16"),
+        ({"dtype": "bfloat16"}, "bfloat16.*float32"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_said(model_dir: Path, fields: dict[str, object], words: str) -> None:
+    config = EngineConfig(model=str(model_dir), device="cpu", **fields)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        build_engine(config, Startup())

@@ -1,0 +1,51 @@
+"""Which device, and what is refused there."""
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_gpu", "device"),
+    [("auto", True, GPU), ("auto", False, CPU), ("cpu", True, CPU), ("cuda", False, GPU), ("cuda", True, GPU)],
+)
+def test_a_gpu_is_taken_if_it_is_there_or_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: str, has_gpu: bool, device: torch.device
+) -> None:
+    monkeypatch.setattr("engine.startup.device.has_gpu", lambda: has_gpu)
+    assert choose_device(EngineConfig(model="any", device=asked)) == device  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "device", "words"),
+    [
+        ({"quantization": "fp8"}, CPU, "--quantization fp8: on a CPU it is int8"),
+        ({"quantization": "int8"}, GPU, "--quantization int8: on a GPU it is fp8"),
+        ({"kv_cache_dtype": "fp8"}, CPU, "--kv-cache-dtype fp8: on a CPU it is int8"),
+        ({"kv_cache_dtype": "int8"}, GPU, "--kv-cache-dtype int8: on a GPU it is fp8"),
+        ({"batch_invariant": True}, GPU, "--batch-invariant: .* --device cpu"),
+    ],
+)
+def test_numbers_that_the_device_lacks_are_refused(fields: dict[str, object], device: torch.device, words: str) -> None:
+    config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        check_numbers(config, device)
+
+
+@pytest.mark.parametrize(
+    ("fields", "device", "dtype"),
+    [
+        ({}, GPU, torch.bfloat16),
+        ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, GPU, torch.float8_e4m3fn),
+        ({"quantization": "int8", "kv_cache_dtype": "int8", "batch_invariant": True}, CPU, torch.int8),
+    ],
+)
+def test_numbers_that_it_has_are_taken(fields: dict[str, object], device: torch.device, dtype: torch.dtype) -> None:
+    config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
+    check_numbers(config, device)
+    assert kv_cache_dtype(config, torch.bfloat16) is dtype

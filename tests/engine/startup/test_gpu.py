@@ -1,0 +1,56 @@
+"""What is said of GPUs that are not there, or not like others; torch's view of the machine is made up."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.startup.gpu import has_gpu, open_gpu
+
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Two H200; attributes may be changed."""
+    machine = SimpleNamespace(name="H200", major=9, minor=0, multi_processor_count=132, count=2, free=139 * GIB)
+    monkeypatch.setattr(torch.version, "hip", None)
+    for name, value in {
+        "is_available": lambda: machine.count > 0,
+        "device_count": lambda: machine.count,
+        "set_device": lambda _: None,
+        "get_device_properties": lambda _: machine,
+        "mem_get_info": lambda _: (machine.free, 140 * GIB),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return machine
+
+
+def test_a_gpu_is_opened(machine: SimpleNamespace) -> None:
+    assert has_gpu()
+    gpu = open_gpu(1, 0.5)
+    assert (gpu.device, gpu.target.name, gpu.num_processors) == (torch.device("cuda", 1), "sm_90", 132)
+    assert (gpu.memory.free_bytes, gpu.memory.budget_bytes) == (139 * GIB, 70 * GIB)
+
+
+def test_a_machine_without_one_says_what_torch_sees(machine: SimpleNamespace) -> None:
+    machine.count = 0
+    assert not has_gpu()
+    with pytest.raises(ConfigError, match=r"--device cuda: torch .* sees no GPU; .*--device cpu"):
+        open_gpu(0, 0.9)
+
+
+def test_more_ranks_than_gpus_are_refused(machine: SimpleNamespace) -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size needs GPU 2, torch sees 2"):
+        open_gpu(2, 0.9)
+
+
+def test_a_gpu_without_kernels_is_left_alone_unless_asked_for(
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.name, machine.major = "V100", 7
+    assert not has_gpu()
+    assert "V100 is sm_70; there are kernels for sm_80" in caplog.text
+    with pytest.raises(ConfigError, match="--device cuda: V100 is sm_70"):
+        open_gpu(0, 0.9)

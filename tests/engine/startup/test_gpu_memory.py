@@ -1,0 +1,44 @@
+"""How a GPU's memory is divided, and what is said where it does not suffice."""
+
+import logging
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.startup.gpu_memory import GpuMemory, MemoryUse, graphs_bytes, kv_cache_bytes
+
+GIB = 2**30
+H200 = GpuMemory("an H200", 140 * GIB, 139 * GIB, 0.9)
+
+
+def test_the_cache_gets_what_the_rest_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    use = MemoryUse(weights_bytes=15 * GIB, step_bytes=2 * GIB, graphs_bytes=1 * GIB)
+    with caplog.at_level(logging.INFO):
+        assert kv_cache_bytes(H200, use) == 126 * GIB - 18 * GIB
+    for part in ("126.00 GiB of 140.00 GiB", "weights 15.00", "largest step 2.00", "graphs 1.00", "cache 108.00"):
+        assert part in caplog.text
+
+
+def test_when_nothing_is_left_the_missing_bytes_and_the_flags_are_named() -> None:
+    use = MemoryUse(weights_bytes=125 * GIB, step_bytes=3 * GIB, graphs_bytes=GIB // 2)
+    with pytest.raises(ConfigError, match=r"take 2\.50 GiB more than the 126\.00 GiB .* --max-num-batched-tokens"):
+        kv_cache_bytes(H200, use)
+
+
+def test_a_gpu_that_others_use_is_refused_with_the_share_that_is_left() -> None:
+    H200.check()
+    shared = GpuMemory("an H200", 140 * GIB, 70 * GIB, 0.9)
+    with pytest.raises(ConfigError, match=r"126\.00 GiB of the 140\.00 .* 70\.00 GiB is free.* 0\.50 at most"):
+        shared.check()
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_is_missing() -> None:
+    H200.check_weights(125 * GIB)
+    with pytest.raises(ConfigError, match=r"141\.00 GiB.* 15\.00 GiB too little\. .* --tensor-parallel-size"):
+        H200.check_weights(141 * GIB)
+
+
+def test_a_ladder_takes_its_largest_graph_and_the_others_what_the_second_took() -> None:
+    assert graphs_bytes(300, 20, 5) == 300 + 4 * 20
+    assert graphs_bytes(300, 0, 1) == 300
+    assert graphs_bytes(0, 0, 0) == 0

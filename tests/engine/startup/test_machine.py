@@ -1,0 +1,62 @@
+"""Limits of the machine and of the control group: the smaller one counts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.startup.machine import available_memory_bytes, usable_cpus
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("max 100000", None), ("50000 100000", 1), ("100000 100000", 1)])
+def test_a_cpu_quota_cuts_the_threads(tmp_path: Path, quota: str, cpus: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cpus(tmp_path) == (cpus or len(os.sched_getaffinity(0)))
+
+
+def test_without_a_control_group_the_machine_counts(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
+    assert available_memory_bytes(meminfo, tmp_path) == 2048 * 1024
+    assert usable_cpus(tmp_path) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("limit", "used", "free"), [("max", "5", 2**21), ("3000", "1000", 2000), ("1000", "3000", 0)])
+def test_a_memory_limit_cuts_what_is_free(tmp_path: Path, limit: str, used: str, free: int) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 2048 kB\n")
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text(used)
+    assert available_memory_bytes(meminfo, tmp_path) == free
+
+
+def test_page_cache_counts_as_free(tmp_path: Path) -> None:
+    """Else an engine that is started anew finds its memory taken by the weights that the first one has read."""
+    (tmp_path / "memory.max").write_text("3000")
+    (tmp_path / "memory.current").write_text("2900")
+    (tmp_path / "memory.stat").write_text("anon 900\nfile 2000\nshmem 0\ninactive_file 1500\nactive_file 500\n")
+    assert available_memory_bytes(tmp_path / "none", tmp_path) == 3000 - 900
+
+
+def test_without_meminfo_something_is_free(tmp_path: Path) -> None:
+    assert available_memory_bytes(tmp_path / "none", tmp_path) > 0
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("-1", None), ("50000", 1), ("100000", 1)])
+def test_a_cpu_quota_of_version_1_cuts_the_threads(tmp_path: Path, quota: str, cpus: int | None) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cpus(tmp_path) == (cpus or len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(("limit", "free"), [("9223372036854771712", 2**21), ("200000000", 2**21), ("3000", 2100)])
+def test_a_memory_limit_of_version_1_cuts_what_is_free(tmp_path: Path, limit: str, free: int) -> None:
+    """As a container sees it on a host with control groups of version 1; children count, as in the usage."""
+    meminfo, memory = tmp_path / "meminfo", tmp_path / "memory"
+    meminfo.write_text("MemAvailable: 2048 kB\n")
+    memory.mkdir()
+    (memory / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (memory / "memory.usage_in_bytes").write_text("2900\n")
+    (memory / "memory.stat").write_text("cache 9\ninactive_file 7\ntotal_inactive_file 1500\ntotal_active_file 500\n")
+    assert available_memory_bytes(meminfo, tmp_path) == free
