@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_NO_SERVICE = "-chairlift.service.health_list"  # needs grpcio-health-checking, which the two services alone have
+_NO_SERVICE = "-chairlift.service.health"  # needs grpcio-health-checking, which the two services alone have
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
 # Packages each extra must import whole; "" is the distribution without extras. Names behind "-" are left out: they are

@@ -4,7 +4,7 @@ Exit status: 0 after a drain, 1 after a failure (with its traceback; one line if
 the model or the machine must be changed first (one line on stderr says which and how).
 """
 
-import engine.silent_grpc  # noqa: F401 - before grpc
+import chairlift.service.silent_grpc  # noqa: F401 - before grpc
 
 # isort: split
 import contextlib
@@ -16,12 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from chairlift.service.log_format import JSON, escaped
+from chairlift.service.logs import log_to_stderr, report_error, terminal
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
 from engine.flags import parse_config
-from engine.logs import log_to_stderr, terminal
 from engine.serving.engine import FAREWELL_S, Engine
 from engine.serving.io_thread import IoThread
 from engine.serving.outgoing import CoalescePolicy
@@ -39,6 +38,8 @@ STALL_TIMEOUT_S = 30.0
 longer.
 """
 
+_PROGRAM = "chairlift-engine"
+
 _log = logging.getLogger("engine")
 
 
@@ -46,19 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine until it is told to stop; returns the exit status."""
     began_at_s = time.monotonic()
     config = parse_config(sys.argv[1:] if argv is None else argv)
-    log_to_stderr(config.log_level, config.log_format)
+    log_to_stderr(_PROGRAM, config.log_level, config.log_format)
     try:
         _run(config, began_at_s)
     except (ConfigError, CheckpointError) as error:
-        _complain(error, config)
+        report_error(_PROGRAM, error, config.log_format)
         return 2
     except StoppedWhileLoading:
         _log.info("stopped while loading")
     except DeviceError as error:
-        _complain(error, config)
+        report_error(_PROGRAM, error, config.log_format)
         os._exit(1)  # torch would free what it has on the device, and fail at that, in many lines
     except IntegrityError as error:
-        _complain(error, config)
+        report_error(_PROGRAM, error, config.log_format)
         return 1
     except StepError:
         return 1
@@ -127,20 +128,13 @@ def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Calla
     """What to do when another process of the model fails, or the device hangs: the main thread may wait for ever."""
 
     def end(error: EngineError) -> None:
-        _complain(error, config)
+        report_error(_PROGRAM, error, config.log_format)
         with contextlib.suppress(RuntimeError):  # the event loop is gone too
             io.call(service.fail, str(error))
         io.stop(FAREWELL_S)
         os._exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)
 
     return end
-
-
-def _complain(error: EngineError, config: EngineConfig) -> None:
-    if config.log_format == JSON:
-        _log.critical("%s", error)
-    else:
-        print(f"chairlift-engine: error: {escaped(str(error))}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
+from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
 from engine.config import (
     DEFAULT_STEP_LIMITS,
     DeviceName,
@@ -32,8 +33,6 @@ ENV_NAMES = {
     for flag in ("--host", "--port", "--tls-cert", "--tls-key", "--tls-client-ca", "--insecure-bind")
 }
 BLOCK_SIZES = (16, 32, 64, 128)
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

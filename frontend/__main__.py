@@ -1,24 +1,29 @@
 """`chairlift-frontend`: runs one frontend process, or several workers, until SIGTERM or SIGINT, which drain it."""
 
+import chairlift.service.silent_grpc  # noqa: F401 - before grpc
+
+# isort: split
 import asyncio
 import gc
 import os
 import sys
 from collections.abc import Sequence
 
+from chairlift.service.logs import announce, log_to_stderr, report_error
+from chairlift.service.signals import StopSignals
 from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
-from frontend.logs import announce, complain, log_to_stderr
-from frontend.signals import StopSignals
 from frontend.workers.run import run_workers
 from frontend.workers.supervisor import WorkerFailed
+
+_PROGRAM = "chairlift-frontend"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the frontend; returns the exit status."""
     config = parse_arguments(sys.argv[1:] if argv is None else argv)
-    log_to_stderr(config.log_level, config.log_format)
+    log_to_stderr(_PROGRAM, config.log_level, config.log_format)
     os.setpriority(os.PRIO_PROCESS, 0, max(config.nice, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
         if config.workers > 1:
@@ -27,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
                 num_drained = runner.run(_serve(config))
     except (ConfigError, WorkerFailed) as error:
-        complain("chairlift-frontend", error, config.log_format)
+        report_error(_PROGRAM, error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
     announce(f"drained {num_drained}", config.log_format)
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from chairlift.service.health_list import add_health
+from chairlift.service.health import Health, add_health
 from chairlift.service.process_limits import ProcessLimitError, check_process_limits
 from chairlift.v1 import generation_service_pb2
 from chairlift.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -26,7 +26,6 @@ from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation.admission import Admission
 from frontend.generation.pipeline import Generations
-from frontend.health import Health
 from frontend.limits import MAX_REQUEST_BYTES
 from frontend.observability.call_origin import GrpcOrigin, HttpOrigin
 from frontend.observability.metrics import Metrics

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from chairlift.service.log_format import LOG_FORMATS
+from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
 from frontend.errors import ConfigError
-from frontend.logs import LOG_LEVELS
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 
 MIN_HEARTBEAT_TIMEOUT_S = 2.0

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from chairlift.service.undelivered import ignore_undelivered_answers
+from chairlift.service.logs import ignore_undelivered_answers
 
 
 class ClientErrors(grpc.aio.ServerInterceptor):

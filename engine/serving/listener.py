@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from chairlift.engine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
-from chairlift.service.health_list import add_health
+from chairlift.service.health import add_health
 from engine.errors import ConfigError
 from engine.serving.client_errors import ClientErrors
 from engine.serving.server import EngineService

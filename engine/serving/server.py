@@ -24,9 +24,9 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer
 from chairlift.service.end_reason import EndReason
 from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from chairlift.service.health import Health
 from engine.commands import Inbox
 from engine.core.request import RequestId
-from engine.health import EngineHealth
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
 from engine.serving.convert import RequestLimits
@@ -37,6 +37,7 @@ from engine.serving.session import Session, SessionContext
 from engine.serving.stall import StallMeter
 from engine.serving.throughput_log import ThroughputLog
 
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["EngineService"].full_name
 HEARTBEAT_S = 0.25
 HELLO_TIMEOUT_S = 10.0
 TOKENIZER_CHUNK_BYTES = 1 << 20
@@ -87,7 +88,7 @@ class EngineService(EngineServiceServicer):
         self._coalescing = coalescing or CoalescePolicy()
         self._log_stats_interval_s = log_stats_interval_s
         self.instance_id = uuid.uuid4().hex
-        self.health = EngineHealth()
+        self.health = Health(SERVICE_NAME, process_status_follows=True)
         self._state = EngineState.LOADING
         self._detail = "starting"
         self._stall_meter = StallMeter(HEARTBEAT_S)

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+from chairlift.service.logs import log_to_stderr
 from engine.errors import EngineError, StepError
-from engine.logs import log_to_stderr
 from engine.parallel.plans import COLLECT, unpack_plan
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def _follow(channel: Connection) -> None:
     assert isinstance(assignment, Assignment)
     task = assignment.task
     level = "debug" if task.config.log_level == "debug" else "warning"
-    log_to_stderr(level, task.config.log_format, rank=assignment.rank)
+    log_to_stderr("chairlift-engine", level, task.config.log_format, rank=assignment.rank)
     group = ProcessGroup(assignment.rank, assignment.size, assignment.device)
     group.join(assignment.meeting_folder, collective_timeout_s(task.config))
     try:

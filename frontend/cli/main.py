@@ -1,11 +1,12 @@
 """`chairlift COMMAND ...`: finds the command and imports it alone, so that one command's needs are not another's."""
 
+import chairlift.service.silent_grpc  # noqa: F401 - before grpc
+
+# isort: split
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-
-from frontend.logs import silence_grpc_core
 
 COMMANDS = {
     "up": "run an engine and a frontend together",
@@ -19,7 +20,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        silence_grpc_core()
         module = importlib.import_module(f"frontend.cli.{name}")
         try:
             status: int = module.main(arguments[1:])

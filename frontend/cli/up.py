@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from chairlift import GenerationError
+from chairlift.service.logs import announce, log_to_stderr, report_error
+from chairlift.service.signals import StopSignals
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp
 from frontend.cli.complaint import complaint
@@ -25,8 +27,6 @@ from frontend.cli.proof import show_proof
 from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, with_source
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
-from frontend.logs import announce, complain, log_to_stderr
-from frontend.signals import StopSignals
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
@@ -53,14 +53,14 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
             raise ConfigError("--proof speaks no TLS: add --no-proof, or leave out --tls-cert")
     except ConfigError as error:
         parser.error(with_source(str(error), argv))
-    log_to_stderr(config.log_level, config.log_format)
+    log_to_stderr("chairlift-frontend", config.log_level, config.log_format)
     logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves: `up` itself says what it waits for
     try:
         with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             pair = Pair(config, [*engine_command, *engine_flags], folder)
             return runner.run(pair.run(with_proof=arguments.proof))
     except (ConfigError, WorkerFailed) as error:
-        complain("chairlift up", error, config.log_format)
+        report_error("chairlift up", error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:  # before there was a handler
         return 130

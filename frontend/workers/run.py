@@ -2,8 +2,8 @@
 
 import asyncio
 
+from chairlift.service.signals import StopSignals
 from frontend.config import FrontendConfig
-from frontend.signals import StopSignals
 from frontend.workers.supervisor import Supervisor
 
 

@@ -8,10 +8,10 @@ import sys
 from contextlib import suppress
 from typing import BinaryIO
 
+from chairlift.service.logs import log_to_stderr
 from frontend.app import FrontendApp
 from frontend.errors import ConfigError
 from frontend.event_loop import loop_factory
-from frontend.logs import log_to_stderr
 from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News, Report, send
 
@@ -24,7 +24,7 @@ def main() -> int:
     order: WorkerOrder = pickle.load(sys.stdin.buffer)
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed is no report
-    log_to_stderr(order.config.log_level, order.config.log_format, worker=order.place.index)
+    log_to_stderr("chairlift-frontend", order.config.log_level, order.config.log_format, worker=order.place.index)
     try:
         with asyncio.Runner(loop_factory=loop_factory(use_uvloop=order.config.uvloop)) as runner:
             runner.run(_serve(order, reports))

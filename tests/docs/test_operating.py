@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from engine.flags import parse_config
-from engine.health import SERVICE_NAMES
+from engine.serving.server import SERVICE_NAME as ENGINE_SERVICE_NAME
 from frontend.api.grpc.server import SERVICE_NAME
 from frontend.config import FrontendConfig, parse_arguments
 
@@ -22,4 +22,4 @@ def test_both_programs_have_the_flags_of_logs() -> None:
 
 def test_services_are_named() -> None:
     assert f"`{SERVICE_NAME}`" in PAGE
-    assert all(f"`{name}`" in PAGE for name in SERVICE_NAMES if name)
+    assert f"`{ENGINE_SERVICE_NAME}`" in PAGE

@@ -10,10 +10,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from engine.core.outputs import SchedulerOutput
-from engine.health import SERVICE_NAMES
 from engine.reports import EngineState
 from engine.serving.listener import Listener
-from engine.serving.server import EngineService
+from engine.serving.server import SERVICE_NAME, EngineService
 from engine.testing_client import AttachClient, submission
 from engine.testing_engine import fake_engine_parts, run_engine
 from tests.hang import HANG_S
@@ -21,23 +20,16 @@ from tests.hang import HANG_S
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
-def test_the_names_are_the_empty_one_and_the_services() -> None:
-    assert SERVICE_NAMES == ("", "chairlift.engine.v1.EngineService")
-
-
-@pytest.mark.parametrize("name", SERVICE_NAMES)
+@pytest.mark.parametrize("name", ["", SERVICE_NAME])
 async def test_an_engine_is_healthy_from_the_end_of_its_load_until_it_drains(name: str) -> None:
     async with run_engine(fake_engine_parts()) as server, grpc.aio.insecure_channel(server.address) as channel:
         stub = HealthStub(channel)
-        watches = [stub.Watch(HealthCheckRequest(service=name)) for _ in range(3)]
-        for watch in watches:
-            while (await watch.read()).status != SERVING:
-                pass
+        watch = stub.Watch(HealthCheckRequest(service=name))
+        while (await watch.read()).status != SERVING:
+            pass
         assert (await stub.Check(HealthCheckRequest(service=name))).status == SERVING
-        watches.pop(1).cancel()  # one that leaves takes no other with it
         server.engine.drain(5.0)
-        for watch in watches:
-            assert (await asyncio.wait_for(watch.read(), HANG_S)).status == NOT_SERVING
+        assert (await asyncio.wait_for(watch.read(), HANG_S)).status == NOT_SERVING
 
 
 async def test_an_engine_that_drains_is_not_healthy_while_requests_still_run() -> None:
@@ -90,14 +82,3 @@ async def test_an_engine_that_loads_is_not_healthy_and_its_end_ends_a_watch_at_o
         assert (await watch.read()).status == NOT_SERVING
         await asyncio.wait_for(listener.stop(60), HANG_S)
         assert await watch.read() is grpc.aio.EOF
-
-
-async def test_another_name_is_unknown() -> None:
-    async with run_engine(fake_engine_parts()) as server, grpc.aio.insecure_channel(server.address) as channel:
-        stub = HealthStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Check(HealthCheckRequest(service="nobody"))
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        watch = stub.Watch(HealthCheckRequest(service="nobody"))
-        assert (await watch.read()).status == HealthCheckResponse.SERVICE_UNKNOWN
-        watch.cancel()

@@ -1,11 +1,8 @@
-"""Lines for people that no peer can forge, or JSON, one object a line, whatever it is that speaks."""
+"""No peer can write lines or terminal escapes into the engine's log."""
 
 import asyncio
-import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,18 +11,6 @@ import pytest
 from engine.testing_process import ENVIRONMENT, engine_process
 
 FORGED = "\n2026-01-01 00:00:00.000 INFO engine: forged\n\x1b[2J\x9b31m\u2028"
-
-TEXT_SPEAKER = """
-import logging, sys
-from engine.logs import log_to_stderr
-log_to_stderr("info", "text", rank=1)
-forged = sys.argv[1].encode().decode("unicode_escape")
-logging.getLogger("engine").info("frontend %s attached", forged)
-try:
-    raise ValueError(forged)
-except ValueError:
-    logging.getLogger("engine").exception("failed")
-"""
 
 
 def goaway(text: bytes) -> bytes:
@@ -36,20 +21,6 @@ def goaway(text: bytes) -> bytes:
 
     settings, gone = frame(4, b""), frame(7, bytes(4) + (2).to_bytes(4, "big") + text)
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + gone
-
-
-def test_what_a_peer_chose_is_escaped_in_lines_for_people() -> None:
-    argument = FORGED.encode("unicode_escape").decode()
-    result = subprocess.run(
-        [sys.executable, "-c", TEXT_SPEAKER, argument], capture_output=True, text=True, env=ENVIRONMENT
-    )
-    assert result.returncode == 0, result.stderr
-    assert all(char.isprintable() or char == "\n" for char in result.stderr)
-    first, failed = (line for line in result.stderr.splitlines() if not line.startswith("  "))
-    shown = r"\n2026-01-01 00:00:00.000 INFO engine: forged\n\x1b[2J\x9b31m\u2028"
-    assert first.endswith(f"INFO rank 1 engine: frontend {shown} attached")
-    assert failed.endswith("ERROR rank 1 engine: failed")
-    assert "  ValueError: " in result.stderr
 
 
 async def test_no_peer_writes_into_the_log(
@@ -70,54 +41,3 @@ async def test_no_peer_writes_into_the_log(
     said = "".join(process.lines)
     assert "forged" not in said
     assert "\x1b" not in said
-
-
-SPEAKERS = """
-import logging, sys, threading, warnings
-from engine.logs import log_to_stderr
-log_to_stderr("info", "json", rank=1)
-logging.getLogger("engine.step_loop").info("step %d", 3, extra={"request_id": "r-1"})
-logging.getLogger("engine.step_loop").debug("not at this level")
-logging.getLogger("httpx").info("noise of a library")
-try:
-    1 / 0
-except ZeroDivisionError:
-    logging.getLogger("engine").exception("failed")
-warnings.warn("old", DeprecationWarning)
-thread = threading.Thread(target=lambda: {}["missing"])
-thread.start()
-thread.join()
-raise RuntimeError("the end")
-"""
-
-
-@pytest.fixture(scope="module")
-def lines() -> list[dict[str, object]]:
-    result = subprocess.run(
-        [sys.executable, "-W", "always", "-c", SPEAKERS], capture_output=True, text=True, env=ENVIRONMENT
-    )
-    assert result.returncode == 1
-    return [json.loads(line) for line in result.stderr.splitlines()]
-
-
-def test_fields_have_their_names(lines: list[dict[str, object]]) -> None:
-    first = dict(lines[0])
-    assert str(first.pop("ts")).endswith("+00:00")
-    assert first == {
-        "level": "INFO", "logger": "engine.step_loop", "msg": "step 3", "program": "chairlift-engine", "rank": 1,
-        "request_id": "r-1",
-    }  # fmt: skip
-
-
-def test_an_exception_is_one_line_whoever_raises_it(lines: list[dict[str, object]]) -> None:
-    said = [(line["level"], str(line["exc_info"]).splitlines()[-1]) for line in lines if "exc_info" in line]
-    assert said == [
-        ("ERROR", "ZeroDivisionError: division by zero"),
-        ("CRITICAL", "KeyError: 'missing'"),
-        ("CRITICAL", "RuntimeError: the end"),
-    ]
-
-
-def test_warnings_of_python_are_lines_too(lines: list[dict[str, object]]) -> None:
-    assert [line["logger"] for line in lines].count("py.warnings") == 1
-    assert len(lines) == 5

@@ -127,8 +127,8 @@ async def test_while_it_loads_it_says_so(tmp_path: Path, endless_model: str) -> 
 def test_the_log_level_is_that_of_the_engine_and_not_of_its_libraries() -> None:
     code = """
 import logging
-from engine.logs import log_to_stderr
-log_to_stderr("debug", "text")
+from chairlift.service.logs import log_to_stderr
+log_to_stderr("chairlift-engine", "debug", "text")
 logging.getLogger("engine.step_loop").debug("ours")
 logging.getLogger("numba.core.byteflow").debug("noise: hundreds of lines for each kernel that is compiled")
 logging.getLogger("httpx").info("noise: each request of a download")

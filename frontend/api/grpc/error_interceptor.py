@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from chairlift.service.undelivered import ignore_undelivered_answers
+from chairlift.service.logs import ignore_undelivered_answers
 from frontend.api.grpc.wire_scan import MalformedMessageError, check_counts
 from frontend.errors import ClientStalled, InvalidRequest
 from frontend.slices import in_slices

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
-from chairlift.service.health_list import HEALTH_FILE
+from chairlift.service.health import HEALTH_FILE
 
 _OLD, _NEW = "grpc.reflection.v1alpha", "grpc.reflection.v1"
 _SERVICE = f"{_NEW}.ServerReflection"

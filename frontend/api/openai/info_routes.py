@@ -6,6 +6,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from chairlift.service.health import Health
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend import __version__
 from frontend.api.active_calls import ActiveCalls
@@ -16,7 +17,6 @@ from frontend.api.http.response_builder import JsonObject
 from frontend.api.http.unknown_parameters import UnknownParameters
 from frontend.api.openai.chat_bodies import TokenizeBody
 from frontend.generation.pipeline import Generations
-from frontend.health import Health
 from frontend.observability.metrics import CONTENT_TYPE
 from frontend.request.checks import check_at_most
 from frontend.request.token_prompt import checked_ids

@@ -1,4 +1,4 @@
-"""What engine and frontend need alike to run as services: log format, process limits, health listing.
+"""What engine and frontend share to run as services: flags, logs, health, signals, process limits, TLS files.
 
-Both import it beside the stubs, because they may not import each other. It imports neither of them.
+They may not import each other; this package imports neither of them.
 """

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from engine.logs import TerminalHandler
+from chairlift.service.logs import TerminalHandler
 from engine.startup.progress import SILENCE_S, Startup
 from tests.hang import HANG_S
 

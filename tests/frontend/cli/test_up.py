@@ -20,9 +20,9 @@ from chairlift import Client, GenerationError
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 RUN_UP = """\
 import sys
-import frontend.signals
+import chairlift.service.signals
 from frontend.cli.up import main
-frontend.signals.REPEAT_S = 60.0  # a busy machine may take longer than a second from one signal to the next
+chairlift.service.signals.REPEAT_S = 60.0  # a busy machine may take longer than a second from one signal to the next
 sys.exit(main(sys.argv[2:], [sys.executable, sys.argv[1]]))
 """
 

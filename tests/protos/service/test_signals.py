@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from frontend.signals import StopSignals
+from chairlift.service.signals import StopSignals
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
