@@ -246,7 +246,7 @@ def pattern(line: str) -> re.Pattern[str]:
     return re.compile(r"[\d.]+".join(map(re.escape, re.split(sizes, line))))
 
 
-LINES = [cells[1].strip("`") for cells in rows("What is refused")[1:]]
+LINES = [cells[1].strip("`") for cells in rows("Start-up errors")[1:]]
 
 
 def test_every_line_of_the_page_has_a_case() -> None:

@@ -53,7 +53,7 @@ def test_methods_are_those_of_the_services() -> None:
 
 def test_nothing_is_named_that_the_protos_do_not_have() -> None:
     """Names in the protos' form, in the sections about the engine's wire."""
-    text = PAGE.partition("### Handshake")[2].partition("## Numbers")[0]
+    text = PAGE.partition("### Handshake")[2].partition("## Constants")[0]
     messages = pb.DESCRIPTOR.message_types_by_name
     fields = {field.name for message in messages.values() for field in message.fields}
     values = {value.name for enum in pb.DESCRIPTOR.enum_types_by_name.values() for value in enum.values}
@@ -74,7 +74,7 @@ def number(text: str) -> float:
 
 
 def test_numbers_are_the_codes() -> None:
-    table = PAGE.partition("\n## Numbers\n")[2].partition("\n## ")[0]
+    table = PAGE.partition("\n## Constants\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| [^|]+ \| (\d[^|]*) \| ([^|]+) \|$", table, re.M)
     assert len(rows) >= 15
     assert rows[0][0] == f"{engine_protocol.PROTOCOL_MAJOR}.{engine_protocol.PROTOCOL_MINOR}"
