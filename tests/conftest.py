@@ -27,6 +27,34 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, previous)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow the cases of a test that its marker `sampled` leaves to `make test-slow`."""
+    cases: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_test in cases.values():
+        marker = of_test[0].get_closest_marker("sampled")
+        assert marker is not None
+        kept = sample(of_test)[: marker.args[0] if marker.args else None]
+        for item in of_test:
+            if item not in kept:
+                item.add_marker("slow")
+
+
+def sample(cases: list[pytest.Function]) -> list[pytest.Function]:
+    """As few of a test's cases as have every value of each parameter: each time the one with the most new values."""
+    missing = {case: {f"{name}={value!r}" for name, value in case.callspec.params.items()} for case in cases}
+    chosen: list[pytest.Function] = []
+    while missing[case := max(cases, key=lambda case: len(missing[case]))]:
+        chosen.append(case)
+        found = set(missing[case])
+        for values in missing.values():
+            values -= found
+    return chosen
+
+
 class Certificate(NamedTuple):
     cert: Path
     key: Path

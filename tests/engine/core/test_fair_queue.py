@@ -63,6 +63,7 @@ def guess(request: Request) -> int:
     return request.num_prompt_tokens + min(request.params.max_tokens, EXPECTED_OUTPUT_TOKENS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_order_is_the_textbooks(make_engine: MakeEngine, make_request: MakeRequest, seed: int) -> None:
     rng = random.Random(seed)
@@ -97,6 +98,7 @@ def test_order_is_the_textbooks(make_engine: MakeEngine, make_request: MakeReque
     assert len(requests) > 100
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_one_session_is_served_in_the_order_of_arrival(
     make_engine: MakeEngine, make_request: MakeRequest, seed: int
@@ -120,6 +122,7 @@ def test_one_session_is_served_in_the_order_of_arrival(
     assert len(order) > 30
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_who_asks_for_little_waits_for_one_request_of_each_other_session_at_most(
     make_engine: MakeEngine, make_request: MakeRequest, seed: int
@@ -140,6 +143,7 @@ def test_who_asks_for_little_waits_for_one_request_of_each_other_session_at_most
     assert len(order) - 1 <= num_floods
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_two_that_always_want_more_get_the_same_number_of_tokens(
     make_engine: MakeEngine, make_request: MakeRequest, seed: int

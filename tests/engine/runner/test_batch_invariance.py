@@ -227,6 +227,7 @@ def case(request, servable):
     return Case(servable(*MODELS[model]), **MODES[mode])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_logits_and_tokens_are_the_same_bits_as_alone(case, name):
     scenario = SCENARIOS[name]

@@ -63,6 +63,7 @@ def prompts(prompt):
     return [prompt(token_ids, GREEDY) for token_ids in ids]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_greedy_tokens_are_those_of_transformers(tiny_engine, hf_reference, prompts, variant, scenario):
@@ -134,6 +135,7 @@ def solo_answers():
     return {}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "solo"])
 def test_sampled_tokens_do_not_depend_on_the_batch(tiny_engine, prompts, solo_answers, scenario):
     """Logits of other batches differ in the last bits, and noise keyed by (seed, position, token) forgives that: a
@@ -225,6 +227,7 @@ def test_a_plan_without_rows_changes_nothing_but_what_is_known(tiny_engine):
     assert execute(runner, SchedulerOutput(5, (), (), (), 0)) == ModelRunnerOutput(5, (), {}, {})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("late", [False, True], ids=["inline", "late"])
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
 @pytest.mark.parametrize("scenario", ["batched", "chunked-7", "preempted"])

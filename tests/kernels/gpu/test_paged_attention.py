@@ -113,18 +113,21 @@ def largest_score(batch):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("sliding_window", [None, 1, 16, 33, 100])
 def test_paged_attention_equals_reference_on_mix(device, target, mix, sliding_window):
     check(make_ragged_batch(*MIXES[mix]), device, target, sliding_window=sliding_window)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mix", ["decodes, then chunks", "tile borders"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_paged_attention_equals_reference_in_16_bits(device, target, seed, mix, dtype):
     check(make_ragged_batch(*MIXES[mix], seed=seed), device, target, dtype=dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sliding_window", [None, 33])
 def test_paged_attention_applies_the_scales_of_an_8_bit_cache(device, target, float8, seed, dtype, sliding_window):
@@ -132,6 +135,7 @@ def test_paged_attention_applies_the_scales_of_an_8_bit_cache(device, target, fl
     check(batch, device, target, dtype=dtype, kv_dtype=float8, sliding_window=sliding_window)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("group_size", [1, 2, 3, 4, 7, 8, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_paged_attention_equals_reference_for_group_size(device, target, group_size, dtype):
@@ -139,6 +143,7 @@ def test_paged_attention_equals_reference_for_group_size(device, target, group_s
     check(make_ragged_batch([1, 1, 5, 47], [40, 133, 77, 150], **shape), device, target, dtype=dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize(("block_size", "dtype"), [(16, torch.float32), (32, torch.float16), (64, torch.float16)])
 def test_paged_attention_equals_reference_for_shape(device, target, head_dim, block_size, dtype):
@@ -153,6 +158,7 @@ def test_paged_attention_equals_reference_where_keys_of_a_step_share_a_block(dev
     check(batch, device, target, dtype=torch.float16, kv_dtype=float8, sliding_window=70)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("soft_cap", [0.5, 3.0, 50.0])
 @pytest.mark.parametrize("sliding_window", [None, 20])
 def test_paged_attention_caps_scores(device, target, soft_cap, sliding_window):
@@ -178,6 +184,7 @@ def test_one_token_rows_may_go_to_either_kernel(device, target, num_one_token_re
     check(batch, device, target, num_one_token_reqs=num_one_token_reqs)
 
 
+@pytest.mark.sampled(1)
 def test_random_batches_equal_reference(device, target, seed):
     generator = torch.Generator().manual_seed(seed)
 
@@ -198,6 +205,7 @@ def test_random_batches_equal_reference(device, target, seed):
         check(batch, device, target, sliding_window=draw(1, 120) if draw(0, 2) else None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("sliding_window", [None, 50])
 def test_parts_of_a_row_make_the_whole(device, target, float8, num_splits, sliding_window):

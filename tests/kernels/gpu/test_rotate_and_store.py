@@ -81,6 +81,7 @@ def assert_all_equal(step, device, dtype, cache_dtype):
     return cache
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
@@ -88,6 +89,7 @@ def test_all_head_sizes(device, seed, head_dim, norms, dtype):
     assert_all_equal(Step(seed, 5, head_dim, norms=norms), device, dtype, dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (14, 2), (32, 8), (28, 4), (5, 5)])
 @pytest.mark.parametrize("num_tokens", [1, 7])
 def test_all_groups_of_heads(device, seed, num_tokens, heads):
@@ -99,6 +101,7 @@ def test_all_block_sizes(device, seed, block_size):
     assert_all_equal(Step(seed, 70, 6, block_size=block_size), device, torch.float32, torch.float32)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 128), (torch.float16, 80), (torch.float32, 96)])
 def test_8_bit_caches_have_a_scale_for_each_token_and_head(device, seed, float8, dtype, head_dim, norms):
