@@ -66,7 +66,7 @@ compose-check: setup-dev  ## compose.yaml with the Docker engine at hand: build,
 	$(BIN)/python -m pytest -m docker tests/deploy
 
 demo-model: setup-dev  ## train the bundled demo model anew
-	$(BIN)/python -m engine.demo.train
+	$(BIN)/python -m tests.support.demo_model.train
 
 bench: setup-dev  ## one benchmark of the engine (NAME=list shows all; ARGS="--quick")
 	@$(BIN)/python -m engine.bench $(or $(NAME),list) $(ARGS)

@@ -23,7 +23,6 @@ PROMISES = {
         "chairlift",
         "frontend",
         _NO_NUMPY,
-        "-frontend.testing.refusals",  # a benchmark, with the HTTP client of [loadgen]
         "-frontend.observability.otlp",  # with [otel]
     ],
     "otel": ["chairlift", _NO_SERVICE, _NO_NUMPY, "frontend.observability"],
@@ -32,10 +31,6 @@ PROMISES = {
         "engine",
         "kernels",
         "-engine.bench.openvino.worker",  # runs in an environment of its own
-        "-engine.demo.checkpoint",
-        "-engine.demo.corpus",
-        "-engine.demo.train",
-        "-engine.demo.evaluate",
     ],
     "loadgen": ["chairlift", _NO_SERVICE, "chairlift.client", "loadgen"],
 }

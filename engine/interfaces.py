@@ -8,7 +8,7 @@ from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 class ModelRunner(Protocol):
     """Runs plans on a model, several at a time if it was made for it.
 
-    The real one is `engine.runner.model_runner.TorchModelRunner`, the oracle for tests is `engine.testing`'s.
+    `engine.runner.model_runner.TorchModelRunner` is the real one; tests use `FakeModelRunner`.
     """
 
     def launch(self, plan: SchedulerOutput) -> None:

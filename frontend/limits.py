@@ -2,7 +2,7 @@
 
 docs/limits.md says the same for users. What depends on the model (its context, its vocabulary) or on a flag is not
 here. A limit on a count also bounds how long a request can hold the event loop, so one is raised only with a look at
-what `python -m frontend.testing.isolation` prints.
+what `python -m tests.support.frontend.isolation` prints.
 """
 
 # One message.

@@ -42,7 +42,7 @@ def test_every_package_is_declared() -> None:
         for top in ("engine", "frontend", "kernels", "loadgen")
         for path in (ROOT / top).rglob("__init__.py")
     }
-    found |= {"engine.demo.model", "engine.demo.templates", "engine.demo.templates.plots"}  # folders of data
+    found |= {"engine.demo.model"}  # folders of data
     found |= {"loadgen.report.templates"}
     assert found == {name for name in declared if not name.startswith("chairlift")}
 

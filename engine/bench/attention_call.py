@@ -12,7 +12,6 @@ from engine.bench.shapes import Shape
 from kernels.families import cpu_ops
 from kernels.interface import KernelOps, KVCache, Step
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.testing import make_metadata
 
 _BLOCK_SIZE = 16
 _FILL_TOKENS = 2048  # at once, so that filling needs little memory beside the cache
@@ -61,7 +60,7 @@ def make_attention_call(
     """
     ops = cpu_ops(num_threads=num_threads)
     generator = torch.Generator().manual_seed(0)
-    every_token, num_blocks = make_metadata(seq_lens, seq_lens, _BLOCK_SIZE, generator=generator)
+    every_token, num_blocks = _every_token(seq_lens, generator)
     num_heads, num_kv_heads, head_dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
     k, v = (torch.randn(sum(seq_lens), num_kv_heads, head_dim, generator=generator) for _ in range(2))
     caches = [ops.make_kv_cache(num_blocks, _BLOCK_SIZE, num_kv_heads, head_dim, dtype) for _ in range(num_layers)]
@@ -98,6 +97,27 @@ def _fill(
         qkv = torch.cat([queries, k[tokens].flatten(1), v[tokens].flatten(1)], dim=1)
         positions = torch.zeros(num_tokens, dtype=torch.int64)
         ops.rotate_and_store(qkv, positions, cos, sin, cache, slot_mapping[tokens].contiguous())
+
+
+def _every_token(seq_lens: Sequence[int], generator: torch.Generator) -> tuple[AttentionMetadata, int]:
+    """Metadata of a step that computes every token of every sequence, over shuffled blocks; and how many."""
+    blocks_per_seq = [-(-seq_len // _BLOCK_SIZE) for seq_len in seq_lens]
+    num_blocks = sum(blocks_per_seq)
+    blocks = torch.split_with_sizes(torch.randperm(num_blocks, generator=generator), blocks_per_seq)
+    slots = [
+        (own.unsqueeze(1) * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE)).flatten()[:seq_len]
+        for own, seq_len in zip(blocks, seq_lens, strict=True)
+    ]
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, *seq_lens]).cumsum(0).to(torch.int32),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        block_table=torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True).to(torch.int32),
+        slot_mapping=torch.cat(slots),
+        block_size=_BLOCK_SIZE,
+        max_query_len=max(seq_lens),
+        max_seq_len=max(seq_lens),
+    )
+    return metadata, num_blocks
 
 
 def _decode_inputs(every_token: AttentionMetadata, seq_lens: Sequence[int]) -> StepInputs:

@@ -1,8 +1,4 @@
-"""The bundled demo model: a small Llama checkpoint trained here, and the scripts that made it.
-
-Importing this package gives only the checkpoint's folder, so that finding the default model never costs an import of
-torch.
-"""
+"""The bundled demo model: a small Llama checkpoint. `tests/support/demo_model/` holds the scripts that trained it."""
 
 from pathlib import Path
 

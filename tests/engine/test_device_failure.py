@@ -7,10 +7,10 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import SchedulerOutput
 from engine.errors import DeviceError
-from engine.testing import FakeModel
-from engine.testing_client import AttachClient, submission
-from engine.testing_engine import fake_engine_parts, run_engine
-from engine.testing_process import run_main
+from tests.support.engine.client import AttachClient, submission
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
+from tests.support.engine.fake_model import FakeModel
+from tests.support.engine.process import run_main
 
 MAIN = """
 import sys
@@ -19,7 +19,7 @@ import engine.startup.build
 from engine.__main__ import main
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import DeviceError
-from engine.testing_engine import fake_engine_parts
+from tests.support.engine.fake_engine import fake_engine_parts
 
 
 def fail(plan):

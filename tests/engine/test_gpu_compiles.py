@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-FIND = "engine.testing_compiles"
+FIND = "tests.support.engine.compiles"
 
 
 def run(*command):
@@ -47,7 +47,7 @@ def test_a_form_that_the_start_up_leaves_out_is_found():
         """
 import sys
 from kernels.gpu import paged_attention, sample
-from engine.testing_compiles import main
+from tests.support.engine.compiles import main
 
 sample._every_form = lambda batch: iter(())
 decode_attention = paged_attention.decode_attention

@@ -19,11 +19,11 @@ from engine.startup.build import build_engine
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory
 from engine.startup.progress import Startup
-from engine.testing_stream import LateStream
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
 from kernels.interface import Step
 from kernels.metadata import StepInputs
+from tests.support.engine.stream import LateStream
 
 if torch.cuda.is_available():
     pytest.skip("a real GPU is there: make gpu-check", allow_module_level=True)

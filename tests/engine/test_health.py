@@ -13,9 +13,9 @@ from engine.core.outputs import SchedulerOutput
 from engine.reports import EngineState
 from engine.serving.listener import Listener
 from engine.serving.server import SERVICE_NAME, EngineService
-from engine.testing_client import AttachClient, submission
-from engine.testing_engine import fake_engine_parts, run_engine
 from tests.hang import HANG_S
+from tests.support.engine.client import AttachClient, submission
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 

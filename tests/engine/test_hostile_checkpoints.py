@@ -23,7 +23,7 @@ from engine.model import checkpoint_file
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.startup.build import build_engine
 from engine.startup.progress import Startup
-from engine.testing_process import ENVIRONMENT
+from tests.support.engine.process import ENVIRONMENT
 
 TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}
 FILES = (

@@ -13,10 +13,10 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import IntegrityError
 from engine.step_loop import StepLoop
-from engine.testing import FakeModel, FakeModelRunner
-from engine.testing_client import AttachClient, submission
-from engine.testing_engine import fake_engine_parts, run_engine
-from engine.testing_process import run_main
+from tests.support.engine.client import AttachClient, submission
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner
+from tests.support.engine.process import run_main
 
 MODEL = FakeModel(end_probability=0.0)
 
@@ -26,7 +26,7 @@ import sys
 import engine.startup.build
 from engine.__main__ import main
 from engine.core.request import Request, RequestId, SamplingParams
-from engine.testing_engine import fake_engine_parts
+from tests.support.engine.fake_engine import fake_engine_parts
 
 
 def build_engine(*_):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.testing_process import ENVIRONMENT, engine_process
+from tests.support.engine.process import ENVIRONMENT, engine_process
 
 FORGED = "\n2026-01-01 00:00:00.000 INFO engine: forged\n\x1b[2J\x9b31m\u2028"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.testing_client import AttachClient, engine_status, submission
-from engine.testing_process import ENVIRONMENT, engine_process
+from tests.support.engine.client import AttachClient, engine_status, submission
+from tests.support.engine.process import ENVIRONMENT, engine_process
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from engine.errors import EngineDraining, QueueFull
 from engine.reports import AdmissionReport, DrainReport, Report, StepReport
 from engine.serving.step_log import StepLog
 from engine.step_loop import StepLoop
-from engine.testing import FakeModel, FakeModelRunner
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
 MODEL = FakeModel(end_probability=0.0)
 

@@ -16,8 +16,8 @@ from frontend.api.grpc.server import SERVICE_NAME
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'protos'}"

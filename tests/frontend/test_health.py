@@ -3,7 +3,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.api.grpc.server import SERVICE_NAME
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -9,9 +9,9 @@ from contextlib import aclosing
 
 import pytest
 
-from frontend.testing.isolation import measured
-from frontend.testing.large_requests import LARGE_REQUESTS
-from frontend.testing.loop_watch import slowness, watched_loop
+from tests.support.frontend.isolation import measured
+from tests.support.frontend.large_requests import LARGE_REQUESTS
+from tests.support.frontend.loop_watch import slowness, watched_loop
 
 MOST_S = 0.020
 

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.api.grpc.server import SERVICE_NAME
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 async def start_process(*flags):

@@ -14,8 +14,8 @@ from chairlift import AsyncClient, Client, GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.v1 import generation_service_pb2 as pb
-from engine.demo.prompts import HeldOutPrompt, PromptKind, heldout_prompts
 from tests.hang import HANG_S
+from tests.support.demo_model.prompts import HeldOutPrompt, PromptKind, heldout_prompts
 
 NEAR_TIE = 1e-4
 

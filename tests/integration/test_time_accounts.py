@@ -12,11 +12,11 @@ from google.protobuf.duration_pb2 import Duration
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.core.outputs import SchedulerOutput
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.testing import FakeModel
-from engine.testing_engine import fake_engine_parts, run_engine
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
+from tests.support.engine.fake_model import FakeModel
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 STEP_S = 0.001

@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.causes import Cause, causes_of, code_of, without_numbers
 from loadgen.record import Status
-from loadgen.testing import Played, run_of
+from tests.support.loadgen.runs import Played, run_of
 
 
 def _causes(*texts: str, status: Status = Status.ERROR) -> list[Cause]:

@@ -18,8 +18,8 @@ from loadgen.errors import ResultError
 from loadgen.measure.metrics import measure
 from loadgen.record import RunData, Status
 from loadgen.store import RECORDS, RUN, WORKERS, load, save
-from loadgen.testing import Played, run_of, synthetic_run
 from loadgen.trace.schema import Accounting, Blocks, workload_digest
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 _EVERY_FATE = {status: 3 for status in Status if status != Status.OK}
 

@@ -20,7 +20,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from engine.bench.wire.held_port import held_port
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus, a package of Debian's")
 

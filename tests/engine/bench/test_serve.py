@@ -8,7 +8,7 @@ from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.serve import serve
 from engine.core.config import SchedulerConfig
 from engine.core.scheduler import Scheduler
-from engine.testing import FakeModel, FakeModelRunner
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFull, RequestTooLong
-from engine.testing import Answer, AnswerLedger, FakeModel, FakeModelRunner, SoloAnswer
+from tests.support.engine.fake_model import Answer, AnswerLedger, FakeModel, FakeModelRunner, SoloAnswer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,7 +16,7 @@ from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutpu
 from engine.core.request import BlockId, Request, RequestStatus
 from engine.core.scheduler import Scheduler
 from engine.errors import IntegrityError
-from engine.testing import OracleViolation
+from tests.support.engine.fake_model import OracleViolation
 
 NUM_WORLDS = 80
 OPERATIONS_PER_WORLD = 250

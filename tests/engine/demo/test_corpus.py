@@ -1,12 +1,15 @@
 """Batches of training documents: nothing lost, little padding, short and long together."""
 
+import json
 import random
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engine.demo.corpus import (
+from engine.bench.int8_quality import HELD_OUT_DOCUMENTS
+from engine.demo import MODEL_DIR
+from tests.support.demo_model.corpus import (
     MAX_DOCUMENT_TOKENS,
     PAD_ID,
     Tokens,
@@ -15,6 +18,7 @@ from engine.demo.corpus import (
     rendered,
     train_tokenizer,
 )
+from tests.support.demo_model.prompts import HELD_OUT_SPLIT
 
 MAX_TOKENS = 2_000
 
@@ -50,3 +54,10 @@ def test_batches_hold_about_as_many_tokens_as_asked(documents: list[Tokens]) -> 
 
 def test_tokenizer_training_is_repeatable(tokenizer: Tokenizer) -> None:
     assert train_tokenizer(rendered("test", 0, 0, 200), 800).to_str() == tokenizer.to_str()
+
+
+def test_documents_of_the_int8_benchmark_are_held_out() -> None:
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    held_out = encode_documents(tokenizer, HELD_OUT_SPLIT, 2, 0, 100)
+    encodings = tokenizer.encode_batch(json.loads(HELD_OUT_DOCUMENTS.read_text()), add_special_tokens=False)
+    assert [encoding.ids for encoding in encodings] == [ids.tolist() for ids in held_out]

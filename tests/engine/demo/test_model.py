@@ -9,11 +9,18 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from engine.demo import MODEL_DIR
-from engine.demo.checkpoint import CHAT_TEMPLATE
-from engine.demo.corpus import END_ID
-from engine.demo.documents import Document, Role, Turn
-from engine.demo.evaluate import MAX_SIZE_BYTES, TEMPERATURE, encode_prompt, sample_answers, size_bytes, text_digest
-from engine.demo.prompts import HeldOutPrompt, PromptKind, heldout_prompts
+from tests.support.demo_model.checkpoint import CHAT_TEMPLATE
+from tests.support.demo_model.corpus import END_ID
+from tests.support.demo_model.documents import Document, Role, Turn
+from tests.support.demo_model.evaluate import (
+    MAX_SIZE_BYTES,
+    TEMPERATURE,
+    encode_prompt,
+    sample_answers,
+    size_bytes,
+    text_digest,
+)
+from tests.support.demo_model.prompts import HeldOutPrompt, PromptKind, heldout_prompts
 
 ODD_TEXTS = [
     "Once upon a time there was a fox.",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.demo.ngram import TrigramModel
+from tests.support.demo_model.ngram import TrigramModel
 
 
 def _documents(seed: int, count: int) -> list[np.ndarray]:

@@ -1,6 +1,6 @@
 """The check for copied runs."""
 
-from engine.demo.novelty import RUN_WORDS, RunIndex, words_of
+from tests.support.demo_model.novelty import RUN_WORDS, RunIndex, words_of
 
 TEXT = "One misty morning a shy fox named Ada walked past the old mill to look for honey."
 

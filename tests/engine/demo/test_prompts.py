@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from engine.demo.prompts import PromptKind, heldout_prompts
+from tests.support.demo_model.prompts import PromptKind, heldout_prompts
 
 
 def test_prompts_are_distinct_and_repeatable() -> None:
@@ -22,5 +22,5 @@ def test_prompts_are_of_both_kinds_and_never_empty() -> None:
 
 
 def test_prompts_need_no_torch() -> None:
-    code = "import sys, engine.demo, engine.demo.prompts; sys.exit('torch' in sys.modules)"
+    code = "import sys, engine.demo, tests.support.demo_model.prompts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from engine.demo.documents import Document, Role, document
-from engine.demo.grammar import Draw, parse_template, phrases, polish, words
-from engine.demo.stories import Length, Story, all_names, plots
+from tests.support.demo_model.documents import Document, Role, document
+from tests.support.demo_model.grammar import Draw, parse_template, phrases, polish, words
+from tests.support.demo_model.stories import Length, Story, all_names, plots
 
 NUM_DOCUMENTS = 400
 

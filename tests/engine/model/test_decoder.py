@@ -18,7 +18,7 @@ from engine.model.loader import load_model, weights_bytes
 from engine.model.registry import decoder_traits
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
-from kernels.testing import poison_cache
+from tests.support.kernels.batches import poison_cache
 
 TOLERANCE = 2e-5
 BLOCK_SIZE = 16

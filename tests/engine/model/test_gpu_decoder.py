@@ -17,7 +17,7 @@ from kernels.families import reference_ops
 from kernels.gpu.linear import PackedLinear
 from kernels.gpu.quantize import QuantizedRows
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.testing import cache_tensors, poison_cache
+from tests.support.kernels.batches import cache_tensors, poison_cache
 
 TOLERANCE = 2e-5
 BLOCK_SIZE, BLOCKS_PER_ROW = 16, 4

@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.testing_client import AttachClient, submission
-from engine.testing_process import END_TIMEOUT_S, EngineProcess, engine_process
+from tests.support.engine.client import AttachClient, submission
+from tests.support.engine.process import END_TIMEOUT_S, EngineProcess, engine_process
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from engine.parallel.leading_runner import LeadingRunner
 from engine.serving.engine import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.progress import Startup
-from engine.testing import Answer, AnswerLedger
+from tests.support.engine.fake_model import Answer, AnswerLedger
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),

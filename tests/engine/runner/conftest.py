@@ -23,9 +23,9 @@ from engine.model.loader import load_model
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import Stream
-from engine.testing import Answer, AnswerLedger
 from kernels.families import cpu_ops, reference_ops
 from kernels.interface import KernelOps
+from tests.support.engine.fake_model import Answer, AnswerLedger
 
 NEAR_TIE = 1e-4
 

@@ -13,7 +13,7 @@ from engine.core.request import SamplingParams
 from engine.runner.batch import BatchBuilder
 from engine.runner.request_state import RequestState
 from engine.runner.sampling_state import SamplingState
-from engine.testing_stream import LateStream
+from tests.support.engine.stream import LateStream
 
 MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN = 6, 40, 50
 PARAMS = SamplingParams(seed=0, max_tokens=1)

@@ -18,10 +18,10 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.startup.build import build_engine
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import Startup
-from engine.testing_invariance import LogitsRecorder, assert_same_bits, serve
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
 from kernels.families import cpu_ops
+from tests.support.engine.invariance import LogitsRecorder, assert_same_bits, serve
 
 MODELS = {
     "no GQA, odd sizes": (

@@ -16,8 +16,8 @@ from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
 from engine.constraints.token_bits import all_words
 from engine.core.request import SamplingParams
 from engine.demo import MODEL_DIR
-from engine.testing_stream import LateStream
 from kernels.families import cpu_ops
+from tests.support.engine.stream import LateStream
 
 SMALL, LARGE = 211, 3072  # vocabularies; the larger one is the demo model's
 END_ID = 1

@@ -6,7 +6,7 @@ import torch
 
 from engine.runner.device_tokens import DeviceTokens
 from engine.runner.stream import InlineStream
-from engine.testing_stream import LateStream
+from tests.support.engine.stream import LateStream
 
 
 @pytest.fixture

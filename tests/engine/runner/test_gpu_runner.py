@@ -13,9 +13,9 @@ import torch
 from engine.constraints.constraint import Constraint
 from engine.core.request import SamplingParams
 from engine.runner.stream import CudaStream
-from engine.testing_stream import LateStream
 from kernels.families import reference_ops
-from kernels.gpu.testing_graphs import StandInGraphs
+from tests.support.engine.stream import LateStream
+from tests.support.kernels.graphs import StandInGraphs
 
 BUCKETS = (1, 2, 4)
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True)

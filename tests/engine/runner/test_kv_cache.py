@@ -10,7 +10,7 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 from engine.runner.kv_cache import allocate_kv_caches, plan_kv_cache
 from kernels.families import cpu_ops
-from kernels.testing import cache_tensors
+from tests.support.kernels.batches import cache_tensors
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, layers, KV heads, head size, fp32
 

@@ -12,7 +12,7 @@ from engine.core.request import RequestId, SamplingParams
 from engine.errors import DeviceError, StepError
 from engine.interfaces import execute
 from engine.runner.kv_cache import KVCachePlan
-from engine.testing_stream import LateStream
+from tests.support.engine.stream import LateStream
 
 VARIANTS = {
     "llama": ("llama", {}),

@@ -11,7 +11,7 @@ from engine.runner.request_state import RequestState
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
 from engine.runner.stream import InlineStream
-from engine.testing_stream import LateStream
+from tests.support.engine.stream import LateStream
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 0.0], [5.0, float("nan"), 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.runner.stream import CudaStream, InlineStream, Stream
-from engine.testing_stream import LateStream
+from tests.support.engine.stream import LateStream
 
 
 def test_inline_work_is_done_when_run_returns():

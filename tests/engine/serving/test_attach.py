@@ -16,10 +16,10 @@ from engine.reports import DrainReport, LoopSnapshot
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.listener import Listener
 from engine.serving.server import EngineService, ServingParts
-from engine.testing import FakeModel
-from engine.testing_client import AttachClient, engine_status
-from engine.testing_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
 from tests.hang import HANG_S
+from tests.support.engine.client import AttachClient, engine_status
+from tests.support.engine.fake_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
+from tests.support.engine.fake_model import FakeModel
 
 NO_GRAMMARS = GrammarCompiler(TokenizerFiles(()), 64, frozenset())
 

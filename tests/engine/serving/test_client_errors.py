@@ -12,8 +12,8 @@ import pytest
 from grpc._cython.cygrpc import ExecuteBatchError
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.testing_client import AttachClient
-from engine.testing_engine import fake_engine_parts, run_engine
+from tests.support.engine.client import AttachClient
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 
 SERVICE, HEALTH = "/chairlift.engine.v1.EngineService/", "/grpc.health.v1.Health/"
 UNARY = [SERVICE + "GetEngineStatus", HEALTH + "Check", HEALTH + "List"]

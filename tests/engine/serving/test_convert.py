@@ -14,8 +14,8 @@ from engine.serving.convert import (
     RequestLimits,
     request_from_submission,
 )
-from engine.testing_client import submission
 from frontend import limits as frontend_limits
+from tests.support.engine.client import submission
 
 LIMITS = RequestLimits(vocab_size=1000, max_logprobs=5)
 

@@ -14,7 +14,7 @@ from engine.serving.convert_constraint import (
     MAX_GRAMMAR_CHARS,
     constraint_from_submission,
 )
-from engine.testing_client import submission
+from tests.support.engine.client import submission
 
 VOCAB_SIZE = 1000
 BEYOND = 5000  # an end token of the model that its vocabulary does not have

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.core.outputs import SchedulerOutput
-from engine.testing import FakeModel
-from engine.testing_client import AttachClient, submission
-from engine.testing_engine import fake_engine_parts, run_engine
 from tests.hang import HANG_S
+from tests.support.engine.client import AttachClient, submission
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
+from tests.support.engine.fake_model import FakeModel
 
 ENDLESS = FakeModel(end_probability=0.0)
 

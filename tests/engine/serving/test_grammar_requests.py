@@ -20,10 +20,10 @@ from engine.serving.convert import RequestLimits
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.outgoing import CoalescePolicy
 from engine.serving.session import Session, SessionContext
-from engine.testing import FakeModel
-from engine.testing_client import AttachClient, submission
-from engine.testing_engine import fake_engine_parts, run_engine
 from tests.hang import HANG_S
+from tests.support.engine.client import AttachClient, submission
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
+from tests.support.engine.fake_model import FakeModel
 
 MODEL = FakeModel(vocab_size=3072, end_token_ids=frozenset({1}), end_probability=0.0)
 GRAMMAR = 'start: "yes" | "no"'

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.testing_process import run_main
 from tests.hang import HANG_S
+from tests.support.engine.process import run_main
 
 _DEFECT = """
 import logging

@@ -10,8 +10,8 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.errors import ConfigError
 from engine.serving.listener import Listener
 from engine.serving.server import EngineService
-from engine.testing_client import AttachClient, engine_status, submission
-from engine.testing_engine import fake_engine_parts, run_engine
+from tests.support.engine.client import AttachClient, engine_status, submission
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 
 
 async def test_port_zero_picks_a_free_one() -> None:

@@ -16,10 +16,10 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import SamplingParams
 from engine.errors import StepError
 from engine.serving.outgoing import STEP_WINDOW
-from engine.testing import FakeModel
-from engine.testing_client import AttachClient, submission
-from engine.testing_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
 from tests.hang import HANG_S
+from tests.support.engine.client import AttachClient, submission
+from tests.support.engine.fake_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
+from tests.support.engine.fake_model import FakeModel
 
 ENDLESS = FakeModel(end_probability=0.0)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from engine.errors import DeviceError
 from engine.serving.watchdog import Watchdog
-from engine.testing_process import run_main
 from tests.hang import HANG_S
+from tests.support.engine.process import run_main
 
 MAIN = """
 import sys
@@ -20,7 +20,7 @@ import threading
 import engine.startup.build
 from engine.__main__ import main
 from engine.core.request import Request, RequestId, SamplingParams
-from engine.testing_engine import fake_engine_parts
+from tests.support.engine.fake_engine import fake_engine_parts
 
 
 def hang(plan):
@@ -101,7 +101,7 @@ def test_a_step_that_hangs_ends_the_process_with_one_line(tmp_path: Path) -> Non
     result = run_main(MAIN, tmp_path)
     assert result.returncode == 1
     assert re.fullmatch(
-        r"chairlift-engine: error: the step loop has stood still for 1 s, in engine\.testing\.\w+ \(line \d+\), "
+        r"chairlift-engine: error: the step loop has stood still for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
         r"which is in threading\.wait: .*--step-timeout allows\n",
         result.stderr,
     ), result.stderr
@@ -114,7 +114,7 @@ import sys
 import engine.__main__
 import engine.startup.build
 from engine.core.request import Request, RequestId, SamplingParams
-from engine.testing_engine import fake_engine_parts
+from tests.support.engine.fake_engine import fake_engine_parts
 
 
 def spin(plan):
@@ -138,7 +138,7 @@ def test_a_step_that_spins_ends_the_process_long_before_the_step_timeout(tmp_pat
     result = run_main(SPINNING, tmp_path)
     assert result.returncode == 1
     assert re.fullmatch(
-        r"chairlift-engine: error: the step loop has stood still for 1 s, in engine\.testing\.\w+ \(line \d+\), "
+        r"chairlift-engine: error: the step loop has stood still for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
         r"which is in __main__\.spin: within a step nothing is done any more\n",
         result.stderr,
     ), result.stderr

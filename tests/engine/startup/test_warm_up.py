@@ -8,7 +8,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.startup.warm_up import warm_up
-from engine.testing import FakeModel, FakeModelRunner, drive
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner, drive
 
 
 @pytest.mark.parametrize(("max_model_len", "max_waiting"), [(2, 9), (3, 9), (40, 9), (40, 1)])

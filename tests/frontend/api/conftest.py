@@ -10,7 +10,7 @@ import pytest
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def end_with_stdin() -> None:
 
 
 async def serve(step_interval_s: float, *, hold: bool) -> None:
-    from frontend.testing.fake_engine import FakeEngine
+    from tests.support.frontend.fake_engine import FakeEngine
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -8,7 +8,7 @@ import pytest
 
 from chairlift import AsyncClient, Client, GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend.testing.fake_engine import rejection
+from tests.support.frontend.fake_engine import rejection
 
 
 @pytest.fixture(params=["blocking", "asyncio"])

@@ -8,8 +8,8 @@ import pytest
 from chairlift import AsyncClient, Client
 from chairlift.client.streamed_answer import StreamedAnswer
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 TEMPLATE = "{{ messages[0].content }}{# <tool_call> </think> #}"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

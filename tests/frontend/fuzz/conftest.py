@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 NUM_CASES = int(os.environ.get("CHAIRLIFT_FUZZ_CASES", "10000"))
 CASE_TIMEOUT_S = 8.0

@@ -12,7 +12,7 @@ import pytest
 from grpc._cython.cygrpc import ExecuteBatchError
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fuzz import bend, garble, wire
+from tests.support.frontend.fuzz import bend, garble, wire
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

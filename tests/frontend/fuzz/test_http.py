@@ -21,10 +21,10 @@ from frontend.api.openai.chat_bodies import ChatBody, TokenizeBody
 from frontend.errors import RequestError
 from frontend.request.convert import generation_request
 from frontend.slices import at_once
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.text.sampling_defaults import SamplingDefaults
 from frontend.text.served_model import ServedModel
 from frontend.text.tokenizer import Tokenizer
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 async def failure(call):

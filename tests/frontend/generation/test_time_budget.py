@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 ENDLESS = {"max_tokens": 4000, "ignore_end_token": True}
 BUDGET = Duration(seconds=10)

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 END_TOKEN_ID = 256
 

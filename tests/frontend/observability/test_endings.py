@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine, rejection
+from tests.support.frontend.fake_engine import FakeEngine, rejection
 
 STREAM = "/chairlift.v1.GenerationService/StreamGenerate"
 

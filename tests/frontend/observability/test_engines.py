@@ -7,7 +7,7 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.generation.admission import Admission
 from frontend.observability.metrics import Metrics
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 GAUGES = {
     "num_requests_running": "num_running",

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(

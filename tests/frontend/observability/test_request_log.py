@@ -14,7 +14,7 @@ from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.observability import otlp
 from frontend.observability.request_log import MAX_PROMPT_CHARS
-from frontend.testing.fake_engine import rejection
+from tests.support.frontend.fake_engine import rejection
 
 
 @pytest.fixture

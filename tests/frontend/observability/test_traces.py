@@ -21,7 +21,7 @@ from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.observability import otlp
-from frontend.testing.fake_engine import rejection
+from tests.support.frontend.fake_engine import rejection
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"

@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 MAX_LEN = 100
@@ -247,7 +247,7 @@ async def test_count_tokens_checks_its_prompt(small_pair):
 
 
 async def test_chat_without_template_is_refused(make_pair):
-    from frontend.testing.byte_tokenizer import byte_tokenizer_files
+    from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 
     files = {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}
     pair = await make_pair(engine=FakeEngine(files=files))

@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
 from frontend.text.tokenizer import Tokenizer
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 ENDLESS = '{"type": "integer", "multipleOf": 1000003}'
 

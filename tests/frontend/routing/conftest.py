@@ -13,8 +13,8 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 class World:

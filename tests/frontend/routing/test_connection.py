@@ -11,8 +11,8 @@ from grpc_status import rpc_status
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.routing.connection_log import EngineLostError
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine, rejection
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine, rejection
 
 
 def details(error):

@@ -13,7 +13,7 @@ from frontend.access.engine_tls import EngineTls
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.routing import connection as client_module
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 class TlsEngine(FakeEngine):

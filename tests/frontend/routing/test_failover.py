@@ -8,8 +8,8 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine, paused_engine, rejection
-from frontend.testing.fake_requests import prompt_logprob
+from tests.support.frontend.fake_engine import FakeEngine, paused_engine, rejection
+from tests.support.frontend.fake_requests import prompt_logprob
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
 

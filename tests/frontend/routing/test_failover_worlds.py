@@ -9,7 +9,7 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.routing import quarantine as suspects
-from frontend.testing.fake_engine import FakeEngine, paused_engine
+from tests.support.frontend.fake_engine import FakeEngine, paused_engine
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
 

@@ -18,7 +18,7 @@ HEARTBEAT_TIMEOUT_S = 8.0
 GIL_HELD_S = 6.0  # longer than pings get, shorter than heartbeats do
 ENGINE = """\
 import asyncio, ctypes, signal, sys
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 async def main():
     hold = ctypes.PyDLL(None).usleep  # a PyDLL keeps the GIL

@@ -5,7 +5,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.fake_engine import FakeEngine, paused_engine, rejection
+from tests.support.frontend.fake_engine import FakeEngine, paused_engine, rejection
 
 TEXT = "The quick brown fox."
 FULL = engine_pb.REJECTION_REASON_QUEUE_FULL

@@ -10,8 +10,8 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.routing import resolver
 from frontend.routing.resolver import name_and_port
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 async def test_requests_are_dealt_out_to_all_engines(make_world, read, ids):

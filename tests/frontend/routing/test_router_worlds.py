@@ -19,9 +19,9 @@ from frontend.routing.connection import Attachment
 from frontend.routing.load import EngineLoad
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE
-from frontend.testing.fake_requests import FakeRequest
 from frontend.text.served_model import ModelKey
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE
+from tests.support.frontend.fake_requests import FakeRequest
 
 TICK_S = 0.05
 FAILOVER_TIMEOUT_S = 30.0

@@ -5,8 +5,8 @@ import pytest
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.engine_protocol import tokenizer_sha256
 from frontend.errors import ConfigError, TokenizerMismatch
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.text.tokenizer_source import TokenizerSource
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 
 
 class Stub:

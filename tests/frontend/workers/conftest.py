@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 class Frontend:

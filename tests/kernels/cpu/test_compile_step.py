@@ -7,7 +7,7 @@ import torch
 
 from kernels.families import cpu_ops
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.testing import assert_same_bits, cache_tensors, make_metadata
+from tests.support.kernels.batches import assert_same_bits, cache_tensors, make_metadata
 
 MAX_TOKENS, MAX_REQS, MAX_LEN, BLOCK_SIZE = 140, 9, 256, 32
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 6, 2, 32, 48, 70, 61

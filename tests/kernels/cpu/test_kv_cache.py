@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.families import cpu_ops
-from kernels.testing import cache_tensors
+from tests.support.kernels.batches import cache_tensors
 
 OPS = cpu_ops()
 

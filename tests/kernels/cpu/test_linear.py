@@ -8,7 +8,7 @@ import torch
 from kernels.cpu.cpu_features import CpuFeatures
 from kernels.cpu.linear import Kind
 from kernels.families import cpu_ops
-from kernels.testing import assert_same_bits
+from tests.support.kernels.batches import assert_same_bits
 
 QUANTIZATIONS = [None, "int8"]
 # Columns and depths beside every border there is: of one vector, of a tile, of the groups of four bytes, of a long sum.

@@ -8,7 +8,7 @@ import torch
 
 from kernels.cpu.multiply_tile import MAX_ROWS
 from kernels.families import cpu_ops, reference_ops
-from kernels.testing import assert_close, assert_same_bits, fill_cache, make_ragged_batch, read_cache
+from tests.support.kernels.batches import assert_close, assert_same_bits, fill_cache, make_ragged_batch, read_cache
 
 OPS, REFERENCE = cpu_ops(), reference_ops()
 MIXES = {

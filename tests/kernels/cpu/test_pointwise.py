@@ -8,7 +8,7 @@ import torch
 
 from kernels.cpu.jit import exp_nonpositive
 from kernels.families import cpu_ops, reference_ops
-from kernels.testing import assert_close, assert_same_bits
+from tests.support.kernels.batches import assert_close, assert_same_bits
 
 OPS, REFERENCE = cpu_ops(), reference_ops()
 SIZES = [1, 5, 31, 32, 33, 129]  # 32 is the most items that rows are cut into

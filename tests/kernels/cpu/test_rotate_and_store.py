@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.families import cpu_ops, reference_ops
-from kernels.testing import assert_close, assert_same_bits, cache_tensors, poison_cache, read_cache
+from tests.support.kernels.batches import assert_close, assert_same_bits, cache_tensors, poison_cache, read_cache
 
 OPS, REFERENCE = cpu_ops(), reference_ops()
 NUM_HEADS, NUM_KV_HEADS, NUM_BLOCKS = 6, 2, 5

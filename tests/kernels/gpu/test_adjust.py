@@ -10,7 +10,7 @@ import torch
 from kernels.gpu.adjust import adjusted, unadjusted
 from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.reference.sample import adjusted_logits, masked_logits
-from kernels.testing import assert_same_bits, batch_on
+from tests.support.kernels.batches import assert_same_bits, batch_on
 
 INF = math.inf
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
-from kernels.gpu.testing_graphs import StandInGraphs
 from kernels.metadata import AttentionMetadata, StepInputs
+from tests.support.kernels.graphs import StandInGraphs
 
 MAX_REQS, MAX_TOKENS, MAX_BLOCKS, VOCAB = 8, 20, 3, 7
 

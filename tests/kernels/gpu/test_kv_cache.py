@@ -5,7 +5,7 @@ import torch
 
 from kernels.gpu.kv_cache import GpuKVCache, make_kv_cache
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
-from kernels.testing import cache_tensors, poison_cache, read_cache
+from tests.support.kernels.batches import cache_tensors, poison_cache, read_cache
 
 SM_90 = TARGETS["sm_90"]
 

@@ -9,7 +9,7 @@ from kernels.gpu.linear import _log_exception, linear, pack_linear, pack_quantiz
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import rms_norm
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
-from kernels.testing import assert_close
+from tests.support.kernels.batches import assert_close
 
 SM_90, GFX942 = TARGETS["sm_90"], TARGETS["gfx942"]
 FLOAT8 = torch.float8_e4m3fn

@@ -10,9 +10,9 @@ import kernels.gpu.ops
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
-from kernels.gpu.testing_graphs import StandInGraphs
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import RowStatus
+from tests.support.kernels.graphs import StandInGraphs
 
 NUM_PROCESSORS = 132
 

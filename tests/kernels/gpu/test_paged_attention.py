@@ -13,7 +13,7 @@ from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.prefill_attention import prefill_attention
 from kernels.metadata import AttentionMetadata
 from kernels.reference.paged_attention import paged_attention as reference_paged_attention
-from kernels.testing import assert_close, make_ragged_batch, score_error
+from tests.support.kernels.batches import assert_close, make_ragged_batch, score_error
 
 MIXES = {
     "decodes": ([1, 1, 1, 1], [1, 16, 17, 301]),

@@ -11,7 +11,7 @@ from kernels.gpu.plan_rows import plan_rows
 from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.gpu.scan import scan_rows
 from kernels.sampling import SampledTokens
-from kernels.testing import batch_on
+from tests.support.kernels.batches import batch_on
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.gpu.quantize import quantize_rows
-from kernels.testing import assert_quantized
+from tests.support.kernels.batches import assert_quantized
 
 FLOAT8 = torch.float8_e4m3fn
 

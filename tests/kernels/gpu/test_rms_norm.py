@@ -5,7 +5,7 @@ import torch
 
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rms_norm import rms_norm as reference_rms_norm
-from kernels.testing import assert_close, assert_quantized
+from tests.support.kernels.batches import assert_close, assert_quantized
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -7,7 +7,7 @@ from kernels.families import reference_ops
 from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.targets import TARGETS
-from kernels.testing import assert_close, assert_quantized, cache_tensors, poison_cache, read_cache
+from tests.support.kernels.batches import assert_close, assert_quantized, cache_tensors, poison_cache, read_cache
 
 REFERENCE = reference_ops()
 NUM_BLOCKS, MAX_POSITIONS, EPS = 5, 300, 1e-6

@@ -13,7 +13,7 @@ from kernels.reference.philox import token_words
 from kernels.reference.sample import adjusted_logits, kept_tokens, masked_logits
 from kernels.reference.sample import sample as reference_sample
 from kernels.sampling import RowStatus, SampledTokens
-from kernels.testing import batch_on
+from tests.support.kernels.batches import batch_on
 
 INF = math.inf
 LOGPROB_ERROR = 2e-6

@@ -7,7 +7,7 @@ import torch
 
 from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.reference.silu_and_mul import silu_and_mul as reference_silu_and_mul
-from kernels.testing import assert_close, assert_quantized
+from tests.support.kernels.batches import assert_close, assert_quantized
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,

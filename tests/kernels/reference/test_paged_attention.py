@@ -5,7 +5,7 @@ import torch
 
 from kernels.families import reference_ops
 from kernels.reference.paged_attention import paged_attention
-from kernels.testing import assert_close, fill_cache, make_ragged_batch
+from tests.support.kernels.batches import assert_close, fill_cache, make_ragged_batch
 
 MIX = ([1, 5, 129, 1, 33], [1, 5, 200, 77, 33])
 

@@ -7,7 +7,7 @@ import torch
 from kernels.families import reference_ops
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.silu_and_mul import silu_and_mul
-from kernels.testing import assert_close, assert_same_bits, poison_cache, read_cache
+from tests.support.kernels.batches import assert_close, assert_same_bits, poison_cache, read_cache
 
 OPS = reference_ops()
 

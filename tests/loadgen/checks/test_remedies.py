@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.checks.remedies import remedy
 from loadgen.record import Status
-from loadgen.testing import Played, run_of
+from tests.support.loadgen.runs import Played, run_of
 
 
 def _failed(error: str, *, status: Status = Status.ERROR, **more: int) -> Played:

@@ -6,7 +6,7 @@ import pytest
 from loadgen.checks.saturation import Saturation, Trend, saturation, trend
 from loadgen.measure.metrics import measure
 from loadgen.measure.samples import samples_of
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 
 def _of(run: object) -> Saturation | None:

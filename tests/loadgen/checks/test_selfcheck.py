@@ -11,8 +11,8 @@ from loadgen.checks.limits import Limits
 from loadgen.checks.selfcheck import judge
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import ABSENT, RunData, Status
-from loadgen.testing import Played, healthy, run_of, synthetic_run, with_requests
 from loadgen.trace.schema import Blocks
+from tests.support.loadgen.runs import Played, healthy, run_of, synthetic_run, with_requests
 
 
 def _finding(run: RunData, check: str, limits: Limits | None = None, options: MeasureOptions | None = None) -> Finding:

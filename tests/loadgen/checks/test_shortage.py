@@ -8,7 +8,7 @@ import pytest
 from loadgen.checks.limits import Limits
 from loadgen.checks.shortage import what_held_back, what_helps
 from loadgen.record import WorkerHealth
-from loadgen.testing import Played, run_of
+from tests.support.loadgen.runs import Played, run_of
 
 
 def _advice(cpu_share: list[float], host_busy: Any) -> str:

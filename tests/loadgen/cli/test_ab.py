@@ -24,8 +24,8 @@ from loadgen.errors import TargetError
 from loadgen.measure.metrics import measure
 from loadgen.record import RunData
 from loadgen.target.base import TargetSpec
-from loadgen.testing import synthetic_run
 from loadgen.trace.schema import Trace
+from tests.support.loadgen.runs import synthetic_run
 
 TARGETS = ("--target-a", "grpc://127.0.0.1:1", "--target-b", "http://127.0.0.1:2/v1")
 VALID = Verdict("VALID", ())

@@ -8,7 +8,7 @@ import pytest
 from loadgen.cli.main import main
 from loadgen.measure.metrics import MeasureOptions
 from loadgen.store import save
-from loadgen.testing import synthetic_run
+from tests.support.loadgen.runs import synthetic_run
 
 
 @pytest.fixture

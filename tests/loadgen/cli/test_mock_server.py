@@ -13,7 +13,7 @@ import pytest
 from loadgen.cli.main import main
 from loadgen.run.controller import PlayOptions, play
 from loadgen.target.base import TargetSpec
-from loadgen.testing import Played, run_of
+from tests.support.loadgen.runs import Played, run_of
 
 WORKLOAD = run_of([Played(0.0, output_tokens=9) for _ in range(6)]).workload
 

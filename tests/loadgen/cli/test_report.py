@@ -10,7 +10,7 @@ from loadgen.cli.main import main
 from loadgen.measure.metrics import MeasureOptions
 from loadgen.record import Status
 from loadgen.store import RECORDS, save
-from loadgen.testing import synthetic_run
+from tests.support.loadgen.runs import synthetic_run
 
 _PLAYED_WITH = MeasureOptions(warmup_s=1.0, slo={"ttft": 100.0}, percentiles=(50.0, 90.0, 99.0))
 

@@ -14,8 +14,8 @@ from loadgen.cli.main import main
 from loadgen.cli.run_options import Outcome, measure_options
 from loadgen.errors import TargetError
 from loadgen.measure.metrics import measure
-from loadgen.testing import synthetic_run
 from loadgen.trace.schema import Trace
+from tests.support.loadgen.runs import synthetic_run
 
 RANDOM = ("--dataset", "random", "--num-prompts", "40")
 

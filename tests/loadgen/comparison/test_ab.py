@@ -9,7 +9,7 @@ import pytest
 from loadgen.comparison.ab import AbRuns, Turn, ab, turns
 from loadgen.errors import TargetError
 from loadgen.record import RunData
-from loadgen.testing import run_of
+from tests.support.loadgen.runs import run_of
 
 RUN = run_of([])
 LABELS = ("old", "new")

@@ -10,8 +10,8 @@ from loadgen.checks.selfcheck import Verdict
 from loadgen.comparison.comparable import Side, check_comparable
 from loadgen.errors import ComparisonError
 from loadgen.record import RunData
-from loadgen.testing import synthetic_run
 from loadgen.trace.schema import Blocks
+from tests.support.loadgen.runs import synthetic_run
 
 VALID = Verdict("VALID", ())
 INVALID = Verdict("INVALID", (yes_or_no("errors", "failed requests", "INVALID", "7 % failed: look at the server"),))

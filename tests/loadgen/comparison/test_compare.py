@@ -11,8 +11,8 @@ from loadgen.comparison.compare import Comparison, compare
 from loadgen.errors import ComparisonError
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
-from loadgen.testing import synthetic_run
 from loadgen.trace.schema import workload_digest
+from tests.support.loadgen.runs import synthetic_run
 
 
 def side(label: str, *runs: RunData) -> Side:

@@ -18,8 +18,8 @@ from loadgen.comparison.contrasts import (
 from loadgen.comparison.resampling import Statistic
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
-from loadgen.testing import Played as Written
-from loadgen.testing import run_of, synthetic_run
+from tests.support.loadgen.runs import Played as Written
+from tests.support.loadgen.runs import run_of, synthetic_run
 
 RESAMPLES = 100
 TTFT_P99 = Figure("ttft_p99", "TTFT p99", "ttft", Statistic(0.99), "ttft")

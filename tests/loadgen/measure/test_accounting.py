@@ -8,8 +8,8 @@ import pytest
 from loadgen.measure.accounting import account_cache, account_tokens, count_outcomes
 from loadgen.measure.samples import samples_of
 from loadgen.record import Status
-from loadgen.testing import Played, run_of, synthetic_run
 from loadgen.trace.schema import Blocks
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 
 def test_too_long_and_too_short_do_not_cancel_out() -> None:

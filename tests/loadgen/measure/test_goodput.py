@@ -5,7 +5,7 @@ import pytest
 from loadgen.measure.goodput import keeps
 from loadgen.measure.samples import samples_of
 from loadgen.record import Status
-from loadgen.testing import Played, run_of
+from tests.support.loadgen.runs import Played, run_of
 
 
 def _keeps(played: Played, metric: str, limit_ms: float) -> bool:

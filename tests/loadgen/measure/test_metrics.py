@@ -13,7 +13,7 @@ from loadgen.errors import OptionError
 from loadgen.measure.metrics import Latencies, MeasureOptions, measure
 from loadgen.measure.quantiles import Distribution
 from loadgen.record import ABSENT, RunData, Status
-from loadgen.testing import Played, run_of, synthetic_run, with_requests
+from tests.support.loadgen.runs import Played, run_of, synthetic_run, with_requests
 
 _SLO = {"ttft": 60.0, "tpot": 14.0, "itl": 40.0, "e2el": 400.0}
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)

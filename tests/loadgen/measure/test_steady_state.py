@@ -5,7 +5,7 @@ import pytest
 from loadgen.measure.samples import samples_of
 from loadgen.measure.steady_state import Span, steady_span
 from loadgen.record import Status
-from loadgen.testing import Played, run_of
+from tests.support.loadgen.runs import Played, run_of
 
 
 def _span(played: list[Played], warmup_s: float = 0.0, *, interrupted: bool = False) -> Span:

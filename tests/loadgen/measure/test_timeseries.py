@@ -5,7 +5,7 @@ import pytest
 
 from loadgen.measure.timeseries import mean_present, peak_present, timeseries
 from loadgen.record import Status
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 
 @pytest.mark.parametrize("seed", range(10))

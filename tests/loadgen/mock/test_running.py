@@ -8,8 +8,8 @@ from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes, mock_in_thread, mock_server
 from loadgen.run.controller import play
 from loadgen.target.base import TargetSpec
-from loadgen.testing import Played, run_of
 from tests.hang import HANG_S
+from tests.support.loadgen.runs import Played, run_of
 
 QUICK = MockBehaviour(ttft_s=0.0, itl_s=0.0)
 WORKLOAD = run_of([Played(0.01 * index, output_tokens=8) for index in range(20)]).workload

@@ -15,7 +15,7 @@ from loadgen.record import RunData, Status
 from loadgen.report.comparison_files import write_comparison
 from loadgen.report.plot_comparison import comparison_pictures
 from loadgen.report.plot_style import png
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "use", "rect", "line", "stop"}
 

@@ -13,7 +13,7 @@ from loadgen.checks.selfcheck import judge
 from loadgen.errors import ResultError
 from loadgen.measure.metrics import measure
 from loadgen.report.files import write_report
-from loadgen.testing import synthetic_run
+from tests.support.loadgen.runs import synthetic_run
 
 
 def _write(folder: Path) -> tuple[Path, ...]:

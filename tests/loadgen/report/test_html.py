@@ -13,7 +13,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import ABSENT, RunData, Status
 from loadgen.report.html import page
 from loadgen.report.pictures import pictures
-from loadgen.testing import Played, run_of, synthetic_run, with_requests
+from tests.support.loadgen.runs import Played, run_of, synthetic_run, with_requests
 
 _VOID = {"meta", "br", "path", "use", "link", "img", "input", "hr"}
 

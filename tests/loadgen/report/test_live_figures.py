@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.record import ABSENT, LiveView, RunData, Status, new_requests
 from loadgen.report.live_figures import look
-from loadgen.testing import synthetic_run
+from tests.support.loadgen.runs import synthetic_run
 
 
 def at(run: RunData, now_s: float) -> LiveView:

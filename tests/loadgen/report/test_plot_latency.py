@@ -8,7 +8,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
 from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
 from loadgen.report.plot_style import BLUE, INK, RED
-from loadgen.testing import Played, run_of, synthetic_run, with_requests
+from tests.support.loadgen.runs import Played, run_of, synthetic_run, with_requests
 
 
 def test_the_curve_passes_through_the_quoted_percentiles() -> None:

@@ -8,7 +8,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import RunData, Status
 from loadgen.report.plot_requests import requests_in_time
 from loadgen.report.plot_style import BLUE, GREY, INK, ORANGE, RED, TEAL, VIOLET, Picture
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 
 def _picture(run: RunData) -> Picture:

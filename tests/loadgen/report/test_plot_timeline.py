@@ -12,7 +12,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
 from loadgen.report.plot_style import BLUE, GREY, ORANGE, Picture
 from loadgen.report.plot_timeline import timeline
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 
 def _picture(run: RunData) -> Picture:

@@ -14,7 +14,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.plain_json import to_json
 from loadgen.record import RunData, Status
 from loadgen.report.result import result_document, schema_text
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 _OPTIONS = MeasureOptions(warmup_s=1.0, slo={"ttft": 100.0, "tpot": 20.0}, percentiles=(50.0, 95.0, 99.9))
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -19,7 +19,7 @@ from loadgen.report.sweep_files import write_sweep
 from loadgen.report.sweep_text import COLUMNS, cells, conclusions, sweep_document, sweep_lines
 from loadgen.sweep.load_level import Axis, Rung, rung_of
 from loadgen.sweep.sweep import Sweep, sweep
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 SLO = {"ttft": 150.0, "tpot": 40.0}
 

@@ -10,7 +10,7 @@ from loadgen.checks.selfcheck import judge
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
 from loadgen.report.terminal import print_summary
-from loadgen.testing import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Played, run_of, synthetic_run
 
 
 def _summary(run: RunData, options: MeasureOptions | None = None) -> list[str]:

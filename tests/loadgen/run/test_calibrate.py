@@ -7,7 +7,7 @@ from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes
 from loadgen.run.calibrate import Rung, calibrate, recovered_ms, try_load
-from loadgen.testing import Played, healthy, run_of
+from tests.support.loadgen.runs import Played, healthy, run_of
 
 GOOD = Rung(num_streams=10, delivered=1.0, gap_error_ms=1.0, lag_ms=1.0)
 

@@ -15,7 +15,7 @@ from loadgen.measure.quantiles import Distribution
 from loadgen.record import Status
 from loadgen.sweep.load_level import Rung, rung_of
 from loadgen.sweep.sweep import sweep
-from loadgen.testing import synthetic_run
+from tests.support.loadgen.runs import synthetic_run
 
 NOTHING = Distribution(0, math.nan, math.nan, math.nan, math.nan, ((50.0, math.nan), (99.0, math.nan)))
 OFFERED = 100_000  # so that rounding to whole requests is nothing

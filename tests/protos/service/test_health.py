@@ -9,11 +9,11 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from chairlift.service.health import Health, HealthListRequest, HealthListResponse, add_health, list_response
-from engine.testing_engine import fake_engine_parts, run_engine
 from frontend.api.grpc.server import SERVICE_NAME
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from tests.hang import HANG_S
+from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 

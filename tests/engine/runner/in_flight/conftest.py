@@ -18,9 +18,9 @@ from engine.runner.buckets import decode_buckets
 from engine.runner.kv_cache import KVCachePlan
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.step_loop import StepLoop
-from engine.testing import AnswerLedger, FakeModel
-from engine.testing_device import ChainDecoder, ChainMatcher, ChainOps, PoisoningRunner, is_penalised
-from engine.testing_stream import LateStream
+from tests.support.engine.fake_device import ChainDecoder, ChainMatcher, ChainOps, PoisoningRunner, is_penalised
+from tests.support.engine.fake_model import AnswerLedger, FakeModel
+from tests.support.engine.stream import LateStream
 
 VOCAB_SIZE = 31
 NUM_MUTANT_WORLDS = 80

@@ -16,8 +16,8 @@ from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
 from engine.runner.step_views import StepViews
 from engine.runner.stream import InlineStream
-from engine.testing import OracleViolation
-from engine.testing_stream import LateStream
+from tests.support.engine.fake_model import OracleViolation
+from tests.support.engine.stream import LateStream
 
 
 def one_host_buffer_for_all_steps(monkeypatch):
@@ -142,7 +142,7 @@ def tokens_in_flight_not_counted(monkeypatch):
 
 def freed_blocks_not_deferred(monkeypatch):
     """A freed block is given away while a step in flight still writes to it. As this stream keeps its order no token is
-    wrong for it (`engine.testing`'s oracle executes rows in any order): it is the scheduler's own books that notice.
+    wrong for it (the oracle executes rows in any order): the scheduler's integrity check notices.
     """
     free = BlockPool.free
 

@@ -9,7 +9,7 @@ from engine.runner import model_runner, row_masks
 from engine.runner.prompt_rows import PromptRows
 from engine.runner.row_masks import RowMasks
 from engine.runner.sampling_state import SamplingState
-from engine.testing import OracleViolation
+from tests.support.engine.fake_model import OracleViolation
 
 
 def masks_made_before_the_token_is_known(monkeypatch):

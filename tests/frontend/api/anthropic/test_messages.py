@@ -11,7 +11,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend.testing.fake_engine import rejection
+from tests.support.frontend.fake_engine import rejection
 
 EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
 ECHO = "{{ messages[-1].content }}"

@@ -172,7 +172,7 @@ async def test_stop_text_cancels_with_its_reason_when_the_engine_would_go_on(mak
 
 
 async def test_stop_text_counts_only_tokens_up_to_the_match(make_pair):
-    from frontend.testing.fake_engine import FakeEngine
+    from tests.support.frontend.fake_engine import FakeEngine
 
     pair = await make_pair(engine=FakeEngine(tokens_per_step=8))
     spec = pb.GenerationSpec(
@@ -198,7 +198,7 @@ async def test_logprobs_are_columns_over_the_answers_tokens(pair):
 
 
 async def test_max_tokens_defaults_to_what_fits(make_pair):
-    from frontend.testing.fake_engine import FakeEngine
+    from tests.support.frontend.fake_engine import FakeEngine
 
     pair = await make_pair(engine=FakeEngine(max_model_len=300))
     for length, expected in ((10, 256), (100, 200), (299, 1)):
@@ -207,8 +207,8 @@ async def test_max_tokens_defaults_to_what_fits(make_pair):
 
 
 async def test_defaults_of_generation_config_apply_where_the_request_is_silent(make_pair, text_request):
-    from frontend.testing.byte_tokenizer import byte_tokenizer_files
-    from frontend.testing.fake_engine import FakeEngine
+    from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+    from tests.support.frontend.fake_engine import FakeEngine
 
     files = {**byte_tokenizer_files(), "generation_config.json": b'{"temperature": 0.5, "top_k": 3, "top_p": 0.75}'}
     pair = await make_pair(engine=FakeEngine(files=files))
@@ -247,7 +247,7 @@ async def test_many_streams_at_once_each_get_their_own_text(pair, text_request):
 
 
 async def test_timing_is_consistent(make_pair, text_request):
-    from frontend.testing.fake_engine import FakeEngine
+    from tests.support.frontend.fake_engine import FakeEngine
 
     pair = await make_pair(engine=FakeEngine(step_interval_s=0.005))
     messages = await collect(pair.stub().StreamGenerate(text_request("abc")))
@@ -272,7 +272,7 @@ async def test_no_metadata_is_sent_before_the_first_token(pair, text_request):
 
 async def test_refusals_before_the_first_token_are_retried_by_grpc_itself(make_pair, text_request):
     from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-    from frontend.testing.fake_engine import rejection
+    from tests.support.frontend.fake_engine import rejection
 
     pair = await make_pair()
     draining = rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping", retry_after_s=0)  # sent as pushback

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.fake_engine import FakeEngine
 
 
 def endless(**extra):

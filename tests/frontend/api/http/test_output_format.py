@@ -8,8 +8,8 @@ import pydantic
 import pytest
 import tokenizers
 
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 ECHO = "{{ messages[0].content }}"
 HERMES = ECHO + "{# <tool_call> #}"

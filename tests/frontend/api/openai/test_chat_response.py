@@ -6,8 +6,8 @@ import json
 import openai
 import pytest
 
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 HELLO = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
 RENDERED = "<system>be<user>hi<assistant>"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from frontend.api.http.unknown_parameters import HEADER
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}{# <tool_call> #}"

@@ -11,7 +11,7 @@ from frontend.api.http import errors as error_object
 from frontend.api.openai.completion_response import Completion
 from frontend.errors import RequestError
 from frontend.limits import MAX_REQUEST_BYTES
-from frontend.testing.fake_engine import rejection
+from tests.support.frontend.fake_engine import rejection
 
 
 async def refused(call):

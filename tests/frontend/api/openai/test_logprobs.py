@@ -5,8 +5,8 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.text.tokenizer import Tokenizer
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 
 
 @pytest.fixture

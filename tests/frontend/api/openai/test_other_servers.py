@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
 from frontend.text.tokenizer import Tokenizer
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 TOKENIZER = Tokenizer.from_files(byte_tokenizer_files())
 A = 64  # id of "a"

@@ -9,9 +9,9 @@ import tokenizers
 
 from frontend.api.openai import completion_response as completions
 from frontend.generation import pipeline
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
-from frontend.testing.fake_requests import prompt_logprob
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
+from tests.support.frontend.fake_requests import prompt_logprob
 
 TEXT = "né 雪, scored"
 BYTES = TEXT.encode()

@@ -8,8 +8,8 @@ from chairlift.service.end_reason import EndReason
 from frontend.generation.answer.answer_text import AnswerText
 from frontend.request.request import GenerationRequest, OutputOptions, SamplingOptions, StopOptions, TokenPrompt
 from frontend.routing.stream import RequestEnd, TokenBatch
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from frontend.text.tokenizer import Tokenizer
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CALLS = "".join(f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>' for city in "åb")

@@ -8,10 +8,10 @@ from frontend.errors import InvalidRequest
 from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.limits import MAX_PROMPT_LOGPROBS
 from frontend.request.request import OutputOptions
-from frontend.testing.byte_tokenizer import VOCAB_SIZE, byte_tokenizer_files
-from frontend.testing.fake_engine import FakeEngine
-from frontend.testing.fake_requests import prompt_logprob
 from frontend.text.tokenizer import Tokenizer
+from tests.support.frontend.byte_tokenizer import VOCAB_SIZE, byte_tokenizer_files
+from tests.support.frontend.fake_engine import FakeEngine
+from tests.support.frontend.fake_requests import prompt_logprob
 
 TEXT = "é and some more: longer than what comes in one piece"
 NUM_TOKENS = len(TEXT.encode())

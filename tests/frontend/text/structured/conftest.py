@@ -3,11 +3,11 @@ import random
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 from frontend.text.sampling_defaults import SamplingDefaults
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.trial import parser_limits
 from frontend.text.tokenizer import Tokenizer
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from frontend.text.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
 from frontend.text.chat.families import CALL_FAMILIES
 from frontend.text.structured.grammars import grammar_of
 from frontend.text.structured.output_format import FormKind
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 
 TOOLS = [
     CallableTool(

@@ -8,11 +8,11 @@ import jsonschema
 import pytest
 from llguidance import LLTokenizer
 
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 from frontend.text.chat import CallableTool, chat_format
 from frontend.text.structured.grammars import grammar_of
 from frontend.text.structured.output_format import FormKind
 from frontend.text.structured.trial import Trial
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 SCHEMAS = json.loads((Path(__file__).parents[3] / "client_schemas.json").read_text())
 KINDS = {"schema": FormKind.JSON_SCHEMA, "strict": FormKind.STRICT_JSON_SCHEMA, "tool": FormKind.STRICT_JSON_SCHEMA}

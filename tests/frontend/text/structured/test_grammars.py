@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 from llguidance import LLTokenizer
 
-from frontend.testing.byte_tokenizer import byte_tokenizer_files
 from frontend.text.structured.grammars import grammar_of
 from frontend.text.structured.output_format import FormError, FormKind
 from frontend.text.structured.schema_rules import FORMATS
 from frontend.text.structured.trial import Trial
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 
 ROOT = Path(__file__).parents[4]
 SCHEMAS = json.loads((ROOT / "tests/json_schemas.json").read_text())

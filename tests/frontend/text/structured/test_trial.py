@@ -7,11 +7,11 @@ import time
 import pytest
 from llguidance import LLTokenizer
 
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 from frontend.text.structured import trial
 from frontend.text.structured.grammars import grammar_of
 from frontend.text.structured.output_format import FormError, FormKind
 from frontend.text.structured.trial import Trial
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 
 @pytest.fixture(scope="module")

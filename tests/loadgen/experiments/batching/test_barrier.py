@@ -5,8 +5,8 @@ import numpy as np
 from loadgen.experiments.batching.barrier import behind_gates, only_gates, with_gates
 from loadgen.experiments.batching.cases import QUICK, synthetic_cases
 from loadgen.experiments.batching.step_log import Step, Usage
-from loadgen.experiments.batching.testing import engine_steps
-from loadgen.testing import workload_of
+from tests.support.loadgen.batching import engine_steps
+from tests.support.loadgen.runs import workload_of
 
 BUDGET = 64
 

@@ -7,7 +7,7 @@ from loadgen.errors import ResultError
 from loadgen.experiments.batching.case_run import playing_of, require_whole_answers
 from loadgen.experiments.batching.step_log import Step, Usage
 from loadgen.record import Status
-from loadgen.testing import Played, healthy, run_of, with_requests
+from tests.support.loadgen.runs import Played, healthy, run_of, with_requests
 
 GATE = Played(0.0, ((2.0, 1),), input_tokens=64)
 REQUESTS = (Played(0.1, ((2.25, 1), (2.5, 2))), Played(0.1, ((3.0, 1),)), Played(0.1, ((2.5, 1), (4.0, 1))))

@@ -14,7 +14,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer, 
 from loadgen.errors import ResultError, TargetError
 from loadgen.experiments.batching.cases import QUICK, synthetic_cases
 from loadgen.experiments.batching.ids import greedy_answers, require_equal_answers
-from loadgen.testing import workload_of
+from tests.support.loadgen.runs import workload_of
 
 
 class Server(GenerationServiceServicer):

@@ -14,8 +14,8 @@ from loadgen.errors import ResultError
 from loadgen.experiments.batching.charts import draw_latencies, draw_ratios, draw_step_cost, draw_sweep
 from loadgen.experiments.batching.experiment import SweepPoint
 from loadgen.experiments.batching.report import Report, case_text, sweep_text, write_report
-from loadgen.experiments.batching.testing import ideal_result
 from loadgen.experiments.batching.timelines import draw_timelines
+from tests.support.loadgen.batching import ideal_result
 
 SKEWED = ([4] * 7 + [64]) * 4
 

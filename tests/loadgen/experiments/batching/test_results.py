@@ -11,7 +11,7 @@ from loadgen.experiments.batching.findings import findings, sweep_findings, swee
 from loadgen.experiments.batching.policies import CACHED, CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult, table
 from loadgen.experiments.batching.simulation import rows_of_steps
-from loadgen.experiments.batching.testing import ideal_result
+from tests.support.loadgen.batching import ideal_result
 
 SKEWED = ([4] * 7 + [64]) * 4
 

@@ -9,7 +9,7 @@ from loadgen.errors import ResultError
 from loadgen.experiments.batching.simulation import rows_of_steps
 from loadgen.experiments.batching.slots import Seating, Sitting, padded_tokens, seat_requests
 from loadgen.experiments.batching.step_log import Step, Usage
-from loadgen.experiments.batching.testing import engine_steps
+from tests.support.loadgen.batching import engine_steps
 
 
 def step(*rows: int, finished: tuple[int, ...] = (), preempted: tuple[int, ...] = ()) -> Step:

@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from frontend.testing.fake_engine import rejection
+from tests.support.frontend.fake_engine import rejection
 
 EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
 ECHO = "{{ messages[-1].content }}"

@@ -1,4 +1,4 @@
-"""A real engine on a fake model, for tests that need sockets but no weights; `engine/testing_client.py` talks to it."""
+"""Runs a real engine on a fake model, for tests that need sockets but no weights; `client.py` talks to it."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.listener import Listener
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
-from engine.testing import FakeModel, FakeModelRunner
+from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 
 _P = ParamSpec("_P")
 
@@ -36,7 +36,7 @@ def fake_engine_parts(
     fail: Callable[[RequestId, int], str | None] = lambda _request_id, _position: None,
     on_step: Callable[[SchedulerOutput], None] = lambda _: None,
 ) -> EngineParts:
-    """An engine whose model is the oracle of `engine.testing`.
+    """An engine whose model is the oracle of `fake_model.py`.
 
     Args:
         model: draws the tokens; its `solo_output` says what they must be.

@@ -5,8 +5,6 @@ wire: credits, step window, one Completion per handle. Faults are scripted from 
 sent, `stall`, `freeze` and `kill` say it all.
 """
 
-# ruff: noqa: N802, ARG002 - names and arguments of the handlers are gRPC's
-
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -19,8 +17,8 @@ from google.protobuf.duration_pb2 import Duration
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
 from chairlift.service.engine_protocol import tokenizer_sha256
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
-from frontend.testing.fake_requests import FakeRequest
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
+from tests.support.frontend.fake_requests import FakeRequest
 
 _CHUNK_BYTES = 1 << 16
 _SERVER_OPTIONS = (

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.demo.corpus import END_ID, PAD_ID
-from engine.demo.documents import ASSISTANT, END, PAD, SYSTEM, USER
+from tests.support.demo_model.corpus import END_ID, PAD_ID
+from tests.support.demo_model.documents import ASSISTANT, END, PAD, SYSTEM, USER
 
 MAX_POSITIONS = 1024
 VOCAB_SIZE = 3072

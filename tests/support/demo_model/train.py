@@ -1,6 +1,6 @@
 """Builds the demo model from nothing: draws the text, trains the tokenizer and the model, writes the checkpoint.
 
-    python -m engine.demo.train [--out DIR] [--minutes 35] [--seed 0]
+    python -m tests.support.demo_model.train [--out DIR] [--minutes 35] [--seed 0]
 
 The time limit sets the learning-rate schedule, so that a run ends with the rate at its floor however fast the machine
 is. The text, the initial weights and the order of batches follow from the seed; how many steps fit does not.
@@ -18,8 +18,16 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from engine.demo import MODEL_DIR
-from engine.demo.checkpoint import VOCAB_SIZE, model_config, save_model, save_tokenizer
-from engine.demo.corpus import PAD_ID, TRAIN_SPLIT, Batch, encode_documents, make_batches, rendered, train_tokenizer
+from tests.support.demo_model.checkpoint import VOCAB_SIZE, model_config, save_model, save_tokenizer
+from tests.support.demo_model.corpus import (
+    PAD_ID,
+    TRAIN_SPLIT,
+    Batch,
+    encode_documents,
+    make_batches,
+    rendered,
+    train_tokenizer,
+)
 
 _NUM_THREADS = 2
 _TOKENIZER_DOCUMENTS = 12_000

@@ -6,8 +6,8 @@ import pytest
 from loadgen.measure.metrics import measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import ABSENT, Status
-from loadgen.testing import synthetic_run
 from loadgen.trace.schema import workload_digest
+from tests.support.loadgen.runs import synthetic_run
 
 
 def test_a_seed_is_a_workload_and_a_noise_seed_another_run_of_it() -> None:

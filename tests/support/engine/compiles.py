@@ -1,5 +1,5 @@
 """Serves random requests with a model of a common shape on a GPU that is not there, and tells which kernels were
-compiled after the start-up that is to compile them all: `python -m engine.testing_compiles --help`.
+compiled after the start-up that is to compile them all: `python -m tests.support.engine.compiles --help`.
 
 Scheduler, runner, model and operations are the real ones, on tensors without memory, so that every launch has the
 shapes, strides and alignments that it would have on a GPU. Every token that is drawn is 0.
@@ -35,9 +35,9 @@ from kernels.gpu.launch import CompileCounter
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.stand_in_driver import use_stand_in
 from kernels.gpu.targets import TARGETS, Target
-from kernels.gpu.testing_graphs import StandInGraphs
 from kernels.interface import Step
 from kernels.metadata import StepInputs
+from tests.support.kernels.graphs import StandInGraphs
 
 _META = torch.device("meta")
 _MAX_NUM_SEQS = 21

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.demo.documents import SPECIAL_TOKENS, document
+from tests.support.demo_model.documents import SPECIAL_TOKENS, document
 
 TRAIN_SPLIT = "train"
 PAD_ID = 0

@@ -4,7 +4,7 @@ import sys
 from array import array
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from frontend.testing.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE
+from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE
 
 PROMPT_CHUNK = 16
 """Prompt tokens whose log-probabilities are in one message."""

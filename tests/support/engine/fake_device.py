@@ -1,4 +1,4 @@
-"""A model on a device that notices every mistake of the runner: `engine.testing`'s oracle, on tensors.
+"""Fake model on a device: `fake_model.py`'s oracle on tensors, which detects every mistake of the runner.
 
 The cache of `ChainDecoder` stores in each slot a token and H(what the slot before it stores, token, position). A row
 walks the block table *on the device* from position 0, requires every slot to continue the chain, writes its own slots,
@@ -20,13 +20,13 @@ from engine.constraints.token_bits import Words, num_words
 from engine.core.outputs import SchedulerOutput, TokenLogprobs
 from engine.core.request import Request, SamplingParams
 from engine.runner.model_runner import StepInFlight, TorchModelRunner
-from engine.testing import FakeModel, OracleViolation
-from engine.testing_stream import POISON
 from kernels.gpu.decode_graphs import decode_inputs
 from kernels.interface import KVCache, Step
 from kernels.metadata import StepInputs
 from kernels.reference.ops import ReferenceOps
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
+from tests.support.engine.fake_model import FakeModel, OracleViolation
+from tests.support.engine.stream import POISON
 
 
 class ShadowCache:
@@ -172,14 +172,14 @@ class ChainOps(ReferenceOps):
         self,
         num_blocks: int,
         block_size: int,
-        num_kv_heads: int,  # noqa: ARG002 - a slot is a slot
-        head_dim: int,  # noqa: ARG002
-        dtype: torch.dtype,  # noqa: ARG002
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
     ) -> Any:
         """A `ShadowCache`."""
         return ShadowCache(num_blocks, block_size)
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:  # noqa: ARG002
+    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
         """Steps of the sizes read `largest`."""
 
         def replay(inputs: StepInputs) -> torch.Tensor:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.demo.answers import exchange
-from engine.demo.stories import Length, Story
+from tests.support.demo_model.answers import exchange
+from tests.support.demo_model.stories import Length, Story
 
 END = "<|end|>"
 PAD = "<|pad|>"

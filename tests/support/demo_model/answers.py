@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from engine.demo.grammar import TEMPLATE_DIR, Draw, read_sections
+from tests.support.demo_model.grammar import TEMPLATE_DIR, Draw, read_sections
 
 _NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",

@@ -1,4 +1,4 @@
-"""`python -m frontend.testing.isolation`: how long each of thirty large requests holds up everybody else.
+"""`python -m tests.support.frontend.isolation`: measures how long each of 31 large requests delays all others.
 
 Starts a frontend in front of an engine without a model, sends the requests one after the other from another process,
 and prints for each the CPU time of the event loop's longest callback, and how late a probe was that wanted its turn
@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing.fake_engine import FakeEngine
-from frontend.testing.large_requests import LARGE_REQUESTS, MAX_MODEL_LEN, Outcome, send
-from frontend.testing.loop_watch import watched_loop
+from tests.support.frontend.fake_engine import FakeEngine
+from tests.support.frontend.large_requests import LARGE_REQUESTS, MAX_MODEL_LEN, Outcome, send
+from tests.support.frontend.loop_watch import watched_loop
 
 PROBE_INTERVAL_S = 0.005
 

@@ -13,8 +13,8 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId
 from engine.interfaces import execute
 from engine.serving.engine import EngineParts
-from engine.testing import Answer, AnswerLedger
 from kernels.sampling import SampledTokens, SamplingBatch
+from tests.support.engine.fake_model import Answer, AnswerLedger
 
 Position = tuple[int, int]
 """Seed of a request, and index in its output."""

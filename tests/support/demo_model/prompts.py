@@ -6,7 +6,7 @@ Needs no torch, so that servers, load generators and tests can all send the demo
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.demo.documents import Role, document
+from tests.support.demo_model.documents import Role, document
 
 HELD_OUT_SPLIT = "held-out"
 _MIN_PROMPT_WORDS = 3

@@ -1,6 +1,6 @@
 """Measures the demo model against what it promises, prints each figure with its bound, writes them beside the model.
 
-    python -m engine.demo.evaluate [--model DIR] [--prompts 200] [--seed 1] [--show 10]
+    python -m tests.support.demo_model.evaluate [--model DIR] [--prompts 200] [--seed 1] [--show 10]
 
 Exit code 1 if any figure misses its bound. The prompts and the held-out text come from a split that training never
 draws from; the training text itself is drawn again from the seed that training.json names.
@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from engine.demo import MODEL_DIR
-from engine.demo.corpus import END_ID, PAD_ID, TRAIN_SPLIT, encode_documents, rendered, spoken_texts
-from engine.demo.ngram import TrigramModel
-from engine.demo.novelty import RUN_WORDS, RunIndex, words_of
-from engine.demo.prompts import HELD_OUT_SPLIT, HeldOutPrompt, PromptKind, heldout_prompts
+from tests.support.demo_model.corpus import END_ID, PAD_ID, TRAIN_SPLIT, encode_documents, rendered, spoken_texts
+from tests.support.demo_model.ngram import TrigramModel
+from tests.support.demo_model.novelty import RUN_WORDS, RunIndex, words_of
+from tests.support.demo_model.prompts import HELD_OUT_SPLIT, HeldOutPrompt, PromptKind, heldout_prompts
 
 TEMPERATURE = 0.8
 MAX_NEW_TOKENS = 512

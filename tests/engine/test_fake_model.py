@@ -13,7 +13,7 @@ from engine.core.outputs import NewRequest, RequestOutput, ScheduledRow, Schedul
 from engine.core.request import BlockId, Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
-from engine.testing import AnswerLedger, FakeModel, FakeModelRunner, OracleViolation, drive
+from tests.support.engine.fake_model import AnswerLedger, FakeModel, FakeModelRunner, OracleViolation, drive
 
 BLOCK_SIZE = 4
 PARAMS = SamplingParams(seed=1, max_tokens=8)
@@ -265,5 +265,5 @@ def test_drive_gives_up_on_work_without_end() -> None:
 
 
 def test_no_torch() -> None:
-    code = "import sys, engine.testing; assert not {'torch', 'grpc', 'numpy'} & sys.modules.keys()"
+    code = "import sys, tests.support.engine.fake_model; assert not {'torch', 'grpc', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -92,10 +92,10 @@ class StandInGraphs:
         self._pools.append(object())
         return self._pools[-1]
 
-    def _memory(self, device: torch.device) -> tuple[int, int]:  # noqa: ARG002 - there is but one
+    def _memory(self, device: torch.device) -> tuple[int, int]:
         return (self._free_bytes.pop(0) if len(self._free_bytes) > 1 else self._free_bytes[0]), 1 << 40
 
-    def _synchronize(self, device: torch.device) -> None:  # noqa: ARG002
+    def _synchronize(self, device: torch.device) -> None:
         self._ready |= self._computed
 
     @contextmanager

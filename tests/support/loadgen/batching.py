@@ -12,7 +12,7 @@ from loadgen.experiments.batching.cases import Case
 from loadgen.experiments.batching.policies import CACHED, CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult
 from loadgen.experiments.batching.step_log import Step, Usage
-from loadgen.testing import Played, run_of, workload_of
+from tests.support.loadgen.runs import Played, run_of, workload_of
 
 StepMs = Callable[[int], float]
 """What a step of so many rows takes."""

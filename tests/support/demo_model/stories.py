@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
-from engine.demo.grammar import TEMPLATE_DIR, Draw, read_sections, words
+from tests.support.demo_model.grammar import TEMPLATE_DIR, Draw, read_sections, words
 
 _MENTIONS_FRIEND = re.compile(r"\{F[_}]")
 _PRONOUNS = {

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[3]
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'protos'}", "HF_HUB_OFFLINE": "1"}
 """Of such a process: it runs this code, wherever it is started, and asks no hub."""

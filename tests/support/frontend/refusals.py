@@ -1,4 +1,4 @@
-"""`python -m frontend.testing.refusals [CALLS]`: what it costs to refuse a burst of generations when the queue is full.
+"""`python -m tests.support.frontend.refusals [CALLS]`: measures the cost of refusing a burst when the queue is full.
 
 A frontend whose queue has one place, and somebody in it, gets bursts over both endpoints from another process. Rounds
 in which calls are refused when they arrive alternate with rounds in which they are read and checked first.
@@ -21,7 +21,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from frontend.generation.admission import Admission
-from frontend.testing.fake_engine import paused_engine
+from tests.support.frontend.fake_engine import paused_engine
 
 _ROUNDS = 3
 _CALLS_PER_CHANNEL = 2500  # a connection has 4,096 streams at most

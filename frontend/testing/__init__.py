@@ -1,1 +1,0 @@
-"""For tests: an engine without a model, its tokenizer, and random requests."""
