@@ -255,7 +255,7 @@ class World:
                 engine.die()
             case 2 | 3 | 4 if engine.attachment is None:
                 engine.come(rng.choice(["a", "a", "a", "b"]))
-            case 5 if engine.serving.engine:
+            case 5 if engine.serving:
                 engine.ends_in = rng.randrange(30)
                 engine.engine_state = DRAINING  # and says so only later
             case 6:
@@ -326,7 +326,7 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
         await world.tick()
         num_ticks += 1
         assert num_ticks * TICK_S < FAILOVER_TIMEOUT_S + 30, "somebody waits for ever"
-        if not any(engine.serving.engine for engine in world.engines):
+        if not any(engine.serving for engine in world.engines):
             for engine in world.engines:
                 if engine.attachment is None:
                     engine.come("a")
