@@ -14,18 +14,31 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from chairlift.service.end_reason import EndReason
-from engine.commands import Cancel, Command, GrantCredit, Inbox, Submit
 from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import Request, RequestId
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, IntegrityError, RequestError
-from engine.interfaces import ModelRunner
-from engine.reports import AdmissionReport, DrainReport, LoopSnapshot, Report, StepReport
-from engine.serving.step_log import StepLog, StepTimes
+from engine.interfaces import (
+    AdmissionReport,
+    Cancel,
+    Command,
+    DrainReport,
+    GrantCredit,
+    Inbox,
+    LoopSnapshot,
+    ModelRunner,
+    Report,
+    StepReport,
+    StepTimes,
+    Submit,
+)
 
 # How long a turn without work waits for a command: bounds how late a deadline is noticed while every request is parked,
 # and keeps `loop_turns` moving, so that a frozen loop shows in the heartbeats (every 250 ms).
 IDLE_TURN_S = 0.05
+
+StepListener = Callable[[SchedulerOutput, list[RequestOutput], LoopSnapshot, StepTimes], None]
+"""Called after every step with its plan, its outputs, the state of the loop and its times; must not block."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +67,7 @@ class StepLoop:
         inbox: Inbox,
         outbox: Callable[[Report], None],
         *,
-        step_log: StepLog | None = None,
+        on_step: StepListener | None = None,
         num_late_compiles: Callable[[], int] = lambda: 0,
         integrity_check_interval_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -64,7 +77,7 @@ class StepLoop:
         self._runner = runner
         self._inbox = inbox
         self._outbox = outbox
-        self._step_log = step_log
+        self._on_step = on_step
         self._clock = clock
         self._open: set[RequestId] = set()  # accepted, and not completed yet
         self._seen_commands: dict[str, int] = {}  # since the last StepReport
@@ -165,8 +178,8 @@ class StepLoop:
         if outputs:
             self._outbox(StepReport(tuple(outputs), self.snapshot, sampled_at_ns, self._seen_commands))
             self._seen_commands = {}
-        if self._step_log is not None:
-            self._step_log.write(plan, outputs, self.snapshot, times)
+        if self._on_step is not None:
+            self._on_step(plan, outputs, self.snapshot, times)
 
     def _apply(self, commands: list[Command], now_s: float) -> None:
         """Applies cancels first, so that new requests find the room that they leave; a cancel of a request from the

@@ -3,11 +3,13 @@
 A policy decides an order and a number of seats; budget, blocks and the mechanics of preemption are the scheduler's.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from chairlift.service.engine_protocol import EXPECTED_OUTPUT_TOKENS
 from engine.core.config import SchedulerConfig
 from engine.core.fair_queue import FairQueue
+from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 
 _AHEAD_TOKENS = 2**50  # more than any start tag; their sum is still exact as a float
@@ -151,3 +153,18 @@ def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
             return PriorityPolicy(config.max_num_seqs, config.ageing_s)
         case "static":
             return StaticPolicy(config.max_num_seqs)
+
+
+def choose_victim(candidates: Iterable[Request], policy: SchedulingPolicy, cache: KVCacheManager) -> Request:
+    """Of the lowest class, the running request that loses the fewest computed tokens; of equals, the latest.
+
+    Tokens in published blocks count as kept: the prefix cache will probably give them back.
+    """
+    return max(
+        candidates,
+        key=lambda request: (
+            policy.preemption_class(request),
+            cache.num_published_tokens(request) - request.num_computed_tokens,
+            request.arrival_index,
+        ),
+    )

@@ -92,7 +92,7 @@ class Request:
             log-probabilities of the prompt; they are reported once the steps in flight have been answered.
         num_discarded_tokens: computed tokens that its last preemption threw away, cached or not.
         first_token_s: monotonic seconds, None before.
-        spent_s, charged_until_s: where its time went until then; see `time_account.py`.
+        spent_s, charged_until_s: where its time went until then; see `lifecycle.py`.
         has_time_news: whether it was parked or preempted since its account was last told.
     """
 

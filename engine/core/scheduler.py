@@ -21,11 +21,10 @@ from collections import deque
 
 from chairlift.service.end_reason import EndReason
 from engine.core.batch import BatchBuilder
-from engine.core.completion import completion_of
 from engine.core.config import SchedulerConfig, check_config
 from engine.core.deadlines import Deadlines
-from engine.core.integrity import check_requests
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.lifecycle import charge_time, check_requests, completion_of, finish_reason, time_account
 from engine.core.outputs import (
     ModelRunnerOutput,
     PromptLogprobs,
@@ -36,11 +35,8 @@ from engine.core.outputs import (
     SchedulerStats,
     TokenLogprobs,
 )
-from engine.core.policy import make_policy
+from engine.core.policy import choose_victim, make_policy
 from engine.core.request import Request, RequestId, RequestStatus
-from engine.core.stop import finish_reason
-from engine.core.time_account import charge_time, time_account
-from engine.core.victim import choose_victim
 from engine.core.waiting_queue import WaitingQueue
 from engine.errors import IntegrityError, InvalidRequest, QueueFull, RequestTooLong
 

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 
 from engine.errors import ConfigError
+from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.dummy_weights import fill_random_weights
 from engine.model.fp8 import FP8_DTYPE
-from engine.model.registry import decoder_traits
 from engine.model.weights import Progress, check_weights, load_weights
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.families import reference_ops

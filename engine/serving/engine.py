@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import ParamSpec, Protocol
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.commands import Inbox
 from engine.core.scheduler import Scheduler
 from engine.errors import DeviceError, IntegrityError, StepError
-from engine.interfaces import ModelRunner
+from engine.interfaces import Inbox, ModelRunner
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.server import EngineService, ServingParts
@@ -83,7 +82,7 @@ class Engine:
             parts.runner,
             inbox,
             lambda report: io.call(service.deliver, report),
-            step_log=step_log,
+            on_step=step_log.write if step_log is not None else None,
             num_late_compiles=parts.num_late_compiles,
             integrity_check_interval_s=integrity_check_interval_s,
         )

@@ -14,7 +14,7 @@ import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import RequestOutput
-from engine.reports import LoopSnapshot
+from engine.interfaces import LoopSnapshot
 from engine.serving.packing import StepColumns, load_message
 
 # StepResults a frontend may leave unacknowledged before the rows of further steps are merged.

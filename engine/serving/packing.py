@@ -9,7 +9,7 @@ from google.protobuf.duration import from_nanoseconds
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.outputs import PromptLogprobs, RequestCompletion, RequestOutput, TimeAccount, TokenLogprobs
 from engine.errors import EngineDraining, QueueFull, RequestError, RequestTooLong
-from engine.reports import EngineState, LoopSnapshot
+from engine.interfaces import EngineState, LoopSnapshot
 
 QUEUE_FULL_RETRY_S = 1.0
 

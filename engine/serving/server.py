@@ -25,10 +25,9 @@ from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer
 from chairlift.service.end_reason import EndReason
 from chairlift.service.engine_protocol import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from chairlift.service.health import Health
-from engine.commands import Inbox
 from engine.core.request import RequestId
+from engine.interfaces import AdmissionReport, DrainReport, EngineState, Inbox, LoopSnapshot, Report, StepReport
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.reports import AdmissionReport, DrainReport, EngineState, LoopSnapshot, Report, StepReport
 from engine.serving.convert import RequestLimits
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused

@@ -13,13 +13,12 @@ import grpc
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason
-from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.constraints.constraint import Constraint, Matcher
 from engine.core.deadlines import end_of_time
 from engine.core.outputs import RequestOutput
 from engine.core.request import Request, RequestId
 from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestError
-from engine.reports import LoopSnapshot
+from engine.interfaces import Cancel, GrantCredit, Inbox, LoopSnapshot, Submit
 from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.convert_constraint import constraint_from_submission
 from engine.serving.grammar_compiler import GrammarCompiler

@@ -17,7 +17,7 @@ from typing import NamedTuple, TextIO
 from engine.core.outputs import RequestOutput, SchedulerOutput
 from engine.core.request import RequestId
 from engine.errors import ConfigError
-from engine.reports import LoopSnapshot
+from engine.interfaces import LoopSnapshot, StepTimes
 
 MAX_QUEUED_STEPS = 4096
 
@@ -26,33 +26,6 @@ MAX_QUEUED_STEPS = 4096
 _REMEMBERED_LINES = 8
 
 _log = logging.getLogger(__name__)
-
-
-class StepTimes(NamedTuple):
-    """The borders of a step's parts, perf_counter nanoseconds: scheduling, running, taking in its tokens.
-
-    With two steps in flight a step is scheduled and launched while the one before it runs. Its time then begins, with
-    its part in the runner, when that one has been collected: `started_ns` and `scheduled_ns` are the same, and the step
-    before is updated in the meantime. Times of steps that follow each other without a pause thus add up to the time
-    that has passed, but for these updates, which are counted twice.
-    """
-
-    started_ns: int
-    scheduled_ns: int
-    executed_ns: int
-    updated_ns: int
-
-    @property
-    def step_us(self) -> int:
-        """The whole step."""
-        return (self.updated_ns - self.started_ns) // 1000
-
-    @property
-    def execute_us(self) -> int:
-        """Its part in the runner: from its launch, or from the collection of the step before if that is later, to its
-        own collection.
-        """
-        return (self.executed_ns - self.scheduled_ns) // 1000
 
 
 class _Step(NamedTuple):

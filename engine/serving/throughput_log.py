@@ -2,7 +2,7 @@
 
 import logging
 
-from engine.reports import LoopSnapshot
+from engine.interfaces import LoopSnapshot
 
 _log = logging.getLogger(__name__)
 

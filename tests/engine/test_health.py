@@ -10,7 +10,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from engine.core.outputs import SchedulerOutput
-from engine.reports import EngineState
+from engine.interfaces import EngineState
 from engine.serving.listener import Listener
 from engine.serving.server import SERVICE_NAME, EngineService
 from tests.hang import HANG_S

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.commands import Inbox, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import IntegrityError
+from engine.interfaces import Inbox, Submit
 from engine.step_loop import StepLoop
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.fake_engine import fake_engine_parts, run_engine

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from chairlift.service.end_reason import EndReason
-from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDraining, QueueFull
-from engine.reports import AdmissionReport, DrainReport, Report, StepReport
+from engine.interfaces import AdmissionReport, Cancel, DrainReport, GrantCredit, Inbox, Report, StepReport, Submit
 from engine.serving.step_log import StepLog
 from engine.step_loop import StepLoop
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
@@ -56,7 +55,12 @@ class Bench:
         self.scheduler = Scheduler(config)
         self.runner = WatchedRunner(num_blocks=config.num_blocks, block_size=config.block_size)
         self.loop = StepLoop(
-            self.scheduler, self.runner, self.inbox, self.reports.append, step_log=step_log, clock=lambda: self.now_s
+            self.scheduler,
+            self.runner,
+            self.inbox,
+            self.reports.append,
+            on_step=step_log.write if step_log is not None else None,
+            clock=lambda: self.now_s,
         )
 
     def submit(self, *requests: Request, seq: int = 1) -> None:

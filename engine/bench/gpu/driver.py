@@ -14,10 +14,9 @@ from chairlift.bench.benchmark import BenchmarkError
 from chairlift.service.end_reason import EndReason
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import Scheduled, forget_requests
-from engine.commands import Cancel, Inbox, Submit
 from engine.core.outputs import RequestOutput
 from engine.core.request import Request, RequestId, SamplingParams
-from engine.reports import AdmissionReport, Report, StepReport
+from engine.interfaces import AdmissionReport, Cancel, Inbox, Report, StepReport, Submit
 from engine.step_loop import StepLoop
 
 _SESSION = "bench"

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.integrity import check_requests
+from engine.core.lifecycle import check_requests
 from engine.core.request import Request, RequestStatus
 from engine.errors import IntegrityError
 

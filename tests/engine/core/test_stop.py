@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from chairlift.service.end_reason import EndReason
+from engine.core.lifecycle import finish_reason
 from engine.core.request import Request
-from engine.core.stop import finish_reason
 
 END = frozenset({0, 9})
 

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from engine.errors import CheckpointError
+from engine.model.architectures import decoder_traits
 from engine.model.config import Architecture, ModelConfig
-from engine.model.registry import decoder_traits
 from engine.model.rope import RopeConfig, inverse_frequencies, rotary_tables
 
 MINIMAL = {

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
-from engine.model.registry import decoder_traits
 from kernels.families import cpu_ops, reference_ops
 from kernels.metadata import AttentionMetadata
 from tests.support.kernels.batches import poison_cache

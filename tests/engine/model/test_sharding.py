@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from engine.errors import ConfigError
+from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
-from engine.model.registry import decoder_traits
 from engine.model.sharding import Sharding
 from kernels.families import reference_ops
 from kernels.metadata import AttentionMetadata

@@ -10,9 +10,8 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
-from engine.commands import Inbox
+from engine.interfaces import DrainReport, Inbox, LoopSnapshot
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.reports import DrainReport, LoopSnapshot
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.listener import Listener
 from engine.serving.server import EngineService, ServingParts

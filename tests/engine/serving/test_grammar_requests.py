@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
-from engine.commands import Inbox
 from engine.constraints.grammar import GrammarMatcher
 from engine.demo import MODEL_DIR
+from engine.interfaces import Inbox
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.convert import RequestLimits
 from engine.serving.grammar_compiler import GrammarCompiler

@@ -17,7 +17,7 @@ from engine.core.outputs import (
     TokenLogprobs,
 )
 from engine.core.request import RequestId
-from engine.reports import LoopSnapshot
+from engine.interfaces import LoopSnapshot
 from engine.serving.outgoing import MAX_UNSENT_ADMISSIONS, STEP_WINDOW, CoalescePolicy, Outgoing, StreamRefused
 
 SNAPSHOT = LoopSnapshot(9, 9, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), 11, 12, 13)

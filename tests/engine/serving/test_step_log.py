@@ -7,8 +7,8 @@ import pytest
 
 from engine.core.outputs import SchedulerOutput, SchedulerStats
 from engine.errors import ConfigError
-from engine.reports import LoopSnapshot
-from engine.serving.step_log import StepLog, StepTimes
+from engine.interfaces import LoopSnapshot, StepTimes
+from engine.serving.step_log import StepLog
 from tests.hang import HANG_S
 
 PLAN = SchedulerOutput(1, (), (), (), 0)

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from engine.core.outputs import SchedulerStats
-from engine.reports import LoopSnapshot
+from engine.interfaces import LoopSnapshot
 from engine.serving.throughput_log import ThroughputLog
 
 

@@ -21,9 +21,9 @@ from engine.core.config import SchedulerConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import execute
+from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
-from engine.model.registry import decoder_traits
 from engine.model.shapes import find_shape, shape_names
 from engine.runner.buckets import decode_buckets
 from engine.runner.kv_cache import plan_kv_cache

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from chairlift.service.end_reason import EndReason
-from engine.commands import Cancel, GrantCredit, Inbox, Submit
 from engine.constraints.constraint import Constraint
 from engine.core.config import SchedulerConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFull
-from engine.reports import AdmissionReport, StepReport
+from engine.interfaces import AdmissionReport, Cancel, GrantCredit, Inbox, StepReport, Submit
 from engine.runner.buckets import decode_buckets
 from engine.runner.kv_cache import KVCachePlan
 from engine.runner.step_buffers import BIAS_CAPACITY
