@@ -22,13 +22,14 @@ from frontend.api.grpc.capacity_interceptor import RoomInterceptor
 from frontend.api.grpc.error_interceptor import ErrorInterceptor
 from frontend.api.grpc.reflection import add_reflection
 from frontend.api.grpc.server import SERVICE_NAME, GenerationService
+from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation.admission import Admission
 from frontend.generation.pipeline import Generations
 from frontend.limits import MAX_REQUEST_BYTES
-from frontend.observability.call_origin import GrpcOrigin, HttpOrigin
 from frontend.observability.metrics import Metrics
+from frontend.observability.trace_context import GrpcOrigin, HttpOrigin
 from frontend.observability.traffic import log_traffic
 from frontend.routing.router import Router
 from frontend.text.chat_renderer import ChatRenderer
@@ -37,7 +38,6 @@ from frontend.text.isolated.worker import Clock
 from frontend.text.structured.compiler import GrammarCompiler
 from frontend.text.tokenizer_source import TokenizerSource
 from frontend.workers.order import WorkerPlace
-from frontend.workers.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

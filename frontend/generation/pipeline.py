@@ -14,13 +14,14 @@ from frontend.generation.answer.answer import Answer
 from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
 from frontend.generation.answer.prompt_echo import PromptEcho
+from frontend.generation.answer.timing import AnswerTimes
 from frontend.generation.deadline import Deadline
 from frontend.generation.turn_limiter import Turnstile
-from frontend.observability.call_origin import current_origin
 from frontend.observability.request_log import RequestLine
 from frontend.observability.request_metrics import RequestMetrics
 from frontend.observability.request_trace import RequestTrace, Spans
 from frontend.observability.request_watch import RequestWatch
+from frontend.observability.trace_context import current_origin
 from frontend.request import convert
 from frontend.request.constraints import constraints_of
 from frontend.request.prompt_options import PromptOptions
@@ -38,7 +39,6 @@ from frontend.request.token_prompt import token_prompt
 from frontend.routing import wire
 from frontend.routing.router import Router
 from frontend.routing.stream import CancelReason, RequestStream
-from frontend.routing.timing import AnswerTimes
 from frontend.slices import in_slices
 from frontend.text.chat import ChatFormat, chat_format
 from frontend.text.chat_renderer import ChatRenderer

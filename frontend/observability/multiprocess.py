@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from frontend.workers.metrics_folder import pids
+from frontend.observability.metrics_folder import pids
 from frontend.workers.order import WorkerPlace
 
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"

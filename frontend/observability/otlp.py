@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from frontend.observability.call_origin import Origin
 from frontend.observability.request_trace import Attributes
+from frontend.observability.trace_context import Origin
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import logging
 import time
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.observability.call_origin import Origin
+from frontend.observability.trace_context import Origin
 from frontend.request.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 MAX_PROMPT_CHARS = 1000

@@ -5,10 +5,10 @@ A bound of vLLM's is never left out: a query over `le` written for it finds the 
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from frontend.api.grpc.status import error_reason
 from frontend.errors import EngineUnavailable, InvalidRequest, ModelNotFound, RequestTooLong
 from frontend.observability.outcome import Outcome
 from frontend.observability.traffic import Traffic
-from frontend.status import error_reason
 
 LABELS = ("model_name", "engine")
 

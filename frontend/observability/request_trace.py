@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.observability.call_origin import Origin
-from frontend.routing.timing import EngineAccount
+from frontend.generation.answer.timing import EngineAccount
+from frontend.observability.trace_context import Origin
 
 AttributeValue = str | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]

@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.grpc.status import error_reason
 from frontend.errors import RequestError
+from frontend.generation.answer.timing import EngineAccount
 from frontend.observability.outcome import COMPLETE_OUTCOMES, Outcome, failed_outcome, is_refusal
 from frontend.observability.request_log import RequestLine
 from frontend.observability.request_metrics import RequestMetrics, RequestSeries
 from frontend.observability.request_trace import RequestTrace
 from frontend.request.request import GenerationRequest
-from frontend.routing.timing import EngineAccount
-from frontend.status import error_reason
 
 
 @dataclass(slots=True)

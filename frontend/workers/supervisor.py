@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, reserve_port
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, FrontendError
+from frontend.observability.metrics_folder import clear_gauges, note_pid
 from frontend.workers.child_process import RestartPauses, describe_end
-from frontend.workers.metrics_folder import clear_gauges, note_pid
 from frontend.workers.order import WorkerOrder, WorkerPlace
-from frontend.workers.ports import GRPC_ADVICE, HTTP_ADVICE, reserve_port
 from frontend.workers.report import News
 from frontend.workers.worker_process import WORKER_COMMAND, WorkerProcess
 

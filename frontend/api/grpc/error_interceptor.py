@@ -15,10 +15,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from chairlift.service.logs import ignore_undelivered_answers
+from frontend.api.grpc.status import error_status
 from frontend.api.grpc.wire_scan import MalformedMessageError, check_counts
 from frontend.errors import ClientStalled, InvalidRequest
 from frontend.slices import in_slices
-from frontend.status import error_status
 
 logger = logging.getLogger(__name__)
 

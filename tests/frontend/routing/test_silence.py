@@ -7,12 +7,12 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineUnavailable
+from frontend.generation.answer.timing import AnswerTimes, timing
 from frontend.routing import session
 from frontend.routing import stream as request_stream
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import RequestStream
-from frontend.routing.timing import AnswerTimes, timing
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 
@@ -111,8 +111,8 @@ def test_hang_between_two_tokens_is_a_move(clock):
 
 def test_request_in_the_queue_of_an_engine_that_hangs_waited_until_its_last_step(clock):
     pending, other, engine = make_ticket(), make_ticket(), make_engine()
-    engine.serving.session.submit(other)
-    engine.serving.session.submit(pending)
+    engine.session.submit(other)
+    engine.session.submit(pending)
     clock.now_s += 4
     engine.step(other.stream)
     clock.now_s += 6
@@ -127,9 +127,9 @@ def test_request_in_the_queue_of_an_engine_that_hangs_waited_until_its_last_step
 
 def test_engine_that_has_taken_a_request_and_hangs_before_any_step_costs_a_move(clock):
     pending, engine = make_ticket(), make_engine()
-    engine.serving.session.submit(pending)
+    engine.session.submit(pending)
     clock.now_s += 0.5
-    engine.serving.session.deal_admission(pb.AdmissionResult(accepted_handles=[pending.stream.handle]))
+    engine.session.deal_admission(pb.AdmissionResult(accepted_handles=[pending.stream.handle]))
     clock.now_s += 5
     engine.lose()
     pending.stream.leave(Nobody(), was_taken=True)
@@ -140,7 +140,7 @@ def test_engine_that_has_taken_a_request_and_hangs_before_any_step_costs_a_move(
 async def test_time_for_which_the_client_was_waited_for_is_no_move(clock):
     pending, engine = make_ticket(window=4), make_engine()
     stream = pending.stream
-    engine.serving.session.submit(pending)
+    engine.session.submit(pending)
     engine.step(stream, prefill_us=0)
     await stream.take()  # the reader is busy with it
     engine.step(stream, 3)  # and there is no credit left
@@ -159,7 +159,7 @@ async def test_time_for_which_the_client_was_waited_for_is_no_move(clock):
 async def test_request_without_credit_owes_the_lost_engine_nothing(clock):
     pending, engine = make_ticket(window=4), make_engine()
     stream = pending.stream
-    engine.serving.session.submit(pending)
+    engine.session.submit(pending)
     engine.step(stream, prefill_us=0)
     await stream.take()
     engine.step(stream, 3)
@@ -172,7 +172,7 @@ async def test_request_without_credit_owes_the_lost_engine_nothing(clock):
 
 def test_engine_that_gives_a_request_back_has_not_been_silent(clock):
     pending, engine = make_ticket(), make_engine()
-    engine.serving.session.submit(pending)
+    engine.session.submit(pending)
     engine.step(pending.stream, prefill_us=0)
     clock.now_s += 9
     pending.stream.leave(Nobody(), was_taken=True)

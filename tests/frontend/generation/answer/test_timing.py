@@ -7,7 +7,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.routing.timing import AnswerTimes, EngineTime, timing
+from frontend.generation.answer.timing import AnswerTimes, EngineTime, timing
 from tests.support.frontend.fake_engine import FakeEngine
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")

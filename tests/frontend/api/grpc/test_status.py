@@ -2,7 +2,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from frontend import errors, status
+from frontend import errors
+from frontend.api.grpc import status
 
 
 def all_subclasses(cls):
