@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from chairlift.service.logs import announce, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
+from frontend.app import loop_factory
 from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
-from frontend.event_loop import loop_factory
 from frontend.workers.run import run_workers
 from frontend.workers.supervisor import WorkerFailed
 

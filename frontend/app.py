@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc
@@ -37,7 +38,7 @@ from frontend.text.isolated.process import JobLimits
 from frontend.text.isolated.worker import Clock
 from frontend.text.structured.compiler import GrammarCompiler
 from frontend.text.tokenizer_source import TokenizerSource
-from frontend.workers.order import WorkerPlace
+from frontend.types import WorkerPlace
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -316,6 +317,15 @@ def _spans(endpoint: str) -> "OtlpSpans":
             f"--otlp-traces-endpoint needs OpenTelemetry ({error.name} is missing): pip install 'chairlift[otel]'"
         ) from error
     return OtlpSpans(exporter(endpoint), __version__)
+
+
+def loop_factory(*, use_uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Returns the event loop's factory for `asyncio.Runner`; None: asyncio's own loop."""
+    if not use_uvloop:
+        return None
+    import uvloop  # not available on every platform
+
+    return uvloop.new_event_loop
 
 
 def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:

@@ -1,30 +1,32 @@
 """Errors of the frontend.
 
     FrontendError
-    |-- ConfigError            a flag or this machine: says what to change; exit status 2
-    |-- TokenizerMismatch      the tokenizer at hand is not the engine's; health stays NOT_SERVING
-    `-- RequestError           ends one call; `status.py` has the one table from class to gRPC status
+    |-- ConfigError            a flag or the machine prevents the start; says what to change; exit status 2
+    |-- TokenizerMismatch      the tokenizer at hand differs from the engine's; health stays NOT_SERVING
+    `-- RequestError           ends one call; `api/grpc/status.py` and `api/http/errors.py` map classes to statuses
         |-- InvalidRequest     a field has a value that cannot be served; names the field
         |   `-- RequestTooLong prompt and answer do not fit the model's context
         |-- Unauthenticated    no valid API key
-        |-- ModelNotFound      no such model here
-        |-- QueueFull          as much is waiting as may wait; try again later
-        |-- DeadlineExceeded   the call's deadline passed in a queue
-        |-- EngineUnavailable  no engine, or it went away; try again later
-        |-- ServerDraining     this frontend is stopping
+        |-- ModelNotFound      the model is not served here
+        |-- QueueFull          the admission queue is full; try again later
+        |-- DeadlineExceeded   the call's deadline passed
+        |-- EngineUnavailable  no engine is available; try again later
+        |-- ServerDraining     this frontend is shutting down
         |-- ClientStalled      the client stopped reading its answer
         `-- EngineFault        the engine failed this request, or broke the protocol
 
-Whatever else is raised while a call is served is a defect: INTERNAL, logged with its traceback.
+Any other exception raised while a call is served is a defect: INTERNAL, logged with its traceback.
 """
+
+from typing import ClassVar
 
 
 class FrontendError(Exception):
-    """Any error of the frontend."""
+    """Base class of the frontend's errors."""
 
 
 class ConfigError(FrontendError):
-    """A flag, or something about this machine, that keeps the frontend from starting."""
+    """A flag or the machine prevents the frontend from starting."""
 
 
 class TokenizerMismatch(FrontendError):  # noqa: N818 - reads as the reason it is
@@ -36,8 +38,13 @@ class RequestError(FrontendError):
 
     Args:
         message: for the client: names the field and the numbers.
-        retry_after_s: when trying again may help, seconds; None: waiting does not help.
+        retry_after_s: seconds after which a retry may succeed; None: waiting does not help.
+
+    Attributes:
+        reason: code for programs: gRPC's ErrorInfo, metrics and traces carry it.
     """
+
+    reason: ClassVar[str]
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -53,42 +60,67 @@ class InvalidRequest(RequestError):  # noqa: N818
         field: path in the request message, as in `spec.sampling.temperature`; empty if no single field is at fault.
     """
 
+    reason = "INVALID_REQUEST"
+
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)
         self.field = field
 
 
 class RequestTooLong(InvalidRequest):
-    """Prompt and answer do not fit the model's context, or the engine's whole cache."""
+    """Prompt and answer do not fit the model's context or the engine's KV cache."""
+
+    reason = "REQUEST_TOO_LONG"
 
 
 class Unauthenticated(RequestError):  # noqa: N818
     """The call carries none of the server's API keys."""
 
+    reason = "UNAUTHENTICATED"
+
 
 class ModelNotFound(RequestError):  # noqa: N818
     """The request names a model that is not served here."""
 
+    reason = "MODEL_NOT_FOUND"
+
 
 class QueueFull(RequestError):  # noqa: N818
-    """As much is waiting as may wait."""
+    """The admission queue is full."""
+
+    reason = "QUEUE_FULL"
 
 
 class DeadlineExceeded(RequestError):  # noqa: N818
     """The call's deadline passed before its answer was complete."""
 
+    reason = "DEADLINE_EXCEEDED"
+
 
 class EngineUnavailable(RequestError):  # noqa: N818
-    """There is no engine, or it went away, or it takes nothing new."""
+    """No engine accepts requests: none is connected, or all are draining."""
+
+    reason = "ENGINE_UNAVAILABLE"
 
 
 class ServerDraining(RequestError):  # noqa: N818
-    """This frontend finishes what it has and takes nothing new."""
+    """This frontend is shutting down: it finishes running calls and accepts no new ones."""
+
+    reason = "SERVER_DRAINING"
 
 
 class ClientStalled(RequestError):  # noqa: N818
     """The client did not read its answer for too long."""
 
+    reason = "CLIENT_STALLED"
+
 
 class EngineFault(RequestError):  # noqa: N818
-    """The engine failed this request, or sent what the protocol forbids."""
+    """The engine failed this request, or violated the protocol."""
+
+    reason = "ENGINE_FAULT"
+
+
+def error_reason(error: BaseException | None) -> str:
+    """Returns the error's code; any exception but a RequestError is a defect."""
+    return error.reason if isinstance(error, RequestError) else "INTERNAL_ERROR"

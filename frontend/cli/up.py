@@ -20,13 +20,12 @@ from chairlift import GenerationError
 from chairlift.service.logs import announce, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
 from frontend.access.api_keys import load_keys
-from frontend.app import FrontendApp
+from frontend.app import FrontendApp, loop_factory
 from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
 from frontend.cli.proof import show_proof
 from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, with_source
 from frontend.errors import ConfigError
-from frontend.event_loop import loop_factory
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here

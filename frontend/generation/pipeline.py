@@ -4,8 +4,9 @@ ends.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError
@@ -14,10 +15,11 @@ from frontend.generation.answer.answer import Answer
 from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
 from frontend.generation.answer.prompt_echo import PromptEcho
-from frontend.generation.answer.timing import AnswerTimes
 from frontend.generation.deadline import Deadline
 from frontend.generation.turn_limiter import Turnstile
+from frontend.observability.request_events import RequestEvents
 from frontend.observability.request_log import RequestLine
+from frontend.observability.request_meter import RequestMeter
 from frontend.observability.request_metrics import RequestMetrics
 from frontend.observability.request_trace import RequestTrace, Spans
 from frontend.observability.request_watch import RequestWatch
@@ -45,6 +47,7 @@ from frontend.text.chat_renderer import ChatRenderer
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.compiler import GrammarCompiler
 from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.types import AnswerTimes
 
 _CHARS_PER_TOKEN = 4
 """For the first guess at a prompt's tokens, corrected as soon as it is tokenized."""
@@ -137,7 +140,7 @@ class Generations:
     async def open(
         self,
         spec: pb.GenerationSpec,
-        time_remaining_s: Callable[[], float | None],
+        deadline: Deadline,
         *,
         chat: ChatPrompt | None = None,
         form: OutputForm | None = None,
@@ -150,7 +153,7 @@ class Generations:
 
         Args:
             spec: as received.
-            time_remaining_s: until the call's deadline; None if it has none.
+            deadline: of the call.
             chat: the prompt, if it says more than the spec can; the spec then has none.
             form: that of the answer, the same way.
             default_max_tokens: length of an answer that the spec does not limit, as far as it fits.
@@ -161,12 +164,10 @@ class Generations:
         Raises:
             RequestError: any; nothing is left behind.
         """
-        trace = self._trace(spec, is_chat=chat is not None or spec.HasField("chat"))
-        line = RequestLine(current_origin(), spec, with_prompt=self._log_prompts) if self._log_requests else None
-        deadline = Deadline(time_remaining_s)
-        with RequestWatch(self._metrics, deadline.passed, streamed=streamed, trace=trace, line=line) as watch:
+        observers = self._observers(spec, is_chat=chat is not None or spec.HasField("chat"))
+        with RequestWatch(observers, deadline.passed, streamed=streamed) as watch:
             async with self._open(
-                spec, chat, form, default_max_tokens, prompt_options, time_remaining_s, deadline, watch, permits
+                spec, chat, form, default_max_tokens, prompt_options, deadline, watch, permits
             ) as answers:
                 yield answers
 
@@ -178,7 +179,6 @@ class Generations:
         form: OutputForm | None,
         default_max_tokens: int,
         prompt_options: PromptOptions,
-        time_remaining_s: Callable[[], float | None],
         deadline: Deadline,
         watch: RequestWatch,
         permits: Sequence[Permit],
@@ -194,7 +194,14 @@ class Generations:
         request = convert.generation_request(spec, model, prompt, form, truncated=truncation is not None)
         parsing = self._parsing(request, model)
         accepted_at_s = time.monotonic()
-        watch.accept(request, model.name, attachment.engine, now_s=accepted_at_s)
+        watch.accept(
+            request.request_id,
+            request.num_answers,
+            model.name,
+            attachment.engine,
+            partial(_prompt_text, request.prompt),
+            now_s=accepted_at_s,
+        )
         num_tokens = _guess_num_tokens(request.prompt)
         if truncation is not None:
             num_tokens = min(num_tokens, truncation.max_tokens)
@@ -228,7 +235,7 @@ class Generations:
             def submit(index: int) -> Answer:
                 answer_request = nth_answer(limited, index)
                 submitted_at_s = time.monotonic()
-                remaining_s = _checked_remaining_s(time_remaining_s())
+                remaining_s = _checked_remaining_s(deadline.remaining_s())
                 submission = wire.submission(
                     answer_request,
                     prompt_ids,
@@ -292,7 +299,7 @@ class Generations:
         try:
             places = self._admission.admit_call([_guess_spec(spec) for spec in specs], num_answers, time.monotonic())
         except RequestError as error:
-            self._metrics.turn_away(error)
+            self._metrics.refuse(error)
             raise
         try:
             yield places
@@ -311,10 +318,13 @@ class Generations:
             keep_special_tokens=request.output.keep_special_tokens,
         )
 
-    def _trace(self, spec: pb.GenerationSpec, *, is_chat: bool) -> RequestTrace | None:
-        if self._spans is None:
-            return None
-        return RequestTrace(self._spans, current_origin(), spec, is_chat=is_chat, now_s=time.monotonic())
+    def _observers(self, spec: pb.GenerationSpec, *, is_chat: bool) -> list[RequestEvents]:
+        observers: list[RequestEvents] = [RequestMeter(self._metrics), self._metrics.traffic]
+        if self._spans is not None:
+            observers.append(RequestTrace(self._spans, current_origin(), spec, is_chat=is_chat))
+        if self._log_requests:
+            observers.append(RequestLine(current_origin(), spec, with_prompt=self._log_prompts))
+        return observers
 
     async def count_tokens(
         self,
@@ -385,6 +395,17 @@ def _guess_num_tokens(prompt: Prompt) -> int:
             return -(-prompt.num_chars // _CHARS_PER_TOKEN)
         case TokenPrompt(token_ids):
             return len(token_ids)
+
+
+def _prompt_text(prompt: Prompt) -> str:
+    """Returns a prompt as the request log shows it."""
+    match prompt:
+        case TextPrompt(text):
+            return text
+        case ChatPrompt(messages):
+            return "\n".join(f"{message.role}: {''.join(message.content)}" for message in messages)
+        case TokenPrompt(token_ids):
+            return str(list(token_ids))
 
 
 def _checked_remaining_s(remaining_s: float | None) -> float | None:

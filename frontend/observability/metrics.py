@@ -10,7 +10,7 @@ from frontend.observability.engine_collector import EngineCollector
 from frontend.observability.engine_metrics import EngineMetrics, StepMetrics
 from frontend.observability.multiprocess import share_values, shared_collectors
 from frontend.observability.request_metrics import RequestMetrics
-from frontend.workers.order import WorkerPlace
+from frontend.types import WorkerPlace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `render` returns: the format that every Prometheus reads."""

@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from frontend.observability.metrics_folder import pids
-from frontend.workers.order import WorkerPlace
+from frontend.types import WorkerPlace
 
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 

@@ -5,8 +5,7 @@ A bound of vLLM's is never left out: a query over `le` written for it finds the 
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from frontend.api.grpc.status import error_reason
-from frontend.errors import EngineUnavailable, InvalidRequest, ModelNotFound, RequestTooLong
+from frontend.errors import EngineUnavailable, InvalidRequest, ModelNotFound, RequestTooLong, error_reason
 from frontend.observability.outcome import Outcome
 from frontend.observability.traffic import Traffic
 
@@ -16,7 +15,7 @@ _TTFT_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-_GAP_BUCKETS = (
+_ITL_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
@@ -39,7 +38,7 @@ class RequestSeries:
         self.prompt_tokens_cached = metrics.prompt_tokens_cached.labels(*labels)
         self.generation_tokens = metrics.generation_tokens.labels(*labels)
         self.first_token_s = metrics.first_token_s.labels(*labels)
-        self.token_gap_s = metrics.token_gap_s.labels(*labels)
+        self.token_interval_s = metrics.token_interval_s.labels(*labels)
         self.time_per_token_s = metrics.time_per_token_s.labels(*labels)
         self.total_s = metrics.total_s.labels(*labels)
         self.queued_s = metrics.queued_s.labels(*labels)
@@ -57,9 +56,9 @@ class RequestSeries:
 
 
 class RequestMetrics:
-    """All that is counted of requests; written by `request_watch.py`.
+    """All metrics of requests; `request_meter.py` writes them.
 
-    Invariant: received = refused + the ends of all outcomes + requests under way.
+    Invariant: received = refused + ended with any outcome + running.
 
     Args:
         prefix: of every name, without the colon.
@@ -96,11 +95,11 @@ class RequestMetrics:
         self.first_token_s = histogram(
             "time_to_first_token_seconds", "From acceptance to the first token.", _TTFT_BUCKETS
         )
-        self.token_gap_s = histogram(
-            "inter_token_latency_seconds", "From one output token to the next; even within a chunk.", _GAP_BUCKETS
+        self.token_interval_s = histogram(
+            "inter_token_latency_seconds", "From one output token to the next; even within a chunk.", _ITL_BUCKETS
         )
         self.time_per_token_s = histogram(
-            "request_time_per_output_token_seconds", "Mean time per output token after the first.", _GAP_BUCKETS
+            "request_time_per_output_token_seconds", "Mean time per output token after the first.", _ITL_BUCKETS
         )
         self.total_s = histogram("e2e_request_latency_seconds", "From acceptance to the end.", _PHASE_BUCKETS)
         self.queued_s = histogram(
@@ -142,17 +141,13 @@ class RequestMetrics:
         return self._series[key]
 
     def shed(self, model_name: str, engine: str) -> None:
-        """Counts a request that found the queue full when it arrived."""
+        """Counts a request that found the admission queue full on arrival."""
         self.received.inc()
         self.series(model_name, engine).ends[Outcome.SHED].inc()
         self.traffic.num_rejected += 1
 
-    def turn_away(self, error: BaseException) -> None:
-        """Counts a request that was refused before it was looked at."""
+    def refuse(self, error: BaseException) -> None:
+        """Counts a request that was refused before it was checked."""
         self.received.inc()
-        self.refuse(error)
-        self.traffic.num_rejected += 1
-
-    def refuse(self, error: BaseException | None) -> None:
-        """Counts a request that was not accepted."""
         self.refused.labels(error_reason(error)).inc()
+        self.traffic.num_rejected += 1

@@ -1,25 +1,31 @@
-"""What passes through this process, for the line of throughput that people look for in a log."""
+"""Throughput of this process, logged periodically (`--log-stats-interval`)."""
 
 import asyncio
 import logging
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from chairlift.v1 import generation_service_pb2 as pb
+from frontend.observability.outcome import Outcome
+from frontend.observability.request_events import RequestEnd, RequestEvents, RequestProgress
 
 _log = logging.getLogger("frontend.throughput")
 
 
 @dataclass(slots=True)
-class Traffic:
-    """Counts of requests; written by `request_watch.py`.
+class Traffic(RequestEvents):
+    """Counts all requests of this process; logs and resets the counts.
 
     Attributes:
         num_running: accepted requests that have their first token and have not ended.
         num_waiting: accepted requests without their first token.
-        num_finished: accepted requests that have ended, however.
-        num_rejected: requests that were turned away.
-        num_prompt_tokens, num_output_tokens: of requests that have their first token; as they are sent.
-        first_token_s: how long requests had to wait for it.
+        num_finished: accepted requests that have ended, whether or not they succeeded.
+        num_rejected: requests that were refused, or found the queue full.
+        num_prompt_tokens: prompt tokens of requests that have their first token.
+        num_output_tokens: output tokens sent.
+        first_token_s: times to first token.
     """
 
     num_running: int = 0
@@ -30,26 +36,30 @@ class Traffic:
     num_output_tokens: int = 0
     first_token_s: list[float] = field(default_factory=list)
 
-    def start(self, num_prompt_tokens: int, first_token_s: float) -> None:
-        """A request that waited has its first token."""
+    def accepted(self, request: RequestProgress, prompt_text: Callable[[], str]) -> None:
+        self.num_waiting += 1
+
+    def started(self, request: RequestProgress, started: pb.Started) -> None:
         self.num_waiting -= 1
         self.num_running += 1
-        self.num_prompt_tokens += num_prompt_tokens
-        self.first_token_s.append(first_token_s)
+        self.num_prompt_tokens += started.num_prompt_tokens
+        self.first_token_s.append(request.first_token_at_s - request.accepted_at_s)
 
-    def end(self, *, has_started: bool, is_rejected: bool) -> None:
-        """An accepted request has ended."""
-        if has_started:
+    def tokens_sent(self, request: RequestProgress, answer_index: int, num_tokens: int, at_s: float) -> None:
+        self.num_output_tokens += num_tokens
+
+    def ended(self, request: RequestProgress, end: RequestEnd) -> None:
+        if request.started is not None:
             self.num_running -= 1
-        else:
+        elif request.is_accepted:
             self.num_waiting -= 1
-        if is_rejected:
+        if end.outcome in (None, Outcome.SHED):
             self.num_rejected += 1
         else:
             self.num_finished += 1
 
     def log(self, elapsed_s: float) -> None:
-        """Logs what has passed since the last time, if anything has, and counts anew. The words are the engine's."""
+        """Logs the counts since the previous line, unless all are 0, and resets them. Same words as the engine's."""
         counted = self.num_finished + self.num_rejected + self.num_prompt_tokens + self.num_output_tokens
         if counted or self.num_running or self.num_waiting:
             fields = {
@@ -78,7 +88,7 @@ class Traffic:
 
 
 async def log_traffic(traffic: Traffic, interval_s: float) -> None:
-    """Logs for ever."""
+    """Logs a line every `interval_s` seconds until it is cancelled."""
     logged_at_s = time.monotonic()
     while True:
         await asyncio.sleep(interval_s)

@@ -4,7 +4,7 @@ the time between two of them is nobody's but ours. Pure: times of time.monotonic
 
 from dataclasses import replace
 
-from frontend.generation.answer.timing import EngineAccount, EngineTime
+from frontend.types import EngineAccount, EngineTime
 
 _NOTHING = EngineTime(queued_s=0.0, prefill_s=0.0)
 

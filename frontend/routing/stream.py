@@ -16,9 +16,9 @@ from typing import Protocol
 
 from chairlift.service.end_reason import EndReason
 from frontend.errors import EngineFault, RequestError
-from frontend.generation.answer.timing import EngineAccount, EngineTime
 from frontend.routing.clock import EngineTimes
 from frontend.routing.logprobs import LogprobBatch, PromptLogprobs
+from frontend.types import EngineAccount, EngineTime
 
 
 class CancelReason(Enum):

@@ -16,11 +16,11 @@ from frontend.errors import (
     RequestError,
     RequestTooLong,
 )
-from frontend.generation.answer.timing import EngineAccount, EngineTime
 from frontend.request.constraints import Constraints
 from frontend.request.request import GenerationRequest
 from frontend.routing.logprobs import LogprobBatch
 from frontend.routing.stream import RequestEnd
+from frontend.types import EngineAccount, EngineTime
 
 _END_REASONS = reasons_by_value(pb.CompletionReason.items())
 _RETRY_ELSEWHERE_S = 1.0

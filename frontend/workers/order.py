@@ -3,24 +3,9 @@ the parent has gone.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from frontend.config import FrontendConfig
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Which one of the workers this is.
-
-    Attributes:
-        index: counts from 0; a replacement has the index of the one it replaces.
-        metrics_folder: where all workers keep their metrics.
-        since: when the first of them was started, Unix seconds.
-    """
-
-    index: int
-    metrics_folder: Path
-    since: int
+from frontend.types import WorkerPlace
 
 
 @dataclass(frozen=True, slots=True)

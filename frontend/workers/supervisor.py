@@ -19,8 +19,9 @@ from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, reserve_port
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, FrontendError
 from frontend.observability.metrics_folder import clear_gauges, note_pid
+from frontend.types import WorkerPlace
 from frontend.workers.child_process import RestartPauses, describe_end
-from frontend.workers.order import WorkerOrder, WorkerPlace
+from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News
 from frontend.workers.worker_process import WORKER_COMMAND, WorkerProcess
 

@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from chairlift.service.logs import log_to_stderr
-from frontend.app import FrontendApp
+from frontend.app import FrontendApp, loop_factory
 from frontend.errors import ConfigError
-from frontend.event_loop import loop_factory
 from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News, Report, send
 

@@ -11,8 +11,7 @@ from google.protobuf.json_format import ParseDict
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service import engine_protocol
 from chairlift.v1 import generation_service_pb2 as public_pb
-from frontend.api.grpc.status import error_reason
-from frontend.errors import RequestError
+from frontend.errors import RequestError, error_reason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SECTIONS = re.split(r"\n##+ ", PAGE)

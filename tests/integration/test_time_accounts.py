@@ -17,6 +17,7 @@ from frontend.config import FrontendConfig
 from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 from tests.support.engine.fake_model import FakeModel
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
+from frontend.generation.deadline import Deadline
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 STEP_S = 0.001
@@ -63,7 +64,7 @@ async def test_accounts_add_up_and_say_what_cost_the_time() -> None:
             )
             pause_s = rng.choice([0.0, 0.0, 0.01])
             began_s = time.monotonic()
-            async with app._generations.open(spec, lambda: None) as answer:
+            async with app._generations.open(spec, Deadline.at(None)) as answer:
                 async for message in answer.messages():
                     if message.HasField("finished"):
                         check(message.finished, time.monotonic() - began_s)

@@ -8,7 +8,7 @@ that a client's retry policy may still act on everything that goes wrong before.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer
 from frontend.api.active_calls import ActiveCalls
 from frontend.errors import ClientStalled
 from frontend.generation.answer.collect import whole_answer
-from frontend.generation.call_deadline import CallDeadline
+from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import Generations
 from frontend.slices import Sliced, in_slices
 
@@ -50,9 +50,9 @@ class GenerationService(GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Runs one request to its end and returns the whole answer."""
-        remaining_s, default = self._deadline(context, request.spec)
+        deadline = self._deadline(context, request.spec)
         with self._call(context):
-            async with default.enforced(), self._generations.open(request.spec, remaining_s, streamed=False) as answer:
+            async with deadline.enforce(), self._generations.open(request.spec, deadline, streamed=False) as answer:
                 response = await whole_answer(answer.messages())
         await asyncio.sleep(0)  # what follows makes bytes of it, which may be many
         return response
@@ -61,9 +61,9 @@ class GenerationService(GenerationServiceServicer):
         self, request: pb.StreamGenerateRequest, context: Context
     ) -> None:
         """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished."""
-        remaining_s, default = self._deadline(context, request.spec)
+        deadline = self._deadline(context, request.spec)
         with self._call(context):
-            async with default.enforced(), self._generations.open(request.spec, remaining_s) as answer:
+            async with deadline.enforce(), self._generations.open(request.spec, deadline) as answer:
                 async for message in answer.messages():
                     await self._write(context, message)
 
@@ -104,15 +104,12 @@ class GenerationService(GenerationServiceServicer):
                 note_sent(None)
                 raise
 
-    def _deadline(self, context: Context, spec: pb.GenerationSpec) -> tuple[Callable[[], float | None], CallDeadline]:
-        """The time that remains, and who sees to it: gRPC if the client has named a deadline, else we. A time budget is
-        bound enough.
-        """
+    def _deadline(self, context: Context, spec: pb.GenerationSpec) -> Deadline:
+        """Returns the client's deadline, else the server's default; a time budget takes the default's place."""
         is_bounded = context.time_remaining() is not None or spec.stop.HasField("time_budget")
         if not self._default_timeout_s or is_bounded:
-            return context.time_remaining, CallDeadline(None)
-        default = CallDeadline(time.monotonic() + self._default_timeout_s)
-        return default.remaining_s, default
+            return Deadline(context.time_remaining)
+        return Deadline.at(time.monotonic() + self._default_timeout_s)
 
     async def _write(self, context: Context, message: pb.StreamGenerateResponse) -> None:
         try:

@@ -16,13 +16,16 @@ from frontend.api.http.fan_out import play_stream, play_whole
 from frontend.api.http.json_response import JsonAnswer, rendered, rendered_object
 from frontend.api.http.request_body import BodyT, read_body
 from frontend.api.http.response_builder import EventJob, Job, SingleAnswerJob
-from frontend.api.http.timeout_header import call_deadline
 from frontend.api.http.unknown_parameters import UnknownParameters
-from frontend.generation.call_deadline import CallDeadline
+from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import Generations
 from frontend.limits import MAX_ID_CHARS
 
 _MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-2047")
+
+
+TIMEOUT_HEADER = "x-request-timeout"
+MAX_TIMEOUT_S = 24 * 3600
 
 
 class JobRunner:
@@ -66,19 +69,30 @@ class JobRunner:
         request.state.answer_headers = self._unknown_parameters.headers(body)
         return body
 
-    def deadline(self, request: Request, body: SamplingBody, arrived_at_s: float) -> CallDeadline:
-        """The deadline that the call names, or the server's default.
+    def deadline(self, request: Request, body: SamplingBody, arrived_at_s: float) -> Deadline:
+        """Returns the deadline of a call, in seconds from its arrival: the earlier of the header's and the body's, else
+        the server's default. A time budget takes the default's place.
+
+        Timeouts that clients enforce themselves (`timeout=` of OpenAI's client, say, and the header
+        `x-stainless-read-timeout`) are not deadlines: they bound the wait for the next byte and close the connection.
 
         Args:
-            arrived_at_s: time.monotonic() when the request came.
+            arrived_at_s: time.monotonic() when the request arrived.
 
         Raises:
-            BodyError: the deadline is out of range.
+            BodyError: a timeout is not a number of seconds, or out of range.
         """
-        default_s = self._default_timeout_s if body.time_budget is None else 0.0  # a budget is bound enough
-        return call_deadline(request.headers, body.timeout, arrived_at_s=arrived_at_s, default_s=default_s)
+        timeouts_s = [] if body.timeout is None else [_checked_timeout("timeout", body.timeout, body.timeout)]
+        if (text := request.headers.get(TIMEOUT_HEADER)) is not None:
+            try:
+                timeouts_s.append(_checked_timeout(TIMEOUT_HEADER, float(text), text[:64]))
+            except ValueError:
+                raise _timeout_error(TIMEOUT_HEADER, repr(text[:64])) from None
+        default_s = self._default_timeout_s if body.time_budget is None else 0.0
+        timeout_s = min(timeouts_s, default=default_s)
+        return Deadline.at(arrived_at_s + timeout_s if timeout_s else None)
 
-    async def respond(self, request: Request, job: Job, deadline: CallDeadline, *, stream: bool) -> Response:
+    async def respond(self, request: Request, job: Job, deadline: Deadline, *, stream: bool) -> Response:
         """Runs a job; the answer is a stream or the whole object."""
         if stream:
             return self._stream(request, job, deadline)
@@ -89,7 +103,7 @@ class JobRunner:
         return await self._unary(request, job, body)
 
     async def respond_single(
-        self, request: Request, job: SingleAnswerJob, deadline: CallDeadline, *, stream: bool
+        self, request: Request, job: SingleAnswerJob, deadline: Deadline, *, stream: bool
     ) -> Response:
         """Runs a job whose whole answer is what its events add up to."""
         if stream:
@@ -104,7 +118,7 @@ class JobRunner:
 
         return await self._unary(request, job, body)
 
-    def _stream(self, request: Request, job: EventJob, deadline: CallDeadline) -> Response:
+    def _stream(self, request: Request, job: EventJob, deadline: Deadline) -> Response:
         stream = EventStream(job, self.generations, self.calls, deadline, stall_timeout_s=self._stall_timeout_s)
         stream.headers.update(request.state.answer_headers)
         return stream
@@ -131,3 +145,15 @@ def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> st
             400, f"request_id must have at most {_MOST_ID_CHARS} printable ASCII characters", param="request_id"
         )
     return request_id
+
+
+def _checked_timeout(name: str, timeout_s: float, shown: object) -> float:
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise _timeout_error(name, shown)
+    return timeout_s
+
+
+def _timeout_error(name: str, shown: object) -> BodyError:
+    return BodyError(
+        400, f"{name} is {shown}, it must be a number of seconds above 0 and at most {MAX_TIMEOUT_S}", param=name
+    )

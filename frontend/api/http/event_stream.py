@@ -19,7 +19,7 @@ from frontend.api.http.fan_out import play_stream
 from frontend.api.http.json_response import rendered_events, rendered_prompt
 from frontend.api.http.response_builder import EventJob, JsonObject
 from frontend.errors import ClientStalled
-from frontend.generation.call_deadline import CallDeadline
+from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import Generations
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class EventStream(Response):
         job: EventJob,
         generations: Generations,
         calls: ActiveCalls,
-        deadline: CallDeadline,
+        deadline: Deadline,
         *,
         stall_timeout_s: float,
     ) -> None:

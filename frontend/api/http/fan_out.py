@@ -9,7 +9,7 @@ from frontend.api.http.response_builder import EventJob, Job
 from frontend.generation.admission import Permit
 from frontend.generation.answer.collect import whole_answer
 from frontend.generation.answer.group import AnswerGroup
-from frontend.generation.call_deadline import CallDeadline
+from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import Generations
 
 _OPEN_AT_ONCE = 256
@@ -26,7 +26,7 @@ Take = Callable[[int, pb.StreamGenerateResponse], Awaitable[None]]
 
 
 async def play_stream(
-    generations: Generations, job: EventJob, deadline: CallDeadline, take: Take, *, streamed: bool = True
+    generations: Generations, job: EventJob, deadline: Deadline, take: Take, *, streamed: bool = True
 ) -> None:
     """Runs all requests and hands over their messages, one at a time.
 
@@ -44,11 +44,11 @@ async def play_stream(
                 async with turn:
                     await take(index, message)
 
-    async with deadline.enforced():
+    async with deadline.enforce():
         await _all(generations, job, play)
 
 
-async def play_whole(generations: Generations, job: Job, deadline: CallDeadline) -> list[pb.GenerateResponse]:
+async def play_whole(generations: Generations, job: Job, deadline: Deadline) -> list[pb.GenerateResponse]:
     """Runs all requests to their ends.
 
     Raises:
@@ -60,7 +60,7 @@ async def play_whole(generations: Generations, job: Job, deadline: CallDeadline)
         async with _open(generations, job, index, deadline, permits, streamed=False) as answer:
             responses[index] = await whole_answer(answer.messages())
 
-    async with deadline.enforced():
+    async with deadline.enforce():
         await _all(generations, job, play)
     return responses
 
@@ -69,14 +69,14 @@ def _open(
     generations: Generations,
     job: EventJob,
     index: int,
-    deadline: CallDeadline,
+    deadline: Deadline,
     permits: Sequence[Permit],
     *,
     streamed: bool,
 ) -> AbstractAsyncContextManager[AnswerGroup]:
     return generations.open(
         job.specs[index],
-        deadline.remaining_s,
+        deadline,
         chat=job.chat,
         form=job.form,
         default_max_tokens=job.default_max_tokens,

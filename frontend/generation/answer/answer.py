@@ -13,7 +13,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.generation.answer.answer_text import AnswerText, TextDelta
 from frontend.generation.answer.parts import Parts, parts_of
 from frontend.generation.answer.prompt_echo import PromptEcho
-from frontend.generation.answer.timing import AnswerTimes, timing
+from frontend.generation.answer.timing import timing
 from frontend.generation.answer.token_logprobs import token_logprobs
 from frontend.generation.turn_limiter import Turnstile
 from frontend.request.effective import effective_sampling, effective_stop
@@ -22,6 +22,7 @@ from frontend.routing.stream import CancelReason, RequestEnd, RequestStream, Tok
 from frontend.slices import in_slices
 from frontend.text.chat import AnswerParser, Delta, ReasoningText
 from frontend.text.served_model import ServedModel
+from frontend.types import AnswerTimes
 
 
 class Answer:

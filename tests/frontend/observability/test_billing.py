@@ -10,6 +10,7 @@ import pytest
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ClientStalled
 from tests.support.frontend.fake_engine import FakeEngine
+from frontend.generation.deadline import Deadline
 
 HOWS = {"to the end": "stop", "walk away": "cancelled", "stall": "cancelled", "cancelled": "cancelled"} | {
     "dead sender": "error"
@@ -22,7 +23,7 @@ async def read(generations, spec, how, num_sends, seen):
     gets many tokens in one message. Adds to `seen` what has gone out, and how it ended.
     """
     num_running = spec.num_answers
-    async with generations.open(spec, lambda: None) as answers:
+    async with generations.open(spec, Deadline.at(None)) as answers:
         messages = answers.messages()
         async for message in messages:
             num_running -= message.HasField("finished")
@@ -71,7 +72,9 @@ async def test_tokens_billed_equal_tokens_sent(make_pair, text_request, scrape, 
 async def test_call_that_is_not_streamed_bills_all_or_nothing(make_pair, text_request, scrape):
     pair = await make_pair()
     for num_messages in (5, 1000):
-        async with pair.app._generations.open(text_request("x" * 40).spec, lambda: None, streamed=False) as answers:
+        async with pair.app._generations.open(
+            text_request("x" * 40).spec, Deadline.at(None), streamed=False
+        ) as answers:
             async for _ in answers.messages():
                 num_messages -= 1
                 if not num_messages:
@@ -85,7 +88,7 @@ async def test_answer_whose_reader_has_not_come_for_all_of_them_is_not_complete(
     pair = await make_pair()
     spec = text_request("abc").spec
     spec.num_answers = 2
-    async with pair.app._generations.open(spec, lambda: None) as answers:
+    async with pair.app._generations.open(spec, Deadline.at(None)) as answers:
         async for message in answers.messages():
             if message.HasField("finished"):
                 break
@@ -98,7 +101,7 @@ async def test_answer_whose_reader_has_not_come_for_all_of_them_is_not_complete(
 async def test_request_about_its_prompt_alone_bills_no_output(make_pair, text_request, ended, billed):
     pair = await make_pair()
     request = text_request("x" * 40, output=pb.OutputOptions(prompt_logprobs=1), max_tokens=0)
-    async with pair.app._generations.open(request.spec, lambda: None) as answers:
+    async with pair.app._generations.open(request.spec, Deadline.at(None)) as answers:
         events = [message.WhichOneof("event") async for message in answers.messages()]
     await pair.idle()
     assert events == ["started", "finished"]

@@ -1,7 +1,7 @@
 """The account over several engines: each second once, under the name that fits."""
 
-from frontend.generation.answer.timing import EngineAccount, EngineTime
 from frontend.routing.clock import EngineTimes
+from frontend.types import EngineAccount, EngineTime
 
 
 def test_one_engines_own_account_is_passed_on_as_it_is():

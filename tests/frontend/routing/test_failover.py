@@ -10,6 +10,7 @@ from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.support.frontend.fake_engine import FakeEngine, paused_engine, rejection
 from tests.support.frontend.fake_requests import prompt_logprob
+from frontend.generation.deadline import Deadline
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
 
@@ -239,7 +240,7 @@ async def test_reader_without_credit_loses_nothing(make_world, text_request, ids
     """The answer lies ready up to its window; its reader comes when the engine is long gone."""
     world = await make_world(2, token_window=8)
     request = text_request(TEXT)
-    async with world.app._generations.open(request.spec, lambda: None) as answer:
+    async with world.app._generations.open(request.spec, Deadline.at(None)) as answer:
         messages = answer.messages()
         assert (await anext(messages)).HasField("started")
         index = await world.held()

@@ -7,12 +7,13 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineUnavailable
-from frontend.generation.answer.timing import AnswerTimes, timing
+from frontend.generation.answer.timing import timing
 from frontend.routing import session
 from frontend.routing import stream as request_stream
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import RequestStream
+from frontend.types import AnswerTimes
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 

@@ -7,8 +7,10 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.generation.answer.timing import AnswerTimes, EngineTime, timing
 from tests.support.frontend.fake_engine import FakeEngine
+from frontend.generation.answer.timing import timing
+from frontend.generation.deadline import Deadline
+from frontend.types import AnswerTimes, EngineTime
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 
@@ -111,7 +113,7 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
     attachment.session.submit = watched
     generations = pair.app._generations
     request = text_request("abcdefg!", stop_texts=["!"], ignore_end_token=True, max_tokens=4000)
-    async with generations.open(request.spec, lambda: None) as answer:
+    async with generations.open(request.spec, Deadline.at(None)) as answer:
         messages = answer.messages()
         assert (await anext(messages)).HasField("started")
         await pair.engine.wait_for(lambda: pair.engine.num_steps >= 2)
@@ -127,7 +129,7 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
 
 async def test_answer_that_lies_ready_is_parked_until_it_is_taken(make_pair, text_request):
     pair = await make_pair()
-    async with pair.app._generations.open(text_request("abc").spec, lambda: None) as answer:
+    async with pair.app._generations.open(text_request("abc").spec, Deadline.at(None)) as answer:
         messages = answer.messages()
         assert (await anext(messages)).HasField("started")
         await pair.engine.wait_for(lambda: pair.engine.num_open == 0)
