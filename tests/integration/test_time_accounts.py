@@ -14,10 +14,10 @@ from engine.core.outputs import SchedulerOutput
 from engine.model.tokenizer_files import TokenizerFiles
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from frontend.generation.deadline import Deadline
 from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 from tests.support.engine.fake_model import FakeModel
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
-from frontend.generation.deadline import Deadline
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 STEP_S = 0.001

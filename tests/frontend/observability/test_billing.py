@@ -9,8 +9,8 @@ import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ClientStalled
-from tests.support.frontend.fake_engine import FakeEngine
 from frontend.generation.deadline import Deadline
+from tests.support.frontend.fake_engine import FakeEngine
 
 HOWS = {"to the end": "stop", "walk away": "cancelled", "stall": "cancelled", "cancelled": "cancelled"} | {
     "dead sender": "error"

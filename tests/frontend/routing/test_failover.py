@@ -8,9 +8,9 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.generation.deadline import Deadline
 from tests.support.frontend.fake_engine import FakeEngine, paused_engine, rejection
 from tests.support.frontend.fake_requests import prompt_logprob
-from frontend.generation.deadline import Deadline
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
 

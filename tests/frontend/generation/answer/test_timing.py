@@ -7,10 +7,10 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
-from tests.support.frontend.fake_engine import FakeEngine
 from frontend.generation.answer.timing import timing
 from frontend.generation.deadline import Deadline
 from frontend.types import AnswerTimes, EngineTime
+from tests.support.frontend.fake_engine import FakeEngine
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 
