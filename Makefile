@@ -23,8 +23,8 @@ IN_PARALLEL := -n $(TEST_WORKERS) --dist loadfile
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one completion as proof (MODEL=... ARGS="...")
-	@exec $(BIN)/chairlift up --proof $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one completion as a smoke test (MODEL=... ARGS="...")
+	@exec $(BIN)/chairlift up --smoke-test $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: setup-dev  ## the test suite, minutes (TEST_WORKERS=... processes, 1.5 GB each)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not docker" $(PYTEST_ARGS)

@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 
 from chairlift.service.logs import log_to_stderr, report_error, terminal
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
-from engine.config import EngineConfig
+from engine.config import EngineConfig, parse_config
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
-from engine.flags import parse_config
 from engine.serving.engine import FAREWELL_S, Engine
 from engine.serving.io_thread import IoThread
 from engine.serving.outgoing import CoalescePolicy

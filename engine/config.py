@@ -1,15 +1,37 @@
-"""The engine's configuration as one frozen value; `engine/flags.py` makes it from flags and environment."""
+"""The engine's configuration: one frozen dataclass, and its flags and environment variables.
+
+Names and defaults are vLLM's where the thing is the same. Where the frontend has a flag of the same name, the variable
+names the engine: `--port` is CHAIRLIFT_ENGINE_PORT.
+"""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+from chairlift.service.flags import (
+    FlagError,
+    FlagParser,
+    add_flags,
+    choice,
+    config_from,
+    flag,
+    integer,
+    number,
+    optional,
+    path,
+    switch,
+    text,
+)
+from chairlift.service.logs import LOG_FORMATS, LOG_LEVELS
 from engine.core.config import SchedulingPolicyName
 from engine.demo import MODEL_DIR
 from engine.errors import ConfigError
+from engine.model.shapes import shape_names
 
 DEMO_MODEL_NAME = "chairlift-demo"
+BLOCK_SIZES = (16, 32, 64, 128)
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -19,106 +41,204 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
 class StepLimits(NamedTuple):
-    """How much one step may hold: requests and tokens."""
+    """Maximum number of requests and of tokens in one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
 
-# A CPU computes 1/100 of a GPU's tokens per second: steps are kept as much smaller as a stream of tokens needs to stay
-# smooth.
+# A CPU computes 1/100 of a GPU's tokens per second: its steps are smaller, to keep inter-token latency low.
 DEFAULT_STEP_LIMITS = {"cpu": StepLimits(64, 512), "cuda": StepLimits(256, 2048)}
+
+_CPU, _CUDA = DEFAULT_STEP_LIMITS["cpu"], DEFAULT_STEP_LIMITS["cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the user has chosen; None where the default depends on the model or the device.
+    """The engine's settings, each with its flag; None means that the default depends on the model or the device.
 
-    Attributes:
-        model: a folder or an id on the Hugging Face hub.
-        served_model_name: the name frontends see; by default the folder's, the id, or "chairlift-demo" for the bundled
-            one.
-        uds: path of a unix socket to listen on instead of host and port.
-        tls_cert, tls_key, tls_client_ca: for host and port; frontends must show a certificate that the last has signed.
-        insecure_bind: listen in the clear on an address that other machines can reach.
-        max_num_seqs, max_num_batched_tokens: see `step_limits`.
-        gpu_memory_utilization: share of a GPU's memory to use in all.
-        kv_cache_memory_bytes: size of the KV cache; overrides gpu_memory_utilization.
-        num_gpu_blocks_override: blocks of KV cache; overrides both.
-        max_model_len: most tokens of prompt and output; None is the model's, cut to what the cache can hold.
-        max_num_queued_reqs: requests that may wait; more are rejected.
-        enforce_eager: launch every kernel of every step, without CUDA graphs.
-        async_scheduling: schedule and launch a step while the one before it runs; None: on a GPU only.
-        threads: CPU threads of each process of the model; None divides the cores among them.
-        quantization: of the weights of linear layers, on load; None computes with the weights as they are. int8 is a
-            CPU's, fp8 a GPU's; so with kv_cache_dtype.
-        kv_cache_dtype: auto is the model's own.
-        batch_invariant: a request's logits are the same bits whatever else is in its batches, or the engine refuses.
-        shutdown_timeout_s: how long a drain may take.
-        step_log: file for one JSON line per step.
-        integrity_check_interval_s: pause between two looks through the scheduler's books; 0: none. One takes 8 ms of a
-            core (AMD EPYC) with 256 running requests and 27,000 blocks, 17 ms with 100,000: 0.03 % and 0.06 % of 30 s.
-        exit_on_stdin_close: end when standard input closes, that is when the parent process is gone.
-        tensor_parallel_size: processes that the model is divided among.
-        rank_timeout_s: how long these processes may keep one another waiting.
-        coalesce_ms: longest time that tokens wait for the next step, so that steps leave in one message; see
-            `CoalescePolicy`. 0: none do.
-        step_timeout_s: how long the step loop may stand still before the engine ends; 0: for ever.
-        log_stats_interval_s: pause between two lines of throughput while there is work; 0: none.
+    Values made in code are not checked here; `parse_config` checks each one, and what depends on model or device is
+    checked when the engine is built.
     """
 
-    model: str
-    served_model_name: str | None = None
-    load_format: LoadFormat = "auto"
-    dtype: DtypeName = "auto"
-    max_model_len: int | None = None
-    seed: int = 0
-    host: str = "127.0.0.1"
-    port: int = 50052
-    uds: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
-    insecure_bind: bool = False
-    exit_on_stdin_close: bool = False
-    shutdown_timeout_s: float = 30.0
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    scheduling_policy: SchedulingPolicyName = "fcfs"
-    max_num_queued_reqs: int = 4096
-    async_scheduling: bool | None = None
-    enforce_eager: bool = False
-    max_logprobs: int = 20
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
-    device: DeviceName = "auto"
-    tensor_parallel_size: int = 1
-    rank_timeout_s: float = 300.0
-    threads: int | None = None
-    quantization: Quantization | None = None
-    kv_cache_dtype: KVCacheDtypeName = "auto"
-    batch_invariant: bool = False
-    coalesce_ms: float = 25.0
-    step_log: Path | None = None
-    integrity_check_interval_s: float = 30.0
-    log_level: str = "info"
-    log_format: str = "text"
-    step_timeout_s: float = 300.0
-    log_stats_interval_s: float = 10.0
+    model: str = flag(
+        str(MODEL_DIR), text(), "model folder or Hugging Face hub id",
+        group="model", default_text="the bundled demo model",
+    )  # fmt: skip
+    served_model_name: str | None = flag(
+        None, text(), "model name in requests and responses", default_text="the folder's name or hub id"
+    )
+    load_format: LoadFormat = flag(
+        "auto", choice(get_args(LoadFormat)),
+        "dummy: random weights, to benchmark a shape without its checkpoint; --model may then be one of "
+        f"{', '.join(shape_names())}",
+    )  # fmt: skip
+    dtype: DtypeName = flag(
+        "auto", choice(get_args(DtypeName)),
+        "dtype of weights and activations; auto: the checkpoint's, float32 on a CPU",
+    )  # fmt: skip
+    max_model_len: int | None = flag(
+        None, optional(integer(2, 2**31 - 1), "auto", "-1"),
+        "maximum tokens of prompt and output; auto or -1: the model's limit, reduced to what the KV cache can hold. "
+        "Lower it to save cache memory per request", default_text="auto",
+    )  # fmt: skip
+    seed: int = flag(0, integer(0, 2**63 - 1), "seed of dummy weights; requests carry their own seeds")
+
+    host: str = flag(
+        "127.0.0.1", text(), "address to listen on; an address other than loopback needs mutual TLS",
+        group="address and lifetime", variable="CHAIRLIFT_ENGINE_HOST",
+    )  # fmt: skip
+    port: int = flag(
+        50052, integer(0, 65535), "port to listen on; 0 selects a free one",
+        variable="CHAIRLIFT_ENGINE_PORT",
+    )  # fmt: skip
+    uds: Path | None = flag(None, path(), "listen on this unix socket instead of --host and --port")
+    tls_cert: Path | None = flag(
+        None, path(), "certificate chain of this engine (PEM); the port then accepts TLS only",
+        variable="CHAIRLIFT_ENGINE_TLS_CERT",
+    )  # fmt: skip
+    tls_key: Path | None = flag(
+        None, path(), "private key of --tls-cert (PEM, unencrypted)",
+        variable="CHAIRLIFT_ENGINE_TLS_KEY",
+    )  # fmt: skip
+    tls_client_ca: Path | None = flag(
+        None, path(), "CA certificates (PEM) used to verify frontends' certificates (mutual TLS)",
+        variable="CHAIRLIFT_ENGINE_TLS_CLIENT_CA",
+    )  # fmt: skip
+    insecure_bind: bool = flag(
+        False, switch(),
+        "allow a non-loopback --host without mutual TLS; only on a network that is isolated otherwise",
+        variable="CHAIRLIFT_ENGINE_INSECURE_BIND",
+    )  # fmt: skip
+    exit_on_stdin_close: bool = flag(
+        False, switch(),
+        "exit when standard input closes, so that the engine ends with the parent process that holds it",
+    )  # fmt: skip
+    shutdown_timeout_s: float = flag(
+        30.0, number(0, 86400), "seconds for running requests to finish after SIGTERM or SIGINT"
+    )
+
+    max_num_seqs: int | None = flag(
+        None, integer(1, 65536),
+        "maximum number of running requests (slots). More slots raise throughput, fewer make each answer faster",
+        group="scheduling", default_text=f"{_CUDA.max_num_seqs}; {_CPU.max_num_seqs} on a CPU",
+    )  # fmt: skip
+    max_num_batched_tokens: int | None = flag(
+        None, integer(1, 2**20),
+        "token budget of one step, at least --max-num-seqs. Lower it to bound inter-token latency while long prompts "
+        "are computed", default_text=f"{_CUDA.max_num_batched_tokens}; {_CPU.max_num_batched_tokens} on a CPU",
+    )  # fmt: skip
+    scheduling_policy: SchedulingPolicyName = flag(
+        "fcfs", choice(get_args(SchedulingPolicyName)),
+        "order of admission; fcfs: first come, first served; priority: by the requests' priority and age; static: "
+        "whole batches, a baseline for benchmarks",
+    )  # fmt: skip
+    max_num_queued_reqs: int = flag(
+        4096, integer(1, 2**20), "maximum number of queued requests; further ones are rejected"
+    )
+    async_scheduling: bool | None = flag(
+        None, switch(), "plan and launch a step while the previous one runs; the output is the same",
+        default_text="on with a GPU, off on a CPU",
+    )  # fmt: skip
+    coalesce_ms: float = flag(
+        25.0, number(0, 1000),
+        "maximum delay in milliseconds to merge several steps into one message while 8 or more streams run; first "
+        "tokens and ends are never delayed. 0 disables merging: more even inter-token latency, more CPU per token",
+    )  # fmt: skip
+    enforce_eager: bool = flag(
+        False, switch(), "disable CUDA graphs: less memory and a faster start, slower decode steps"
+    )
+    max_logprobs: int = flag(
+        20, integer(0, 1024), "maximum number of alternatives per token that a request may ask for"
+    )
+
+    quantization: Quantization | None = flag(
+        None, choice(get_args(Quantization)),
+        "quantize weights on load, with one scale per output channel, and activations, with one per token: int8 on a "
+        "CPU, fp8 on a GPU",
+        group="precision", default_text="not quantized",
+    )  # fmt: skip
+    kv_cache_dtype: KVCacheDtypeName = flag(
+        "auto", choice(get_args(KVCacheDtypeName)),
+        "dtype of the KV cache; auto: the model's. int8 (CPU) and fp8 (GPU) hold more tokens, with one scale per "
+        "token and head",
+    )  # fmt: skip
+    batch_invariant: bool = flag(
+        False, switch(),
+        "exit at the start unless a request's logits are bit-identical in any batch, as they always are on one CPU "
+        "rank",
+    )  # fmt: skip
+
+    block_size: int = flag(
+        16,
+        integer(1, 128, only=BLOCK_SIZES),
+        f"tokens per KV cache block: {', '.join(map(str, BLOCK_SIZES))}",
+        group="KV cache",
+    )
+    enable_prefix_caching: bool = flag(
+        True, switch(), "reuse the KV cache of equal prefixes; disable it if prompts share nothing"
+    )
+    gpu_memory_utilization: float = flag(
+        0.92, number(0.01, 1),
+        "fraction of the GPU's memory for weights, activations and KV cache; lower it if other processes use the GPU",
+    )  # fmt: skip
+    kv_cache_memory_bytes: int | None = flag(
+        None, integer(1, 2**50), "size of the KV cache in bytes, such as 4G; overrides --gpu-memory-utilization",
+        default_text="what --gpu-memory-utilization leaves; on a CPU half of the free memory, at most 4 GiB, and no "
+        "more than --max-num-seqs requests can fill",
+    )  # fmt: skip
+    num_gpu_blocks_override: int | None = flag(
+        None, integer(1, 2**31 - 1), "size of the KV cache in blocks, also on a CPU; overrides all sizes in bytes",
+    )  # fmt: skip
+
+    device: DeviceName = flag(
+        "auto", choice(get_args(DeviceName)), "device to run on; auto: a GPU if there is one", group="machine"
+    )
+    tensor_parallel_size: int = flag(
+        1, integer(1, 1024),
+        "number of processes that share the model, one per GPU; on a CPU for tests only, because it is slow",
+        aliases=["-tp"],
+    )  # fmt: skip
+    rank_timeout_s: float = flag(
+        300.0, number(1, 86400),
+        "seconds that these processes wait for each other before the engine exits; must exceed the longest step",
+    )  # fmt: skip
+    threads: int | None = flag(
+        None, integer(1, 1024),
+        "CPU threads of each process; one less than the cores leaves a core to frontend and clients",
+        default_text="one per core, divided among the processes",
+    )  # fmt: skip
+    step_timeout_s: float = flag(
+        300.0, number(0, 86400),
+        "seconds without progress of the step loop after which the engine exits; must exceed the longest step. 0 "
+        "disables",
+    )  # fmt: skip
+    # One check takes 8 ms of a core (AMD EPYC) with 256 running requests and 27,000 blocks, 17 ms with 100,000: 0.03 %
+    # and 0.06 % of 30 s.
+    integrity_check_interval_s: float = flag(
+        30.0, number(0, 86400),
+        "seconds between KV cache consistency checks of a few milliseconds; the engine exits if one fails. 0 disables",
+    )  # fmt: skip
+
+    step_log: Path | None = flag(None, path(), "file to which one JSON line per step is appended", group="logs")
+    log_level: str = flag("info", choice(LOG_LEVELS), "lowest level that is logged to stderr")
+    log_format: str = flag(
+        "text", choice(LOG_FORMATS), "text for people; json: one object per line, for log collectors"
+    )
+    log_stats_interval_s: float = flag(
+        10.0, number(0, 86400), "seconds between throughput lines while there is work; 0 disables them"
+    )
 
     @property
     def address(self) -> str:
-        """Where to listen, as gRPC spells it."""
+        """The address to listen on, in gRPC's form."""
         if self.uds is not None:
             return f"unix:{self.uds}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def model_name(self) -> str:
-        """The name frontends see."""
+        """The model name in requests and responses."""
         if self.served_model_name is not None:
             return self.served_model_name
         path = Path(self.model)
@@ -127,14 +247,15 @@ class EngineConfig:
         return path.resolve().name if os.path.isdir(path) else self.model  # noqa: PTH112 - False where it may not look
 
     def max_steps_in_flight(self, device: str) -> int:
-        """2 with asynchronous scheduling, else 1. By default 2 on "cuda" and 1 on "cpu": a CPU that computes a step has
-        nothing to plan the next one with meanwhile.
+        """2 with asynchronous scheduling, else 1. The default is 2 on "cuda" and 1 on "cpu", where planning would take
+        time from the step that runs.
         """
         is_async = self.async_scheduling if self.async_scheduling is not None else device != "cpu"
         return 2 if is_async else 1
 
     def step_limits(self, device: str) -> StepLimits:
-        """Limits of a step on this device: 64 requests and 512 tokens by default on "cpu", 256 and 2048 on "cuda".
+        """Returns the limits of a step on this device: by default 64 requests and 512 tokens on "cpu", 256 and 2048 on
+        "cuda".
 
         Raises: ConfigError: one step could not hold one token of every request.
         """
@@ -147,3 +268,25 @@ class EngineConfig:
                 f"a step needs one token for every running request; raise the first or lower the second"
             )
         return StepLimits(max_num_seqs, max_num_batched_tokens)
+
+
+def parse_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> EngineConfig:
+    """Makes the configuration of flags and environment.
+
+    Args:
+        argv: the command line without the program's name.
+        environ: environment variables.
+    Returns: a configuration whose single values are in range.
+    Raises: SystemExit: status 2 after one line on stderr that says what to change; status 0 after --help.
+    """
+    parser = FlagParser(
+        "chairlift-engine",
+        description="Runs a model's engine: schedules requests and computes their tokens for chairlift-frontend, over "
+        "gRPC. Each flag is also the environment variable in brackets; the command line overrides it. Counts accept "
+        "the suffixes k, M and G.",
+    )
+    add_flags(parser, EngineConfig)
+    try:
+        return config_from(parser.parse_args(argv), EngineConfig, environ)
+    except FlagError as error:
+        parser.error(str(error))

@@ -5,17 +5,15 @@ import sys
 from pathlib import Path
 
 from chairlift import GenerationOptions
+from chairlift.service.flags import FlagParser
 from frontend.cli.server_options import add_server_arguments
-from frontend.config import OneLineParser
 
 _STDIN = "-"
 
 
 def generate_parser() -> argparse.ArgumentParser:
     """Knows all flags."""
-    parser = OneLineParser(
-        prog="chairlift generate", description="Prints the text that the model generates, as it comes."
-    )
+    parser = FlagParser(prog="chairlift generate", description="Prints the text that the model generates, as it comes.")
     parser.add_argument("text", help="the prompt; - reads it from standard input")
     parser.add_argument(
         "--chat", action="store_true", help="the prompt is a chat message, for models with a chat template"

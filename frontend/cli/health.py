@@ -15,17 +15,17 @@ from chairlift.client.connection import KEY_VARIABLE
 from chairlift.client.errors import generation_error
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
+from chairlift.service.flags import FlagParser
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli.complaint import complaint
 from frontend.cli.server_options import add_server_arguments, tls_from_arguments
-from frontend.config import OneLineParser
 
 _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0 if the server takes requests, else 1."""
-    parser = OneLineParser(prog="chairlift health", description="Says whether a server takes requests, and its model.")
+    parser = FlagParser(prog="chairlift health", description="Says whether a server takes requests, and its model.")
     add_server_arguments(parser)
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait (default: %(default)s)"

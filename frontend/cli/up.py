@@ -3,7 +3,6 @@
 The two meet on a unix socket in a private folder. Flags that the frontend does not know go to the engine as they are.
 """
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -17,14 +16,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from chairlift import GenerationError
+from chairlift.service.flags import FlagError, FlagParser, add_flags, config_from, flag, switch, text
 from chairlift.service.logs import announce, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp, loop_factory
 from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
-from frontend.cli.proof import show_proof
-from frontend.config import FrontendConfig, OneLineParser, add_arguments, config_from_arguments, with_source
+from frontend.cli.smoke_test import run_smoke_test
+from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
@@ -42,27 +42,41 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
     """
     parser = _parser()
     arguments, engine_flags = parser.parse_known_args(argv)
-    if arguments.model is not None:
-        engine_flags += ["--model", arguments.model]
-    if arguments.engine != parser.get_default("engine"):
-        parser.error("--engine: `up` starts an engine of its own; chairlift-frontend takes another one's address")
+    if arguments.engine is not None:
+        parser.error("--engine: `up` starts its own engine; chairlift-frontend connects to others")
+    environ = {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"}
     try:
-        config = config_from_arguments(arguments)
-        if arguments.proof and config.tls_cert is not None:
-            raise ConfigError("--proof speaks no TLS: add --no-proof, or leave out --tls-cert")
-    except ConfigError as error:
-        parser.error(with_source(str(error), argv))
+        own = config_from(arguments, _UpConfig, environ)
+        config = config_from(arguments, FrontendConfig, environ, error=ConfigError)
+        if own.smoke_test and config.tls_cert is not None:
+            raise FlagError("--smoke-test does not support TLS: add --no-smoke-test, or omit --tls-cert")
+    except FlagError as error:
+        parser.error(str(error))
+    if own.model is not None:
+        engine_flags += ["--model", own.model]
     log_to_stderr("chairlift-frontend", config.log_level, config.log_format)
     logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves: `up` itself says what it waits for
     try:
         with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             pair = Pair(config, [*engine_command, *engine_flags], folder)
-            return runner.run(pair.run(with_proof=arguments.proof))
+            return runner.run(pair.run(with_smoke_test=own.smoke_test))
     except (ConfigError, WorkerFailed) as error:
         report_error("chairlift up", error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:  # before there was a handler
         return 130
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _UpConfig:
+    """The flags that are neither the frontend's nor only the engine's."""
+
+    model: str | None = flag(
+        None, text(), "model folder or Hugging Face hub id", group="up", default_text="the bundled demo model"
+    )
+    smoke_test: bool = flag(
+        False, switch(), "stream one completion to stdout when the server is ready", old_names=["--proof"]
+    )
 
 
 class Pair:
@@ -89,7 +103,7 @@ class Pair:
             *("--uds", str(socket), "--exit-on-stdin-close"),
         ]
 
-    async def run(self, *, with_proof: bool) -> int:
+    async def run(self, *, with_smoke_test: bool) -> int:
         """Serves until a signal or until the engine cannot run at all.
 
         Raises:
@@ -104,7 +118,7 @@ class Pair:
             await self._app.start()
             gc.freeze()  # as the frontend by itself does
             supervision = asyncio.create_task(engine.run())
-            announcement = asyncio.create_task(self._announce(with_proof))
+            announcement = asyncio.create_task(self._announce(with_smoke_test))
             signalled = asyncio.create_task(signals.stop.wait())
             await asyncio.wait({supervision, signalled}, return_when=asyncio.FIRST_COMPLETED)
             signalled.cancel()
@@ -136,8 +150,8 @@ class Pair:
         calls = app.calls
         return StopSignals(count_open=lambda: calls.num_active, clean_up=clean_up)
 
-    async def _announce(self, with_proof: bool) -> None:
-        """Says that the pair serves, and shows the proof; how far the engine is, it says itself."""
+    async def _announce(self, with_smoke_test: bool) -> None:
+        """Announces that the pair serves, and runs the smoke test. The engine reports its own progress."""
         await self._app.wait_serving(None)
         logging.getLogger(_LINK_LOGGER).setLevel(logging.NOTSET)
         target = _target(self._config.host, self._app.port)
@@ -146,37 +160,26 @@ class Pair:
             scheme = "http" if self._config.tls_cert is None else "https"
             announce(f"OpenAI's API on {scheme}://{http_target}/v1", self._config.log_format)
         announce(f"serving on {target}", self._config.log_format)
-        if with_proof:
+        if with_smoke_test:
             try:
                 keys = load_keys(self._config.api_key, self._config.api_key_file)
-                await show_proof(target, keys[0] if keys else None)
+                await run_smoke_test(target, keys[0] if keys else None)
             except GenerationError as error:
-                print(f"chairlift up: the proof failed: {complaint(error, target)}", file=sys.stderr, flush=True)
+                print(f"chairlift up: smoke test failed: {complaint(error, target)}", file=sys.stderr, flush=True)
             print("\nServing; Ctrl-C drains and stops.", flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="chairlift up",
-        allow_abbrev=False,  # an engine's flag is not short for one of ours
-        description="Runs an engine and a frontend together. Most flags are environment variables too, named in "
-        "brackets; the command line wins.",
-        epilog="All other flags (--max-num-seqs, --max-model-len, ...) are the engine's: see chairlift-engine --help.",
+def _parser() -> FlagParser:
+    parser = FlagParser(
+        "chairlift up",
+        description="Runs an engine and a frontend together, restarts the engine if it dies, and stops both on Ctrl-C "
+        "or SIGTERM. Each flag is also the environment variable in brackets; the command line overrides it.",
+        epilog="All other flags (--max-num-seqs, --max-model-len, ...) are passed to the engine: see "
+        "chairlift-engine --help.",
     )
-    parser.add_argument(
-        "--proof",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="stream one completion once the pair serves",
-    )
-    parser.add_argument(
-        "--model", metavar="MODEL", help="folder or Hugging Face hub id (default: the bundled demo model)"
-    )
-    add_arguments(
-        parser,
-        {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_ENGINE"},
-        unlisted=("engine", "engine_tls_ca", "engine_tls_client_cert", "engine_tls_client_key", "nice"),
-    )
+    add_flags(parser, _UpConfig)
+    unused = ("engine", "engine_tls_ca", "engine_tls_client_cert", "engine_tls_client_key", "nice")
+    add_flags(parser, FrontendConfig, hidden=unused)
     return parser
 
 

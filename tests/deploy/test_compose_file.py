@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.flags import parse_config
+from engine.config import parse_config
 from frontend.config import parse_arguments
 from frontend.routing.resolver import name_and_port
 

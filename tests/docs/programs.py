@@ -20,7 +20,7 @@ from unittest import mock
 
 import yaml
 
-from engine.flags import parse_config
+from engine.config import parse_config
 from frontend.cli.main import main as chairlift
 from frontend.config import parse_arguments
 from loadgen.cli.main import main as loadgen

@@ -50,7 +50,7 @@ _MOCK_RUN = r"chairlift-loadgen run --target http://127\.0\.0\.1:8013"
 _VERDICT = r"(VALID|DEGRADED|INVALID)"  # how busy this machine is decides
 
 PROOFS = [
-    Proof(r"make run( &)?$", How.SERVE, says=r"(?s)One completion, as proof\..{200,}Serving; Ctrl-C"),
+    Proof(r"make run( &)?$", How.SERVE, says=r"(?s)Smoke test\..{200,}Serving; Ctrl-C"),
     Proof(r"make run MODEL=/path/to/checkpoint", How.SERVE),
     Proof(
         r"make run MODEL=\w",

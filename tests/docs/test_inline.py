@@ -78,7 +78,7 @@ def all_flags() -> set[str]:
     known = flags(["chairlift-engine"]) | flags(["chairlift-frontend"])
     known = known.union(*(flags(["chairlift", command]) for command in COMMANDS))
     known = known.union(*(flags(["chairlift-loadgen", verb]) for verb in VERBS))
-    assert {"--max-num-seqs", "--max-queued-requests", "--proof", "--num-answers", "--bisect"} <= known
+    assert {"--max-num-seqs", "--max-queued-requests", "--smoke-test", "--num-answers", "--bisect"} <= known
     for folder in ("engine/bench", "loadgen/experiments/batching", "tests/support/demo_model", "kernels/bench"):
         for path in (ROOT / folder).rglob("*.py"):
             known |= set(re.findall(r'"(--[a-z][a-z0-9-]+)"', path.read_text()))

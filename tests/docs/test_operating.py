@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from engine.flags import parse_config
+from engine.config import parse_config
 from engine.serving.server import SERVICE_NAME as ENGINE_SERVICE_NAME
 from frontend.api.grpc.server import SERVICE_NAME
 from frontend.config import FrontendConfig, parse_arguments

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import DEFAULT_STEP_LIMITS, EngineConfig
+from engine.config import DEFAULT_STEP_LIMITS, EngineConfig, parse_config
 from engine.demo import MODEL_DIR
-from engine.flags import parse_config
 from frontend.cli import up
 from frontend.config import FrontendConfig, parse_arguments
 
@@ -105,7 +104,7 @@ def test_flags_of_up_are_its_own_and_the_frontends(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = documented("Flags of `chairlift up`")
-    assert set(own) == {"--model", "--proof"}
+    assert set(own) == {"--model", "--smoke-test"}
     left_out = {"--engine", "--nice", "--engine-tls-ca", "--engine-tls-client-cert", "--engine-tls-client-key"}
     assert offered(capsys, up.main, monkeypatch) == set(own) | set(documented("Flags of the frontend")) - left_out
     assert all(f"`{flag}`" in section("Flags of `chairlift up`") for flag in left_out)

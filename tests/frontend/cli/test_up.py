@@ -301,8 +301,8 @@ def test_engine_ends_when_up_is_killed(start_up):
     wait_gone(up.starts[0]["pid"])
 
 
-def test_proof_is_streamed_and_says_how_to_go_on(start_up):
-    up = start_up("serve", "--proof", "--uvloop")
+def test_smoke_test_is_streamed_and_shows_example_calls(start_up):
+    up = start_up("serve", "--smoke-test", "--uvloop")
     target = up.wait_serving()
     up.read_until("^Once upon a time$")  # the fake engine's answer is the prompt
     up.read_until("generate .* --max-tokens 64")
@@ -314,7 +314,7 @@ def test_proof_is_streamed_and_says_how_to_go_on(start_up):
     assert up.end() == (0, "drained 0\n")
 
 
-def test_proof_has_the_key_and_does_not_print_it(start_up, tmp_path):
+def test_smoke_test_has_the_key_and_does_not_print_it(start_up, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("the-key\n")
     up = start_up("serve", "--proof", "--api-key-file", str(keys))
@@ -331,18 +331,18 @@ def test_proof_has_the_key_and_does_not_print_it(start_up, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--max-queued-requests", "0"], "chairlift up: error: --max-queued-requests is 0, it must be at least 1"),
-        (["--port", "many"], "chairlift up: error: argument --port"),
-        (["--workers", "0"], "chairlift up: error: --workers is 0, it must be between 1 and 256"),
+        (["--max-queued-requests", "0"], "chairlift up: error: --max-queued-requests is 0, it must be a whole number"),
+        (["--port", "many"], "chairlift up: error: --port is many, it must be a whole number"),
+        (["--workers", "0"], "chairlift up: error: --workers is 0, it must be a whole number between 1 and 256"),
         (["--workers", "2", "--api-key", "two words"], "chairlift up: error: --api-key: a key has 1 to 1024 printable"),
         (["--host", "0.0.0.0"], "chairlift up: error: --host 0.0.0.0 is open to other machines"),
         (
-            ["--proof", "--tls-cert", "c", "--tls-key", "k"],
-            "chairlift up: error: --proof speaks no TLS: add --no-proof",
+            ["--smoke-test", "--tls-cert", "c", "--tls-key", "k"],
+            "chairlift up: error: --smoke-test does not support TLS: add --no-smoke-test",
         ),
         (["--tls-cert", "c", "--tls-key", "k"], "chairlift up: error: --tls-cert c cannot be read"),
         (["--api-key", "two words"], "chairlift up: error: --api-key: a key has 1 to 1024 printable"),
-        (["--engine", "127.0.0.1:1"], "chairlift up: error: --engine: `up` starts an engine of its own"),
+        (["--engine", "127.0.0.1:1"], "chairlift up: error: --engine: `up` starts its own engine"),
     ],
 )
 def test_bad_flag_is_one_line_and_status_2(start_up, flags, says):

@@ -7,8 +7,7 @@ from chairlift.bench.workload import Workload, shared_prefix_workload
 from engine.bench.null_engine import END_TOKEN_ID, VOCAB_SIZE
 from engine.bench.wire.client import Client
 from engine.bench.wire.pair import Pair, engine_flags
-from engine.config import EngineConfig
-from engine.flags import parse_config
+from engine.config import EngineConfig, parse_config
 
 NULL_ENGINE = "engine.bench.null_engine"
 

@@ -1,4 +1,4 @@
-"""What `chairlift up --proof` shows when the pair serves: one streamed completion, and how to call it next."""
+"""The smoke test of `chairlift up`: streams one completion, then shows how to call the server."""
 
 import shlex
 import shutil
@@ -13,15 +13,15 @@ _PROMPT = "Once upon a time"
 _MAX_TOKENS = 96
 
 
-async def show_proof(target: str, api_key: str | None) -> None:
-    """Streams one completion to standard output, then prints the commands to go on with.
+async def run_smoke_test(target: str, api_key: str | None) -> None:
+    """Streams one completion to standard output, then prints example calls.
 
     Raises:
         GenerationError: the completion failed.
     """
     async with AsyncClient(target, api_key=api_key) as client:
         model = await client.get_model()
-        print(f"\nOne completion, as proof. The prompt: {_PROMPT}\n")
+        print(f"\nSmoke test. Prompt: {_PROMPT}\n")
         num_tokens = 0
         started_s = time.monotonic()
         async with client.stream(_PROMPT, max_tokens=_MAX_TOKENS, temperature=0.8, seed=1) as stream:
@@ -34,7 +34,7 @@ async def show_proof(target: str, api_key: str | None) -> None:
 
 
 def next_steps(target: str, has_chat_template: bool, *, with_key: bool) -> str:
-    """How to call the server: from the shell, from Python, with grpcurl."""
+    """Returns example calls: from the shell, from Python, with grpcurl."""
     program = "chairlift" if shutil.which("chairlift") else shlex.quote(sys.argv[0])
     where = "" if target == DEFAULT_TARGET else f" --target {target}"
     header = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if with_key else ""
