@@ -160,14 +160,14 @@ async def test_target_may_be_said_as_the_load_generator_says_it(target, capsys):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("http://there:8000", "argument --target: http://there:8000 must be HOST:PORT or unix:PATH\n"),
-        ("grpcs://there:1", "argument --target: grpcs://there:1 must be HOST:PORT or unix:PATH, with --tls\n"),
+        ("http://there:8000", "argument --target: http://there:8000 must be HOST:PORT or unix:PATH (see"),
+        ("grpcs://there:1", "argument --target: grpcs://there:1 must be HOST:PORT or unix:PATH, with --tls (see"),
     ],
 )
 def test_target_of_another_form_is_refused_with_the_right_one(url, says, capsys):
     with pytest.raises(SystemExit):
         generate.main(["hello", "--target", url])
-    assert capsys.readouterr().err.endswith(says)
+    assert says in capsys.readouterr().err
 
 
 async def test_stats_and_cuts_say_whose_they_are(target, capsys):
