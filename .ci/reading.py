@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Counts what there is to read to understand one request: `.ci/reading.py [--trace]`.
+
+Without arguments it counts packages. With --trace it also starts an engine and a frontend, on the demo model and a CPU,
+streams one completion, and counts the files of which a function was called meanwhile in either process. Lines are all
+lines of a file, as `wc -l` counts them; docstrings, and comments with blank lines, are given apart.
+
+Not seen by the trace: generated stubs, and compiled kernels, which run without Python once a step is recorded. The
+operations of a step are listed in the packages `kernels` (interface) and `kernels/reference` (what each one computes).
+"""
+
+import argparse
+import ast
+import contextlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from chairlift import Client
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ("engine", "frontend", "kernels", "protos/chairlift")
+
+# An afternoon: what decides when a request runs, and runs it.
+CORE = ("engine/core",)
+HEART = ("engine/core", "engine/step_loop.py", "engine/runner", "engine/model")
+
+# Other projects, counted by hand with `wc -l` (Python files; commits bb823b3 and 20fcd7f).
+PEERS = {
+    "nano-vllm: all of it": (18, 1_383),
+    "mini-sglang: server, tokenizer, message, scheduler, engine, kvcache, attention base, llama, layers": (51, 4_736),
+}
+
+# Notes, for each source file, in which twentieths of a second one of its functions was called.
+_RECORDER = """
+import atexit, os, sys, threading, time
+seen, monotonic = set(), time.monotonic
+def note(frame, event, _):
+    if event == "call" and frame.f_code.co_name != "<module>":
+        seen.add((frame.f_code.co_filename, int(monotonic() * 20)))
+def write():
+    with open(os.path.join({folder!r}, str(os.getpid())), "w") as file:
+        file.writelines(f"{{tick}} {{name}}\\n" for name, tick in list(seen))
+atexit.register(write)
+threading.setprofile(note)
+sys.setprofile(note)
+"""
+
+
+class Count(NamedTuple):
+    """Lines of files."""
+
+    files: int = 0
+    lines: int = 0
+    docstrings: int = 0
+    comments_and_blank: int = 0
+
+    @property
+    def code(self) -> int:
+        """Lines that are neither documentation nor blank."""
+        return self.lines - self.docstrings - self.comments_and_blank
+
+    def __add__(self, other: object) -> "Count":
+        assert isinstance(other, Count)
+        return Count(*(mine + others for mine, others in zip(self, other, strict=True)))
+
+
+def count(path: Path) -> Count:
+    """Lines of one file."""
+    source = path.read_text()
+    lines = source.splitlines()
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    filled = {
+        number
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        for number in range(token.start[0], token.end[0] + 1)
+        if number <= len(lines)
+    }
+    return Count(1, len(lines), len(documented), len(lines) - len(filled | documented))
+
+
+def files_of(places: Iterable[str]) -> list[Path]:
+    """The Python files of folders and files, tests' doubles and benchmarks left out."""
+    found = [
+        path for place in places for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+    ]
+    return sorted(path for path in found if _is_served(path))
+
+
+def _is_served(path: Path) -> bool:
+    parts = path.relative_to(ROOT).parts
+    aside = {"bench", "testing", "train", "v1"} & {part.partition("_")[0] for part in parts}
+    return parts[0] in {name.split("/")[0] for name in PROGRAMS} and not aside
+
+
+def total(paths: Iterable[Path]) -> Count:
+    """Lines of several files."""
+    return sum(map(count, paths), Count())
+
+
+@contextlib.contextmanager
+def _program(name: str, port: int, folder: Path, *arguments: str) -> Iterator[None]:
+    path = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "protos")])
+    with (folder / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", name, "--port", str(port), *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def trace() -> list[Path]:
+    """The files that one completion passes through: called while it was streamed."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "protos")]
+    from chairlift import Client
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        seen = folder / "seen"
+        seen.mkdir()
+        (folder / "sitecustomize.py").write_text(_RECORDER.format(folder=str(seen)))
+        engine, frontend = _free_port(), _free_port()
+        with (
+            _program("engine", engine, folder),
+            _program("frontend", frontend, folder, "--engine", f"127.0.0.1:{engine}", "--http-port", str(_free_port())),
+            Client(f"127.0.0.1:{frontend}") as client,
+        ):
+            _complete(client)  # starts what starts with the first request
+            first = int(time.monotonic() * 20)
+            _complete(client)
+            last = int(time.monotonic() * 20)
+        names = set()
+        for written in seen.iterdir():
+            for line in written.read_text().splitlines():
+                tick, _, path = line.partition(" ")
+                if first <= int(tick) <= last:
+                    names.add(path)
+    return sorted(path for name in names if (path := Path(name)).is_relative_to(ROOT) and _is_served(path))
+
+
+def _complete(client: "Client") -> None:
+    """Streams one completion, once the engine serves."""
+    from chairlift import GenerationError
+
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            for _ in client.stream("Once upon a time", max_tokens=16, seed=1, stop_texts=["no such text"]):
+                pass
+            return
+        except GenerationError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def packages(paths: Iterable[Path]) -> dict[str, Count]:
+    """Counts by folder."""
+    counts: dict[str, Count] = {}
+    for path in paths:
+        name = str(path.parent.relative_to(ROOT))
+        counts[name] = counts.get(name, Count()) + count(path)
+    return counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", action="store_true", help="also count the files that one completion passes through")
+    options = parser.parse_args(arguments)
+
+    def show(name: str, row: Count) -> None:
+        print(f"{row.files:5} {row.lines:7,} {row.code:7,} {row.docstrings:7,} {row.comments_and_blank:7,}  {name}")
+
+    print(f"{'files':>5} {'lines':>7} {'code':>7} {'docstr.':>7} {'other':>7}")
+    show("engine/core", total(files_of(CORE)))
+    show(" + ".join(HEART), total(files_of(HEART)))
+    if options.trace:
+        traced = trace()
+        show("files that one completion passes through, in both processes, of which:", total(traced))
+        for name, row in sorted(packages(traced).items()):
+            show(f"  {name}", row)
+    show("frontend, engine, kernels and chairlift, all that serves", total(files_of(PROGRAMS)))
+    for name, (files, lines) in PEERS.items():
+        print(f"{files:5} {lines:7,} {'':23}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
