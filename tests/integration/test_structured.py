@@ -69,6 +69,7 @@ def mixed(pair: Pair, names) -> tuple[list[pb.GenerateResponse], list[pb.Generat
     return held, [answer for request, answer in zip(requests, answers, strict=True) if "json_schema" not in request]
 
 
+@pytest.mark.slow
 def test_every_answer_that_ended_by_itself_is_valid_and_most_do(mixed, names) -> None:
     held, _ = mixed
     ended = [

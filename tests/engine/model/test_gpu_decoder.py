@@ -183,6 +183,7 @@ def error(logits, expected):
     return float((logits - expected).square().mean().sqrt() / expected.std())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_logits_are_those_of_transformers_and_of_the_reference(case_of, gpu_ops, gpu_device, name):
     case = case_of(name)
@@ -193,6 +194,7 @@ def test_logits_are_those_of_transformers_and_of_the_reference(case_of, gpu_ops,
     assert largest_error(logits, reference) < TOLERANCE
 
 
+@pytest.mark.sampled(1)
 def test_bfloat16_is_as_near_to_the_truth_as_that_of_transformers(case, gpu_ops, gpu_device):
     """Within a factor of two: the interpreter cuts off bits where a GPU rounds, which is up to twice as wrong."""
     logits = Server(case, gpu_ops(), gpu_device, dtype=torch.bfloat16).run()
@@ -225,6 +227,7 @@ def float8(gpu_ops):
     return dtype
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "quantize_inputs"),
     [("llama", True), ("llama", False), ("qwen3", True)],
@@ -254,6 +257,7 @@ def test_an_8_bit_cache_is_near(llama, gpu_ops, gpu_device, float8):
     assert 0.01 < error(logits, llama.expected) < 0.06
 
 
+@pytest.mark.slow
 def test_all_of_it_together_is_near(llama, gpu_ops, gpu_device, float8):
     """Errors of layers, cache and bfloat16, about 0.1, 0.05 and 0.02, are independent: their squares add up."""
     ops = gpu_ops(quantize_weights=True, quantize_inputs=True)
@@ -297,6 +301,7 @@ def test_what_goes_into_linear_layers_is_quantised_where_it_is_made(llama, gpu_o
     assert all(isinstance(packed, PackedLinear) and (packed.scales is not None) == quantizes for _, packed in layers)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_quantized", [False, True], ids=["fp32", "8 bits"])
 def test_rows_of_padding_change_nothing(llama, gpu_ops, gpu_device, request, is_quantized):
     """Logits of the real rows, which a matrix product of more rows may round otherwise, and no other slot."""

@@ -102,6 +102,7 @@ def serve(parts: EngineParts, batch: list[Request], num_ahead: int = 0) -> list[
     return [ledger.answers[request.request_id] for request in batch]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_async", [False, True], ids=["one step in flight", "two steps in flight"])
 def test_dummy_weights_are_one_model_on_any_number_of_ranks(
     make_checkpoint: Callable[..., Path], is_async: bool
@@ -118,12 +119,14 @@ def test_dummy_weights_are_one_model_on_any_number_of_ranks(
         assert not any((before, after) in NEVER for before, after in itertools.pairwise(drawn))
 
 
+@pytest.mark.sampled(2)
 def test_greedy_tokens_are_those_of_one_rank(pair: Pair) -> None:
     one, two = (serve(parts, requests(1, temperature=0.0)) for parts in (pair.one, pair.two))
     assert [answer.token_ids for answer in two] == [answer.token_ids for answer in one]
     assert {len(answer.token_ids) for answer in two} == {12}
 
 
+@pytest.mark.sampled(2)
 def test_sampled_tokens_and_logprobs_are_those_of_one_rank(pair: Pair) -> None:
     params = {
         "temperature": 0.9,

@@ -79,6 +79,7 @@ def nothing_is_left(monkeypatch):
     assert not pipes.made & set(open_files())
 
 
+@pytest.mark.sampled(2)
 @NUM_THREADS
 def test_programs_run_to_their_end_every_time(num_threads):
     """Each instruction begins when the one before is done, whoever does what."""
@@ -88,6 +89,7 @@ def test_programs_run_to_their_end_every_time(num_threads):
             program.run(pool)
 
 
+@pytest.mark.sampled(2)
 @NUM_THREADS
 def test_programs_take_turns_on_one_pool(num_threads):
     """A longer one after a shorter one needs more counters; an empty one needs none."""
@@ -149,6 +151,7 @@ def test_pools_of_several_threads_do_not_get_in_each_others_way():
     assert not failures
 
 
+@pytest.mark.sampled(2)
 @NUM_THREADS
 def test_progress_is_seen_within_a_program(num_threads):
     """By a thread that only reads; runs are repeated until the system has let it read in the middle of one."""
@@ -204,6 +207,7 @@ def test_fewer_than_one_thread_is_refused(num_threads):
         WorkerPool(num_threads)
 
 
+@pytest.mark.slow
 def test_a_process_ends_although_a_pool_is_still_there():
     code = "from kernels.cpu.worker_pool import WorkerPool; pool = WorkerPool(3); print('made')"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

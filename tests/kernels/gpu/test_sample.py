@@ -68,6 +68,7 @@ def assert_sampled_alike(got, want, logits, batch):
 SIZES = [(vocab_size, kind) for vocab_size in (260, 3001) for kind in ("normal", "ties", "forbidden", "flat")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("vocab_size", "kind"), [(1, "normal"), (2, "forbidden"), (7, "ties"), *SIZES])
 def test_mixed_rows_are_sampled_as_by_the_reference(
     run, many, sampling_batch, random_sampling_row, random_logits, seed, kind, vocab_size
@@ -116,6 +117,7 @@ def test_all_large_logits_may_lie_in_one_tile(run, sampling_batch, seed):
     assert want.token_ids[2] in range(7000, 7040)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("vocab_size", [300, 9001])
 def test_results_depend_neither_on_the_other_rows_nor_on_the_number_of_programs(
     run, sampling_batch, random_sampling_row, random_logits, seed, vocab_size
@@ -209,6 +211,7 @@ def test_what_it_cannot_take_is_refused(run, sampling_batch):
         run(torch.zeros(1, MAX_VOCAB_SIZE + 1), batch)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("filters", [{}, {"temperature": 1.4, "top_k": 4, "top_p": 0.95, "min_p": 0.02}], ids=str)
 def test_draws_have_the_exact_distribution(run, many, sampling_batch, seed, filters):
     """Pearson's chi-square with a limit that honest draws exceed once in a million runs.

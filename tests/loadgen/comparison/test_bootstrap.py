@@ -57,6 +57,7 @@ def waiting_in_a_queue(rng: np.random.Generator, count: int) -> Pair:
     return runs[0], runs[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("draw", "statistic"),
     [
@@ -89,6 +90,7 @@ def test_drawing_single_requests_would_be_too_sure() -> None:
     assert covered < 75
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run_to_run", [0.0, 0.1])
 @pytest.mark.parametrize("repeats", [3, 5])
 def test_the_interval_of_repeats_covers_one_whether_or_not_runs_differ(repeats: int, run_to_run: float) -> None:
