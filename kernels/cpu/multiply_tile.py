@@ -12,7 +12,7 @@ linear).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
@@ -91,9 +91,39 @@ class _Vnni:
         return builder.call(declared(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS), [total, a, b])
 
 
+class _Tile(NamedTuple):
+    """Where one tile reads and writes. Kernels see it at trace time only: its fields become registers.
+
+    Attributes:
+        a, b: addresses of A and B.
+        b_step: bytes between rows of B.
+        b_panel_step: bytes between vectors of one row of B.
+        depth: terms of each sum, at least 1.
+        c0, c0_step: address of what the sums start from, and bytes between its rows.
+        c, c_step: address of the result, and bytes between its rows.
+        ahead, ahead_panel_step: `b` and `b_panel_step` of a tile to come.
+        scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled.
+    """
+
+    a: int
+    b: int
+    b_step: int
+    b_panel_step: int
+    depth: int
+    c0: int
+    c0_step: int
+    c: int
+    c_step: int
+    ahead: int
+    ahead_panel_step: int
+    scales: int = 0
+    row_scales: int = 0
+    bias: int = 0
+
+
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """What differs between the tiles.
+class _TileKind:
+    """What differs between the compiled tiles.
 
     Attributes:
         operands: types of A, B and the sums.
@@ -113,10 +143,9 @@ class _Form:
         return MAX_ROWS * 2 // self.num_vectors
 
 
-def _emit_tile(builder: Any, form: _Form, num_rows: int, end: Any, args: Any) -> None:
-    """Emits the loop for one height; form and arguments are those of `_tile`."""
-    operands, num_vectors = form.operands, form.num_vectors
-    a, b, b_step, b_panel_step, depth, c0, c0_step, c, c_step, ahead, ahead_panel_step, *scaling = args
+def _emit_tile(builder: Any, kind: _TileKind, num_rows: int, end: Any, tile: _Tile) -> None:
+    """Emits the loop for one height; the fields of `tile` are LLVM values."""
+    operands, num_vectors = kind.operands, kind.num_vectors
     entry, loop = builder.block, builder.append_basic_block(f"rows{num_rows}")
     stored = builder.append_basic_block(f"store{num_rows}")
 
@@ -125,7 +154,8 @@ def _emit_tile(builder: Any, form: _Form, num_rows: int, end: Any, args: Any) ->
         return builder.add(base, offset)
 
     start = [
-        [_load(builder, at(c0, c0_step, i, v), operands.sums, 4) for v in range(num_vectors)] for i in range(num_rows)
+        [_load(builder, at(tile.c0, tile.c0_step, i, v), operands.sums, 4) for v in range(num_vectors)]
+        for i in range(num_rows)
     ]
     builder.branch(loop)
 
@@ -133,17 +163,17 @@ def _emit_tile(builder: Any, form: _Form, num_rows: int, end: Any, args: Any) ->
     k = builder.phi(_I64)
     k.add_incoming(_I64(0), entry)
     sums = [[builder.phi(operands.sums) for _ in row] for row in start]
-    a_k = builder.add(a, builder.mul(k, _I64(4 * num_rows if form.a_row_step is None else 4)))
-    b_k = builder.add(b, builder.mul(k, b_step))
+    a_k = builder.add(tile.a, builder.mul(k, _I64(4 * num_rows if kind.a_row_step is None else 4)))
+    b_k = builder.add(tile.b, builder.mul(k, tile.b_step))
     row_of_b = [
-        operands.load_b(builder, builder.add(b_k, builder.mul(b_panel_step, _I64(v)))) for v in range(num_vectors)
+        operands.load_b(builder, builder.add(b_k, builder.mul(tile.b_panel_step, _I64(v)))) for v in range(num_vectors)
     ]
-    ahead_k = builder.add(ahead, builder.mul(k, b_step))
+    ahead_k = builder.add(tile.ahead, builder.mul(k, tile.b_step))
     for v in range(num_vectors):
-        emit_prefetch(builder, builder.add(ahead_k, builder.mul(ahead_panel_step, _I64(v))))
+        emit_prefetch(builder, builder.add(ahead_k, builder.mul(tile.ahead_panel_step, _I64(v))))
     totals = []
     for i in range(num_rows):
-        address = builder.add(a_k, _I64(i * (form.a_row_step or 4)))
+        address = builder.add(a_k, _I64(i * (kind.a_row_step or 4)))
         cell = _broadcast(builder, _load(builder, address, operands.cell, 4), operands.sums)
         totals.append([operands.multiply_add(builder, cell, row_of_b[v], sums[i][v]) for v in range(num_vectors)])
     next_k = builder.add(k, _I64(1))
@@ -152,29 +182,29 @@ def _emit_tile(builder: Any, form: _Form, num_rows: int, end: Any, args: Any) ->
         for v in range(num_vectors):
             sums[i][v].add_incoming(start[i][v], entry)
             sums[i][v].add_incoming(totals[i][v], loop)
-    builder.cbranch(builder.icmp_signed("<", next_k, depth), loop, stored)
+    builder.cbranch(builder.icmp_signed("<", next_k, tile.depth), loop, stored)
 
     builder.position_at_end(stored)
-    values = _scaled(builder, form, totals, *scaling) if form.is_scaled else totals
+    values = _scaled(builder, kind, totals, tile) if kind.is_scaled else totals
     for i in range(num_rows):
         for v in range(num_vectors):
-            pointer = builder.inttoptr(at(c, c_step, i, v), values[i][v].type.as_pointer())
+            pointer = builder.inttoptr(at(tile.c, tile.c_step, i, v), values[i][v].type.as_pointer())
             builder.store(values[i][v], pointer).align = 4
     builder.branch(end)
 
 
-def _scaled(builder: Any, form: _Form, totals: Any, scales: Any, row_scales: Any, bias: Any) -> Any:
-    """Sums of quantised values -> what they stand for."""
+def _scaled(builder: Any, kind: _TileKind, totals: Any, tile: _Tile) -> Any:
+    """Converts sums of quantised values to fp32: sums * scales + bias."""
 
     def columns(address: Any) -> Any:
-        places = [builder.add(address, _I64(4 * LANES * v)) for v in range(form.num_vectors)]
+        places = [builder.add(address, _I64(4 * LANES * v)) for v in range(kind.num_vectors)]
         return [_load(builder, place, _FLOATS, 4) for place in places]
 
-    factors, biases, values = columns(scales), columns(bias), []
+    factors, biases, values = columns(tile.scales), columns(tile.bias), []
     for i, row in enumerate(totals):
-        if form.operands.has_row_scales:
+        if kind.operands.has_row_scales:
             row = [builder.sitofp(total, _FLOATS) for total in row]
-            scale = _broadcast(builder, _load(builder, builder.add(row_scales, _I64(4 * i)), _F32, 4), _FLOATS)
+            scale = _broadcast(builder, _load(builder, builder.add(tile.row_scales, _I64(4 * i)), _F32, 4), _FLOATS)
             row_factors = [builder.fmul(scale, factor) for factor in factors]
         else:
             row_factors = factors
@@ -184,39 +214,24 @@ def _scaled(builder: Any, form: _Form, totals: Any, scales: Any, row_scales: Any
     return values
 
 
-def _tile(form: _Form) -> Any:
-    """An intrinsic for tiles of any height: num_rows, then addresses and steps in bytes, all int64."""
+def _intrinsic(kind: _TileKind) -> Any:
+    """An intrinsic that computes a tile of any height: multiply(num_rows, tile)."""
 
-    def multiply(
-        _typing_context: Any,
-        _num_rows: Any,
-        _a: Any,
-        _b: Any,
-        _b_step: Any,
-        _b_panel_step: Any,
-        _depth: Any,
-        _c0: Any,
-        _c0_step: Any,
-        _c: Any,
-        _c_step: Any,
-        _ahead: Any,
-        _ahead_panel_step: Any,
-        _scales: Any,
-        _row_scales: Any,
-        _bias: Any,
-    ) -> Any:
+    def multiply(_typing_context: Any, num_rows: Any, tile: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            fields = cgutils.unpack_tuple(builder, args[1])
+            values = _Tile(*(context.cast(builder, *field, types.int64) for field in zip(fields, tile, strict=True)))
             end = builder.append_basic_block("end")
             choice = builder.switch(args[0], end)
-            for num_rows in range(1, form.max_rows + 1):
+            for height in range(1, kind.max_rows + 1):
                 block = builder.append_basic_block()
-                choice.add_case(_I64(num_rows), block)
+                choice.add_case(_I64(height), block)
                 builder.position_at_end(block)
-                _emit_tile(builder, form, num_rows, end, args[1:])
+                _emit_tile(builder, kind, height, end, values)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 15), codegen
+        return types.void(types.int64, tile), codegen
 
     return intrinsic(multiply)
 
@@ -224,13 +239,19 @@ def _tile(form: _Form) -> Any:
 WEIGHTS_STEP = 4 * 2 * LANES
 """Bytes from row to row of the weights in `add_values`."""
 
-_fp32, _fp32_wide = _tile(_Form(_Fp32, 2)), _tile(_Form(_Fp32, 4))
-_int8_as_fp32 = _tile(_Form(_Int8AsFp32, 2))
-_int8_weights, _int8_weights_wide = (_tile(_Form(_Int8AsFp32, n, is_scaled=True)) for n in (2, 4))
+_fp32, _fp32_wide = _intrinsic(_TileKind(_Fp32, 2)), _intrinsic(_TileKind(_Fp32, 4))
+_int8_as_fp32 = _intrinsic(_TileKind(_Int8AsFp32, 2))
+_int8_weights, _int8_weights_wide = (_intrinsic(_TileKind(_Int8AsFp32, n, is_scaled=True)) for n in (2, 4))
 _vnni_operands = _Vnni if cpu_features().vnni else _Int8AsFp32  # without VNNI nobody calls it, but it must compile
-_vnni, _vnni_wide = (_tile(_Form(_vnni_operands, n, is_scaled=True)) for n in (2, 4))
-_values_fp32, _values_fp32_wide = _tile(_Form(_Fp32, 2, WEIGHTS_STEP)), _tile(_Form(_Fp32, 4, WEIGHTS_STEP))
-_values_int8, _values_int8_wide = _tile(_Form(_Int8AsFp32, 2, WEIGHTS_STEP)), _tile(_Form(_Int8AsFp32, 4, WEIGHTS_STEP))
+_vnni, _vnni_wide = (_intrinsic(_TileKind(_vnni_operands, n, is_scaled=True)) for n in (2, 4))
+_values_fp32, _values_fp32_wide = (
+    _intrinsic(_TileKind(_Fp32, 2, WEIGHTS_STEP)),
+    _intrinsic(_TileKind(_Fp32, 4, WEIGHTS_STEP)),
+)
+_values_int8, _values_int8_wide = (
+    _intrinsic(_TileKind(_Int8AsFp32, 2, WEIGHTS_STEP)),
+    _intrinsic(_TileKind(_Int8AsFp32, 4, WEIGHTS_STEP)),
+)
 
 
 @kernel
@@ -250,11 +271,12 @@ def multiply_fp32(
         c_step: bytes from row to row of C.
         ahead: b of a call to come: it is asked for while this one is read.
     """
-    panel_step = 4 * LANES * depth
+    step, panel_step = 4 * LANES, 4 * LANES * depth
+    tile = _Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
     if wide:
-        _fp32_wide(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step, 0, 0, 0)
+        _fp32_wide(num_rows, tile)
     else:
-        _fp32(num_rows, a, b, 4 * LANES, panel_step, depth, c0, 0, c, c_step, ahead, panel_step, 0, 0, 0)
+        _fp32(num_rows, tile)
 
 
 @kernel
@@ -276,13 +298,12 @@ def multiply_int8_weights(
     Args:
         start, scales, bias: addresses of one fp32 for each column.
     """
-    panel_step = LANES * depth
+    step, panel_step = LANES, LANES * depth
+    tile = _Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias)
     if wide:
-        _int8_weights_wide(
-            num_rows, a, b, LANES, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias
-        )
+        _int8_weights_wide(num_rows, tile)
     else:
-        _int8_weights(num_rows, a, b, LANES, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias)
+        _int8_weights(num_rows, tile)
 
 
 @kernel
@@ -309,30 +330,12 @@ def multiply_vnni(
         scales, bias: addresses of one fp32 for each column.
         row_scales: address of one fp32 for each row; a column's and a row's scale are multiplied first.
     """
-    panel_step = 4 * LANES * depth
+    step, panel_step = 4 * LANES, 4 * LANES * depth
+    tile = _Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, row_scales, bias)
     if wide:
-        _vnni_wide(
-            num_rows,
-            a,
-            b,
-            4 * LANES,
-            panel_step,
-            depth,
-            start,
-            0,
-            c,
-            c_step,
-            ahead,
-            panel_step,
-            scales,
-            row_scales,
-            bias,
-        )
+        _vnni_wide(num_rows, tile)
     else:
-        _vnni(
-            num_rows, a, b, 4 * LANES, panel_step, depth, start, 0, c, c_step, ahead, panel_step,
-            scales, row_scales, bias,
-        )  # fmt: skip
+        _vnni(num_rows, tile)
 
 
 @kernel
@@ -361,15 +364,12 @@ def score_keys(
         scores: address of the result.
         ahead, ahead_panel_step: k and k_panel_step of the call that comes next.
     """
-    step = 4 * 2 * LANES
+    b_step = LANES if is_int8 else 4 * LANES
+    tile = _Tile(q, k, b_step, k_panel_step, head_dim, zeros, 0, scores, 4 * 2 * LANES, ahead, ahead_panel_step)
     if is_int8:
-        _int8_as_fp32(
-            num_rows, q, k, LANES, k_panel_step, head_dim, zeros, 0, scores, step, ahead, ahead_panel_step, 0, 0, 0
-        )
+        _int8_as_fp32(num_rows, tile)
     else:
-        _fp32(
-            num_rows, q, k, 4 * LANES, k_panel_step, head_dim, zeros, 0, scores, step, ahead, ahead_panel_step, 0, 0, 0
-        )
+        _fp32(num_rows, tile)
 
 
 @kernel
@@ -399,21 +399,15 @@ def add_values(
         ahead: v of a call to come.
     """
     if is_int8:
+        tile = _Tile(weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES)
         if wide:
-            _values_int8_wide(
-                num_rows, weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES, 0, 0, 0
-            )
+            _values_int8_wide(num_rows, tile)
         else:
-            _values_int8(
-                num_rows, weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES, 0, 0, 0
-            )
-        return
-    step, panel = 4 * head_dim, 4 * LANES
-    if wide:
-        _values_fp32_wide(
-            num_rows, weights, v, step, panel, num_keys, acc, acc_step, acc, acc_step, ahead, panel, 0, 0, 0
-        )
+            _values_int8(num_rows, tile)
     else:
-        _values_fp32(
-            num_rows, weights, v, step, panel, num_keys, acc, acc_step, acc, acc_step, ahead, panel, 0, 0, 0
-        )  # fmt: skip
+        step, panel_step = 4 * head_dim, 4 * LANES
+        tile = _Tile(weights, v, step, panel_step, num_keys, acc, acc_step, acc, acc_step, ahead, panel_step)
+        if wide:
+            _values_fp32_wide(num_rows, tile)
+        else:
+            _values_fp32(num_rows, tile)
