@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def reference_ops() -> KernelOps:
-    """Plain PyTorch in fp32."""
+    """Returns the operations in plain fp32 PyTorch: slow, and the reference for the others."""
     from kernels.reference.ops import ReferenceOps
 
     return ReferenceOps()
@@ -25,12 +25,12 @@ def cpu_ops(
     num_threads: int = 1,
     on_compiled: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> "CpuOps":
-    """Fast CPU operations; needs numba. Every kernel is compiled before it returns, or loaded from the disk.
+    """Returns the fast CPU operations (needs numba), with every kernel compiled or loaded from the disk cache.
 
     Args:
         quantization: of the weights of linear layers.
-        num_threads: threads that compute, the caller's included.
-        on_compiled: told how many kernels have been compiled, of how many there are; not of those loaded.
+        num_threads: threads that compute, including the caller's.
+        on_compiled: called with (kernels compiled, kernels in total) after each compile, not after a load.
     """
     from kernels.cpu.ops import CpuOps
 

@@ -12,22 +12,22 @@ from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
 
 LinearWeights: TypeAlias = Any
-"""Weights of a linear layer as `pack_linear` of the same operations returned them; nobody else looks inside."""
+"""Weights of a linear layer as returned by `pack_linear`; opaque outside of the family that packed them."""
 
 LinearInput: TypeAlias = Any
-"""Rows [T, in] that only go into `linear` of the same operations: a tensor, or a form that nobody else understands."""
+"""Rows [T, in] for `linear` of the same family: a tensor, or an opaque quantized form."""
 
 KVCache: TypeAlias = Any
-"""Keys and values of one layer as `make_kv_cache` of the same operations returned them; nobody else looks inside."""
+"""Keys and values of one layer as returned by `make_kv_cache`; opaque outside of the family that made them."""
 
 Step: TypeAlias = Callable[[StepInputs], torch.Tensor]
-"""A model's step: inputs -> logits [S, vocab_size] fp32 of the rows that sample."""
+"""A step of the model: inputs -> logits [S, vocab_size] fp32 of the rows that sample."""
 
 Quantization: TypeAlias = Literal["int8"]
 
 
 class KernelOps(Protocol):
-    """What a model needs. T tokens in the ragged batch; tensors are contiguous in their last dimension."""
+    """Operations of a model on a ragged batch of T tokens; tensors are contiguous in their last dimension."""
 
     name: str
 
@@ -36,53 +36,52 @@ class KernelOps(Protocol):
     ) -> LinearWeights:
         """Lays out weight [out, in] and bias [out] for `linear`; may quantise, and may share their memory.
 
-        for_logits says that it is the output head, whose errors become errors of probabilities at once.
+        for_logits marks the output head, whose errors become errors of log-probabilities; it may stay unquantized.
         """
         ...
 
     def pack_quantized(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> LinearWeights:
-        """Lays out the weights of a checkpoint in 8 bits, values [out, in] float8_e4m3fn times scales, for `linear`.
+        """Lays out 8-bit checkpoint weights for `linear`: values [out, in] float8_e4m3fn times scales.
 
-        Scales are of the whole, [1], or of output channels, [out] or [out, 1]. dtype is that of the model, of bias
-        [out] too. Operations without 8-bit products, or on layers that these do not take, use the same weights in it.
+        Scales are per tensor, [1], or per output channel, [out] or [out, 1]. dtype is that of the model and of bias
+        [out]. Without 8-bit products, or for layers they do not support, the dequantized weights are used in dtype.
         """
         ...
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> KVCache:
-        """Memory for the keys and values of one layer, zeros.
+        """Allocates keys and values of one layer, filled with zeros.
 
-        Raises: ValueError: a dtype these operations do not have. RuntimeError: the memory cannot be had.
+        Raises: ValueError: the dtype is not supported. RuntimeError: out of memory.
         """
         ...
 
     def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
-        """A step that does the same, faster.
+        """Compiles or records a step, so that it computes the same faster.
 
         Args:
-            step: calls these operations and nothing else that depends on its inputs.
-            largest: the persistent buffers that inputs will be views of, whole.
-            decode_sizes: numbers of rows of steps in which each row has one token; others come with prompts.
-        Returns: a function of inputs that are views of the beginnings of those buffers. What it returns is valid until
-            it is called again.
+            step: calls these operations; nothing else in it depends on its inputs.
+            largest: the whole persistent buffers; inputs of later steps are views of their beginnings.
+            decode_sizes: batch sizes of decode-only steps (one token per row) to record.
+        Returns: the compiled step. Its result is valid until its next call.
         """
         ...
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and the tokens whose logits are wanted."""
+        """Table [N, n], indices [T] int64 -> rows [T, n]: embeddings, and hidden states of the rows that sample."""
         ...
 
     def linear(self, x: LinearInput, weights: LinearWeights) -> torch.Tensor:
-        """Linear layer: x [T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
+        """Computes a linear layer: x [T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> LinearInput:
         """RMSNorm over the last dimension (arXiv:1910.07467): x / sqrt(mean(x^2) + eps) * weight. x is [T, n].
 
-        With for_linear the result only goes into `linear`; without, it is a tensor.
+        With for_linear the result may only be passed to `linear`; without, it is a tensor.
         """
         ...
 
@@ -91,7 +90,7 @@ class KernelOps(Protocol):
     ) -> tuple[LinearInput, torch.Tensor]:
         """Adds, then norms: residual' = x + residual; returns (rms_norm(residual'), residual').
 
-        May write residual' into `residual`. With for_linear the norm only goes into `linear`; residual' is a tensor.
+        May write residual' into `residual`. for_linear as in `rms_norm`; residual' is always a tensor.
         """
         ...
 
@@ -113,10 +112,10 @@ class KernelOps(Protocol):
             qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; may be written to.
             positions: [T] int64, rows of the tables.
             cos, sin: [max_positions, head_dim // 2] fp32.
-            kv_cache: of the layer.
+            kv_cache: cache of the layer.
             slot_mapping: [T] int64, block_id * block_size + offset of each token.
             head_norms: [head_dim] each: RMSNorm of every query and key head before the rotation.
-            eps: of these norms.
+            eps: added to the mean square in these norms.
         Returns: rotated queries [T, num_heads, head_dim], which may share memory with qkv.
         """
         ...
@@ -137,7 +136,7 @@ class KernelOps(Protocol):
         max(0, p - sliding_window + 1)..p; without a window, 0..p. With a soft cap, scores become
         soft_cap * tanh(score / soft_cap).
 
-        Raises: ValueError: a soft cap, if these operations have none.
+        Raises: ValueError: soft_cap is set and the family does not support it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What every layer needs to know of a ragged batch, built once per step by the runner: tensors only."""
+"""Description of a ragged batch for all layers, built once per step by the runner: tensors only."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ class AttentionMetadata:
         block_table: [num_reqs, max_blocks] int32; entries past a row's last block are not read.
         slot_mapping: [num_tokens] int64, block_id * block_size + offset of each token of this step.
         block_size: tokens per block.
-        max_query_len, max_seq_len: known on the host, so that no kernel needs to look.
-        num_one_token_reqs: so many of the first rows have one query token, known on the host; 0 is always true.
+        max_query_len, max_seq_len: maxima, known on the host.
+        num_one_token_reqs: number of leading rows with one query token, known on the host; 0 is always valid.
     """
 
     query_start_loc: torch.Tensor
@@ -44,12 +44,12 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """All that a model's step reads.
+    """Inputs of a step of the model.
 
     Attributes:
         input_ids, positions: [num_tokens] int64.
-        metadata: how the tokens divide into rows and where their KV lies.
-        logits_indices: [S] int64, tokens whose logits are wanted.
+        metadata: rows of the batch and places of their KV.
+        logits_indices: [S] int64, tokens whose logits are computed.
     """
 
     input_ids: torch.Tensor

@@ -1,24 +1,24 @@
-"""What goes into and comes out of the sampler, as tensors, and the rules every implementation of it keeps.
+"""Inputs and outputs of the sampler as tensors, and the rules that every implementation follows.
 
-A row of logits becomes a token in these steps, the same bits whatever other rows are in the batch:
+A row of logits becomes a token in these steps, with the same bits in any batch:
 
-1. Penalties. Of the tokens seen in prompt or output the logit is divided by `repetition_penalty` if positive, else
-   multiplied by it (CTRL, arXiv:1909.05858). Of the tokens in the output alone, `frequency_penalty` times the count and
-   `presence_penalty` once are subtracted. Then biases are added, of which -inf forbids a token. Sums are taken in fp64
-   and rounded to fp32 once. Last, a mask forbids every token whose bit is clear; it hides nothing that makes the row
-   BAD_LOGITS.
+1. Penalties. The logit of a token seen in prompt or output is divided by `repetition_penalty` if positive, else
+   multiplied by it (CTRL, arXiv:1909.05858). For tokens in the output, `frequency_penalty` times the count and
+   `presence_penalty` once are subtracted. Then biases are added; -inf forbids a token. Sums are taken in fp64 and
+   rounded to fp32 once. Last, a mask forbids every token whose bit is clear; a row with BAD_LOGITS fails despite it.
 2. temperature 0 takes the largest logit. Otherwise d = (logit - largest logit) / temperature, in fp64.
-3. Filters, each on what the one before it left. All keep a head of the same order: largest logit first, equal logits by
-   lowest id. min_p keeps d >= log(min_p); top_k keeps the first k; top_p keeps a token if the probability of those
-   before it, renormalised to what is left here, is below top_p. The first token is always kept.
+3. Filters, each on the result of the previous one. All keep the first tokens of the same order: largest logit first,
+   equal logits by lowest id. min_p keeps d >= log(min_p); top_k keeps the first k; top_p keeps a token if the
+   probability of those before it, renormalised over the input of this filter, is below top_p. The first token is
+   always kept.
 4. Gumbel-max (arXiv:1411.0030): the token with the largest d - log(-log(u)) wins, u = (r + 1/2) / 2^32 with r = word
    (id mod 4) of Philox4x32-10(key = seed, counter = (id div 4, position, 0, 0)). Noise that belongs to the token and
    not to its rank or to the batch makes the draw insensitive to rounding: logits that move by 1e-6 change about one
    token in a million, and a token that enters or leaves the kept set changes the draw only if it wins.
 
-A row with a forced token becomes that token instead of steps 2 to 4; it fails where others do, and nowhere else.
+A row with a forced token becomes that token instead of steps 2 to 4; it fails under the same conditions as others.
 
-Log-probabilities are raw: of the logits before step 1 at temperature 1.
+Log-probabilities are raw: computed from the logits before step 1, at temperature 1.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ import torch
 
 
 class RowStatus(IntEnum):
-    """How a row ended."""
+    """Result of sampling a row."""
 
     OK = 0
     BAD_LOGITS = 1
@@ -42,9 +42,9 @@ class TokenMasks:
     """Which tokens rows may draw.
 
     Attributes:
-        rows: [S] int32, this row's mask, which others may share; -1 may draw any token.
+        rows: [S] int32, index of this row's mask, which rows may share; -1: any token may be drawn.
         words: [num_masks, >= ceil(vocab_size / 32)] int32, its rows contiguous; bit i % 32 of word i // 32 is set if
-            token i may be drawn. Bits of no token mean nothing.
+            token i may be drawn. Bits beyond the vocabulary are ignored.
     """
 
     rows: torch.Tensor
@@ -67,11 +67,11 @@ class SamplingBatch:
             num_prompt_tokens of num_tokens are prompt.
         bias_start: [S + 1] int32; row i owns entries bias_start[i]:bias_start[i + 1] of the next two.
         bias_ids, bias_values: [num_biases] int32 and float32.
-        any_penalised, any_random, any_filtered: what the host knows of all rows together; lets an implementation skip
-            work, and True is always right. any_penalised may be False only if every row has repetition_penalty 1,
+        any_penalised, any_random, any_filtered: host knowledge that lets an implementation skip work; True is always
+            valid. any_penalised may be False only if every row has repetition_penalty 1,
             presence_penalty 0 and frequency_penalty 0 (then `history` is not read); any_random only if every
             temperature is 0; any_filtered only if no row with a temperature above 0 has top_k in 1..vocab_size - 1 or
-            top_p below 1. That no row has a bias is said by empty `bias_ids`.
+            top_p below 1. Empty `bias_ids` means that no row has a bias.
         masks: None: every row may draw any token.
         forced_ids: [S] int32, the token that a row becomes, -1 where it is drawn; None: all are drawn.
     """
@@ -103,7 +103,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What S rows of logits became.
+    """Results of S rows of logits.
 
     Attributes:
         token_ids: [S] int64, -1 where `status` is not OK.

@@ -252,7 +252,7 @@ def _expected(
         max_query_len=len(q),
         max_seq_len=seq_len,
     )
-    return reference_attention(q.float(), k, v, alone, scale=scale).flatten(1)
+    return reference_attention(q.float(), (k, v), alone, scale=scale)
 
 
 def _kv_dtypes(device: BenchDevice) -> list[torch.dtype]:

@@ -130,7 +130,7 @@ def _rotation(device: BenchDevice, dims: Dims, num_tokens: int, kv_dtype: torch.
     def error() -> float:
         shape = (num_blocks, _BLOCK_SIZE, dims.num_kv_heads, dims.head_dim)
         stored = (torch.zeros(shape, device=device.device), torch.zeros(shape, device=device.device))
-        expected = reference_rotation(qkv.float(), positions, cos, sin, stored, slots, None, 0.0)
+        expected = reference_rotation(qkv.float(), positions, cos, sin, stored, slots)
         errors = [relative_error(call(), expected)]
         for part, whole in zip(cache.read_slots(slots), stored, strict=True):
             errors.append(relative_error(part, whole.flatten(0, 1)[slots]))

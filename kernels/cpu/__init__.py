@@ -1,1 +1,1 @@
-"""Operations made to be fast on CPUs: numba kernels where they beat PyTorch's own, PyTorch where they do not."""
+"""CPU operations: numba kernels where they are faster than PyTorch, PyTorch elsewhere."""

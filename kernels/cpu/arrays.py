@@ -1,4 +1,4 @@
-"""Types of the arrays that kernels see, and the check that a tensor is one they can read."""
+"""Array types of the kernels, and the check of input tensors."""
 
 from typing import Any
 

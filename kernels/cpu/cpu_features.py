@@ -1,4 +1,4 @@
-"""What the compiler may use of this CPU, asked once."""
+"""CPU features that the compiler may use; detected once per process."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,11 +13,11 @@ _host_features: Any = codegen.get_host_cpu_features
 
 @dataclass(frozen=True, slots=True)
 class CpuFeatures:
-    """Instruction sets that decide which kernels are fast, or there at all.
+    """Instruction sets that decide which kernels are available and fast.
 
     Attributes:
         avx512: 512-bit vectors and 32 registers for them.
-        vnni: products of unsigned and signed bytes added up in 32 bits, on 512-bit vectors.
+        vnni: products of unsigned and signed bytes, summed in 32 bits, on 512-bit vectors.
     """
 
     avx512: bool
@@ -26,9 +26,9 @@ class CpuFeatures:
 
 @cache
 def cpu_features() -> CpuFeatures:
-    """Features of the CPU this process runs on, or those numba is told to compile for (NUMBA_CPU_FEATURES).
+    """Returns the features of this CPU, or those in NUMBA_CPU_FEATURES.
 
-    An empty string is a list too: NUMBA_CPU_NAME=generic alone means no more than every x86-64 CPU has.
+    An empty string counts as set: NUMBA_CPU_NAME=generic alone means the x86-64 baseline.
     """
     named: str | None = _config.CPU_FEATURES
     names: str = _host_features() if named is None else named  # such as +avx2,-avx512f

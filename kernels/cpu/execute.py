@@ -1,4 +1,4 @@
-"""The loop that every thread runs through a program."""
+"""The loop in which each thread executes a program."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ _PACK_ROWS, _LINEAR, _ROTATE_AND_STORE = int(Opcode.PACK_ROWS), int(Opcode.LINEA
 _PLAN_ATTENTION, _PAGED_ATTENTION = int(Opcode.PLAN_ATTENTION), int(Opcode.PAGED_ATTENTION)
 
 COUNTER_BYTES = 64
-"""Of each instruction: a cache line, so that threads at different ones do not disturb each other."""
+"""Counters of one instruction: a cache line each, to avoid false sharing between instructions."""
 
 _SPINS_BEFORE_YIELD = 10_000  # some 10 us: longer than any wait while all threads have a core
 
@@ -64,7 +64,7 @@ def _run_item(row: "Longs", value: np.float32, item: int, scratch: int) -> None:
 
 @kernel
 def wait_until(counter: int, at_least: int) -> None:
-    """Returns when the counter at an address has got there. Gives the core away if that takes long."""
+    """Spins until the counter at an address reaches a value; yields the core if that takes long."""
     spins = 0
     while atomic_load(counter) < at_least:
         spins += 1
@@ -74,7 +74,7 @@ def wait_until(counter: int, at_least: int) -> None:
 
 @kernel
 def execute(instructions: int, num_instructions: int, values: int, counters: int, scratch: int) -> None:
-    """Goes through a program beside any number of other threads.
+    """Executes a program together with any number of other threads.
 
     Args:
         instructions: address of [num_instructions, WIDTH] int64.

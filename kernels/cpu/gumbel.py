@@ -1,8 +1,7 @@
-"""Gumbel-max draws (arXiv:1411.0030) with noise from Philox: exact, though the logarithms of nearly all tokens are
-never taken.
+"""Gumbel-max draws (arXiv:1411.0030) with noise from Philox: exact, with logarithms for few tokens only.
 
-A token needs a score above the best so far. A table bounds its noise by the leading bits of its random word, so that
-only tokens that may win pay for two logarithms: some dozens of a vocabulary of 150,000.
+A token wins only with a score above the best so far. A table bounds its noise by the leading bits of its random word,
+so two logarithms are computed only for tokens that may win: some dozens of a vocabulary of 150,000.
 """
 
 import math

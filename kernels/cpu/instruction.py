@@ -1,7 +1,7 @@
-"""What a program is made of: rows of 64-bit numbers that name an operation, addresses and sizes.
+"""Instructions of a program: rows of 64-bit numbers that hold an operation, addresses and sizes.
 
-An instruction's work is cut into items, which any thread may do in any order. How many there are may depend on how many
-rows the step has: that number lies in memory, and the instruction holds its address.
+An instruction's work is divided into items, which any thread may process in any order. The number of items may depend
+on the number of rows of the step, so the instruction holds the address of that number.
 """
 
 from enum import IntEnum
@@ -18,15 +18,15 @@ WIDTH = 24
 OPCODE, ROWS, SHARES, FIRST_OPERAND = 0, 1, 2, 3
 
 SHARES_PER_THREAD = 16
-"""Into how many items, per thread, operations are cut that can be cut anywhere: few, because fetching one costs 50 ns;
-many, for the threads to end at about the same time."""
+"""Items per thread of operations that can be divided anywhere. Fewer save the 50 ns of each fetch; more let the threads
+finish at about the same time."""
 
 SCRATCH_BYTES = 1 << 20
-"""Memory a thread has for one item."""
+"""Scratch memory of a thread, for one item."""
 
 
 class Opcode(IntEnum):
-    """Operations a program may hold."""
+    """Operations of a program."""
 
     GATHER_ROWS = 0
     RMS_NORM = 1
@@ -41,17 +41,17 @@ class Opcode(IntEnum):
 
 @kernel
 def num_rows(row_count: int) -> int:
-    """The number of rows that lies at an address."""
+    """Reads the number of rows at an address."""
     return int(longs_at(row_count, 1)[0])
 
 
 @kernel
 def num_row_items(row: "Longs") -> int:
-    """Into how many items the rows of an instruction are cut."""
+    """Returns the number of items of an instruction on rows."""
     return min(int(row[SHARES]), num_rows(row[ROWS]))
 
 
 @kernel
 def first_row(item: int, row: "Longs") -> int:
-    """Where an item's rows begin; it ends where the next begins."""
+    """Returns the first row of an item; it ends where the next item begins."""
     return item * num_rows(row[ROWS]) // num_row_items(row)

@@ -1,4 +1,4 @@
-"""Instructions numba has no name for: memory at an address, atomic counters, a pause for loops that wait."""
+"""Instructions that numba lacks: memory at an address, atomic counters, a pause for spin loops."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def _atomic_store(_typing_context: Any, _address: Any, _value: Any) -> Any:
 
 
 def emit_prefetch(builder: Any, address: Any) -> None:
-    """Asks for the cache line at an address, which may be any: results do not depend on it."""
+    """Prefetches the cache line at an address. Any address is valid; results do not depend on it."""
     pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
@@ -55,7 +55,7 @@ def emit_prefetch(builder: Any, address: Any) -> None:
 # Functions of the C library, found by name when a kernel is loaded.
 yield_core: Any = types.ExternalFunction("sched_yield", types.int32())
 read_bytes: Any = types.ExternalFunction("read", types.int64(types.int32, types.int64, types.int64))
-"""read_bytes(file descriptor, address, count): waits for some; returns how many came."""
+"""read_bytes(file descriptor, address, count): blocks until bytes are there; returns how many were read."""
 write_bytes: Any = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
 
 
@@ -68,13 +68,13 @@ def _cycles(_typing_context: Any) -> Any:
 
 
 cycles: Any = intrinsic(_cycles)
-"""cycles(): a clock of the CPU's own, in ticks of constant length, 20 cycles to read."""
+"""cycles(): the CPU's time stamp counter, in ticks of constant length; reading takes 20 cycles."""
 
 _numba: Any = numba  # what it exports is not typed
 _carray: Any = _numba.carray
 _pointer: Any = intrinsic(_to_pointer)
 atomic_add: Any = intrinsic(_atomic_add)
-"""atomic_add(address, value) of an int64; returns what was there before."""
+"""atomic_add(address, value) of an int64; returns the previous value."""
 atomic_load: Any = intrinsic(_atomic_load)
 atomic_store: Any = intrinsic(_atomic_store)
 

@@ -1,8 +1,8 @@
-"""How the CPU kernels are compiled, and the few instructions numba has no name for.
+"""Compiles the CPU kernels and caches them on disk.
 
-Every kernel is cached on disk and releases the GIL. Divisions by zero give what IEEE 754 says: a check would raise, and
-keep loops from being vectorised. numba's cache notices changes of a kernel's own file only, and kernels call each other
-across files: whatever is older than the newest file of this folder is deleted on import, wherever numba keeps it.
+Every kernel is cached on disk and releases the GIL. Divisions by zero follow IEEE 754, because a check would keep loops
+from being vectorised. numba's cache only notices changes of a kernel's own file, but kernels call each other across
+files: on import, cache entries older than the newest file of this folder are deleted.
 """
 
 import contextlib
@@ -20,8 +20,7 @@ from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-"""Lets sums be vectorised. Without `nnan` and `ninf`: a row that has gone NaN must stay NaN, so that it can be
-failed."""
+"""Allows vectorised sums. `nnan` and `ninf` are left out: a row with a NaN must stay NaN to be reported as failed."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OnCompiled = Callable[[int, int], None]
@@ -32,22 +31,22 @@ _kernels: list[Any] = []  # all of this process; an engine uses every one of the
 
 
 class _Cache(FunctionCache):
-    """Numba's own, but a disk that fails or is damaged costs a warning and time, not the process."""
+    """numba's cache, except that a failing or damaged disk causes a warning and a recompile, not an exception."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """None if the kernel is not there or cannot be read."""
+        """Returns None if the kernel is not cached or cannot be read."""
         try:
             return cast(Any, super()).load_overload(sig, target_context)
         except OSError as error:
             self._warn(error)
         except Exception as error:  # unpickling a file that was cut off may raise anything
-            _log.warning("a CPU kernel is compiled again, its file is damaged: %r, %r", self, error)
+            _log.warning("recompiling a CPU kernel: its cache file is damaged: %r, %r", self, error)
             with contextlib.suppress(OSError):
                 cast(Any, self).flush()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keeps a kernel for the next start, if it can."""
+        """Saves a kernel for the next start, if possible."""
         try:
             cast(Any, super()).save_overload(sig, data)
         except OSError as error:
@@ -64,7 +63,7 @@ def _warn_uncached(reason: str) -> None:
 
 @functools.cache  # once per folder and process
 def _drop_stale_cache(sources: Path, cache: Path) -> None:
-    """Another process may do the same at the same time, or use an entry that goes: numba then compiles it again."""
+    """Deletes stale entries. Safe beside other processes: numba recompiles an entry that disappears."""
     newest_s = max(source.stat().st_mtime for source in sources.glob("*.py"))
     for entry in cache.glob("*.nb[ic]"):
         with contextlib.suppress(OSError):
@@ -78,7 +77,7 @@ def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool =
         _drop_stale_cache(Path(__file__).parent, Path(jitted.stats.cache_path))
         jitted._cache = cast(Any, _Cache)(function)
     except RuntimeError:  # no folder to cache in, neither beside the source nor in the user's home: compile every time
-        _warn_uncached("no folder can be written; NUMBA_CACHE_DIR names one")
+        _warn_uncached("no cache folder is writable; set NUMBA_CACHE_DIR")
         jitted = njit(nogil=True, error_model="numpy", fastmath=fastmath, parallel=parallel)(function)
     _kernels.append(jitted)
     return cast(_Function, jitted)
@@ -86,9 +85,9 @@ def _compile(function: _Function, *, fastmath: set[str] | bool, parallel: bool =
 
 @contextlib.contextmanager
 def watch_compiles(on_compiled: _OnCompiled) -> Iterator[None]:
-    """Within it, `on_compiled` is told how many kernels have been compiled, of how many there are.
+    """Calls on_compiled(kernels compiled, kernels in total) after each compile inside the block.
 
-    Those that are loaded from the disk it never hears of. Called on the thread that compiles.
+    Kernels loaded from the disk do not count. The call is made on the compiling thread.
     """
     listener = _Listener(on_compiled)
     events: Any = event
@@ -109,10 +108,10 @@ class _Listener(event.Listener):
         self._known = {id(kernel) for kernel in _kernels}
 
     def on_start(self, event: Any) -> None:
-        """Nothing to say yet."""
+        """Does nothing."""
 
     def on_end(self, event: Any) -> None:
-        """A kernel has been compiled, or a part of one, or once more for other types."""
+        """Counts a kernel at its first compile; parts of kernels and recompiles for other types do not count."""
         kernel = id(event.data["dispatcher"])
         if kernel in self._known and kernel not in self._compiled:
             self._compiled.add(kernel)
@@ -125,10 +124,10 @@ def kernel(function: _Function) -> _Function:
 
 
 def inline(function: _Function) -> _Function:
-    """Compiles a part of a kernel into the kernel.
+    """Compiles a function that is inlined into the kernels that call it.
 
-    Not cached by itself: what numba takes from its cache is object code, which can be called but no longer inlined, and
-    a kernel compiled around it would be slow from then on.
+    It is not cached by itself: numba caches object code, which can be called but not inlined, so a kernel compiled
+    around a cached function would be slow.
     """
     return cast(_Function, njit(nogil=True, error_model="numpy", fastmath=FASTMATH)(function))
 
@@ -141,7 +140,7 @@ def compile_now(function: Callable[..., Any], signature: str) -> None:
 def strict_kernel(function: _Function) -> _Function:
     """Compiles a kernel whose floating-point operations are done as written.
 
-    `fastmath` must be said: what is left out numba takes over from the caller that is being compiled.
+    `fastmath` must be explicit: without it numba inherits the flag of the caller that is being compiled.
     """
     return _compile(function, fastmath=False)
 

@@ -1,7 +1,7 @@
 """Layout of the paged KV cache on CPUs, made for `multiply_tile`.
 
-Keys lie in groups of 16 tokens with the tokens innermost, so that one vector holds the same dimension of 16 keys;
-values have their dimensions innermost. One head's part of a block is contiguous: attention reads it as a stream.
+Keys are in groups of 16 tokens with the tokens innermost, so that one vector holds the same dimension of 16 keys.
+Values have their dimensions innermost. A head's part of a block is contiguous, so attention reads it sequentially.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class CpuKVCache:
         return self.v.shape[3]
 
     def read_slots(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [n, num_kv_heads, head_dim] fp32 of slots [n] int64: for tests."""
+        """Reads keys and values [n, num_kv_heads, head_dim] fp32 of slots [n] int64. For tests."""
         blocks, offsets = slots // self.block_size, slots % self.block_size
         k = self.k[blocks, :, offsets // LANES, :, offsets % LANES].float()
         v = self.v[blocks, :, offsets].float()
@@ -57,10 +57,10 @@ class CpuKVCache:
 
 
 def make_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> CpuKVCache:
-    """Zeros: a kernel may weigh a slot that nobody has written with zero, and 0 * NaN is NaN.
+    """Allocates a cache of zeros: a kernel may multiply an unwritten slot by zero, and 0 * NaN is NaN.
 
-    Raises: ValueError: dtype is neither float32 nor int8, or block_size no multiple of 16. RuntimeError: the memory
-    cannot be had.
+    Raises: ValueError: dtype is neither float32 nor int8, or block_size is no multiple of 16. RuntimeError: out of
+    memory.
     """
     if dtype not in (torch.float32, torch.int8):
         raise ValueError(f"KV cache dtype is {dtype}, CPU operations have float32 and int8")

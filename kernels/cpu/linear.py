@@ -1,8 +1,8 @@
 """Linear layers on weights packed for `multiply_tile`: fp32, or int8 with one scale per output channel.
 
-A layer takes two instructions: PACK_ROWS lays the input out in tiles, quantised if the weights are; LINEAR multiplies.
-Items of LINEAR are some columns and up to BLOCK_TILES tiles of rows: each panel of weights is read from memory once for
-all of them.
+A layer takes two instructions: PACK_ROWS lays the input out in tiles and quantises it if the weights are; LINEAR
+multiplies. An item of LINEAR is some columns and up to BLOCK_TILES tiles of rows, which share one read of each panel of
+weights.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from kernels.cpu.arrays import Longs
 
 GROUP = 2 * LANES
-"""Columns that are multiplied together; weights are padded to a multiple."""
+"""Columns multiplied together; weights are padded to a multiple of it."""
 BLOCK_TILES = 8
-"""Tiles of rows in an item: 96 rows of 2,048 inputs lie in the second level of cache beside a panel of weights."""
+"""Tiles of rows in an item: 96 rows of 2,048 inputs fit into the L2 cache beside a panel of weights."""
 
 _ZERO_POINT = 128  # VNNI takes activations as unsigned bytes
 
@@ -36,7 +36,7 @@ _WEIGHT, _OUT, _N, _START, _BIAS, _SCALES = range(FIRST_OPERAND + 7, FIRST_OPERA
 
 
 class Kind(IntEnum):
-    """Which product: fp32 by fp32, fp32 activations by int8 weights, or both of 8 bits."""
+    """Type of product: fp32 by fp32, fp32 activations by int8 weights, or both of 8 bits."""
 
     FP32 = 0
     INT8_WEIGHTS = 1
@@ -52,7 +52,7 @@ class PackedLinear:
 
     Attributes:
         weight: fp32 [N / 16, in, 16]; int8 [N / 16, in, 16] or, four inputs side by side, [N / 16, in / 4, 16, 4].
-        start: [N], what a sum starts from: the bias in fp32, or an int32 that takes the zero point out again.
+        start: [N], start of each sum: the bias in fp32, or an int32 that subtracts the zero point.
         bias: [N] fp32, zeros if there is none.
         scales: [N] fp32 of int8 weights.
     """
@@ -98,7 +98,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bo
 
 
 def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:
-    """X [T, in] -> [T, out]: adds the two instructions, or computes at once if the recording is of one operation.
+    """Emits the two instructions of x [T, in] -> [T, out].
 
     Raises: ValueError: x is not fp32, or of another width.
     """
@@ -135,20 +135,20 @@ def _num_tiles(rows: int) -> int:
 
 @kernel
 def _is_packed(row: "Longs", rows: int) -> bool:
-    """A single row of fp32 is its own packed form."""
+    """Tells whether the rows need no packing: a single fp32 row is already packed."""
     return rows == 1 and row[_KIND] != _INT8
 
 
 @kernel
 def num_pack_items(row: "Longs") -> int:
-    """Items of PACK_ROWS: one per tile, none if there is nothing to pack."""
+    """Returns the items of PACK_ROWS: one per tile, none if there is nothing to pack."""
     rows = num_rows(row[ROWS])
     return 0 if _is_packed(row, rows) else _num_tiles(rows)
 
 
 @kernel
 def pack_item(row: "Longs", item: int, scratch: int) -> None:
-    """Lays one tile of rows out as [depth, rows of the tile], after quantising if the product is of 8 bits."""
+    """Lays one tile of rows out as [depth, rows of the tile]; quantises it first if the product is of 8 bits."""
     rows = num_rows(row[ROWS])
     num_tiles = _num_tiles(rows)
     begin, end = item * rows // num_tiles, (item + 1) * rows // num_tiles
@@ -204,7 +204,7 @@ def linear_item(row: "Longs", item: int, scratch: int) -> None:
 def _multiply(
     row: "Longs", rows: int, begin: int, end: int, group: int, num_wide: int, following: int, scratch: int
 ) -> None:
-    """Rows begin to end of one group of columns, or of two; asks for the weights of the following one."""
+    """Multiplies rows begin:end with one or two groups of columns; prefetches the weights of the next group."""
     kind, depth, n = row[_KIND], row[_DEPTH], row[_N]
     height, wide, column = end - begin, num_wide == 2, group * GROUP
     width = num_wide * GROUP

@@ -23,10 +23,10 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 @strict_kernel
 def largest(values: "Floats") -> tuple[np.float32, bool]:
-    """The largest value, and whether all of them are proper: neither NaN nor +inf.
+    """Returns the largest value, and whether all values are valid: neither NaN nor +inf.
 
-    Works on float bits turned into integers of the same order, NaN lying beyond the infinities: integer maxima are
-    vectorised, those of floats that may be NaN are not (150,000 values: 6 µs against 68 µs).
+    Compares float bits as integers of the same order, with NaN beyond the infinities. Integer maxima are vectorised,
+    maxima of floats that may be NaN are not (150,000 values: 6 µs against 68 µs).
     """
     bits = values.view(np.int32)
     high = _NEG_INF_ORDER
@@ -51,7 +51,7 @@ def adjusted(
     bias_ids: "Ints",
     bias_values: "Floats",
 ) -> "Floats":
-    """The sums of step 1 of `kernels.sampling`, on a copy.
+    """Applies penalties and biases (step 1 of `kernels.sampling`) to a copy.
 
     Args:
         raw: [vocab_size].
@@ -82,7 +82,7 @@ def adjusted(
 
 @strict_kernel
 def masked(values: "Floats", words: "Ints") -> "Floats":
-    """The end of step 1: a copy in which every token whose bit is clear is -inf.
+    """Applies the mask (end of step 1): returns a copy with -inf for every token whose bit is clear.
 
     Args:
         values: [vocab_size].
@@ -102,7 +102,7 @@ def masked(values: "Floats", words: "Ints") -> "Floats":
 
 @strict_kernel
 def log_sum_exp(raw: "Floats", top: np.float32) -> float:
-    """log(sum(exp(raw))) with top = max(raw) finite, summed in fp64 from the first to the last."""
+    """Returns log(sum(exp(raw))) with top = max(raw) finite, summed in fp64 in order."""
     total = 0.0
     for value in raw:
         total += math.exp(np.float64(value) - np.float64(top))
@@ -111,7 +111,7 @@ def log_sum_exp(raw: "Floats", top: np.float32) -> float:
 
 @strict_kernel
 def write_top(raw: "Floats", num_top: int, log_sum: float, top_ids: "Longs", top_values: "Doubles") -> None:
-    """The most probable tokens, best first, equal ones by lowest id.
+    """Writes the most probable tokens, best first, equal ones by lowest id.
 
     Args:
         raw: [vocab_size].

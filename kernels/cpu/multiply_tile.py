@@ -1,11 +1,10 @@
-"""The inner loop of every product here, linear layers and attention alike, written in LLVM's vector instructions.
+"""The inner loop of all matrix products, of linear layers and attention, written in LLVM's vector instructions.
 
 A tile is C[i, :] = C0[i, :] + sum over k of A[k, i] * B[k, :], i below MAX_ROWS, 32 or 64 columns wide, held in
-registers for the whole sum. Each element is added up in the order of k and by fused multiply-adds: whatever the height
-of the tile, and whoever computes it, its bits are the same. That is what makes the engine's results independent of the
-batch.
+registers for the whole sum. Each element is summed in the order of k with fused multiply-adds, so its bits depend
+neither on the height of the tile nor on the thread. This makes the engine's results independent of the batch.
 
-While a tile reads its B it asks for the B of a tile to come, line by line: computing and waiting for memory overlap.
+While a tile reads its B it prefetches the B of a later tile, so that computing and waiting for memory overlap.
 
 Measured on one core of an EPYC 9005: 250 GFLOP/s fp32 and 1,000 GOP/s int8 from 12 rows on (python -m engine.bench
 linear).
@@ -24,7 +23,7 @@ from kernels.cpu.intrinsics import emit_prefetch
 from kernels.cpu.jit import kernel
 
 LANES = 16
-"""Columns of a vector: one register of AVX-512; other CPUs hold it in several."""
+"""Columns of a vector: one AVX-512 register, or several registers of other CPUs."""
 
 MAX_ROWS = 12 if cpu_features().avx512 else 2
 """Rows of a tile of 32 columns: its sums and one row of B fill the registers."""
@@ -33,6 +32,9 @@ _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _FMA = "llvm.fma.v16f32"
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
+
+
+_unpack_tuple: Any = cgutils.unpack_tuple  # untyped
 
 
 def _load(builder: Any, address: Any, kind: Any, align: int) -> Any:
@@ -48,7 +50,7 @@ def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
 
 
 def declared(builder: Any, name: str, vector: Any) -> Any:
-    """An LLVM function of three vectors that yields one."""
+    """Declares an LLVM function that maps three vectors to one."""
     get_or_insert_function: Any = cgutils.get_or_insert_function  # untyped
     return get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
 
@@ -99,9 +101,9 @@ class _Tile(NamedTuple):
         b_step: bytes between rows of B.
         b_panel_step: bytes between vectors of one row of B.
         depth: terms of each sum, at least 1.
-        c0, c0_step: address of what the sums start from, and bytes between its rows.
+        c0, c0_step: address of the start of the sums, and bytes between its rows.
         c, c_step: address of the result, and bytes between its rows.
-        ahead, ahead_panel_step: `b` and `b_panel_step` of a tile to come.
+        ahead, ahead_panel_step: `b` and `b_panel_step` of a later tile.
         scales, row_scales, bias: addresses of fp32 factors and terms, where the tile is scaled.
     """
 
@@ -208,18 +210,18 @@ def _scaled(builder: Any, kind: _TileKind, totals: Any, tile: _Tile) -> Any:
             row_factors = [builder.fmul(scale, factor) for factor in factors]
         else:
             row_factors = factors
-        # fused by name: a product and a sum of their own may be fused or not, as the compiler likes
+        # an explicit fma: the compiler may or may not fuse a separate product and sum
         terms = zip(row, row_factors, biases, strict=True)
         values.append([builder.call(declared(builder, _FMA, _FLOATS), term) for term in terms])
     return values
 
 
 def _intrinsic(kind: _TileKind) -> Any:
-    """An intrinsic that computes a tile of any height: multiply(num_rows, tile)."""
+    """Returns an intrinsic that computes a tile of any height: multiply(num_rows, tile)."""
 
-    def multiply(_typing_context: Any, num_rows: Any, tile: Any) -> Any:
+    def multiply(_typing_context: Any, _num_rows: Any, tile: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            fields = cgutils.unpack_tuple(builder, args[1])
+            fields = _unpack_tuple(builder, args[1])
             values = _Tile(*(context.cast(builder, *field, types.int64) for field in zip(fields, tile, strict=True)))
             end = builder.append_basic_block("end")
             choice = builder.switch(args[0], end)
@@ -242,7 +244,7 @@ WEIGHTS_STEP = 4 * 2 * LANES
 _fp32, _fp32_wide = _intrinsic(_TileKind(_Fp32, 2)), _intrinsic(_TileKind(_Fp32, 4))
 _int8_as_fp32 = _intrinsic(_TileKind(_Int8AsFp32, 2))
 _int8_weights, _int8_weights_wide = (_intrinsic(_TileKind(_Int8AsFp32, n, is_scaled=True)) for n in (2, 4))
-_vnni_operands = _Vnni if cpu_features().vnni else _Int8AsFp32  # without VNNI nobody calls it, but it must compile
+_vnni_operands = _Vnni if cpu_features().vnni else _Int8AsFp32  # unused without VNNI, but it must compile
 _vnni, _vnni_wide = (_intrinsic(_TileKind(_vnni_operands, n, is_scaled=True)) for n in (2, 4))
 _values_fp32, _values_fp32_wide = (
     _intrinsic(_TileKind(_Fp32, 2, WEIGHTS_STEP)),
@@ -269,7 +271,7 @@ def multiply_fp32(
         c0: address of the row that each sum starts from.
         c: address of the first row of C.
         c_step: bytes from row to row of C.
-        ahead: b of a call to come: it is asked for while this one is read.
+        ahead: b of a later call, prefetched while this one is read.
     """
     step, panel_step = 4 * LANES, 4 * LANES * depth
     tile = _Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
@@ -362,7 +364,7 @@ def score_keys(
         head_dim: size of a head.
         zeros: address of 32 fp32 zeros.
         scores: address of the result.
-        ahead, ahead_panel_step: k and k_panel_step of the call that comes next.
+        ahead, ahead_panel_step: k and k_panel_step of the next call.
     """
     b_step = LANES if is_int8 else 4 * LANES
     tile = _Tile(q, k, b_step, k_panel_step, head_dim, zeros, 0, scores, 4 * 2 * LANES, ahead, ahead_panel_step)
@@ -396,7 +398,7 @@ def add_values(
         num_keys: values to add, at least 1.
         acc: address of the columns in the first row.
         acc_step: bytes from row to row.
-        ahead: v of a call to come.
+        ahead: v of a later call.
     """
     if is_int8:
         tile = _Tile(weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES)

@@ -1,7 +1,7 @@
-"""`KernelOps` made to be fast on CPUs: fp32 or int8 products, fp32 everywhere else.
+"""`KernelOps` optimised for CPUs: fp32 or int8 products, fp32 everywhere else.
 
-Each operation is an instruction of a program. Called one by one they are recorded and run at once; between the
-recording of `compile_step` and its replays a whole step becomes one call.
+Each operation is an instruction of a program. An operation called alone is recorded and run at once. `compile_step`
+records a whole step, whose replay is one call.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class CpuOps:
-    """Contracts are those of `kernels.interface.KernelOps`. One thread may use it at a time."""
+    """Implements `kernels.interface.KernelOps`. One thread may use it at a time."""
 
     name = "cpu"
 
@@ -42,35 +42,29 @@ class CpuOps:
         with watch_compiles(on_compiled):
             self._pool = WorkerPool(num_threads)
             compile_sampler()
-        self._step: Recording | None = None  # while one is recorded
+        self._step: Recording | None = None  # the step being recorded, if any
         self._num_samplings = 0
-        self._drawn = np.zeros(0, dtype=np.int64)  # by the latest
-        self._plans: dict[int, torch.Tensor] = {}  # of the step, by query heads per KV head
+        self._drawn = np.zeros(0, dtype=np.int64)  # token ids of the last sampling
+        self._plans: dict[int, torch.Tensor] = {}  # of the recorded step, by query heads per KV head
 
-    def pack_linear(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        for_logits: bool = False,  # noqa: ARG002 - int8 weights are precise enough for all layers
-    ) -> PackedLinear:
-        """Weights in panels; int8 if asked for."""
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
+        """Lays weights out in panels; int8, which is precise enough for the output head too, if so configured."""
         return pack_linear(weight, bias, quantize=self._quantize)
 
     def pack_quantized(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedLinear:
-        """Weights as they are meant, in panels; int8 if asked for."""
+        """Dequantizes the weights and packs them as `pack_linear` does."""
         return self.pack_linear((values.float() * scales.float().reshape(-1, 1)).to(dtype), bias)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> CpuKVCache:
-        """Keys and values of one layer, float32 or int8."""
+        """Allocates keys and values of one layer, float32 or int8."""
         return make_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
-    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:  # noqa: ARG002
-        """Records the step at the size of its largest inputs; what it returns replays it at any."""
+    def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
+        """Records the step at the size of its largest inputs; the result replays it at any size."""
         num_tokens, num_reqs, num_logits = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
         metadata = largest.metadata
         recording = Recording(self._pool.num_threads)
@@ -90,7 +84,7 @@ class CpuOps:
         return replay
 
     def replayable(self, operations: Callable[[], _T]) -> Callable[[], _T]:
-        """Operations of fixed sizes as one call, which returns what they returned, with new values: for benchmarks."""
+        """Records operations of fixed sizes as one call that updates and returns their results. For benchmarks."""
         result, program = self._record(Recording(self._pool.num_threads), operations)
 
         def replay() -> _T:
@@ -107,37 +101,24 @@ class CpuOps:
             self._step = None
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of a table."""
+        """Indexes the table."""
         recording = self._recording()
         return self._done(recording, emit_gather_rows(recording, table, indices))
 
     def linear(self, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:
-        """[T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
+        """Multiplies by the weight matrix and adds the bias."""
         recording = self._recording()
         return self._done(recording, emit_linear(recording, x, weights))
 
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        *,
-        for_linear: bool = False,  # noqa: ARG002 - `linear` takes tensors
-    ) -> torch.Tensor:
-        """RMSNorm over the last dimension."""
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:
+        """Norms over the last dimension; returns a tensor in either case."""
         recording = self._recording()
         return self._done(recording, emit_rms_norm(recording, x, weight, eps))
 
     def add_rms_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        *,
-        for_linear: bool = False,  # noqa: ARG002 - `linear` takes tensors
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rms_norm(x + residual), x + residual)."""
+        """Returns (rms_norm(x + residual), x + residual), tensors in either case."""
         recording = self._recording()
         normed, total = emit_add_rms_norm(recording, x, residual, weight, eps)
         return self._done(recording, normed), total
@@ -154,7 +135,7 @@ class CpuOps:
         head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
         eps: float = 0.0,
     ) -> torch.Tensor:
-        """Rotated queries; keys and values go to the cache."""
+        """Rotates queries and keys, writes keys and values to the cache and returns the queries."""
         recording = self._recording()
         q = emit_rotate_and_store(recording, qkv, positions, cos, sin, kv_cache, slot_mapping, head_norms, eps)
         return self._done(recording, q)
@@ -169,9 +150,9 @@ class CpuOps:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
     ) -> torch.Tensor:
-        """Causal attention of a ragged batch over a paged cache."""
+        """Computes causal attention of a ragged batch over a paged cache."""
         if soft_cap is not None:
-            raise ValueError(f"soft cap of attention scores is {soft_cap}; the CPU operations have none")
+            raise ValueError(f"soft_cap is {soft_cap}; the CPU operations do not support it, it must be None")
         recording = self._recording()
         plans = self._plans if self._step else {}
         group_size = q.shape[1] // kv_cache.num_kv_heads
@@ -183,7 +164,7 @@ class CpuOps:
         return self._done(recording, out)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(first half) * second half."""
+        """Computes silu(first half) * second half."""
         recording = self._recording()
         return self._done(recording, emit_silu_and_mul(recording, gate_up))
 
@@ -192,8 +173,9 @@ class CpuOps:
         return sample(logits, batch, self._show)
 
     def progress(self) -> tuple[int, ...]:
-        """Changes while a step gets on: with every item of a program and every row that is sampled. May be read by any
-        thread at any time, and stops nobody.
+        """Returns counters that change with every item of a program and every sampled row.
+
+        Any thread may read them at any time, without blocking a step.
         """
         return *self._pool.progress(), self._num_samplings, int(np.count_nonzero(self._drawn >= 0))
 
@@ -202,11 +184,11 @@ class CpuOps:
         self._num_samplings += 1
 
     def _recording(self) -> Recording:
-        """Of the step that is being recorded, or of one operation."""
+        """Returns the recording of the current step, or a new one for a single operation."""
         return self._step or Recording(self._pool.num_threads)
 
     def _done(self, recording: Recording, result: torch.Tensor) -> torch.Tensor:
-        """Runs what is not part of a step at once."""
+        """Runs the operation at once unless it is part of a recorded step."""
         if recording is not self._step:
             self._pool.run(Program(recording))
         return result

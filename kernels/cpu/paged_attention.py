@@ -2,8 +2,8 @@
 
 The query heads that share a KV head are rows of one small matrix, token after token; an item is one KV head and up to
 MAX_ROWS of these rows, so that each key and value is loaded once for all of them. It goes through the sequence 32 keys
-at a time with an online softmax (arXiv:2307.08691). What a row yields depends on its own query and keys alone, bit by
-bit: the steps of 32 begin at the first token, whichever rows share the tile, and keys that a row must not see add zero.
+at a time with an online softmax (arXiv:2307.08691). The bits of a row's result depend on its own query and keys alone:
+the steps of 32 begin at the first token, whichever rows share the tile, and keys that a row must not see add zero.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_WINDOW = 1 << 30
 _STEP = 2 * LANES  # keys
-_LOWEST = np.float32(-3.0e38)  # finite: -inf - -inf would make NaN of rows that have not seen a key yet
+_LOWEST = np.float32(-3.0e38)  # finite, because -inf - -inf would be NaN in rows that have not seen a key yet
 
 _Q, _Q_STEP, _K, _V, _K_SCALES, _V_SCALES, _OUT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _WINDOW = range(
     FIRST_OPERAND, FIRST_OPERAND + 12
@@ -40,7 +40,7 @@ _PLAN, _QUERY_START, _SEQ_LENS, _TABLE, _TABLE_STEP, _GROUP_SIZE = range(FIRST_O
 
 
 def emit_plan(recording: Recording, metadata: AttentionMetadata, group_size: int) -> torch.Tensor:
-    """Cuts a batch into items, once for all layers: [1 + items, 3] int64, in front how many there are.
+    """Divides a batch into items, once for all layers: [1 + items, 3] int64, the number of items first.
 
     Args:
         recording: gets the instruction.
@@ -132,14 +132,14 @@ def num_attention_items(row: "Longs") -> int:
 
 
 class _Item(NamedTuple):
-    """One KV head and some rows of one request; what it takes, as sizes and as addresses in memory and scratch.
+    """Sizes and addresses of one item: one KV head and some rows of one request.
 
     Attributes:
         height: rows; row i is the query head first_head + (first + i) % group_size of the KV head, of the request's
         token
             (first + i) // group_size, which is token begin + ... of the batch, at position first_position + ... .
-        num_groups: groups of 16 keys up to the last that a row sees.
-        places: where each group lies, counted in groups of the cache, and the last one thrice more.
+        num_groups: groups of 16 keys up to the last one seen by a row.
+        places: index of each group in the cache; the last one is repeated three times.
         padded_dim: columns of acc, head_dim rounded up to 32.
         q: queries, [head_dim, height].
         zeros, scores: 32 values, [height, 32].
@@ -202,7 +202,7 @@ def _find_places(row: "Longs", item: _Item, request_table: "Ints") -> None:
 
 @inline
 def _load_queries(row: "Longs", item: _Item, scale: np.float32) -> None:
-    """Lays the scaled queries out for `score_keys`, and starts the sums."""
+    """Lays the scaled queries out for `score_keys`, and initialises the sums."""
     q, acc = floats_at(item.q, (item.head_dim, item.height)), floats_at(item.acc, (item.height, item.padded_dim))
     states = floats_at(item.states, (item.height, 2))
     floats_at(item.zeros, _STEP)[:] = np.float32(0)
@@ -241,7 +241,7 @@ def _scale_columns(item: _Item, scales: int, place0: int, place1: int) -> None:
 
 @inline
 def _softmax(item: _Item, base: int, window: int) -> None:
-    """Scores of the 32 keys from position `base` on become weights; those of keys that a row does not see become 0."""
+    """Converts scores of the 32 keys from position `base` on to weights; keys that a row does not see get 0."""
     scores = floats_at(item.scores, (item.height, _STEP))
     step = 4 * item.padded_dim
     for i in range(item.height):
@@ -256,7 +256,7 @@ def _softmax(item: _Item, base: int, window: int) -> None:
 
 @inline
 def _add_values(row: "Longs", item: _Item, place: int, following: int, weights: int, num_keys: int) -> None:
-    """Adds the weighted values of a group to acc; asks for the following group's."""
+    """Adds the weighted values of a group to acc; prefetches those of the next group."""
     is_int8 = row[_V_SCALES] != 0
     size = 1 if is_int8 else 4
     group_bytes = LANES * item.head_dim * size
@@ -304,7 +304,7 @@ def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -
         _softmax(item, LANES * group, window)
         if is_int8:
             _scale_columns(item, row[_V_SCALES], place0, place1)
-        num_keys = highest + 1 - LANES * group  # values past it may be anything, and must not be touched
+        num_keys = highest + 1 - LANES * group  # values past it are undefined and must not be read
         _add_values(row, item, place0, next0, item.scores, min(LANES, num_keys))
         if num_keys > LANES:
             _add_values(row, item, place1, next1, item.scores + 4 * LANES, min(LANES, num_keys - LANES))

@@ -1,6 +1,4 @@
-"""Philox4x32-10 (Salmon et al., SC 2011) in numba: one counter at a time, and runs of counters in a form LLVM
-vectorises.
-"""
+"""Philox4x32-10 (Salmon et al., SC 2011) in numba: single counters, and runs of counters in a loop LLVM vectorises."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,7 @@ _ZERO = np.uint64(0)
 def philox4x32(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Four random words below 2^32 for a counter of four such words and a key of two."""
+    """Returns four random words below 2^32 for a counter of four words and a key of two."""
     for _ in range(10):
         product0 = c0 * _M0
         product1 = c2 * _M1
@@ -36,7 +34,7 @@ def philox4x32(
 
 @strict_kernel
 def fill_words(words: "UInt32Array", first_group: int, num_groups: int, position: int, seed: np.uint64) -> None:
-    """Random words of tokens 4 * first_group to 4 * (first_group + num_groups) at one output position.
+    """Writes the random words of tokens 4 * first_group to 4 * (first_group + num_groups) at one output position.
 
     Args:
         words: [4, >= num_groups] uint32, written: word w of group g goes to words[w, g]; token id = 4 * (first_group +

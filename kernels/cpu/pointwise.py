@@ -1,4 +1,4 @@
-"""Operations on single rows: gathering them, RMSNorm (arXiv:1910.07467), the gate of SwiGLU (arXiv:2002.05202)."""
+"""Operations on single rows: gather, RMSNorm (arXiv:1910.07467), the gate of SwiGLU (arXiv:2002.05202)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Symmetric quantisation to 8 bits, one scale for all values of a row: of activations, of keys and values."""
+"""Symmetric quantisation of activations, keys and values to 8 bits, with one scale per row."""
 
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,9 @@ _ROUND_BITS = np.int32(0x4B400000)
 
 @inline
 def largest_magnitude(x: "Floats") -> np.float32:
-    """The largest absolute value; NaN if a value is not finite.
+    """Returns the largest absolute value; NaN if a value is not finite.
 
-    Compares bits: magnitudes are ordered as their bits are, and whole numbers can be compared many at a time.
+    Compares bits, which have the order of the magnitudes: integer comparisons are vectorised.
     """
     largest = np.int32(0)
     for i in range(x.shape[0]):
@@ -30,13 +30,13 @@ def largest_magnitude(x: "Floats") -> np.float32:
 
 @inline
 def inverse_scale(largest: np.float32) -> np.float32:
-    """What takes the largest magnitude to 127; 0 where all values are next to nothing, or one is NaN."""
+    """Returns 127 / magnitude; 0 where the magnitude is close to zero or NaN."""
     return np.float32(127) / largest if largest > np.float32(1e-30) else np.float32(0)
 
 
 @inline
 def rounded(x: np.float32) -> np.int32:
-    """The nearest whole number, of a value below 2^22 in magnitude."""
+    """Rounds a value below 2^22 in magnitude to the nearest integer."""
     return np.int32(float_bits(x + _ROUND) - _ROUND_BITS)
 
 

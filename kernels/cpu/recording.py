@@ -1,7 +1,7 @@
 """Recording of operations as a program: the CPU's counterpart of a CUDA graph.
 
-A step's operations are the same every time, but for the number of rows. So they are recorded once, at the largest
-number, and then replayed without Python: no dispatch, no allocation, no lock between one operation and the next.
+The operations of a step differ only in the number of rows. They are recorded once, at the largest number, and replayed
+without Python: no dispatch, allocation or lock between operations.
 """
 
 import weakref
@@ -17,12 +17,12 @@ from kernels.cpu.instruction import SHARES_PER_THREAD, WIDTH, Opcode
 class Recording:
     """Instructions, and the memory they refer to.
 
-    How many rows a tensor has is known by the memory it lies in: a result has as many as what it was made from. Memory
-    of results that nobody holds any longer is given to later ones, as a caching allocator does.
+    The number of rows of a tensor is looked up by its memory: a result has as many rows as its input. Memory of results
+    that are no longer referenced is reused for later ones, as in a caching allocator.
     """
 
     def __init__(self, num_threads: int = 1) -> None:
-        """Starts empty; num_threads is how many will run it, which decides how finely work is cut."""
+        """Starts empty; num_threads is the number of threads that will run it, which decides the size of items."""
         self._shares = SHARES_PER_THREAD * num_threads
         self._rows: list[list[int]] = []
         self._floats: list[float] = []
@@ -31,9 +31,9 @@ class Recording:
         self._kept: list[object] = []
 
     def add_input(self, tensor: torch.Tensor, row_count: torch.Tensor | None = None) -> None:
-        """Declares a tensor the program reads: row_count, one int64, will tell how many rows of it there are.
+        """Declares an input tensor; row_count, one int64, will hold its number of rows.
 
-        Without one there are always as many as the tensor has now.
+        Without a row_count the tensor keeps its present number of rows.
         """
         if row_count is None:
             row_count = torch.tensor([tensor.shape[0]])
@@ -42,16 +42,16 @@ class Recording:
         self._kept.append(row_count)
 
     def row_count(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The number of rows of a tensor, in memory: one int64."""
+        """Returns the row count of a tensor: one int64 in memory."""
         if _memory(tensor) not in self._row_counts:
             self.add_input(tensor)
         return self._row_counts[_memory(tensor)]
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        """A tensor for a result with as many rows as `like`: [rows, *shape] fp32."""
+        """Returns a tensor for a result with as many rows as `like`: [rows, *shape] fp32."""
         count = like.shape[0] * int(np.prod(shape, dtype=np.int64))
         memory = self._free[count].pop() if self._free[count] else torch.empty(count)
-        lease = memory.numpy()[:]  # its life tells how long the result and its views are in use
+        lease = memory.numpy()[:]  # its lifetime is that of the result and its views
         weakref.finalize(lease, self._free[count].append, memory)
         self._kept.append(memory)
         result = torch.from_numpy(lease).view(like.shape[0], *shape)
@@ -59,17 +59,17 @@ class Recording:
         return result
 
     def keep(self, thing: object) -> None:
-        """Keeps alive what instructions have addresses of."""
+        """Keeps objects alive whose addresses are in instructions."""
         self._kept.append(thing)
 
     def emit(self, opcode: Opcode, rows: torch.Tensor, *operands: int, value: float = 0.0) -> None:
-        """Appends an instruction on as many rows as the tensor has."""
+        """Appends an instruction on the rows of the tensor."""
         row = [int(opcode), self.row_count(rows).data_ptr(), self._shares, *operands]
         self._rows.append(row + [0] * (WIDTH - len(row)))
         self._floats.append(value)
 
     def instructions(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], Sequence[float]]:
-        """[n, WIDTH] int64, and one fp32 operand of each."""
+        """Returns the instructions, [n, WIDTH] int64, and one fp32 operand of each."""
         return np.array(self._rows, dtype=np.int64).reshape(-1, WIDTH), self._floats
 
 

@@ -1,7 +1,7 @@
 """Sampling on CPUs by the rules of `kernels.sampling`: rows in parallel, no sort of the vocabulary.
 
-Each row is computed by one thread in one fixed order, so its result does not depend on the other rows or on how many
-threads there are.
+Each row is computed by one thread in a fixed order, so its result depends neither on the other rows nor on the number
+of threads.
 """
 
 import math
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Longs = npt.NDArray[np.int64]
 
 _SMALL = 1 << 19
-"""Logits that one thread has looked through before others are awake."""
+"""Logits that one thread can read in the time that it takes to wake the others."""
 
 _NO_INTS = np.zeros(0, dtype=np.int32)
 _NO_MASKS = np.zeros((0, 0), dtype=np.int32)
@@ -37,7 +37,7 @@ _BAD_LOGITS, _NO_CANDIDATE = int(RowStatus.BAD_LOGITS), int(RowStatus.NO_CANDIDA
 
 
 class _Columns(NamedTuple):
-    """The arrays of a `SamplingBatch`, in a form numba takes; the last three are empty where the batch has none."""
+    """The arrays of a `SamplingBatch` for numba; the last three are empty where the batch has none."""
 
     temperature: "Doubles"
     top_p: "Doubles"
@@ -62,7 +62,7 @@ class _Columns(NamedTuple):
 
 
 class _Results(NamedTuple):
-    """The arrays of `SampledTokens`, in its order, to be filled."""
+    """The output arrays, in the order of `SampledTokens`."""
 
     token_ids: "Longs"
     status: "npt.NDArray[np.int8]"
@@ -78,15 +78,15 @@ def sample(
 
     Args:
         logits: [S, vocab_size], float32, contiguous, not changed.
-        batch: how, for each row.
-        show: gets the token ids before the first is drawn: -1 until theirs is.
+        batch: sampling parameters of each row.
+        show: called with the array of token ids before the first draw; entries are -1 until drawn.
     """
     is_small = logits.shape[0] == 1 or logits.numel() < _SMALL
     return _sample(logits, batch, _sample_rows if is_small else _sample_rows_on_all_threads, show)
 
 
 def compile_sampler() -> None:
-    """Compiles both ways, or loads them from the disk, before anyone waits for them."""
+    """Compiles both kernels, or loads them from the disk, before the first request."""
     floats, ints = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.int32)
     batch = SamplingBatch(
         temperature=floats, top_p=floats, min_p=floats, repetition_penalty=floats, presence_penalty=floats,
@@ -117,7 +117,7 @@ def _sample(
 
 
 def _columns(batch: SamplingBatch) -> _Columns:
-    """With masks and without them, the same types: there is one form of each kernel to compile."""
+    """Returns the same types with and without masks, so that each kernel is compiled once."""
     arrays = [getattr(batch, name).numpy() for name in _Columns._fields[:-3]]
     masks, forced_ids = batch.masks, batch.forced_ids
     arrays += (
@@ -195,7 +195,7 @@ def _sample_row(
 
 @strict_kernel
 def _token(values: "Floats", top: np.float32, columns: _Columns, i: np.int64) -> int:
-    """Steps 2 to 4: the token of row i, of logits with a finite largest value."""
+    """Performs steps 2 to 4: draws the token of row i from logits with a finite largest value."""
     top_id = 0
     while values[top_id] != top:
         top_id += 1
@@ -216,7 +216,7 @@ def _token(values: "Floats", top: np.float32, columns: _Columns, i: np.int64) ->
 def _kept_tokens(
     values: "Floats", top: np.float32, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple["Ints", "Doubles"]:
-    """Step 3: ids of the tokens that may be drawn, ascending, and their d."""
+    """Performs step 3: returns the ids of the tokens that may be drawn, ascending, and their d."""
     keys = np.empty(len(values), dtype=np.uint32)
     fill_keys(values, keys)
     cut_key, num_equal = np.uint32(0), 0
@@ -246,7 +246,7 @@ def _kept_tokens(
 
 @strict_kernel
 def _head_of_mass(keys: "npt.NDArray[np.uint32]", ids: "Ints", d: "Doubles", top_p: float) -> tuple["Ints", "Doubles"]:
-    """The fewest most probable of these tokens whose share of their probability reaches top_p.
+    """Keeps the smallest set of most probable tokens whose share of the probability reaches top_p.
 
     Args:
         keys, ids, d: of the tokens, ascending by id; the last two are compacted in place.

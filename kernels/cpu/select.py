@@ -1,6 +1,4 @@
-"""Selection without a sort: the float at which the largest ones add up to a count or a mass, by a radix search over
-float bits.
-"""
+"""Selection without a sort: a radix search over float bits for the cut of a top-k count or a top-p mass."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ _SIGN = np.uint32(0x80000000)
 
 @strict_kernel
 def fill_keys(values: "npt.NDArray[np.float32]", keys: "npt.NDArray[np.uint32]") -> None:
-    """Unsigned integers in the order of the floats: equal floats (0.0 and -0.0 too) have equal keys.
+    """Converts floats to unsigned integers of the same order; equal floats, also 0.0 and -0.0, have equal keys.
 
     Args:
         values: [n], no NaN.
@@ -33,7 +31,7 @@ def fill_keys(values: "npt.NDArray[np.float32]", keys: "npt.NDArray[np.uint32]")
 def select_key(
     keys: "npt.NDArray[np.uint32]", weights: "npt.NDArray[np.float64] | None", target: float
 ) -> tuple[np.uint32, float]:
-    """The largest key at which the weights of all keys >= it reach the target.
+    """Returns the largest key for which the weights of all keys >= it sum to the target.
 
     Three passes that fix 11, 11 and 10 bits of the key, each with one histogram of weights (radix select; the weighted
     form finds a top-p cut as the plain one finds a top-k cut). The fewer keys share the leading bits, the cheaper the

@@ -1,7 +1,7 @@
 """One step of online softmax (arXiv:2307.08691) over 32 scores of a row, written in LLVM's vector instructions.
 
-The compiler would not keep two vectors of scores in registers from their maximum to their sum; this does, and takes a
-third of the time. All sums have one fixed order.
+Unlike a compiled loop, it keeps two vectors of scores in registers from their maximum to their sum, in a third of the
+time. All sums have a fixed order.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _reduce(builder: Any, vector: Any, combine: Any) -> Any:
-    """All lanes into one: halves on halves, so that the order is the same every time."""
+    """Reduces all lanes to one by halves, in a fixed order."""
     distance = LANES // 2
     while distance:
         lanes = ir.Constant(_INTS, [(lane + distance) % LANES for lane in range(LANES)])
@@ -107,4 +107,4 @@ softmax_step: Any = intrinsic(_softmax_step)
 """softmax_step(scores, state, acc, acc_bytes) of one row: turns scores into weights relative to the largest so far.
 
 All are addresses: of 32 scores; of the largest score and the sum of weights; of the weighted values, acc_bytes of them,
-which are rescaled when a larger score turns up. A score that is NaN makes the sum NaN."""
+which are rescaled when a larger score appears. A NaN score makes the sum NaN."""

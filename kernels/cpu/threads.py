@@ -1,7 +1,7 @@
-"""How many threads the CPU operations use, said in one place for both pools: PyTorch's (OpenMP) and numba's.
+"""Sets the number of threads of both pools that the CPU operations use: PyTorch's (OpenMP) and numba's.
 
-numba runs on its own `workqueue` layer: always there, where its OpenMP layer binds to a second OpenMP library beside
-the one in PyTorch's wheel. The layer takes calls from one thread at a time: the engine's step loop is the only caller.
+numba runs on its `workqueue` layer, which is always available; its OpenMP layer would bind to a second OpenMP library
+beside the one in PyTorch's wheel. The layer accepts calls from one thread at a time: the engine's step loop.
 """
 
 import os
@@ -17,7 +17,7 @@ _config.THREADING_LAYER = "workqueue"
 def set_num_threads(num_threads: int) -> None:
     """Sets both pools; call it on the thread that will run the model.
 
-    Raises: ValueError: fewer than one, or more than numba's pool was started with (the cores, or NUMBA_NUM_THREADS).
+    Raises: ValueError: fewer than one, or more than the size of numba's pool (the cores, or NUMBA_NUM_THREADS).
     """
     limit = _config.NUMBA_NUM_THREADS
     if not 1 <= num_threads <= limit:

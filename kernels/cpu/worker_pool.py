@@ -1,8 +1,8 @@
-"""The threads that replay programs.
+"""Threads that replay programs.
 
-Between two steps the workers sleep in a read of a pipe; within a step nobody sleeps and nobody takes a lock. Each
-thread goes through all instructions in order, fetches items from a counter while there are any, and goes on when all
-items are done. A thread that the system has put aside holds up nobody: the others take its items.
+Between steps the workers block in a read of a pipe; within a step no thread blocks or takes a lock. Each thread
+executes all instructions in order: it fetches items from a counter while there are any and goes on when all are done. A
+descheduled thread does not delay the others, which take its items.
 """
 
 import os
@@ -25,7 +25,7 @@ _CONTROL_SIZE = 16
 
 @kernel
 def _take_part(control: int, scratch: int) -> None:
-    """Goes through the program that is open, if one is."""
+    """Executes the current program, if there is one."""
     atomic_add(control + 8 * _MINUS_INSIDE, -1)
     if atomic_load(control + 8 * _IS_OPEN):
         fields = longs_at(control, _CONTROL_SIZE)
@@ -35,14 +35,14 @@ def _take_part(control: int, scratch: int) -> None:
 
 @kernel
 def _work(control: int, scratch: int, pipe: int) -> None:
-    """A worker's life: sleep, take part, until told that it is over."""
+    """Main loop of a worker: waits, takes part in a program, and returns when the pool is closed."""
     while read_bytes(np.int32(pipe), scratch, 1) == 1 and not atomic_load(control + 8 * _IS_OVER):
         _take_part(control, scratch)
 
 
 @kernel
 def _run(control: int, scratch: int, pipes: "np.ndarray[Any, Any]") -> None:
-    """Wakes the workers, takes part, and returns when nobody is inside any more."""
+    """Wakes the workers, takes part, and returns when all threads have left the program."""
     atomic_store(control + 8 * _STARTED, cycles())
     atomic_store(control + 8 * _IS_OPEN, 1)
     for i in range(pipes.shape[0]):
@@ -53,7 +53,7 @@ def _run(control: int, scratch: int, pipes: "np.ndarray[Any, Any]") -> None:
 
 
 class Program:
-    """A recording made ready to run."""
+    """An executable recording."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -94,7 +94,7 @@ class WorkerPool:
         """Runs a program to its end."""
         self._num_runs += 1
         instructions = program.instructions
-        num_counters = (len(instructions) + 1) * COUNTER_BYTES // 8  # one more, to align them
+        num_counters = (len(instructions) + 1) * COUNTER_BYTES // 8  # one more, for alignment
         if len(self._counters) < num_counters:
             self._counters = np.zeros(num_counters, dtype=np.int64)
         self._counters[:num_counters] = 0
@@ -110,11 +110,11 @@ class WorkerPool:
         self._last_s = time.perf_counter() - started_s
 
     def progress(self) -> tuple[int, int]:
-        """Changes with every item that a thread fetches or ends; may be read by any thread at any time."""
+        """Returns counters that change with every item fetched or done; any thread may read them at any time."""
         return self._num_runs, int(self._counters.sum())
 
     def seconds_per_instruction(self) -> "np.ndarray[Any, Any]":
-        """What each instruction of the last program took, from the end of the one before: [instructions] fp64."""
+        """Returns the seconds of each instruction of the last program, from the end of the previous one: fp64."""
         numbers = COUNTER_BYTES // 8
         first = -self._counters.ctypes.data % COUNTER_BYTES // 8
         lines = self._counters[first : first + numbers * int(self._control[_NUM_INSTRUCTIONS])]

@@ -1,1 +1,1 @@
-"""The operations in Triton: one set of kernels for NVIDIA and AMD GPUs, with the same file names as their reference."""
+"""The operations in Triton, for NVIDIA and AMD GPUs, in files named as those of the reference."""

@@ -1,12 +1,11 @@
 """Penalties, biases and masks, applied to a copy of the rows that have any.
 
-Of penalties and biases the work is in proportion to their number: masks come last, and are read whole.
+The work is proportional to the number of penalties and biases. Masks come last and are read whole.
 
-The copy itself remembers what was seen: every token of the history is first marked there by a NaN that no arithmetic
-makes, one below the quiet ones, whose payload then counts the output tokens. As the raw logit is still where it was, a
-marked token's new value follows from mark and raw logit alone. Programs that meet the same token at the same time
-write the same value, and whoever comes later finds no mark. Tokens with a bias are done before the others, so that each
-sum is rounded once.
+The copy itself records which tokens were seen: each token of the history is first marked there by a signalling NaN,
+which arithmetic never produces and whose payload counts the output tokens. The raw logits stay unchanged, so the new
+value of a marked token follows from its mark and raw logit. Programs that process the same token concurrently write the
+same value; later ones find no mark. Tokens with a bias are processed first, so that each sum is rounded once.
 """
 
 import torch
@@ -26,22 +25,22 @@ _HISTORY_BLOCK = 1024
 """Tokens of the history that a program handles at a time."""
 
 _BIAS_BLOCK = 32
-"""Biases that are compared with as many others at a time."""
+"""Biases compared with as many others at a time."""
 
 
 def unadjusted(logits: torch.Tensor) -> Adjusted:
-    """Says that no row is adjusted; its tensors are never read."""
+    """Returns the result for a batch without adjusted rows; its tensors are never read."""
     return Adjusted(logits, logits, exists=False)
 
 
 def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, num_processors: int) -> Adjusted:
-    """Step 1 of `kernels.sampling` for the rows it changes; the logits stay as they are.
+    """Performs step 1 of `kernels.sampling` on a copy of the rows it changes.
 
     Needs vocab_size * 4 bytes for each of S rows.
 
     Args:
         logits: [S, vocab_size] float32.
-        batch: how to sample.
+        batch: sampling parameters.
         tile: sizes.
         num_processors: of the device.
     """
@@ -165,7 +164,7 @@ def _copy_rows_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _penalised(raw, marks, repetition, presence, frequency):  # type: ignore[no-untyped-def]
-    """Logits in fp64 after penalties, of tokens with these marks; of others unchanged."""
+    """Returns logits in fp64 after the penalties of tokens with these marks; others are unchanged."""
     is_seen = (marks >= _SEEN) & (marks <= _MOST_SEEN)
     count = tl.where(is_seen, marks - _SEEN, 0)
     value = raw.to(tl.float64)

@@ -1,11 +1,11 @@
-"""What both attention kernels do with a range of keys of one row: gather them from their blocks, and take the steps of
-the online softmax (arXiv:2307.08691) over them.
+"""The part common to both attention kernels: gathers a range of keys of one row from their blocks and takes the steps
+of the online softmax (arXiv:2307.08691) over them.
 
-Scores are in base 2, sums in fp32. Nothing here knows how programs divide the batch.
+Scores are in base 2, sums in fp32. How programs divide the batch is up to the kernels.
 
 Products of 8-bit keys and values are taken in fp16, whatever the dtype of the queries: e4m3 becomes fp16 exactly, two
 values with one instruction, where on Hopper bfloat16 costs two more of a unit that does 16 per clock, which is slower
-than the memory delivers them. So that queries fit into fp16, each row of them is divided by a power of two.
+than the memory delivers them. Each row of queries is divided by a power of two to fit into fp16.
 """
 
 import triton
@@ -20,7 +20,7 @@ _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def dot_queries(q, score_scale, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Queries in the dtype of products, and the factor that makes base-2 scores of these: a number, or one per row."""
+    """Returns queries in the dtype of products, and the factor of their base-2 scores: a number, or one per row."""
     if IS_QUANTIZED:
         exact = q.to(tl.float32)
         largest = tl.max(tl.abs(exact), 1, keep_dims=True)
@@ -41,7 +41,7 @@ def dot_queries(q, score_scale, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-
 def first_block_ids(  # type: ignore[no-untyped-def]
     block_table_ptr, start, end_key, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):
-    """Blocks of the keys start:start + BLOCK_N of a row: a single id where all of them share a block, else one per key.
+    """Loads the blocks of keys start:start + BLOCK_N of a row: one id where all share a block, else one per key.
 
     Entries for keys from end_key on are not read.
     """
@@ -83,7 +83,7 @@ def attend(  # type: ignore[no-untyped-def]
     HAS_SOFT_CAP: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Steps of BLOCK_N keys from start_key, a multiple of it, until stop_key is reached.
+    """Takes steps of BLOCK_N keys from start_key, a multiple of it, until stop_key is reached.
 
     Args:
         q, score_scale: of `dot_queries`; q is [BLOCK_M, padded head size].
@@ -93,10 +93,10 @@ def attend(  # type: ignore[no-untyped-def]
         positions: [BLOCK_M], of the query tokens.
         soft_cap: scores become soft_cap * tanh(score / soft_cap), if HAS_SOFT_CAP.
         IS_MASKED: some row does not see some key of the range, or some key is outside of first_key:end_key.
-    Returns: acc, row_max, row_sum, and the block ids of the step that comes next.
+    Returns: acc, row_max, row_sum, and the block ids of the next step.
     """
     for start in range(start_key, stop_key, BLOCK_N):
-        # The ids of the next step are loaded in this one: the pipeline of key loads then waits for no address.
+        # The ids of the next step are loaded in this one, so that the pipeline of key loads never waits for an address.
         next_block_ids = first_block_ids(block_table_ptr, start + BLOCK_N, end_key, BLOCK_N, BLOCK_SIZE)
         keys = start + tl.arange(0, BLOCK_N)
         slots = (block_ids.to(tl.int64) * num_kv_heads + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
@@ -120,7 +120,7 @@ def attend(  # type: ignore[no-untyped-def]
             scores = tl.where(is_visible, scores, -float("inf"))
 
         new_max = tl.maximum(row_max, tl.max(scores, 1, keep_dims=True) * factor)
-        if IS_MASKED:  # a row that has seen nothing yet would subtract -inf from -inf
+        if IS_MASKED:  # a row that has seen no key yet would subtract -inf from -inf
             finite_max = tl.where(new_max == -float("inf"), 0.0, new_max)
         else:
             finite_max = new_max
@@ -139,7 +139,7 @@ def attend(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def weighted_mean(acc, row_sum, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BLOCK_M, padded head size] fp32: what the state of `attend` stands for; zeros where it has seen no key."""
+    """Returns the result of the state of `attend`, [BLOCK_M, padded head size] fp32; zeros where it has seen no key."""
     total = tl.where(row_sum == 0.0, 1.0, row_sum)
     if IS_QUANTIZED:
         total *= _WEIGHT_SCALE
@@ -150,7 +150,7 @@ def weighted_mean(acc, row_sum, IS_QUANTIZED: tl.constexpr):  # type: ignore[no-
 def _load_rows(  # type: ignore[no-untyped-def]
     ptr, slots, is_readable, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, IS_MASKED: tl.constexpr
 ):
-    """[BLOCK_N, BLOCK_D] of a cache, zero where it is not readable and from HEAD_DIM on."""
+    """Loads [BLOCK_N, BLOCK_D] of a cache, with zeros where it is not readable and from HEAD_DIM on."""
     columns = tl.arange(0, BLOCK_D)
     ptrs = ptr + slots[:, None] * HEAD_DIM + columns[None, :]
     if IS_MASKED and HEAD_DIM < BLOCK_D:
@@ -166,7 +166,7 @@ def _load_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_scales(ptr, slots, is_readable, IS_MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BLOCK_N] of the scales of a cache."""
+    """Loads [BLOCK_N] scales of a cache."""
     if IS_MASKED:
         scales = tl.load(ptr + slots, mask=is_readable, other=0.0)
     else:
@@ -176,7 +176,7 @@ def _load_scales(ptr, slots, is_readable, IS_MASKED: tl.constexpr):  # type: ign
 
 @triton.jit
 def _dot(a, b, acc):  # type: ignore[no-untyped-def]
-    """Acc + a @ b with sums in fp32. Triton's interpreter would multiply the bits of bfloat16 as integers."""
+    """Returns acc + a @ b with fp32 sums. Triton's interpreter would multiply the bits of bfloat16 as integers."""
     if _IS_INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")

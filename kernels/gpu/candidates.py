@@ -14,10 +14,10 @@ from kernels.gpu.token_order import INF, logit_key, row_pointer
 
 
 class Candidates(NamedTuple):
-    """Tokens of S rows in no particular order; how many, `RowPlans.num_candidates` says.
+    """Tokens of S rows in no particular order; `RowPlans.num_candidates` has their number.
 
     Attributes:
-        ids, logits: [S, capacity] int32 and float32; if there are more than fit, the rest is counted only.
+        ids, logits: [S, capacity] int32 and float32; tokens beyond the capacity are only counted.
     """
 
     ids: torch.Tensor
@@ -25,9 +25,9 @@ class Candidates(NamedTuple):
 
 
 def gather_candidates(logits: torch.Tensor, adjusted: Adjusted, plans: RowPlans, *, tile: SamplingTile) -> Candidates:
-    """Collects the candidates of rows that go that way and counts them in `plans.num_candidates`.
+    """Collects the candidates of rows whose way is CANDIDATES and counts them in `plans.num_candidates`.
 
-    Their order differs from run to run, as programs come to append to it; nothing that is done with them depends on it.
+    Their order depends on the order of the programs and differs from run to run; results do not depend on it.
 
     Args:
         logits: [S, vocab_size] float32.

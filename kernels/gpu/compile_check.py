@@ -1,6 +1,6 @@
-"""Compiles kernels for a target without a GPU, and checks what they need: `python -m kernels.gpu.compile_check --help`.
+"""Compiles kernels for a target without a GPU and checks their resources: `python -m kernels.gpu.compile_check --help`.
 
-Must be a process of its own: Triton is given a driver for a GPU that is not there.
+Needs a separate process, because it replaces Triton's driver.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _NVIDIA = frozenset(target.name for target in TARGETS.values() if target.backend
 
 
 class Allowance(NamedTuple):
-    """Bytes per thread that some forms of a kernel may spill; all others nothing.
+    """Bytes per thread that some specializations of a kernel may spill; all others must not spill.
 
     Attributes:
         form: part of the label.
@@ -38,9 +38,9 @@ class Allowance(NamedTuple):
 
 
 ALLOWANCES = (
-    Allowance(_NVIDIA, "_rms_norm_kernel", "", 8),  # a register or two, for which more programs fit
+    Allowance(_NVIDIA, "_rms_norm_kernel", "", 8),  # a register or two; in return more programs fit
     Allowance(_NVIDIA, "_rotate_and_store_kernel", "float32", 8),
-    # exact GELU, to 8 bits, of rows over 16,384: erf takes what is left of registers
+    # exact GELU, to 8 bits, of rows over 16,384: erf takes the remaining registers
     Allowance(_NVIDIA, "_silu_and_mul_kernel", "", 96),
     # 8-bit keys are widened in registers beside an accumulator of 128 x 256; 16 keys a step instead of 32 would fit,
     # and make of each matrix instruction half of one
@@ -50,12 +50,12 @@ ALLOWANCES = (
 
 
 def compile_calls(calls: Iterable[Call], num_threads: int | None = None) -> list[tuple[str, Resources]]:
-    """Compiles what calls launch.
+    """Compiles the kernels that calls launch.
 
     Args:
         calls: of kernels.gpu.specializations.
-        num_threads: that compile at once; None is one per core.
-    Returns: (label, resources) of each kernel, once for each form.
+        num_threads: compile threads; None is one per core.
+    Returns: (label, resources) of each kernel, once per specialization.
     Raises: ExceptionGroup: kernels that do not compile.
     """
     labels: list[str] = []
@@ -68,7 +68,7 @@ def compile_calls(calls: Iterable[Call], num_threads: int | None = None) -> list
 
 
 def find_faults(kernels: Iterable[tuple[str, Resources]], target: Target) -> list[str]:
-    """What a kernel has too much of, in words."""
+    """Returns messages about resources above their limits."""
     faults = []
     for label, needs in kernels:
         max_stack_bytes = max(
@@ -90,7 +90,7 @@ def find_faults(kernels: Iterable[tuple[str, Resources]], target: Target) -> lis
 
 
 def find_live_compiles(target: Target, families: Sequence[str], seed: int) -> list[str]:
-    """Makes live calls and tells which kernels they compiled, with their arguments: none, if the set is closed."""
+    """Makes live calls and returns the kernels they compiled, with arguments: none if the set is closed."""
     compiled: list[str] = []
     counter = CompileCounter(compiled.append)
     try:
@@ -103,7 +103,7 @@ def find_live_compiles(target: Target, families: Sequence[str], seed: int) -> li
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles, reports, judges; 1 if there is a fault."""
+    """Runs the command line; returns 1 if there is a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=TARGETS, default="sm_90")
     parser.add_argument("--kernels", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="families to compile")

@@ -1,7 +1,7 @@
-"""Attention of rows with one query token: split-KV (Flash-Decoding), so that few long rows fill a GPU too.
+"""Attention of rows with one query token: split-KV (Flash-Decoding), so that a few long rows fill a GPU too.
 
-A program takes the query heads of one KV head and its share of a row's keys; shares are equal, and known on the device
-only. Where rows are split, a second kernel merges what the parts found; else the first writes the result.
+A program takes the query heads of one KV head and one part of a row's keys; parts are equal and computed on the device.
+If rows are split, a second kernel merges the parts; otherwise the first writes the result.
 """
 
 import torch
@@ -15,7 +15,7 @@ from kernels.gpu.tiles import MAX_SPLITS, AttentionTile
 from kernels.metadata import AttentionMetadata
 
 _SPLITS_AT_ONCE = 32
-"""Parts that the merge has in registers: with heads of 256, 64 values for each of 128 threads."""
+"""Most parts that the merge holds in registers: with heads of 256, 64 values for each of 128 threads."""
 
 
 def decode_attention(
@@ -35,7 +35,7 @@ def decode_attention(
 
     Args:
         out: [T, num_heads * head_dim], contiguous.
-        q: [T, num_heads, head_dim], of which a token is contiguous.
+        q: [T, num_heads, head_dim], each token contiguous.
         kv_cache: contiguous.
         metadata: the batch.
         num_rows: rows to compute.
@@ -168,7 +168,7 @@ def _decode_attention_kernel(  # type: ignore[no-untyped-def]
         is_empty = row_sum == 0.0
         lse = tl.where(is_empty, -float("inf"), row_max + tl.log2(tl.where(is_empty, 1.0, row_sum)))
         tl.store(lse_ptr + out_rows, lse, mask=(group < GROUP_SIZE)[:, None])
-        mask &= start_key < end_key  # nothing is read of an empty part but that it is
+        mask &= start_key < end_key  # of an empty part only the flag is read
     tl.store(out_ptr + out_rows * HEAD_DIM + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -1,7 +1,7 @@
 """CUDA graphs of decode steps: a step of one token per row is recorded once per batch size and replayed as one launch.
 
-A step of an 8B model is some 300 kernels; launched one by one they take the host longer than a GPU takes to run them
-for a small batch. Batches between two sizes of the ladder are padded to the larger one by whoever builds them.
+A step of an 8B model is some 300 kernels. For a small batch, launching them one by one takes the host longer than the
+GPU takes to run them. The batch builder pads batches between two recorded sizes to the larger one.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from kernels.metadata import StepInputs
 
 
 class DecodeGraphs:
-    """Replays where a graph of the batch's size exists, and computes as it was given where not.
+    """Replays the graph of the batch's size if there is one, and runs the step eagerly otherwise.
 
-    All graphs share one pool of memory: only one runs at a time, and what it returns is read before the next.
+    All graphs share one memory pool: only one runs at a time, and its result is read before the next.
 
     Attributes:
-        num_bytes: device memory that each recording took, the largest size first.
+        num_bytes: device memory of each graph, the largest size first.
     """
 
     def __init__(self, step: Step, largest: StepInputs, sizes: Sequence[int], progress: Progress = no_progress) -> None:
-        """Records.
+        """Records the graphs.
 
         Args:
-            step: launches kernels on the current stream, and nothing else.
-            largest: the persistent buffers whole; they hold a batch that may be computed.
-            sizes: rows.
-            progress: shows how far it is.
+            step: only launches kernels on the current stream.
+            largest: the whole persistent buffers, which hold a valid batch.
+            sizes: batch sizes.
+            progress: shows progress.
         """
         self._step = step
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
@@ -41,7 +41,7 @@ class DecodeGraphs:
         # the largest first: smaller ones fit into its memory
         for size in progress(sorted(sizes, reverse=True), desc="recording CUDA graphs", total=len(sizes)):
             inputs = decode_inputs(largest, size)
-            step(inputs)  # libraries choose and load their kernels for this size, which a recording must not see
+            step(inputs)  # libraries choose and load their kernels for this size, which is not allowed in a capture
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
@@ -51,7 +51,7 @@ class DecodeGraphs:
         self.num_bytes = tuple(max(0, before - after) for before, after in pairwise(free_bytes))
 
     def __call__(self, inputs: StepInputs) -> torch.Tensor:
-        """The step of inputs that are views of the beginnings of the buffers -> logits [S, vocab_size]."""
+        """Runs the step on views of the beginnings of the buffers -> logits [S, vocab_size]."""
         if inputs.metadata.max_query_len == 1 and inputs.metadata.num_reqs in self._graphs:
             graph, logits = self._graphs[inputs.metadata.num_reqs]
             graph.replay()
@@ -60,7 +60,7 @@ class DecodeGraphs:
 
 
 def decode_inputs(largest: StepInputs, num_reqs: int) -> StepInputs:
-    """The beginnings of persistent buffers, as a batch of `num_reqs` rows of one token that all want logits."""
+    """Returns views of persistent buffers as a batch of `num_reqs` rows of one token, all of which sample."""
     metadata = largest.metadata
     return StepInputs(
         input_ids=largest.input_ids[:num_reqs],

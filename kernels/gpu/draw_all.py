@@ -1,11 +1,11 @@
-"""Draws that look at the whole row: of rows without top_k and top_p, and of those that few candidates do not decide.
+"""Draws over the whole row: for rows without top_k and top_p, and for rows that the candidates did not decide.
 
-A searched row finds its top_k cut by halving the interval of places, counting the row at each step. Its top_p cut is
-not looked for at all. The token with the best score of what top_k and min_p leave is a draw from that distribution; it
-is in the nucleus if the mass before it is below top_p of the whole, which one pass tells. If it is not, neither are
-the tokens after it, and the best of those before it is next. The first token in the nucleus has the best score there,
-so it is the draw. With top_p = 0.9 nine rows in ten are done after one look; the mean number of looks is at most
-1 + ln(1 / top_p).
+A searched row finds its top_k cut by bisection over places, counting the row at each step. Its top_p cut is never
+computed. The token with the best score among those that top_k and min_p keep is a draw from that distribution. It is in
+the nucleus if the mass before it is below top_p of the whole, which takes one pass to check. If it is not, neither are
+the tokens after it, and the best of those before it is checked next. The first token found in the nucleus has the best
+score there, so it is the draw. With top_p = 0.9, nine rows in ten finish after one pass; the mean number of passes is
+at most 1 + ln(1 / top_p).
 """
 
 import torch
@@ -33,13 +33,13 @@ def draw_all(
     tile: SamplingTile,
     num_processors: int,
 ) -> None:
-    """Writes the tokens of all rows that have none yet.
+    """Writes the tokens of all rows without one.
 
     Args:
         logits: [S, vocab_size] float32.
         adjusted: used instead where a row is marked.
         plans: of the rows.
-        batch: how to sample.
+        batch: sampling parameters.
         result: gets token_ids.
         tile: sizes.
         num_processors: of the device.
@@ -137,7 +137,7 @@ def _best_of_row(  # type: ignore[no-untyped-def]
     row_ptr, vocab_size, lowest, top, temperature, position, k0, k1,
     ID_BITS: tl.constexpr, CHUNK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The token with the best score among those whose place is at least `lowest`, of which there are some."""
+    """Returns the token with the best score among those whose place is at least `lowest`; there must be one."""
     best = tl.full([], -INF, tl.float64)
     best_id = tl.full([], 0, tl.int32)
     for start in range(0, vocab_size, CHUNK):
@@ -153,7 +153,7 @@ def _best_of_row(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _count_from(row_ptr, vocab_size, lowest, ID_BITS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many tokens have a place of at least `lowest`."""
+    """Counts the tokens whose place is at least `lowest`."""
     counts = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab_size, BLOCK):
         ids = start + tl.arange(0, BLOCK)
@@ -225,7 +225,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
             lowest = last_place(tl.load(floor_key_ptr + row), ID_BITS)
             top_k = tl.load(top_k_ptr + row)
             if (top_k > 0) & (top_k < vocab_size):
-                # The cut of the candidates is one that at least top_k tokens reach, or min_p's.
+                # At least top_k tokens reach the cut of the candidates, or it is the cut of min_p.
                 low = last_place(tl.load(cut_key_ptr + row), ID_BITS)
                 high = first_place(logit_key(top), ID_BITS)
                 while high - low > 1:

@@ -1,6 +1,6 @@
-"""Filters and draw among the gathered candidates of a row, all of them in one program's registers.
+"""Filters and draws among the gathered candidates of a row, all in the registers of one program.
 
-Masses are integers, so that their sums do not depend on an order that the candidates do not have.
+Masses are integers, so that their sums do not depend on the order of the candidates, which is not fixed.
 """
 
 import triton
@@ -16,7 +16,7 @@ from kernels.gpu.token_order import INF, NO_PLACE, logit_key, place_of
 from kernels.sampling import SampledTokens, SamplingBatch
 
 MASS_UNIT = tl.constexpr(float(1 << 43))
-"""Mass of the largest logit. 2^19 tokens of it fit into 63 bits; what weighs below 6e-14 of it counts as nothing."""
+"""Mass of the largest logit. The sum of 2^19 such tokens fits into 63 bits; masses below 6e-14 of it become 0."""
 
 
 def draw_candidates(
@@ -28,11 +28,11 @@ def draw_candidates(
     *,
     tile: SamplingTile,
 ) -> None:
-    """Writes the tokens of rows whose candidates decide them, and sends the other rows on to be searched.
+    """Writes the tokens of rows that their candidates decide, and marks the other rows for the search.
 
     Args:
         plans, candidates: of the rows; `plans.way` is changed.
-        batch: how to sample.
+        batch: sampling parameters.
         result: gets token_ids.
         vocab_size: of the model.
         tile: sizes.
@@ -60,7 +60,7 @@ def draw_candidates(
 
 @triton.jit
 def last_kept_place(places, weights, target):  # type: ignore[no-untyped-def]
-    """The lowest place that is kept if a token is kept while the weight before it is below the target.
+    """Returns the lowest kept place if a token is kept while the weight before it is below the target.
 
     Args:
         places, weights: [n] int64, NO_PLACE and 0 where there is no token.

@@ -1,8 +1,8 @@
 """8-bit floats with 3 bits of mantissa (e4m3, arXiv:2209.05433) inside kernels: scales, and the rounding.
 
 GPUs round to the nearest value, ties to even, with an instruction of their own: `cvt.rn.satfinite.e4m3x2.f32` on NVIDIA
-from sm_89 on, which also turns what is too large into the largest value; `v_cvt_pk_fp8_f32` on gfx942. Nothing here
-depends on what becomes of too large values: rows are divided by a scale that takes their largest value to the format's.
+from sm_89 on, which also clamps too large values; `v_cvt_pk_fp8_f32` on gfx942. Clamping does not matter here: rows are
+divided by a scale that maps their largest value to the format's.
 Triton's interpreter rounds ties away from zero, loses carries into the exponent and has no NaN, so for it the same
 rounding is done in integers.
 """
@@ -15,9 +15,9 @@ _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def float8_scale(largest, FLOAT8: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scale and factor 1 / scale for values of up to `largest` in magnitude; both 1 where all are next to nothing.
+    """Returns scale and 1 / scale for values of up to `largest` in magnitude; both 1 where that is close to zero.
 
-    A NaN among the values does not count; it stays NaN. An infinite one makes all of its row NaN.
+    A NaN among the values is ignored and stays NaN. An infinite value makes its whole row NaN.
     """
     MAX: tl.constexpr = 448.0 if tl.float8e4nv == FLOAT8 else 240.0
     largest = tl.where(largest > 1e-30, largest, MAX)
@@ -26,7 +26,7 @@ def float8_scale(largest, FLOAT8: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def store_float8(ptrs, x, mask):  # type: ignore[no-untyped-def]
-    """Writes fp32 values, rounded, to where pointers to 8-bit floats point."""
+    """Rounds fp32 values and writes them to pointers to 8-bit floats."""
     if _IS_INTERPRETED:
         tl.store(ptrs.to(tl.pointer_type(tl.uint8), bitcast=True), _float8_codes(x), mask=mask)
     else:
@@ -35,7 +35,7 @@ def store_float8(ptrs, x, mask):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _float8_codes(x):  # type: ignore[no-untyped-def]
-    """The bytes that a conversion to float8_e4m3fn yields on a GPU, the only such format that is interpreted."""
+    """Returns the bytes of a GPU's conversion to float8_e4m3fn, the only such format under the interpreter."""
     word = x.to(tl.int32, bitcast=True)
     magnitude = tl.minimum(word & 0x7FFFFFFF, 0x44000000)  # 512, which is too large already
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - ((127 - 7) << 3)

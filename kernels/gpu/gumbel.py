@@ -1,9 +1,9 @@
 """Gumbel noise and the best score of many tokens (arXiv:1411.0030).
 
-A score is d - log(-log(u)). Few tokens are scored in fp64, as on the CPU. Of a whole vocabulary the scores are taken in
-fp32 first, and in fp64 only where two of them are too close to call.
+A score is d - log(-log(u)). A few tokens are scored in fp64, as on the CPU. A whole vocabulary is scored in fp32 first,
+and in fp64 only where two scores are too close to call.
 
-How far an fp32 score may be off: a token can only win if d > -26.1, since noise lies between -3.14 and 22.88 and the
+Error of an fp32 score: a token can only win if d > -26.1, since noise lies between -3.14 and 22.88 and the
 largest logit has d = 0. Then d, from a difference, a reciprocal and a product, is off by at most 26.1 * 3 * 2^-24 =
 4.7e-6; -log(u), made from 1 - u where u is near 1, by four parts in 10^7, so that its logarithm is off by 4e-7 and by
 an ulp of a number up to 23, 1.9e-6; their sum by 1.6e-6. Scores within `_SLACK` of the best, twice the sum of all
@@ -30,7 +30,7 @@ def exact_noise(words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def fast_noise(words):  # type: ignore[no-untyped-def]
-    """The same in fp32.
+    """Computes the same in fp32.
 
     In the upper half 1 - u is a small number that fp32 holds exactly where it matters, and -log(u) = 2 atanh(s) with
     s = (1 - u) / (1 + u) <= 1/3, of which the series is cut where it is below 2e-8 of the whole.
@@ -67,9 +67,9 @@ def best_of_chunk(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The token with the best score among start to start + CHUNK whose place is at least `lowest`; -1 if there is none.
+    """Returns the token with the best score in start:start + CHUNK with a place of at least `lowest`, or -1.
 
-    Lane and chunk of a token follow from its id, and lanes are merged the same way whoever works on the chunk.
+    Lane and chunk of a token follow from its id, and lanes are merged in a fixed order.
     """
     inverse = (1.0 / tl.maximum(temperature, 1e-30)).to(tl.float32)
     lanes = tl.arange(0, LANES // 4)

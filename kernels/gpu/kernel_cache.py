@@ -1,7 +1,7 @@
-"""Where compiled kernels are kept: in Triton's own cache, and in a temporary folder if that cannot be written.
+"""Keeps compiled kernels in Triton's cache, or in a temporary folder if that is not writable.
 
-Triton compiles by way of files, so a full disk would end the process. It costs a warning instead, and time: the next
-start compiles again what could not be kept.
+Triton compiles through files, so a full disk would end the process. With this module it causes a warning, and the next
+start recompiles what could not be kept.
 """
 
 import atexit
@@ -21,10 +21,10 @@ _lock = threading.Lock()
 
 
 class NoRoomError(Exception):
-    """A compile's files can be written nowhere."""
+    """Neither the cache nor the temporary folder is writable."""
 
     def __init__(self, error: OSError) -> None:
-        """Says what to do."""
+        """Composes the message, which says what to do."""
         super().__init__(
             f"GPU kernels cannot be compiled: {error.strerror}; make room in {os.environ.get('TMPDIR') or '/tmp'}, or "
             "name another folder with TMPDIR"
@@ -32,13 +32,15 @@ class NoRoomError(Exception):
 
 
 class KernelCache(FileCacheManager):  # type: ignore[misc]  # Triton has no types
-    """Files of one kernel: what the next start finds of it is whole, or nothing."""
+    """Files of one kernel, written atomically: the next start finds all of it, or nothing."""
 
     cache_dir: str | None
     lock_path: str | None
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        self._is_kept = not (override or dump)  # those two are for people at work on kernels, who shall hear of it
+        self._is_kept = not (
+            override or dump
+        )  # both are debugging aids for kernel developers, who should see the error
         try:
             super().__init__(key, override=override, dump=dump)
         except OSError as error:
@@ -49,7 +51,7 @@ class KernelCache(FileCacheManager):  # type: ignore[misc]  # Triton has no type
     def put(self, data: object, filename: str, binary: bool = True) -> str:
         """Writes a file and returns its path.
 
-        Raises: OSError: it can be written neither where it should be nor in the temporary folder.
+        Raises: OSError: neither the cache nor the temporary folder is writable.
         """
         try:
             return str(super().put(data, filename, binary=binary))
@@ -60,7 +62,7 @@ class KernelCache(FileCacheManager):  # type: ignore[misc]  # Triton has no type
             return str(super().put(data, filename, binary=binary))
 
     def _move(self, error: OSError) -> None:
-        """From here on, into the temporary folder."""
+        """Switches to the temporary folder."""
         root = triton.knobs.cache.dir
         _warn_uncached(f"{root}: {error.strerror}")
         if self.cache_dir:
@@ -72,7 +74,7 @@ class KernelCache(FileCacheManager):  # type: ignore[misc]  # Triton has no type
 
 
 def use_kernel_cache() -> None:
-    """Makes Triton keep its files so, unless it has been told otherwise (TRITON_CACHE_MANAGER)."""
+    """Makes Triton use this cache, unless TRITON_CACHE_MANAGER is set."""
     if triton.knobs.cache.manager_class is None:
         triton.knobs.cache.manager_class = KernelCache
 

@@ -1,4 +1,4 @@
-"""Layout of the paged KV cache on GPUs: tokens of a block and head lie together, as tiles of attention read them."""
+"""Layout of the paged KV cache on GPUs: tokens of a block and head are adjacent, as tiles of attention read them."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ _FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 @dataclass(frozen=True, slots=True)
 class GpuKVCache:
-    """Keys and values of one layer; of 8 bits, with one scale for each token and head: value * scale is what it means.
+    """Keys and values of one layer. In 8 bits each token and head has a scale: dequantized = value * scale.
 
     Attributes:
         k, v: [num_blocks, num_kv_heads, block_size, head_dim].
@@ -45,7 +45,7 @@ class GpuKVCache:
         return self.k.shape[3]
 
     def read_slots(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [n, num_kv_heads, head_dim] fp32 of slots [n] int64: for tests."""
+        """Reads keys and values [n, num_kv_heads, head_dim] fp32 of slots [n] int64. For tests."""
         blocks, offsets = slots // self.block_size, slots % self.block_size
         k, v = self.k[blocks, :, offsets].float(), self.v[blocks, :, offsets].float()
         if not self.is_quantized:
@@ -63,16 +63,16 @@ def make_kv_cache(
     device: torch.device,
     target: Target,
 ) -> GpuKVCache:
-    """Zeros: a kernel may weigh a slot that nobody has written with zero, and 0 * NaN is NaN.
+    """Allocates a cache of zeros: a kernel may multiply an unwritten slot by zero, and 0 * NaN is NaN.
 
     Args:
         num_blocks, num_kv_heads, head_dim: shape.
         block_size: a power of two from 16 on.
         dtype: fp32, fp16, bf16, or the target's 8-bit float.
-        device: where it lies.
-        target: what that device is.
-    Raises: ValueError: a dtype or block size that kernels do not have. UnsupportedTargetError: the target has no 8-bit
-        floats. RuntimeError: the memory cannot be had.
+        device: device of the memory.
+        target: architecture of the device.
+    Raises: ValueError: unsupported dtype or block size. UnsupportedTargetError: the target has no 8-bit floats.
+        RuntimeError: out of memory.
     """
     if dtype in _FLOAT8_DTYPES:
         if dtype is not target.require_fp8("--kv-cache-dtype fp8"):

@@ -1,7 +1,7 @@
-"""The one way kernels are launched, so that a start-up can compile all of them without running any.
+"""The single launch function of all kernels, so that start-up can compile all of them without running any.
 
-The set of specialisations is closed: it follows from the model, the target and the flags. At start the operations are
-called once for every one of them inside `compile_only`; a compile that happens after that is a defect, and counted.
+The set of specializations is closed: it follows from the model, the target and the flags. At start the operations are
+called once for each of them inside `compile_only`. A later compile is a defect and is counted.
 """
 
 import os
@@ -25,7 +25,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
     Args:
         kernel: decorated with `triton.jit`.
-        grid: programs in up to three dimensions; a launch of none is skipped.
+        grid: programs in up to three dimensions; an empty grid is skipped.
         args: tensors and numbers, in the order of the kernel's parameters.
         options: its constexpr parameters, num_warps and num_stages.
     """
@@ -37,18 +37,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 
 
 def is_compile_only() -> bool:
-    """Whether `launch` only compiles: what is called then should launch each form that other calls may take."""
+    """Tells whether `launch` only compiles; callers should then launch every specialization of later calls."""
     return _requested.get() is not None
 
 
 @contextmanager
 def compile_only(*, num_threads: int | None = None, progress: Progress = no_progress) -> Iterator[list[Any]]:
-    """Within it, `launch` compiles and does not run; what has been asked for is compiled when it ends.
+    """Makes `launch` compile instead of run; all compiles have finished when the block ends.
 
     Args:
-        num_threads: that compile at once; None is one per core.
-        progress: shows how many kernels are compiled, of those that were not yet.
-    Yields: Triton's compiled kernels, one for each launch, in order; each may be looked at once the block has ended.
+        num_threads: compile threads; None is one per core.
+        progress: shows the kernels compiled, out of those not cached.
+    Yields: Triton's compiled kernels, one per launch, in order; valid once the block has ended.
 
     Raises:
         NoRoomError: a compile's files cannot be written.
@@ -56,7 +56,7 @@ def compile_only(*, num_threads: int | None = None, progress: Progress = no_prog
     """
     requested: list[Any] = []
     with ThreadPoolExecutor(num_threads or os.cpu_count() or 1, thread_name_prefix="compile") as executor:
-        # Errors are collected here: if Triton's mode raises the first of them when it ends, it stays switched on.
+        # Errors are collected here: Triton's mode would stay on if it raised the first of them at its end.
         mode = triton.AsyncCompileMode(executor, ignore_errors=True)
         token = _requested.set(requested)
         try:
@@ -78,8 +78,9 @@ def compile_only(*, num_threads: int | None = None, progress: Progress = no_prog
 
 
 def load_kernels(kernels: Iterable[Any]) -> None:
-    """Brings compiled kernels onto the GPU. Else their first launch does: a request would wait for it, and a kernel
-    that needs more than the GPU has would be found out only there.
+    """Loads compiled kernels onto the GPU, instead of at their first launch.
+
+    Otherwise a request would wait for the load, and a kernel that needs too many resources would fail only then.
 
     Raises: triton.runtime.errors.OutOfResources: of the GPU's registers or shared memory.
     """
@@ -89,21 +90,21 @@ def load_kernels(kernels: Iterable[Any]) -> None:
 
 
 class CompileCounter:
-    """Counts compiles of kernels in this process from now on, those inside `compile_only` excepted.
+    """Counts kernel compiles in this process from now on, except those inside `compile_only`.
 
     Attributes:
-        num_compiles: so far.
+        num_compiles: compiles so far.
     """
 
     def __init__(self, on_compile: Callable[[str], None] = lambda _: None) -> None:
-        """on_compile is told the kernel's name and its arguments, in the thread that launched it."""
+        """Calls on_compile(kernel name, arguments) in the launching thread."""
         self.num_compiles = 0
         self._on_compile = on_compile
         self._lock = threading.Lock()
         triton.knobs.runtime.jit_post_compile_hook = self._hook
 
     def close(self) -> None:
-        """Counts no more."""
+        """Stops counting."""
         triton.knobs.runtime.jit_post_compile_hook = None
 
     def _hook(self, *, repr: str, is_manual_warmup: bool, **_: Any) -> None:  # noqa: A002 - Triton's name for it

@@ -1,7 +1,7 @@
 """Linear layers: the vendor's matrix products through torch, in the model's dtype or with both sides in 8 bits (W8A8).
 
-In 8 bits each row of activations and each output channel has a scale, so that the product of the two comes off the
-accumulated sum at its end and nothing is lost to the largest value of another row.
+In 8 bits each row of activations and each output channel has a scale. Their product is applied to the accumulated sum,
+so no precision is lost to the largest value of another row.
 """
 
 import logging
@@ -31,9 +31,9 @@ class PackedLinear:
 
     Attributes:
         weight: [out, in] in the model's dtype; or, in 8 bits, [in, out] with each output channel contiguous.
-        scales: [1, out] fp32 of 8-bit weights, whose meaning is weight * scales; None otherwise.
+        scales: [1, out] fp32 of 8-bit weights (dequantized = weight * scales); None otherwise.
         bias: [out] in the model's dtype.
-        dtype: of the model, and so of results.
+        dtype: of the model and of results.
     """
 
     weight: torch.Tensor
@@ -43,12 +43,12 @@ class PackedLinear:
 
     @property
     def in_features(self) -> int:
-        """Width of what goes in."""
+        """Width of the input."""
         return self.weight.shape[1 if self.scales is None else 0]
 
     @property
     def out_features(self) -> int:
-        """Width of what comes out."""
+        """Width of the output."""
         return self.weight.shape[0 if self.scales is None else 1]
 
 
@@ -61,8 +61,8 @@ def pack_linear(
         weight: [out, in], fp32, fp16 or bf16; memory is shared unless it is quantised.
         bias: [out], same dtype.
         quantization: "fp8" rounds the weights to the target's 8-bit float, with one scale per output channel. A layer
-            whose sizes are no multiples of 16 is left as it is, and the log says so.
-        target: of the GPU it will run on.
+            whose sizes are no multiples of 16 stays unquantized, with a log line.
+        target: architecture of the GPU.
     Raises: UnsupportedTargetError: the target has no 8-bit products for this dtype.
     """
     if quantization is None or not _has_product(weight):
@@ -77,14 +77,14 @@ def pack_linear(
 def pack_quantized(
     values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, *, dtype: torch.dtype, target: Target
 ) -> PackedLinear:
-    """Makes weights of a checkpoint in 8 bits ready for `linear`, as they are.
+    """Makes 8-bit weights of a checkpoint ready for `linear`.
 
     Args:
         values: [out, in] float8_e4m3fn; memory is shared where the target has this float.
-        scales: of the whole, [1] or [], or of output channels, [out] or [out, 1]; weight = values * scales.
+        scales: per tensor, [1] or [], or per output channel, [out] or [out, 1]; weight = values * scales.
         bias: [out], dtype.
         dtype: of the model.
-        target: of the GPU it will run on. One that has another 8-bit float gets the same numbers in that.
+        target: architecture of the GPU. Values are converted to its 8-bit float if that is another one.
 
     Raises:
         ValueError: scales of another shape.
@@ -105,7 +105,7 @@ def linear(x: torch.Tensor | QuantizedRows, packed: PackedLinear) -> torch.Tenso
     """X [T, in] @ weight [out, in]^T + bias [out] -> [T, out] in the model's dtype.
 
     Args:
-        x: rows, quantised or not, whatever the weights are: what does not fit is converted first.
+        x: rows, quantised or not; converted first if they do not match the weights.
         packed: the layer.
     Raises: ValueError: rows of another width.
     """

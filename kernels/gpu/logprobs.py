@@ -1,7 +1,7 @@
 """Log-probabilities of raw logits: of the chosen tokens, and of the best alternatives in order.
 
-The sum of a row is taken in fp32 within pieces of some thousand logits and in fp64 over these: results are right to
-about 1e-6. Alternatives are found as top_k's candidates are; each one's rank is the number of candidates before it.
+A row is summed in fp32 within pieces of some thousand logits and in fp64 over the pieces, with an error of about 1e-6.
+Alternatives are found like the candidates of top_k; the rank of each is the number of candidates before it.
 """
 
 import torch
@@ -17,7 +17,7 @@ from kernels.gpu.token_order import INF, NO_PLACE, key_logit, logit_key, place_i
 from kernels.sampling import SampledTokens, SamplingBatch
 
 _STEP = tl.constexpr(4)
-"""Candidates that all others are compared with at a time: of 2048, 32 comparisons per thread."""
+"""Candidates compared with all others at a time: of 2048, 32 comparisons per thread."""
 
 _LAST = tl.constexpr((1 << 62) - 1)
 _ANY_KEY = tl.constexpr(-(1 << 31))
@@ -32,12 +32,12 @@ def write_logprobs(
     tile: SamplingTile,
     num_processors: int,
 ) -> None:
-    """Fills in what rows that ask for log-probabilities, and did not fail, report.
+    """Fills in the log-probabilities of rows that ask for them and did not fail.
 
     Args:
         logits: [S, vocab_size] float32, raw.
-        unadjusted: that no row is.
-        batch: how many alternatives each row wants.
+        unadjusted: marks all rows as unadjusted.
+        batch: number of alternatives of each row.
         result: has token_ids; gets logprobs, top_ids and top_values, which hold NaN and -1.
         tile: sizes.
         num_processors: of the device.
@@ -204,7 +204,7 @@ def _alternatives_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _next_place(row_ptr, vocab_size, place, ID_BITS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The place of the token that comes right after a place."""
+    """Returns the place of the token right after a place."""
     best = tl.full([BLOCK], NO_PLACE, tl.int64)
     for start in range(0, vocab_size, BLOCK):
         ids = start + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""Masks: which tokens a row may draw, as one bit each."""
+"""Masks: one bit for each token that a row may draw."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ from kernels.sampling import TokenMasks
 
 
 def mask_rows(logits: torch.Tensor, masks: TokenMasks, *, tile: SamplingTile, num_processors: int) -> None:
-    """Makes what masks forbid -inf; what is not proper stays, so that it is still found.
+    """Sets forbidden logits to -inf; invalid ones stay, so that the row is still reported as failed.
 
     Args:
         logits: [S, vocab_size] float32; rows with a mask are changed.

@@ -41,16 +41,16 @@ class GpuOps:
         quantize_inputs: bool = False,
         progress: Progress = no_progress,
     ) -> None:
-        """Nothing is compiled or allocated yet.
+        """Compiles and allocates nothing yet.
 
         Args:
-            device: where tensors are.
-            target: what it is.
-            num_processors: multiprocessors, which decide into how many parts long rows are split.
-            quantize_weights: linear layers get 8-bit weights when they are packed.
-            quantize_inputs: what only goes into linear layers is quantised by the operation that makes it: for models
-                whose linear layers have 8-bit weights, from the checkpoint or from here.
-            progress: shows how far compiling kernels and recording CUDA graphs are.
+            device: device of the tensors.
+            target: its architecture.
+            num_processors: multiprocessors, which decide the number of parts of split rows.
+            quantize_weights: quantises weights of linear layers to 8 bits when they are packed.
+            quantize_inputs: quantises inputs of linear layers in the operation that produces them; for models with
+                8-bit weights, from the checkpoint or from quantize_weights.
+            progress: shows progress of compiling kernels and recording CUDA graphs.
         Raises: UnsupportedTargetError: the target has no 8-bit floats.
         """
         use_kernel_cache()
@@ -63,20 +63,20 @@ class GpuOps:
         self.graphs_bytes: tuple[int, ...] = ()
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
-        """Weights as they are, or in 8-bit floats with a scale per output channel; the head always as it is."""
+        """Packs weights unchanged, or in 8-bit floats with a scale per output channel; never quantises the head."""
         quantizes = self._quantize_weights and not for_logits
         return pack_linear(weight, bias, quantization="fp8" if quantizes else None, target=self._target)
 
     def pack_quantized(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedLinear:
-        """A checkpoint's 8-bit weights."""
+        """Packs the 8-bit weights of a checkpoint."""
         return pack_quantized(values, scales, bias, dtype=dtype, target=self._target)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> GpuKVCache:
-        """Keys and values of one layer, 16 or 32 bits, or 8-bit floats with a scale per token and head."""
+        """Allocates keys and values of one layer: 16 or 32 bits, or 8-bit floats with a scale per token and head."""
         return make_kv_cache(
             num_blocks, block_size, num_kv_heads, head_dim, dtype, device=self._device, target=self._target
         )
@@ -95,23 +95,23 @@ class GpuOps:
         return graphs
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of a table."""
+        """Indexes the table."""
         return table.index_select(0, indices)
 
     def linear(self, x: torch.Tensor | QuantizedRows, weights: PackedLinear) -> torch.Tensor:
-        """[T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
+        """Multiplies by the weight matrix and adds the bias."""
         return linear(x, weights)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> torch.Tensor | QuantizedRows:
-        """RMSNorm over the last dimension, quantised for 8-bit layers."""
+        """Norms over the last dimension; quantises the result for 8-bit layers."""
         return rms_norm(x, weight, eps, quantize=self._row_dtype if for_linear else None)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> tuple[torch.Tensor | QuantizedRows, torch.Tensor]:
-        """(rms_norm(x + residual), x + residual), the former quantised for 8-bit layers."""
+        """Returns (rms_norm(x + residual), x + residual), the former quantised for 8-bit layers."""
         return add_rms_norm(x, residual, weight, eps, quantize=self._row_dtype if for_linear else None)
 
     def rotate_and_store(
@@ -126,7 +126,7 @@ class GpuOps:
         head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
         eps: float = 0.0,
     ) -> torch.Tensor:
-        """Rotated queries; keys and values go to the cache."""
+        """Rotates queries and keys, writes keys and values to the cache and returns the queries."""
         return rotate_and_store(
             qkv, positions, cos, sin, kv_cache, slot_mapping, head_norms=head_norms, eps=eps, target=self._target
         )
@@ -141,7 +141,7 @@ class GpuOps:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
     ) -> torch.Tensor:
-        """Causal attention of a ragged batch over a paged cache."""
+        """Computes causal attention of a ragged batch over a paged cache."""
         return paged_attention(
             q,
             kv_cache,
@@ -154,7 +154,7 @@ class GpuOps:
         )
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
-        """silu(first half) * second half, quantised for 8-bit layers."""
+        """Computes silu(first half) * second half, quantised for 8-bit layers."""
         return silu_and_mul(gate_up, quantize=self._row_dtype)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
@@ -163,7 +163,7 @@ class GpuOps:
 
 
 def _any_sampling(num_rows: int, device: torch.device) -> SamplingBatch:
-    """A batch of the right shapes and dtypes, whose values lead nowhere: greedy rows without history."""
+    """Returns a batch of the right shapes and dtypes: greedy rows without history."""
 
     def column(dtype: torch.dtype, value: float = 0) -> torch.Tensor:
         return torch.full((num_rows,), value, dtype=dtype, device=device)

@@ -1,7 +1,7 @@
 """Ragged attention over the paged KV cache: prefill chunks and decodes in one call, over two kernels.
 
-Rows of one query token are bound by memory, rows of several by matrix products; no tile serves both. This module knows
-which rows go where, and nothing of how attention is computed.
+Rows of one query token are bound by memory, rows of several by matrix products, so each kind has its own kernel. This
+module only divides the rows between the two.
 """
 
 import torch
@@ -29,7 +29,7 @@ def paged_attention(
     target: Target,
     num_processors: int,
 ) -> torch.Tensor:
-    """Causal attention of a ragged batch, query heads of one KV head together (GQA, arXiv:2305.13245).
+    """Computes causal attention of a ragged batch, query heads of one KV head together (GQA, arXiv:2305.13245).
 
     Method: online softmax (FlashAttention-2, arXiv:2307.08691) over blocks (PagedAttention, arXiv:2309.06180), for
     single tokens split over the keys (Flash-Decoding). Sums are fp32; keys, values and probabilities enter products in
@@ -41,11 +41,11 @@ def paged_attention(
         metadata: the batch; its first num_one_token_reqs rows, or all if max_query_len is 1, go to the decode kernel.
         scale: softmax scale, positive.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they stay.
-        target: where it runs; decides on tiles.
-        num_processors: multiprocessors of the device, which with shapes decides how many parts rows are split into.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they are unchanged.
+        target: architecture of the device; decides the tiles.
+        num_processors: multiprocessors of the device; with the shapes they decide the number of parts of split rows.
     Returns: [T, num_heads * head_dim], dtype of q.
-    Raises: ValueError: shapes or dtypes that do not fit together or that there is no kernel for (says which).
+    Raises: ValueError: shapes or dtypes disagree or are not supported.
     """
     _check(q, kv_cache, metadata, scale, sliding_window, soft_cap)
     num_tokens, num_heads, head_dim = q.shape
@@ -79,7 +79,7 @@ def paged_attention(
             tile=tiles.prefill_tile(*shape),
         )
 
-    if is_compile_only():  # other batches need what this one may not
+    if is_compile_only():  # other batches may need kernels that this one does not
         decode(1, 1)
         decode(1, 2)
         prefill(0)

@@ -1,10 +1,10 @@
-"""What is to be done with each row, from its scan alone: failures, greedy and forced rows end here.
+"""Decides how each row is finished, from its scan alone: failures, greedy and forced rows end here.
 
 A row that draws goes one of three ways. Without top_k and top_p every token that min_p leaves is scored (ALL). With
-them, the k-th largest of the tiles' largest logits is a bound that at least k tokens reach, and seldom many more; those
-above it are gathered and the rest is decided among them (CANDIDATES). Where they turn out to be too many or too few,
-the row is read again as often as it takes (SEARCH): very large top_k, nearly flat rows, a vocabulary with its largest
-logits all in a few tiles.
+them, the k-th largest of the tiles' largest logits is a bound that at least k tokens reach, and seldom many more. The
+tokens above it are gathered and the draw is decided among them (CANDIDATES). If they are too many or too few, the row
+is read again until it is decided (SEARCH): very large top_k, nearly flat rows, or the largest logits all in a few
+tiles.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ _NO_CANDIDATE = tl.constexpr(int(RowStatus.NO_CANDIDATE))
 
 
 class RowPlans(NamedTuple):
-    """How S rows are to be finished.
+    """How S rows are finished.
 
     Attributes:
         way: [S] int32, DONE, ALL, CANDIDATES or SEARCH.
@@ -38,7 +38,7 @@ class RowPlans(NamedTuple):
         cut_key: [S] int32, candidates are the tokens whose keys reach it.
         mass: [S] float64, sum of exp((logit - top) / temperature) over the row; -1 where the candidates themselves have
             all of it.
-        num_candidates: [S] int32, zero as yet.
+        num_candidates: [S] int32, initially zero.
         num_near, near_tiles: [S] and [S, num_tiles] int32, the tiles whose largest logit reaches the cut, in order.
     """
 
@@ -53,7 +53,7 @@ class RowPlans(NamedTuple):
 
     @classmethod
     def empty(cls, num_rows: int, num_tiles: int, device: torch.device) -> "RowPlans":
-        """Memory for S plans."""
+        """Allocates S plans."""
 
         def column(dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(num_rows, dtype=dtype, device=device)
@@ -79,14 +79,14 @@ def plan_rows(
     *,
     tile: SamplingTile,
 ) -> RowPlans:
-    """Writes the status of every row and the tokens of greedy and forced ones, and says how the others go on.
+    """Writes the status of every row and the tokens of greedy and forced rows; returns the plans of the others.
 
     Args:
         logits: [S, vocab_size] float32.
         adjusted: used instead where a row is marked.
-        scan: of these.
-        batch: how to sample.
-        result: gets status, and token_ids, -1 where they are not known yet or never will be.
+        scan: of these logits.
+        batch: sampling parameters.
+        result: gets status, and token_ids, -1 where undecided or failed.
         tile: sizes.
     """
     num_rows, vocab_size = logits.shape
@@ -124,7 +124,7 @@ def plan_rows(
 
 @triton.jit
 def kth_key(keys, k):  # type: ignore[no-untyped-def]
-    """The largest key that at least k of these [n] keys reach; the smallest key if there are not k."""
+    """Returns the largest key that at least k of these [n] keys reach; the smallest key if there are fewer than k."""
     low = tl.min(keys, axis=0).to(tl.int64)
     high = tl.max(keys, axis=0).to(tl.int64) + 1
     while high - low > 1:
@@ -140,7 +140,7 @@ def kth_key(keys, k):  # type: ignore[no-untyped-def]
 def store_candidate_plan(  # type: ignore[no-untyped-def]
     cut_key_ptr, num_candidates_ptr, num_near_ptr, near_tiles_ptr, row, num_tiles, keys, cut, TILES: tl.constexpr
 ):
-    """Writes down a row's cut, which tiles have logits that reach it, and that no candidate has been found yet.
+    """Stores a row's cut and the tiles with logits that reach it; sets the number of candidates to zero.
 
     Args:
         keys: [TILES] of the tiles' largest logits.
@@ -163,7 +163,7 @@ def _min_p_key(top, temperature, min_p):  # type: ignore[no-untyped-def]
         least = tl.log(min_p)
         peak = top.to(tl.float64)
         guess = tl.maximum(peak + temperature * least, -3.0e38).to(tl.float32)
-        # The rule is monotone in the logit, and the guess is at most one float from where it changes.
+        # The rule is monotone in the logit, and the guess is at most one float away from the threshold.
         keys = tl.maximum(logit_key(guess) - 8 + tl.arange(0, 16), LOWEST_KEY)
         is_kept = (key_logit(keys).to(tl.float64) - peak) / temperature >= least
         floor = tl.min(tl.where(is_kept, keys, logit_key(top)), axis=0)

@@ -1,7 +1,7 @@
-"""Attention of rows with several query tokens: wide tiles of queries, each of which walks over the keys it sees.
+"""Attention of rows with several query tokens: wide tiles of queries, each of which iterates over the keys it sees.
 
 A tile is some query tokens of one row times the query heads that share a KV head, so that a key is read once for all of
-them and matrix instructions are full. Which row and tokens a program has is found on the device: the grid depends on
+them and matrix instructions are full. Each program finds its row and tokens on the device, so that the grid depends on
 shapes alone.
 """
 
@@ -16,8 +16,8 @@ from kernels.gpu.tiles import AttentionTile
 from kernels.metadata import AttentionMetadata
 
 _ROWS_AT_ONCE = 1024
-"""Rows whose beginnings a program looks at together when it searches for its own: one load for most batches, where a
-binary search would wait for one load after the other."""
+"""Rows whose starts a program loads at once when it searches for its own: one load for most batches, where a binary
+search would wait for several loads in sequence."""
 
 
 def prefill_attention(
@@ -36,7 +36,7 @@ def prefill_attention(
 
     Args:
         out: [T, num_heads * head_dim], contiguous.
-        q: [T, num_heads, head_dim], of which a token is contiguous.
+        q: [T, num_heads, head_dim], each token contiguous.
         kv_cache: contiguous.
         metadata: the batch; rows before first_row have one query token each.
         first_row: the first row to compute.
@@ -124,7 +124,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     ROWS_AT_ONCE: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_SIZE
-    # Later tokens see more keys: they come first, so that the last programs to run are short.
+    # Later tokens see more keys and are scheduled first, so that the last programs are short.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     row, first_tile = _find_row(query_start_loc_ptr, first_row, num_rows, tile, BLOCK_Q, ROWS_AT_ONCE)
@@ -133,7 +133,7 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
     first_token = (tile - first_tile) * BLOCK_Q
     if first_token >= query_len:
         return
-    context_len = tl.load(seq_lens_ptr + row) - query_len  # of padding: -1, so that it sees no key
+    context_len = tl.load(seq_lens_ptr + row) - query_len  # -1 for padding, which then sees no key
 
     rows = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
@@ -191,9 +191,9 @@ def _prefill_attention_kernel(  # type: ignore[no-untyped-def]
 def _find_row(query_start_loc_ptr, first_row, num_rows, tile, BLOCK_Q: tl.constexpr, ROWS_AT_ONCE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Row of a tile, and the number of that row's first tile.
 
-    Row i begins with tile number (query tokens before it) // BLOCK_Q + (rows before it): that leaves every row room for
-    its last, partial tile, and is known without adding up the tiles of the rows before. Numbers that no tokens belong
-    to, at most one per row, count as the row's before them.
+    Row i begins with tile number (query tokens before it) // BLOCK_Q + (rows before it). This reserves a partial last
+    tile for every row and needs no sum over the tiles of earlier rows. Unused numbers, at most one per row, count as
+    part of the row before them.
     """
     first_token = tl.load(query_start_loc_ptr + first_row)
     row = first_row - 1

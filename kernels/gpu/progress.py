@@ -1,4 +1,4 @@
-"""Showing people how far a start-up is that takes seconds or minutes: whoever starts it says how."""
+"""Progress of a start-up that takes seconds or minutes; the caller chooses how it is shown."""
 
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
@@ -10,12 +10,12 @@ class Progress(Protocol):
     """Shows progress while something is iterated over; `tqdm.tqdm` is one."""
 
     def __call__(self, iterable: Iterable[T], /, *, desc: str, total: int) -> Iterable[T]:
-        """Yields what the iterable does.
+        """Yields the items of the iterable.
 
         Args:
-            iterable: pieces of work, or what each has yielded.
+            iterable: pieces of work, or their results.
             desc: what is being done.
-            total: how many there are.
+            total: number of items.
         """
         ...
 

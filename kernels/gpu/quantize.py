@@ -1,4 +1,4 @@
-"""Rows of activations in 8 bits, one scale per row: what `kernels.gpu.linear` multiplies by quantised weights."""
+"""Rows of activations in 8 bits with one scale per row, the input of quantised layers in `kernels.gpu.linear`."""
 
 from dataclasses import dataclass
 
@@ -26,19 +26,19 @@ class QuantizedRows:
 
     @classmethod
     def empty(cls, num_rows: int, n: int, dtype: torch.dtype, device: torch.device) -> "QuantizedRows":
-        """Room for rows that a kernel will write."""
+        """Allocates rows for a kernel to write."""
         return cls(
             torch.empty(num_rows, n, dtype=dtype, device=device),
             torch.empty(num_rows, 1, dtype=torch.float32, device=device),
         )
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """[T, n] in another dtype; computed in fp32."""
+        """Returns [T, n] in another dtype; computed in fp32."""
         return (self.values.float() * self.scales).to(dtype)
 
 
 def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> QuantizedRows:
-    """Rounds rows that arrive unquantised, the output of attention for instance.
+    """Quantises rows, such as the output of attention.
 
     Args:
         x: [T, n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`.

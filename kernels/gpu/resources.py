@@ -1,4 +1,4 @@
-"""What a compiled kernel needs of a multiprocessor: registers, shared memory, and what did not fit into registers."""
+"""Resources of a compiled kernel: registers, shared memory and spills."""
 
 import re
 import subprocess
@@ -12,11 +12,11 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one compiled kernel.
+    """Resources of one compiled kernel.
 
     Attributes:
         kernel: its name.
-        num_warps, num_stages: it was compiled with.
+        num_warps, num_stages: launch options it was compiled with.
         num_registers: of each thread (NVIDIA), or vector registers of each lane (AMD).
         shared_bytes: shared memory (LDS) of a program.
         stack_bytes: local memory of each thread: registers that were spilled, and arrays indexed at run time.
@@ -33,7 +33,7 @@ class Resources:
 
 
 def read_resources(compiled: Any) -> Resources:
-    """Looks into one of Triton's compiled kernels; needs no GPU."""
+    """Reads the resources of one of Triton's compiled kernels; needs no GPU."""
     if "cubin" in compiled.asm:
         binary = compiled.asm["cubin"]
         registers, stack, static_shared = _read_cubin(binary)

@@ -22,7 +22,7 @@ def rms_norm(
         x: [T, n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`.
         weight: [n].
         eps: added to the mean square.
-        quantize: the target's 8-bit float, if the result shall have it.
+        quantize: the target's 8-bit float, or None for the dtype of x.
     Returns: [T, n], dtype of x, or quantised with one scale per row.
     Raises: ValueError: another shape or dtype.
     """
@@ -32,11 +32,11 @@ def rms_norm(
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, quantize: torch.dtype | None = None
 ) -> tuple[torch.Tensor | QuantizedRows, torch.Tensor]:
-    """Adds x to the residual stream, in place, and norms the sum as it is stored there.
+    """Adds x to the residual stream in place and norms the stored sum.
 
     Args:
         x, residual: [T, n], contiguous, same dtype.
-        weight, eps, quantize: as of `rms_norm`.
+        weight, eps, quantize: as in `rms_norm`.
     Returns: (norm of the sum, residual), the latter never quantised.
     Raises: ValueError: another shape or dtype.
     """

@@ -1,7 +1,7 @@
 """Rotary position embedding (arXiv:2104.09864, half-split layout) and the write of keys and values to the paged cache.
 
-One launch over the output of the QKV projection, with an RMSNorm of each query and key head before the rotation where a
-model has one. A program takes one token and some of its heads: queries, or keys with their values. In fp32 throughout.
+One launch over the output of the QKV projection, with an RMSNorm of each query and key head before the rotation if the
+model has one. A program takes one token and some of its heads: queries, or keys with their values. Computes in fp32.
 """
 
 import torch
@@ -36,7 +36,7 @@ def rotate_and_store(
         cos, sin: [max_positions, head_dim // 2] fp32, contiguous.
         kv_cache: of the layer; its dtype may differ from that of qkv.
         slot_mapping: [T] int64, block_id * block_size + offset of each token; below 0 for rows of padding, whose keys
-            and values go nowhere.
+            and values are not stored.
         head_norms: [head_dim] each, in one dtype: RMSNorm of every query and key head before the rotation.
         eps: of these norms.
         target: of the GPU.
@@ -128,7 +128,7 @@ def _store_cached(  # type: ignore[no-untyped-def]
         _store_halves(ptrs, first, second, mask, HALF)
 
 
-# the two are read one by one, and lie wherever the packed inputs of a step have room
+# both are read one by one, at any alignment within the packed inputs of a step
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,

@@ -1,4 +1,4 @@
-"""Calls of the kernels on rows that together make Triton compile all their forms; see `kernels.gpu.specializations`."""
+"""Calls of the row kernels that together compile all their specializations; see `kernels.gpu.specializations`."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def row_calls(target: Target, everything: bool) -> Iterator[LabelledCall]:
 
 
 def live_row_calls(target: Target, generator: random.Random) -> Iterator[LabelledCall]:
-    """(label, call) of the same with other numbers of rows."""
+    """(label, call) of the same for other numbers of rows."""
     for num_rows in (1, 2, 16, 17, *(generator.randint(1, 20000) for _ in range(8))):
         yield from _norms(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)
         yield from _gates(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)

@@ -1,4 +1,4 @@
-"""What every kernel on rows of activations asks of its tensors."""
+"""Checks the tensors of kernels on rows of activations."""
 
 import torch
 
@@ -6,7 +6,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_rows(**tensors: torch.Tensor) -> None:
-    """Raises ValueError: a tensor is not of shape [T, n], contiguous, in fp32, fp16 or bf16; says which and what."""
+    """Raises ValueError: a tensor is not [T, n], contiguous, in fp32, fp16 or bf16."""
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_contiguous():
             raise ValueError(f"{name} has shape {list(tensor.shape)}, strides {tensor.stride()}; expected whole rows")

@@ -2,18 +2,18 @@
 
     adjust       penalties, biases and masks, into a copy of the rows that have any
     scan         reads all logits once: the largest of every 16 to 128, the probability mass of larger pieces
-    plan_rows    from these: failures, greedy and forced tokens, and which of three ways each other row goes
+    plan_rows    from the scan: failures, greedy and forced tokens, and one of three ways for each other row
     candidates, draw_candidates    rows with top_k or top_p: the few tokens that can matter, one program a row
     draw_all     rows without, and those that few candidates do not decide
     logprobs     of raw logits
 
-What a row becomes is the same bits whatever the other rows are and however many programs share it: logits are cut into
-tiles and chunks by token id alone, each is reduced by one program in one order, and what is merged in no fixed order is
-merged in integers. Which kernels run, and on how many programs, depends on shapes and on what the host knows of the
-batch, so that a call can be captured in a CUDA graph; rows that a kernel has nothing to do for cost it one load.
+The bits of a row's result do not depend on the other rows or on the number of programs that share it: logits are
+divided into tiles and chunks by token id alone, each is reduced by one program in one order, and reductions without a
+fixed order are done in integers. The kernels and their numbers of programs depend on shapes and on the batch's host numbers,
+so that a call can be captured in a CUDA graph; a row that a kernel does not apply to costs it one load.
 
-Differences to the CPU: a score may differ in the last bits of its logarithms, and nucleus masses by about 1e-7 of the
-whole, where a row is not decided by its candidates alone; how often a draw differs for it, `kernels.gpu.gumbel` says.
+Differences from the CPU: a score may differ in the last bits of its logarithms, and nucleus masses by about 1e-7 of the
+whole where a row is not decided by its candidates. `kernels.gpu.gumbel` derives how often a draw differs.
 """
 
 import math
@@ -43,7 +43,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, *, target: Target, num_pr
 
     Args:
         logits: [S, vocab_size], float32, contiguous, not changed.
-        batch: how, for each row; its tensors are on the device of the logits.
+        batch: sampling parameters of each row, on the device of the logits.
         target: the GPU.
         num_processors: its multiprocessors.
     Raises: ValueError: logits of another shape, dtype or layout, or a vocabulary beyond MAX_VOCAB_SIZE.
@@ -62,7 +62,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, *, target: Target, num_pr
 
 
 def _every_form(batch: SamplingBatch) -> Iterator[SamplingBatch]:
-    """Batches that between them launch every kernel in every form."""
+    """Yields batches that together launch every kernel in every specialization."""
     ids, bias_values = batch.bias_ids.new_empty(1), batch.bias_values.new_empty(1)
     masks = TokenMasks(batch.top_k, batch.top_k.new_empty(1, 1))
     everything = replace(

@@ -1,4 +1,4 @@
-"""Sizes that the sampler works with, and the reason for each; like those of `kernels.gpu.tiles` not measured yet."""
+"""Tile sizes of the sampler, with the reason for each; like those of `kernels.gpu.tiles` not measured yet."""
 
 from typing import NamedTuple
 
@@ -7,25 +7,25 @@ import triton
 from kernels.gpu.targets import Target
 
 MAX_VOCAB_SIZE = 1 << 19
-"""Where masses of the sampler would overflow; real vocabularies end at about half of it."""
+"""Above it the masses of the sampler would overflow; real vocabularies end at about half of it."""
 
 _MAX_TILES = 4096
 """Tiles of a row, whose largest logits one program keeps in registers: 16 for each of 256 threads."""
 
 _PROGRAMS_PER_PROCESSOR = 4
-"""Programs that read logits at a time: with 16 KB each under way, twice what latency times bandwidth asks for."""
+"""Programs that read logits concurrently: with 16 KB in flight each, twice latency times bandwidth."""
 
 
 class SamplingTile(NamedTuple):
-    """How the sampler's kernels work.
+    """Tile sizes of the sampler's kernels.
 
     Attributes:
         tile: logits of which the scan keeps the largest.
         chunk: logits that a program of the scan reads at a time, and whose mass it keeps.
-        candidates: tokens that are decided upon in registers.
+        candidates: most tokens that are filtered in registers.
         draw_chunk: logits of which the best score is kept.
         draw_lanes: scores that are made at a time; each lane keeps its best.
-        search_block: logits that are read at a time where one program reads a whole row.
+        search_block: logits read at a time by a program that reads a whole row.
         id_bits: bits of a token id.
         scan_warps, draw_warps, row_warps: of kernels that read pieces, score pieces, and treat a row in one program.
     """
@@ -43,13 +43,13 @@ class SamplingTile(NamedTuple):
 
 
 def sampling_tile(vocab_size: int, target: Target) -> SamplingTile:
-    """For rows of vocab_size logits.
+    """Returns the sizes for rows of vocab_size logits.
 
     A tile is as small as the number of tiles allows, but at least 64 bytes. Among 2,000 tiles the k-th largest maximum
     is reached by 51 logits for k = 50, by 1,400 for k = 1,000, so that 2,048 candidates decide nearly every row that
     has a filter; a smaller vocabulary is all candidates. A chunk of 4,096 gives 128 threads 32 logits each, eight loads
-    of 16 bytes. A score takes 115 instructions (sm_90), so that what counts is how many programs a lone row has: of
-    128,000 tokens 8,192 are 16 programs, each some 6 microseconds long.
+    of 16 bytes. A score takes 115 instructions (sm_90), so the number of programs of a single row matters: of
+    128,000 tokens, chunks of 8,192 make 16 programs of some 6 microseconds each.
     """
     id_bits = max(2, (vocab_size - 1).bit_length())
     return SamplingTile(
@@ -67,11 +67,11 @@ def sampling_tile(vocab_size: int, target: Target) -> SamplingTile:
 
 
 def num_sampling_splits(num_rows: int, num_pieces: int, num_processors: int) -> int:
-    """Programs that share a row's pieces: enough to fill the GPU, from sizes alone.
+    """Returns the number of programs that share a row's pieces: enough to fill the GPU, from sizes alone.
 
     Args:
         num_rows: of logits.
-        num_pieces: of a row; results do not depend on who works on which.
+        num_pieces: pieces of a row; results do not depend on how they are shared.
         num_processors: multiprocessors of the device.
     """
     return max(1, min(num_pieces, _PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_rows)))

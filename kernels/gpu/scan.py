@@ -1,7 +1,7 @@
-"""The one pass over all logits: the largest of every few, and how much probability lies in larger pieces.
+"""The single pass over all logits: the largest of each tile, and the probability mass of larger chunks.
 
-What follows reads these few numbers, and of the logits only what they show to matter. Values that are not proper, NaN
-and +inf, come out as a largest value of +inf.
+Later kernels read these numbers, and only those logits that matter according to them. Invalid values, NaN and +inf,
+yield a largest value of +inf.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Adjusted(NamedTuple):
     Attributes:
         logits: [S, vocab_size] float32; only rows that are marked hold anything.
         is_adjusted: [S] int8, the marks.
-        exists: False if no row of the batch is adjusted, and the tensors are only there to be passed on.
+        exists: False if no row of the batch is adjusted; the tensors are then placeholders.
     """
 
     logits: torch.Tensor
@@ -33,7 +33,7 @@ class Adjusted(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What one pass over the logits finds.
+    """Results of one pass over the logits.
 
     Attributes:
         tile_max: [S, num_tiles] float32, largest logit of each tile.
@@ -60,10 +60,10 @@ def scan_rows(
     Args:
         logits: [S, vocab_size] float32, contiguous.
         adjusted: used instead where a row is marked.
-        batch: whose temperature the sums take; they are there for rows that have top_p alone.
+        batch: gives the temperatures of the sums, which are computed for rows with top_p alone.
         tile: sizes.
         num_processors: of the device.
-        for_logprobs: for rows that report log-probabilities, and only these; sums at temperature 1.
+        for_logprobs: scans only rows that report log-probabilities; sums at temperature 1.
     """
     num_rows, vocab_size = logits.shape
     num_tiles, num_chunks = triton.cdiv(vocab_size, tile.tile), triton.cdiv(vocab_size, tile.chunk)
@@ -98,7 +98,7 @@ def scan_rows(
 
 @triton.jit
 def row_mass(chunk_max_ptr, chunk_sum_ptr, row, num_chunks, top, temperature, CHUNKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum of exp((logit - top) / temperature) over a row in fp64, from what the scan left."""
+    """Returns the sum of exp((logit - top) / temperature) over a row in fp64, from the scan."""
     chunks = tl.arange(0, CHUNKS)
     offsets = row * num_chunks + chunks
     peaks = tl.load(chunk_max_ptr + offsets, mask=chunks < num_chunks, other=-INF).to(tl.float64)

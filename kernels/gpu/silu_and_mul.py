@@ -26,7 +26,7 @@ def silu_and_mul(
         gate_up: [T, 2 * n], contiguous, fp32, fp16 or bf16; n within `kernels.gpu.tiles.MAX_ROW_BYTES`
             to be quantised.
         activation: of the gate.
-        quantize: the target's 8-bit float, if the result shall have it.
+        quantize: the target's 8-bit float, or None for the dtype of gate_up.
     Returns: [T, n], dtype of gate_up, or quantised with one scale per row.
     Raises: ValueError: another shape, dtype or activation.
     """

@@ -1,7 +1,7 @@
-"""Calls that together make Triton compile every kernel in every form: what the compile check builds for each target.
+"""Calls that together compile every specialization of every kernel; the compile check makes them for each target.
 
 A family of kernels lists its calls here, on tensors without memory (`meta`), to be made inside `launch.compile_only`.
-Beside them it gives calls as live traffic makes them, of random sizes, none of which may need a further compile.
+It also lists calls of random sizes, as in live traffic, none of which may need a further compile.
 """
 
 import random
@@ -29,8 +29,8 @@ class Call(NamedTuple):
     """A call of a public operation.
 
     Attributes:
-        label: what it is, for reports.
-        make: makes it.
+        label: description for reports.
+        make: makes the call.
     """
 
     label: str
@@ -41,10 +41,9 @@ class Family(NamedTuple):
     """Kernels that are checked together.
 
     Attributes:
-        specializations: (target, everything) -> the calls to compile; without `everything` a part of them that shows
+        specializations: (target, everything) -> the calls to compile; without `everything`, a subset that covers
             each tile of the target and each branch of the kernels once.
-        live: (target, generator) -> calls of random sizes, of shapes that are among the specializations without
-            `everything`.
+        live: (target, generator) -> calls of random sizes, with shapes of the subset.
     """
 
     specializations: Callable[[Target, bool], Iterator[Call]]
@@ -53,7 +52,7 @@ class Family(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a model and the flags fix of attention."""
+    """Parameters of attention that the model and the flags determine."""
 
     head_dim: int = 128
     group_size: int = 4
@@ -64,7 +63,7 @@ class AttentionShape:
     soft_cap: float | None = None
 
     def label(self) -> str:
-        """For reports."""
+        """Description for reports."""
         return (
             f"head size {self.head_dim}, group {self.group_size}, blocks of {self.block_size}, "
             f"{str(self.dtype).removeprefix('torch.')}, cache {str(self.kv_dtype).removeprefix('torch.')}"
@@ -73,10 +72,10 @@ class AttentionShape:
 
 
 def attention_shapes(target: Target, everything: bool) -> Iterator[AttentionShape]:
-    """Shapes whose kernels differ.
+    """Returns shapes whose kernels differ.
 
-    Tiles follow from head size and dtypes, and so does nearly all that could go wrong: of these there is every pair
-    with every block size, and with every feature. Groups and fp16 change little else, and are varied alone.
+    Tiles, and nearly all possible failures, follow from head size and dtypes: each pair of them is combined with every
+    block size and every feature. Groups and fp16 change little else and are varied alone.
     """
     shape = AttentionShape()
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -217,7 +216,7 @@ def _sampling_call(
 
 
 def _sampling_specializations(target: Target, everything: bool) -> Iterator[Call]:
-    """By the vocabulary: its size decides how small tiles are, and whether rows begin at multiples of 16 bytes."""
+    """Varies the vocabulary size, which decides the tiles and whether rows start at multiples of 16 bytes."""
     for vocab_size in (128_256, 32_000, 50_257, 151_936, 262_208) if everything else (128_256,):
         yield _sampling_call(target, vocab_size, 2)
 
@@ -246,4 +245,4 @@ FAMILIES = {
     ),
     "sample": Family(_sampling_specializations, _live_sampling),
 }
-"""By name, as the compile check takes them."""
+"""Families by their name in the compile check."""

@@ -1,4 +1,4 @@
-"""The GPUs that kernels are compiled for, and what each of them has."""
+"""GPU architectures that kernels are compiled for, and their features."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ _KIB = 1024
 
 
 class UnsupportedTargetError(ValueError):
-    """A GPU, or something of it, that there are no kernels for; says what is missing and what would do."""
+    """A GPU or feature without kernels; the message says what is missing and what is supported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class Target:
     """A GPU architecture.
 
     Attributes:
-        name: as people say it.
+        name: common name.
         backend, arch, warp_size: as Triton's `GPUTarget` has them.
-        max_shared_bytes: shared memory (LDS) that one program may have.
+        max_shared_bytes: most shared memory (LDS) of one program.
         fp8_dtype: the 8-bit float with 3 bits of mantissa of its matrix units and conversions; None if it has none.
     """
 
@@ -31,9 +31,9 @@ class Target:
     fp8_dtype: torch.dtype | None
 
     def require_fp8(self, what: str) -> torch.dtype:
-        """The target's 8-bit float.
+        """Returns the target's 8-bit float.
 
-        Raises: UnsupportedTargetError: it has none; `what` is the flag that asked for it.
+        Raises: UnsupportedTargetError: it has none; `what` is the flag that needs it.
         """
         if self.fp8_dtype is None:
             raise UnsupportedTargetError(
@@ -58,9 +58,9 @@ TARGETS = {
 
 
 def target_of(device: torch.device) -> Target:
-    """The target of a GPU.
+    """Returns the target of a GPU.
 
-    Raises: UnsupportedTargetError: it is older than, or not like, all that are known.
+    Raises: UnsupportedTargetError: its architecture is unknown or too old.
     """
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip is not None:

@@ -1,7 +1,7 @@
-"""The one table of tile sizes, by target and shape class, with the reason for each.
+"""Table of tile sizes by target and shape class, with the reason for each.
 
-No choice here has been measured yet: each follows from what the hardware has (registers, shared memory, the smallest
-matrix instruction) and from published figures, and the compile check shows that all of them fit without spilling.
+None of them has been measured yet: each follows from the hardware (registers, shared memory, the smallest matrix
+instruction) and from published figures. The compile check shows that all of them fit without spilling.
 """
 
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from kernels.gpu.targets import Target
 
 
 class AttentionTile(NamedTuple):
-    """How a program of an attention kernel works.
+    """Tile of a program of an attention kernel.
 
     Attributes:
         block_m: rows of queries: query tokens of one KV head times the query heads that share it.
         block_n: keys per step.
-        num_warps, num_stages: of the launch; with s stages, the loads of up to s - 1 steps are under way.
+        num_warps, num_stages: of the launch; with s stages, the loads of up to s - 1 steps are in flight.
     """
 
     block_m: int
@@ -75,7 +75,7 @@ _PREFILL_TILES: dict[str, dict[_Shape, AttentionTile]] = {
 
 _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
     # One query token is bound by memory, so what counts is bytes under way: latency times bandwidth is about 30 KB per
-    # multiprocessor on an H200. 16 KB of keys and as many values per step, two steps under way in each of two resident
+    # multiprocessor on an H200. 16 KB of keys and as many values per step, two steps in flight in each of two resident
     # programs, is four times that and still leaves room in shared memory. 16 rows are the smallest matrix instruction;
     # they hold all query heads of a KV head in the usual groups of 1 to 8.
     "sm_90": {
@@ -84,7 +84,7 @@ _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
         (128, 16): AttentionTile(16, 64, 4, 3),
         (128, 8): AttentionTile(16, 128, 4, 3),
         (256, 16): AttentionTile(16, 32, 4, 3),
-        (256, 8): AttentionTile(16, 32, 4, 4),  # 64 keys, widened, are too many registers
+        (256, 8): AttentionTile(16, 32, 4, 4),  # 64 keys, widened, take too many registers
     },
     "sm_80": {
         (64, 16): AttentionTile(16, 64, 4, 3),
@@ -115,33 +115,32 @@ _DECODE_TILES: dict[str, dict[_Shape, AttentionTile]] = {
 }
 
 _TABLE_OF = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100": "sm_90"}
-"""Targets that go by another's table: the same shared memory, and instructions of the same shape or larger."""
+"""Targets that use another's table: the same shared memory, and instructions of the same shape or larger."""
 
 _FLOAT32_TILE = AttentionTile(32, 32, 4, 1)
-"""fp32 has no matrix instruction that keeps its precision on NVIDIA; it is there for tests, and small everywhere."""
+"""fp32 has no matrix instruction of full precision on NVIDIA. It is for tests, with small tiles everywhere."""
 
 PROGRAMS_PER_PROCESSOR = 2
-"""Decode programs that a multiprocessor holds at a time, by the shared memory of their tiles."""
+"""Decode programs resident on a multiprocessor, by the shared memory of their tiles."""
 
 MAX_GROUP_SIZE = 128
-"""Query heads per KV head: they share one tile."""
+"""Most query heads per KV head: they share one tile."""
 
 MAX_SPLITS = 128
-"""Parts of a row in split-KV. One row of one KV head on 132 multiprocessors would take 264, where their reduction costs
-as much as is gained."""
+"""Most parts of a row in split-KV. One row of one KV head on 132 multiprocessors would take 264, where the reduction
+costs as much as it gains."""
 
 SPLIT_KEYS = 256
-"""Keys that a part should have at least, where the longest row is known: below that the start of a program weighs more
-than the reading it does."""
+"""Least keys of a part, if the longest row is known: with fewer, starting the program costs more than its reads."""
 
 
 def prefill_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
-    """For rows of several query tokens.
+    """Returns the tile for rows of several query tokens.
 
     Args:
-        target: where it runs.
+        target: architecture of the device.
         head_dim: size of a head.
-        query_bits, kv_bits: of a value of queries and of keys.
+        query_bits, kv_bits: bits of a value of queries and of keys.
         group_size: query heads per KV head.
     """
     tile = _attention_tile(_PREFILL_TILES, target, head_dim, query_bits, kv_bits)
@@ -149,7 +148,7 @@ def prefill_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, g
 
 
 def decode_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
-    """For rows of one query token; arguments as of `prefill_tile`."""
+    """Returns the tile for rows of one query token; arguments as in `prefill_tile`."""
     tile = _attention_tile(_DECODE_TILES, target, head_dim, query_bits, kv_bits)
     return tile._replace(block_m=max(16, _power_of_2(group_size)))
 
@@ -163,16 +162,16 @@ def _attention_tile(
 
 
 def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_processors: int) -> int:
-    """Parts into which split-KV divides each row's keys: from sizes alone, so that it is the same in every replay.
+    """Returns the parts of each row in split-KV; from sizes alone, so that it is the same in every replay.
 
-    A batch that fills the GPU anyway is not split. A small one is split so that all its parts run at once. Between
-    these, up to two programs for each place, each row has up to four parts: rows of very different length share the GPU
+    A batch that fills the GPU is not split. A small one is split so that all its parts run at once. In between, with up
+    to two programs per resident slot, each row has up to four parts: rows of very different lengths share the GPU
     better, and the last programs do not run alone.
 
     Args:
-        num_rows: of one query token.
-        num_kv_heads: each is a program of its own.
-        max_seq_len: the longest that a row may be, as far as the host knows.
+        num_rows: rows of one query token.
+        num_kv_heads: each is a separate program.
+        max_seq_len: upper bound of the row lengths, known to the host.
         num_processors: multiprocessors of the device.
     """
     num_programs = max(1, num_rows * num_kv_heads)
@@ -188,11 +187,11 @@ def _power_of_2(n: int) -> int:
 # Rows of activations
 
 MAX_ROW_BYTES = 64 * 1024
-"""A row that a kernel keeps in registers, whole: 128 bytes for each of 512 threads, which have 512 bytes."""
+"""Largest row that a kernel keeps in registers: 128 bytes for each of 512 threads, which have 512 bytes."""
 
 
 class RowTile(NamedTuple):
-    """How a program of a kernel on rows works: block_m rows by block_n columns."""
+    """Tile of a program of a row kernel: block_m rows by block_n columns."""
 
     block_m: int
     block_n: int
@@ -200,11 +199,11 @@ class RowTile(NamedTuple):
 
 
 def row_tile(n: int, itemsize: int) -> RowTile:
-    """For kernels that reduce whole rows of n values of itemsize bytes.
+    """Returns the tile for kernels that reduce whole rows of n values of itemsize bytes.
 
-    16 values a thread: as bf16 two loads of 16 bytes from each input, so that a row alone on its multiprocessor has
-    enough of them under way, and few enough threads that reducing across them stays short. Short rows share a program
-    until it has two warps, because a multiprocessor takes 32 programs and 64 warps.
+    16 values per thread: in bf16 two loads of 16 bytes from each input, enough loads in flight for a single row on a
+    multiprocessor, and few enough threads for a short reduction. Short rows share a program until it has two warps,
+    because a multiprocessor takes 32 programs and 64 warps.
 
     Raises: ValueError: the row has more than MAX_ROW_BYTES.
     """
@@ -218,16 +217,16 @@ def row_tile(n: int, itemsize: int) -> RowTile:
 
 
 def column_tile(n: int) -> RowTile:
-    """For kernels that treat each of a row's n values by itself: a row is cut, so that few rows fill the GPU too.
+    """Returns the tile for elementwise kernels on rows of n values; rows are divided, so that few rows fill the GPU.
 
-    16 values a thread as for whole rows, with 4 warps; short rows share a program.
+    16 values per thread as for whole rows, with 4 warps; short rows share a program.
     """
     block_n = min(2048, _power_of_2(n))
     return RowTile(2048 // block_n, block_n, num_warps=4)
 
 
 class HeadTile(NamedTuple):
-    """How a program of a kernel on heads works: block_h heads of a token by block_d pairs of dimensions."""
+    """Tile of a program of a kernel on heads: block_h heads of a token by block_d pairs of dimensions."""
 
     block_h: int
     block_d: int
@@ -235,7 +234,7 @@ class HeadTile(NamedTuple):
 
 
 def head_tile(num_heads: int, head_dim: int, warp_size: int) -> HeadTile:
-    """For the rotation of heads.
+    """Returns the tile for the rotation of heads.
 
     512 pairs: 64 threads with one load of 16 bytes (bf16) for each half of 8 pairs. A decode step of few tokens is then
     spread over several multiprocessors, and 32 programs of two warps fill one in a prefill.

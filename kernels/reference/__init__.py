@@ -1,1 +1,1 @@
-"""Every operation in plain fp32 PyTorch: slow, obviously right, on any device. The others are tested against it."""
+"""Every operation in plain fp32 PyTorch, on any device: slow and simple, the reference in tests of the others."""

@@ -7,25 +7,25 @@ from kernels.metadata import AttentionMetadata
 
 def paged_attention(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    kv_cache: tuple[torch.Tensor, torch.Tensor],
     metadata: AttentionMetadata,
     *,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Softmax attention as the textbook has it.
+    """Computes softmax attention with an explicit mask.
 
     Args:
         q: [T, num_heads, head_dim].
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+        kv_cache: keys and values, each [num_blocks, block_size, num_kv_heads, head_dim].
         metadata: the batch; slots past a row's seq_lens are never read.
         scale: softmax scale, usually head_dim ** -0.5.
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they stay.
-    Returns: [T, num_heads, head_dim], dtype of q; computed in fp32.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they are unchanged.
+    Returns: [T, num_heads * head_dim], dtype of q; computed in fp32.
     """
+    k_cache, v_cache = kv_cache
     out = torch.empty_like(q)
     group_size = q.shape[1] // k_cache.shape[2]  # query heads per KV head
     query_start_loc = metadata.query_start_loc.tolist()
@@ -47,4 +47,4 @@ def paged_attention(
             scores = soft_cap * torch.tanh(scores / soft_cap)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
-    return out
+    return out.flatten(1)

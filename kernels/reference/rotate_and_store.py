@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864, half-split layout) then keys and values go to the paged cache."""
+"""Rotary position embedding (arXiv:2104.09864, half-split layout), then the write of keys and values to the cache."""
 
 import torch
 
@@ -12,10 +12,11 @@ def rotate_and_store(
     sin: torch.Tensor,
     kv_cache: tuple[torch.Tensor, torch.Tensor],
     slot_mapping: torch.Tensor,
-    head_norms: tuple[torch.Tensor, torch.Tensor] | None,
-    eps: float,
+    *,
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 0.0,
 ) -> torch.Tensor:
-    """Norms, rotates and stores, each written out.
+    """Norms and rotates queries and keys, and writes keys and values to the cache.
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim].
@@ -24,8 +25,8 @@ def rotate_and_store(
         kv_cache: keys and values, [num_blocks, block_size, num_kv_heads, head_dim], written in place.
         slot_mapping: [T] int64, no slot twice.
         head_norms: of query and key heads, [head_dim] each.
-        eps: of these norms.
-    Returns: queries [T, num_heads, head_dim].
+        eps: added to the mean square in these norms.
+    Returns: rotated queries [T, num_heads, head_dim].
     """
     k_cache, v_cache = kv_cache
     num_kv_heads, head_dim = k_cache.shape[2:]

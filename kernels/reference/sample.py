@@ -14,7 +14,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
 
     Args:
         logits: [S, vocab_size], float32, not changed.
-        batch: how, for each row.
+        batch: sampling parameters of each row.
     """
     num_rows, vocab_size = logits.shape
     width = max(0, batch.max_top_logprobs)
@@ -53,7 +53,7 @@ def _sample_row(raw: torch.Tensor, batch: SamplingBatch, i: int) -> tuple[RowSta
         return RowStatus.OK, forced_id
     temperature = float(batch.temperature[i])
     if temperature == 0:
-        return RowStatus.OK, int(np.argmax(logits.numpy()))  # numpy promises the first of equal ones
+        return RowStatus.OK, int(np.argmax(logits.numpy()))  # numpy guarantees the first of equal values
     kept, d = kept_tokens(logits, temperature, int(batch.top_k[i]), float(batch.top_p[i]), float(batch.min_p[i]))
     seed = int(batch.seed[i]) % 2**64
     words = token_words(seed, int(batch.position[i]), kept.numpy())
@@ -64,7 +64,7 @@ def _sample_row(raw: torch.Tensor, batch: SamplingBatch, i: int) -> tuple[RowSta
 
 
 def adjusted_logits(raw: torch.Tensor, batch: SamplingBatch, i: int) -> torch.Tensor:
-    """The sums of step 1: penalties, then biases; [vocab_size] float32."""
+    """Applies penalties, then biases (step 1); returns [vocab_size] float32."""
     history = batch.history[int(batch.history_row[i]), : int(batch.num_tokens[i])].long()
     counts = torch.bincount(history[int(batch.num_prompt_tokens[i]) :], minlength=len(raw))
     seen = torch.bincount(history, minlength=len(raw)) > 0
@@ -79,7 +79,7 @@ def adjusted_logits(raw: torch.Tensor, batch: SamplingBatch, i: int) -> torch.Te
 
 
 def masked_logits(logits: torch.Tensor, batch: SamplingBatch, i: int) -> torch.Tensor:
-    """The end of step 1: logits [vocab_size] of row i, without what its mask forbids."""
+    """Applies the mask of row i (end of step 1) to logits [vocab_size]."""
     if batch.masks is None or (mask := int(batch.masks.rows[i])) < 0:
         return logits
     bits = np.unpackbits(batch.masks.words[mask].numpy().view(np.uint8), bitorder="little")[: len(logits)]
@@ -89,7 +89,7 @@ def masked_logits(logits: torch.Tensor, batch: SamplingBatch, i: int) -> torch.T
 def kept_tokens(
     logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Steps 2 and 3: which tokens may be drawn.
+    """Performs steps 2 and 3: finds the tokens that may be drawn.
 
     Args:
         logits: [vocab_size] float32; -inf is never kept.

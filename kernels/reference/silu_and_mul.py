@@ -4,7 +4,7 @@ import torch
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(first half) * second half.
+    """Computes silu(first half) * second half.
 
     Args:
         gate_up: [T, 2 * n].

@@ -101,5 +101,5 @@ def test_a_damaged_file_is_compiled_and_kept_again(monkeypatch, tmp_path, caplog
     file.write_bytes(file.read_bytes()[:20])
     assert (start(), start()) == (1, 0)
     (record,) = caplog.records
-    assert "its file is damaged" in record.message
+    assert "its cache file is damaged" in record.message
     assert "triple" in record.message

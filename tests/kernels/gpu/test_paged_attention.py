@@ -69,8 +69,8 @@ def expect(batch, q, stored, **options):
             max_query_len=stop - start,
             max_seq_len=len(k[row]),
         )
-        rows.append(reference_paged_attention(q[start:stop].double(), k[row][None], v[row][None], one, **options))
-    return torch.cat(rows).flatten(1)
+        rows.append(reference_paged_attention(q[start:stop].double(), (k[row][None], v[row][None]), one, **options))
+    return torch.cat(rows)
 
 
 def to_device(metadata, device):

@@ -16,7 +16,7 @@ def test_paged_attention_equals_sdpa_row_by_row(num_heads, num_kv_heads, sliding
     query_lens, seq_lens = MIX
     batch = make_ragged_batch(query_lens, seq_lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=32)
     cache = fill_cache(reference_ops(), batch)
-    out = paged_attention(batch.q, *cache, batch.metadata, scale=batch.scale, sliding_window=sliding_window)
+    out = paged_attention(batch.q, cache, batch.metadata, scale=batch.scale, sliding_window=sliding_window)
     start = 0
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         mask = torch.zeros(query_len, seq_len, dtype=torch.bool)
@@ -31,7 +31,7 @@ def test_paged_attention_equals_sdpa_row_by_row(num_heads, num_kv_heads, sliding
             attn_mask=mask,
             enable_gqa=True,
         ).transpose(0, 1)
-        assert_close(out[start : start + query_len], expected)
+        assert_close(out[start : start + query_len], expected.flatten(1))
         start += query_len
     assert start == out.shape[0]
 
@@ -40,7 +40,7 @@ def test_paged_attention_equals_sdpa_row_by_row(num_heads, num_kv_heads, sliding
 def test_paged_attention_computes_in_fp32(dtype):
     batch = make_ragged_batch(*MIX)
     q, k_cache, v_cache = (x.to(dtype) for x in (batch.q, *fill_cache(reference_ops(), batch)))
-    out = paged_attention(q, k_cache, v_cache, batch.metadata, scale=batch.scale)
-    exact = paged_attention(q.double(), k_cache.double(), v_cache.double(), batch.metadata, scale=batch.scale)
+    out = paged_attention(q, (k_cache, v_cache), batch.metadata, scale=batch.scale)
+    exact = paged_attention(q.double(), (k_cache.double(), v_cache.double()), batch.metadata, scale=batch.scale)
     assert out.dtype is dtype
     torch.testing.assert_close(out, exact.to(dtype), atol=1e-6, rtol=torch.finfo(dtype).eps)  # one rounding
