@@ -30,12 +30,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.report import markdown_table
 from engine.bench.gpu.setting import STAGE_BUDGET_S
 from engine.bench.gpu.stage import outcome_of
 from engine.bench.gpu.stages import STAGES, Command, Rehearsal, commands_of
 from engine.bench.shapes import model_names
 from kernels.bench.budget import Budget
-from kernels.bench.figure import markdown_table
 from kernels.bench.journal import Journal
 
 _LEAST_S = 20.0  # with less left a command is not begun
@@ -111,7 +111,7 @@ def _status(arguments: list[str], changes: dict[str, str], log: Path, seconds: f
 
 
 def _write_markdown(out: Path, stage: str, journal: Journal, said: Sequence[str]) -> None:
-    lines = [markdown_table(journal.figures), "", *(f"- {line}" for line in said)]
+    lines = [markdown_table(journal.results), "", *(f"- {line}" for line in said)]
     lines += [f"- Left out, the time was over: {line}" for line in journal.left_out]
     lines += [f"- Could not run: {line.splitlines()[0]}" for line in journal.problems]
     out.mkdir(parents=True, exist_ok=True)

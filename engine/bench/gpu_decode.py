@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.report import Result
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.decode_steps import DecodePoint, DecodeSteps, Decoding, prefill_seconds
 from engine.bench.gpu.driver import EngineDriver, RequestMaker
@@ -27,7 +28,6 @@ from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.serve import engine
 from engine.serving.engine import EngineParts
-from kernels.bench.figure import Figure
 
 _GOALS = {1: ("G1", 0.86), 64: ("G2", 0.85), 256: ("G2", 0.82)}
 _PREFILL_GOAL = 0.85
@@ -103,7 +103,7 @@ class _Bench:
             seconds = prefill_seconds(self._driver(), self._maker, sizes.prefill_len, sizes.num_prefills)
         floor = sizes.prefill_len / floor_s
         setting.journal.add(
-            Figure(
+            Result(
                 "G3",
                 f"{what}, {setting.label}",
                 sizes.prefill_len / seconds,
@@ -145,12 +145,12 @@ class _Bench:
         idle = idle_shares(intervals, point.num_steps + 2)  # one was on its way, one is launched ahead
         self._setting.journal.keep({what: {"span_us": idle.span_us, "between": idle.between_steps, "all": idle.total}})
         self._setting.journal.add(
-            Figure(
+            Result(
                 "G13",
                 f"{what}, {self._setting.label}",
                 100 * idle.between_steps,
                 "%",
-                less_is_better=True,
+                direction="at most",
                 goal=100 * _IDLE_GOAL,
                 note=f"{100 * idle.total:.1f} % with the gaps between the kernels of a step; under the profiler, "
                 f"{idle.span_us / point.num_steps / 1e3:.2f} ms a step",
@@ -173,29 +173,29 @@ class _Bench:
         prepared = sampler_case(setting.device, setting.vocab_size, batch, kind).prepare()
         seconds = time_calls(prepared.calls, setting.device.device).median_s
         setting.journal.add(
-            Figure(
+            Result(
                 "G14",
                 f"{what}, context {min(self._sizes.contexts):,}, {setting.label}",
                 100 * seconds / step_s,
                 "%",
-                less_is_better=True,
+                direction="at most",
                 goal=100 * _SAMPLER_GOAL,
                 note=f"{1e6 * seconds:,.0f} us of {1e3 * step_s:.2f} ms, a greedy step",
             )
         )
 
-    def _decode_figure(self, what: str, point: DecodePoint, timed: DecodeSteps) -> Figure:
+    def _decode_figure(self, what: str, point: DecodePoint, timed: DecodeSteps) -> Result:
         floor_s = self._setting.floor.decode_step_s(point.batch, timed.mean_context)
         goal_id, goal = _GOALS.get(point.batch, ("", None))
         is_judged = goal is not None and self._setting.precision.name == "bf16"
         ordered = sorted(timed.step_s)
         median_s = statistics.median(ordered)
-        return Figure(
+        return Result(
             goal_id if is_judged else "",
             what,
             1e3 * median_s,
             "ms",
-            less_is_better=True,
+            direction="at most",
             goal=1e3 * floor_s / goal if goal is not None and is_judged else None,
             floor=1e3 * floor_s,
             note=f"{1e3 * ordered[0]:.3g} to {1e3 * ordered[-1]:.3g} ms, {point.batch / median_s:,.0f} tok/s, "

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.report import Result
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.driver import EngineDriver, RequestMaker
@@ -30,7 +31,6 @@ from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.window import Window, continuous_window, static_window
 from engine.bench.serve import engine
 from engine.serving.engine import EngineParts
-from kernels.bench.figure import Figure
 
 _SHAREGPT = "sharegpt"
 _STATIC = ":static"
@@ -103,7 +103,7 @@ def _serve(parts: EngineParts, case: _Case, maker: RequestMaker, num_seats: int,
     return measure(driver, maker, case.lengths, num_seats, window_s)
 
 
-def _figure(setting: GpuSetting, case: _Case, window: Window, num_seats: int) -> Figure:
+def _figure(setting: GpuSetting, case: _Case, window: Window, num_seats: int) -> Result:
     batch = max(1, round(window.mean_running))
     floor = 1 / setting.floor.seconds_per_output_token(case.lengths, batch)
     overlapped = 1 / setting.floor.overlapped_seconds_per_output_token(case.lengths, batch)
@@ -121,7 +121,7 @@ def _figure(setting: GpuSetting, case: _Case, window: Window, num_seats: int) ->
     elif key in _RATE_GOALS and setting.shape == DEFAULT_SHAPE:
         goal_id, goal = _RATE_GOALS[key]
     kind = "static" if case.is_static else "continuous"
-    return Figure(
+    return Result(
         goal_id,
         f"{case.name.removesuffix(_STATIC)}, {kind}, {setting.label}",
         window.tokens_per_s,

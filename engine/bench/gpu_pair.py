@@ -25,6 +25,7 @@ import math
 from pathlib import Path
 
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.report import Result
 from engine.bench.floor import Length
 from engine.bench.gpu.lengths import AZURE_LIKE, mean_length, sample_lengths, scaled, trace_lengths
 from engine.bench.gpu.load import LoadResult, play
@@ -32,7 +33,6 @@ from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.wheels import frontend_path
 from engine.bench.wire.pair import Pair, engine_flags
-from kernels.bench.figure import Figure
 
 _TTFT_MS, _TPOT_MS, _SHARE = 500.0, 20.0, 99.0
 _NUM_USERS = 100
@@ -139,14 +139,14 @@ def _add_figures(setting: GpuSetting, what: str, result: LoadResult, lengths: tu
     note = f"{result.window_s:.0f} s, lengths {prompt:,.0f}/{output:,.0f} on average; {result.verdict}"
     what = f"{what}, {setting.label}"
     for figure in (
-        Figure("users", f"TTFT p99, {what}", result.latency_ms("ttft", "p99"), "ms", True, goal=_TTFT_MS,
+        Result("users", f"TTFT p99, {what}", result.latency_ms("ttft", "p99"), "ms", direction="at most", goal=_TTFT_MS,
                note=f"p50 {result.latency_ms('ttft', 'p50'):,.0f} ms; {note}"),
-        Figure("users", f"TPOT p99, {what}", result.latency_ms("tpot", "p99"), "ms", True, goal=_TPOT_MS,
+        Result("users", f"TPOT p99, {what}", result.latency_ms("tpot", "p99"), "ms", direction="at most", goal=_TPOT_MS,
                floor=1e3 * token_s * batch,
                note=f"p50 {result.latency_ms('tpot', 'p50'):.3g} ms; {batch} under way on average"),
-        Figure("users", f"requests within {_TTFT_MS:g} ms and {_TPOT_MS:g} ms per token, {what}",
+        Result("users", f"requests within {_TTFT_MS:g} ms and {_TPOT_MS:g} ms per token, {what}",
                100 * result.attainment, "%", goal=_SHARE),
-        Figure("", f"output tokens, {what}", result.output_tokens_per_s, "tok/s", floor=1 / token_s,
+        Result("", f"output tokens, {what}", result.output_tokens_per_s, "tok/s", floor=1 / token_s,
                note=f"{result.requests_per_s:.2f} requests/s"),
     ):  # fmt: skip
         setting.journal.add(figure)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload, uniform_workload
 from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
 from engine.bench.floor import Length
@@ -38,7 +39,6 @@ from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.config import EngineConfig
 from engine.core.request import RequestId
 from engine.serving.engine import EngineParts
-from kernels.bench.figure import Figure
 
 _GOAL = 2.5
 _SMALL = "15M"
@@ -101,7 +101,7 @@ def _judge(setting: GpuSetting, settings: Settings) -> None:
     agreement = greedy_agreement(load_reference(checkpoint), workload.prompts, answers)
     require_same_ids("ours", agreement)
     setting.journal.add(
-        Figure(
+        Result(
             "G9",
             f"greedy tokens that are transformers' own, shape {shape}, fp32",
             100.0 * agreement.num_same / agreement.num_tokens,
@@ -185,9 +185,9 @@ def _add(setting: GpuSetting, name: str, workload: Workload, ours: float, theirs
     lengths = [Length(len(prompt), n) for prompt, n in zip(workload.prompts, outputs, strict=True)]
     floor = workload.num_output_tokens / setting.floor.all_at_once_s(lengths)
     ratio_id = "G9" if goal is not None else ""
-    setting.journal.add(Figure(ratio_id, f"ours over transformers' {name}, {what}", ours / theirs, "x", goal=goal))
-    setting.journal.add(Figure("", f"ours, {what}", ours, "tok/s", floor=floor))
-    setting.journal.add(Figure("", f"transformers' {name}, {what}", theirs, "tok/s", floor=floor))
+    setting.journal.add(Result(ratio_id, f"ours over transformers' {name}, {what}", ours / theirs, "x", goal=goal))
+    setting.journal.add(Result("", f"ours, {what}", ours, "tok/s", floor=floor))
+    setting.journal.add(Result("", f"transformers' {name}, {what}", theirs, "tok/s", floor=floor))
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

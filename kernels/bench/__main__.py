@@ -1,23 +1,22 @@
-"""`python -m kernels.bench`: checks and times the Triton kernels, prints a table and keeps the raw samples.
+"""Checks and times the Triton kernels, prints a table and writes the raw samples.
 
-First the ceilings (a copy, large matrix products), then attention, the sampler, linear layers and the rest, each beside
-its floor: the bytes it must move and the operations it must do at those rates. What does not fit into `--budget` is
-left out, and said so. Exit status: 0 when all was right; 1 when a kernel was wrong or failed, or there is no GPU; 2 for
-a wrong flag.
+Measures the ceilings of the device first (a copy, large matrix products), then attention, the sampler, linear layers
+and the rest. Each figure is shown beside its floor: the time for its bytes and operations at those ceilings. Cases that
+do not fit into --budget are listed as left out. Exit status: 0 if every kernel was correct; 1 if a kernel was wrong or
+failed, or there is no GPU; 2 for a wrong flag.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from chairlift.bench.report import format_table, git_revision, markdown_table
 from kernels.bench.dims import MODELS
-from kernels.bench.figure import markdown_table, text_table
 from kernels.bench.journal import Journal
 
 _BUDGET_S = 400.0
@@ -28,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     options = _parse(sys.argv[1:] if argv is None else argv)
     if options.device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # must be there when Triton is imported
+        os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
     from kernels.bench.run import GROUPS, Plan, run
 
     unknown = [group for group in options.only if group not in GROUPS]
     if unknown:
-        print(f"kernels.bench: error: --only {unknown[0]}: must be of {', '.join(GROUPS)}", file=sys.stderr)
+        print(f"kernels.bench: error: --only {unknown[0]}: must be one of {', '.join(GROUPS)}", file=sys.stderr)
         return 2
     journal = Journal(options.journal)
     plan = Plan(
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         journal.fail(str(error))
     _show(journal, options)
     if plan.quick:
-        print("a rehearsal: the figures mean nothing")
+        print("quick sizes or a CPU: the figures are meaningless")
     if options.out is not None:
         options.out.write_text(json.dumps(_report(journal, about, options)) + "\n")
         print(f"raw samples: {options.out}")
@@ -62,30 +61,53 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m kernels.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, interpreted")
-    parser.add_argument("--model", choices=sorted(MODELS), help="whose shapes (default: llama-3.1-8b; tiny on a CPU)")
     parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=[], metavar="GROUP,..", help="default: every group"
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: run under Triton's interpreter, to test the benchmark; its figures are meaningless (default: cuda)",
     )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing")
-    parser.add_argument("--budget", type=float, default=_BUDGET_S, metavar="S", help="seconds (default: %(default)g)")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON with every sample, the machine and the command")
-    parser.add_argument("--journal", type=Path, metavar="FILE", help="figures as they come, one JSON line each")
+    parser.add_argument(
+        "--model", choices=sorted(MODELS), help="model whose shapes are used (default: llama-3.1-8b; tiny on a CPU)"
+    )
+    parser.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="GROUP,..",
+        help="groups of kernels to run (default: all)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="use tiny sizes, to test the benchmark; its figures are meaningless"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=_BUDGET_S,
+        metavar="S",
+        help="wall-clock limit in seconds (default: %(default)g)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the inputs (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write a JSON report: every sample, the machine, the command"
+    )
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE", help="append results as they are measured, one JSON object per line"
+    )
     options = parser.parse_args(argv)
     options.arguments = list(argv)
     return options
 
 
 def _show(journal: Journal, options: argparse.Namespace) -> None:
-    """The table last, and after it what it lacks."""
-    if journal.figures:
-        print(text_table(journal.figures))
+    """Prints the table, then what was left out and the problems."""
+    if journal.results:
+        print(format_table(journal.results))
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.with_suffix(".md").write_text(markdown_table(journal.figures) + "\n")
+            options.out.with_suffix(".md").write_text(markdown_table(journal.results) + "\n")
     for line in journal.left_out:
-        print(f"left out, the budget of {options.budget:g} s is spent: {line}")
+        print(f"left out, --budget {options.budget:g} s was used up: {line}")
     for line in journal.problems:
         print(f"kernels.bench: error: {line}", file=sys.stderr)
 
@@ -93,24 +115,14 @@ def _show(journal: Journal, options: argparse.Namespace) -> None:
 def _report(journal: Journal, about: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "revision": _revision(),
+        "revision": git_revision(),
         "command": ["python", "-m", "kernels.bench", *options.arguments],
         "device": about,
-        "figures": [figure.as_json() for figure in journal.figures],
+        "results": [result.as_json() for result in journal.results],
         "left_out": journal.left_out,
         "problems": journal.problems,
         "raw": journal.raw,
     }
-
-
-def _revision() -> str:
-    """The commit of the sources; "" outside a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:  # no git
-        return ""
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

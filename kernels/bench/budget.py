@@ -1,14 +1,14 @@
-"""A limit of wall-clock time: what does not fit into it is left out, and said so."""
+"""Wall-clock limit of a run: cases that do not fit are left out."""
 
 import time
 from collections.abc import Callable
 
 
 class Budget:
-    """Seconds from now on.
+    """A time limit that starts now.
 
     Args:
-        seconds: in all.
+        seconds: the limit.
         clock: monotonic seconds.
     """
 
@@ -22,5 +22,5 @@ class Budget:
         return max(0.0, self._end_s - self._clock())
 
     def allows(self, seconds: float) -> bool:
-        """Whether something that takes this long still fits."""
+        """Tells whether something that takes this long still fits."""
         return seconds <= self.left_s

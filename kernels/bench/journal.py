@@ -1,6 +1,6 @@
-"""What a run has found so far: kept in a file line by line, so that a run that ends early has not measured for nothing.
+"""Results of a run so far, written to a file line by line, so that an interrupted run keeps what it has measured.
 
-One JSON object per line, each with one key: `figure`, `left_out`, `problem` or `raw`.
+One JSON object per line, each with one key: `result`, `left_out`, `problem` or `raw`.
 """
 
 import json
@@ -8,52 +8,52 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernels.bench.figure import Figure
+from chairlift.bench.report import Result
 
 
 class Journal:
-    """Figures, what was left out for want of time, what went wrong, and raw samples.
+    """Results, cases left out for lack of time, problems, and raw samples.
 
     Args:
-        path: file to append to; None keeps everything in memory only.
+        path: file to append to; None keeps everything in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self.figures: list[Figure] = []
+        self.results: list[Result] = []
         self.left_out: list[str] = []
         self.problems: list[str] = []
         self.raw: dict[str, Any] = {}
 
-    def add(self, figure: Figure) -> None:
-        """Something was measured."""
-        self.figures.append(figure)
-        self._write("figure", figure.as_json())
+    def add(self, result: Result) -> None:
+        """Adds a measured result."""
+        self.results.append(result)
+        self._write("result", result.as_json())
 
     def leave_out(self, what: str) -> None:
-        """Something did not fit into the budget."""
+        """Adds a case that did not fit into the budget."""
         self.left_out.append(what)
         self._write("left_out", what)
 
     def fail(self, what: str) -> None:
-        """Something could not be measured, or its result was wrong."""
+        """Adds a problem: a case that failed or whose result was wrong."""
         self.problems.append(what)
         self._write("problem", what)
 
     def keep(self, raw: Mapping[str, Any]) -> None:
-        """Raw samples, and whatever is needed to judge them."""
+        """Adds raw samples and what is needed to judge them."""
         self.raw.update(raw)
         self._write("raw", dict(raw))
 
     def absorb(self, path: Path) -> None:
-        """Takes over what another process wrote into its own journal; a last line that was cut off is passed over."""
+        """Adds the entries of another process's journal; ignores a last line that is cut off."""
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 ((key, value),) = json.loads(line).items()
             except ValueError:
                 continue
-            if key == "figure":
-                self.add(Figure.from_json(value))
+            if key == "result":
+                self.add(Result.from_json(value))
             elif key == "left_out":
                 self.leave_out(value)
             elif key == "problem":

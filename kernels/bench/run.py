@@ -1,4 +1,4 @@
-"""All cases in turn: ceilings first, then group after group, as far as the budget goes."""
+"""Runs all cases within the budget: first the ceilings, then one group after another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from chairlift.bench.report import format_number
 from kernels.bench.attention import decode_cases, mixed_cases, prefill_cases
 from kernels.bench.budget import Budget
 from kernels.bench.case import Case, WrongResultError, run_case
 from kernels.bench.ceilings import measure_ceilings
 from kernels.bench.device import BenchDevice, describe_device, open_device
 from kernels.bench.dims import MODELS, Dims
-from kernels.bench.figure import number
 from kernels.bench.journal import Journal
 from kernels.bench.linear import linear_cases
 from kernels.bench.pointwise import pointwise_cases
@@ -26,10 +26,10 @@ GROUPS: Mapping[str, Callable[..., Iterator[Case]]] = {
     "linear": linear_cases,
     "pointwise": pointwise_cases,
 }
-"""In the order of what matters most."""
+"""Groups of cases, the most important first."""
 
 _CASE_S = 0.25
-_LEAST_S = 10.0  # with less than this left no case is begun: its kernel may have to be compiled first
+_LEAST_S = 10.0  # no case is started with less time left: its kernel may have to be compiled first
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Plan:
 
     Attributes:
         device: "cuda" or "cpu".
-        model: whose shapes, see `kernels.bench.dims`.
-        groups: of GROUPS.
-        quick: sizes that show that it works.
-        budget_s: wall clock for all of it.
-        seed: of every input.
+        model: name of the shapes, see `kernels.bench.dims`.
+        groups: names in GROUPS.
+        quick: use tiny sizes; the figures are meaningless.
+        budget_s: wall-clock limit of the run in seconds.
+        seed: random seed of the inputs.
     """
 
     device: str
@@ -54,9 +54,9 @@ class Plan:
 
 
 def run(plan: Plan, journal: Journal, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Measures everything into a journal -> what the device is; tells people as it goes.
+    """Measures everything into a journal, reports progress, and returns a description of the device.
 
-    Raises: RuntimeError, ValueError: there is no such device, or it has no kernels.
+    Raises: RuntimeError, ValueError: the device is missing or not supported.
     """
     budget = Budget(plan.budget_s)
     device = open_device(plan.device)
@@ -72,15 +72,15 @@ def run(plan: Plan, journal: Journal, progress: Callable[[str], None]) -> dict[s
             journal.leave_out(case.what)
             continue
         try:
-            figure, timing = run_case(case, device, ceilings, seconds=0.0 if plan.quick else _CASE_S)
+            result, timing = run_case(case, device, ceilings, seconds=0.0 if plan.quick else _CASE_S)
         except WrongResultError as error:
             journal.fail(str(error))
         except (RuntimeError, ValueError) as error:  # memory, or a kernel that does not compile or launch
             journal.fail(f"{case.what}: {(str(error).splitlines() or [''])[0] or type(error).__name__}")
         else:
-            journal.add(figure)
+            journal.add(result)
             journal.keep({case.what: {"seconds": timing.samples_s, "method": timing.method}})
-            progress(f"  {figure.what}: {number(figure.measured)} {figure.unit}")
+            progress(f"  {result.what}: {format_number(result.figure)} {result.unit}")
     return about
 
 

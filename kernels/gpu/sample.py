@@ -9,8 +9,8 @@
 
 The bits of a row's result do not depend on the other rows or on the number of programs that share it: logits are
 divided into tiles and chunks by token id alone, each is reduced by one program in one order, and reductions without a
-fixed order are done in integers. The kernels and their numbers of programs depend on shapes and on the batch's host numbers,
-so that a call can be captured in a CUDA graph; a row that a kernel does not apply to costs it one load.
+fixed order are done in integers. The kernels and their numbers of programs depend on shapes and on the batch's host
+numbers, so that a call can be captured in a CUDA graph; a row that a kernel does not apply to costs it one load.
 
 Differences from the CPU: a score may differ in the last bits of its logarithms, and nucleus masses by about 1e-7 of the
 whole where a row is not decided by its candidates. `kernels.gpu.gumbel` derives how often a draw differs.

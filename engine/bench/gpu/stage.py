@@ -1,11 +1,9 @@
-"""From a setting to an outcome: what every benchmark on a GPU does around its measurements."""
+"""Frame of every benchmark on a GPU: opens the setting, measures and makes an outcome."""
 
 from collections.abc import Callable
 
 from chairlift.bench.benchmark import Outcome, Settings
-from chairlift.bench.report import Result
 from engine.bench.gpu.setting import GpuSetting, open_setting
-from kernels.bench.figure import Figure, text_table
 from kernels.bench.journal import Journal
 
 
@@ -20,24 +18,10 @@ def run_stage(settings: Settings, measure: Callable[[GpuSetting], None]) -> Outc
 
 
 def outcome_of(journal: Journal) -> Outcome:
-    """What a journal holds, as the command line prints it."""
+    """Converts a journal to an outcome for the command line."""
     return Outcome(
-        results=tuple(map(_result, journal.figures)),
+        results=tuple(journal.results),
         raw=journal.raw,
         text="\n".join(f"left out, the budget is spent: {line}" for line in journal.left_out),
-        table=text_table(journal.figures),
         problems=tuple(journal.problems),
-    )
-
-
-def _result(figure: Figure) -> Result:
-    return Result(
-        benchmark_id=figure.goal_id,
-        what=figure.what,
-        figure=figure.measured,
-        unit=figure.unit,
-        goal=figure.goal,
-        direction="at most" if figure.less_is_better else "at least",
-        floor=figure.floor,
-        note=figure.note,
     )

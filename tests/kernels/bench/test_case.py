@@ -1,16 +1,15 @@
 """A case is checked before it is timed, and set beside the floor that binds it."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from chairlift.bench.report import Result
 from kernels.bench.budget import Budget
 from kernels.bench.case import Case, Prepared, WrongResultError, num_copies, relative_error, run_case
 from kernels.bench.ceilings import Ceilings, measure_ceilings
 from kernels.bench.device import BenchDevice, open_device
-from kernels.bench.figure import Figure, markdown_table, text_table
 from kernels.bench.journal import Journal
 from kernels.bench.timing import Timing, time_calls
 
@@ -45,9 +44,9 @@ def test_the_floor_is_what_takes_longer_or_the_sum_of_parts() -> None:
 def test_goals_and_floors_are_in_the_unit_of_the_figure(device: BenchDevice) -> None:
     figure, timing = run_case(case(goal_id="G10", goal_fraction=0.88), device, CEILINGS, seconds=0.0)
     assert (figure.unit, figure.floor, figure.goal) == ("GB/s", 1.0, pytest.approx(0.88))
-    assert figure.measured == pytest.approx(1e-3 / timing.median_s)
+    assert figure.figure == pytest.approx(1e-3 / timing.median_s)
     slow, _ = run_case(case(unit="us", goal_fraction=0.5), device, CEILINGS, seconds=0.0)
-    assert (slow.floor, slow.goal, slow.less_is_better) == (1000.0, 2000.0, True)
+    assert (slow.floor, slow.goal, slow.direction) == (1000.0, 2000.0, "at most")
     assert slow.met
     rate, _ = run_case(case(unit="TFLOP/s", num_flops=10**12, goal_rate=420.0), device, CEILINGS, seconds=0.0)
     assert (rate.floor, rate.goal) == (1.0, 420.0)
@@ -86,32 +85,19 @@ def test_ceilings_of_a_cpu(device: BenchDevice) -> None:
     assert "copy" in str(ceilings)
 
 
-def test_a_fraction_says_how_much_of_the_floor_was_reached() -> None:
-    fast = Figure("G10", "rate", 80.0, "GB/s", floor=100.0, goal=88.0)
-    short = Figure("G1", "time", 4.0, "ms", less_is_better=True, floor=3.0, goal=4.1)
-    assert (fast.fraction, fast.met) == (0.8, False)
-    assert (short.fraction, short.met) == (0.75, True)
-    plain = Figure("", "count", 3.0, "")
-    assert (plain.fraction, plain.met) == (None, None)
-    assert Figure.from_json(json.loads(json.dumps(short.as_json()))) == short
-    text, markdown = text_table([fast, short]), markdown_table([fast, short, plain])
-    assert text.splitlines()[1].split() == ["G10", "rate", ">=", "88", "100", "80", "GB/s", "80.0", "%", "MISSED"]
-    assert markdown.splitlines()[3].startswith("| G1 | time | <= 4.10 | 3 | 4 ms | 75.0 % | met |")
-
-
 def test_a_journal_survives_its_writer(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
-    journal.add(Figure("G1", "a", 1.0, "ms"))
+    journal.add(Result("G1", "a", 1.0, "ms"))
     journal.leave_out("b")
     journal.fail("c")
     journal.keep({"d": [1, 2]})
-    path.write_text(path.read_text() + '{"figure": {"goal_id')  # killed while it wrote
-    heir = Journal()
-    heir.absorb(path)
-    assert heir.figures == journal.figures
-    assert (heir.left_out, heir.problems, heir.raw) == (["b"], ["c"], {"d": [1, 2]})
-    heir.absorb(tmp_path / "nothing")
+    path.write_text(path.read_text() + '{"result": {"benchmark_id')  # killed while it wrote
+    reader = Journal()
+    reader.absorb(path)
+    assert reader.results == journal.results
+    assert (reader.left_out, reader.problems, reader.raw) == (["b"], ["c"], {"d": [1, 2]})
+    reader.absorb(tmp_path / "nothing")
 
 
 def test_a_budget_is_spent() -> None:

@@ -26,15 +26,15 @@ def test_every_case_is_right_and_beside_its_floor(groups: str, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     assert report["problems"] == report["left_out"] == []
-    assert len(report["figures"]) > 3
-    for figure in report["figures"]:
-        assert figure["measured"] > 0
-        assert figure["floor"] > 0
-        assert len(report["raw"][figure["what"]]["seconds"]) >= 3
+    assert len(report["results"]) > 3
+    for result in report["results"]:
+        assert result["figure"] > 0
+        assert result["floor"] > 0
+        assert len(report["raw"][result["what"]]["seconds"]) >= 3
     assert report["device"]["versions"]["torch"]
-    assert out.with_suffix(".md").read_text().count("\n") == len(report["figures"]) + 2
-    assert sum("figure" in json.loads(line) for line in journal.read_text().splitlines()) == len(report["figures"])
-    assert "a rehearsal: the figures mean nothing" in done.stdout
+    assert out.with_suffix(".md").read_text().count("\n") == len(report["results"]) + 2
+    assert sum("result" in json.loads(line) for line in journal.read_text().splitlines()) == len(report["results"])
+    assert "the figures are meaningless" in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -47,10 +47,10 @@ def test_without_a_gpu_one_line_says_so() -> None:
 def test_without_time_everything_is_left_out() -> None:
     done = run("--device", "cpu", "--only", "linear", "--budget", "1")
     assert done.returncode == 0, done.stderr
-    assert "left out, the budget of 1 s is spent: linear qkv" in done.stdout
+    assert "left out, --budget 1 s was used up: linear qkv" in done.stdout
 
 
 def test_an_unknown_group_is_a_wrong_flag() -> None:
     done = run("--device", "cpu", "--only", "linear,nonsense")
     assert done.returncode == 2
-    assert "--only nonsense: must be of decode, prefill" in done.stderr
+    assert "--only nonsense: must be one of decode, prefill" in done.stderr

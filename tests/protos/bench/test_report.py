@@ -1,11 +1,12 @@
-"""The table is aligned and honest, and the file holds everything."""
+"""Results, their tables and the report file."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from chairlift.bench.report import Result, format_table, git_revision, write_report
+from chairlift.bench.report import Result, format_table, git_revision, markdown_table, write_report
 
 
 @pytest.mark.parametrize(
@@ -22,22 +23,36 @@ def test_a_goal_is_met_on_its_good_side(figure: float, goal: float | None, direc
     assert Result("C0", "what", figure, goal=goal, direction=direction).met is met
 
 
-def test_the_table_is_aligned_and_says_what_is_missed() -> None:
-    table = format_table(
-        (
-            Result("C3", "fp32 against others", 4.123, "x", goal=4.0, floor=5.4, note="fine"),
-            Result("C16", "a step", 0.61, "ms", goal=0.5, direction="at most"),
-            Result("C16", "tokens/s", 12345.6),
-            Result("C11", "sequences", 426.4, floor=64),
-        )
-    )
-    assert table.splitlines() == [
-        "id   what                   figure      goal  limit          note",
-        "C3   fp32 against others    4.12 x      >= 4   5.40  met     fine",
-        "C16  a step               0.610 ms  <= 0.500         MISSED",
-        "C16  tokens/s               12,346",
-        "C11  sequences                 426               64",
+def test_a_fraction_says_how_much_of_the_floor_was_reached() -> None:
+    assert Result("G10", "rate", 80.0, "GB/s", floor=100.0).fraction == 0.8
+    assert Result("G1", "time", 4.0, "ms", direction="at most", floor=3.0).fraction == 0.75
+    assert Result("C9", "loss", 4.0, "%", direction="at most", floor=0.0).fraction is None
+
+
+def test_tables_hold_figures_goals_and_verdicts() -> None:
+    fast = Result("C3", "fp32 against others", 4.123, "x", goal=4.0, floor=5.0, note="fine | good")
+    slow = Result("C16", "a step", 0.61, "ms", goal=0.5, direction="at most")
+    lines = format_table((fast, slow, Result("C16", "tokens/s", 12345.6))).splitlines()
+    assert re.split("  +", lines[1]) == [
+        "C3",
+        "fp32 against others",
+        "4.12 x",
+        ">= 4",
+        "5",
+        "82.5 %",
+        "met",
+        "fine | good",
     ]
+    assert re.split("  +", lines[2]) == ["C16", "a step", "0.610 ms", "<= 0.500", "MISSED"]
+    assert re.split("  +", lines[3]) == ["C16", "tokens/s", "12,346"]
+    assert markdown_table((fast,)).splitlines()[2] == (
+        r"| C3 | fp32 against others | 4.12 x | >= 4 | 5 | 82.5 % | met | fine \| good |"
+    )
+
+
+def test_a_result_survives_json() -> None:
+    result = Result("G1", "time", 4.0, "ms", direction="at most", floor=3.0, goal=4.1)
+    assert Result.from_json(json.loads(json.dumps(result.as_json()))) == result
 
 
 def test_the_file_holds_results_samples_machine_and_arguments(tmp_path: Path) -> None:
