@@ -341,12 +341,16 @@ class Job(NamedTuple):
 
 
 def _run(job: Job) -> tuple[Job, int, list[Result]]:
-    """Runs in a worker; returns the number of possible mutants and the results of those drawn."""
+    """Runs in a worker; returns the number of possible mutants and the results of those drawn, none if tests fail."""
     found = mutations((ROOT / job.path).read_bytes())
     number = min(job.per_file or len(found), len(found))
     chosen = sorted(random.Random(f"{job.seed} {job.path}").sample(found, number))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        return job, len(found), list(run_file(Tree(Path(folder)), job.path, job.tests, chosen))
+        try:
+            return job, len(found), list(run_file(Tree(Path(folder)), job.path, job.tests, chosen))
+        except RuntimeError as error:
+            print(error, file=sys.stderr, flush=True)
+            return job, len(found), []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -378,11 +382,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"  survived: {job.path}:{mutation.line}: {old} -> {new}")
             sys.stdout.flush()
             num_killed, num_tested = num_killed + killed, num_tested + len(results)
-            if killed < options.at_least * len(results):
+            if not results or killed < options.at_least * len(results):
                 weak.append(job.path)
     print(f"{num_killed} of {num_tested} mutants of {len(files)} files killed, {num_tested - num_killed} survived")
     if weak:
-        print(f"fewer than {options.at_least:.0%} killed: {', '.join(weak)}", file=sys.stderr)
+        print(f"fewer than {options.at_least:.0%} killed, or no test passed: {', '.join(weak)}", file=sys.stderr)
     return 1 if weak else 0
 
 

@@ -32,7 +32,7 @@ def test_every_answer_is_that_of_the_request_alone_and_everything_happens(simula
         "prompts with draws": 1,
         "prompts in decode steps": 1,
         "CANCELLED": 0.2,
-        "ERROR": 0.2,
+        "ENGINE_ERROR": 0.2,
         "END_TOKEN": 1,
         "STOP_TOKEN": 0.2,
         "MAX_TOKENS": 1,
