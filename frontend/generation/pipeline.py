@@ -15,6 +15,7 @@ from frontend.generation.answer.answer import Answer
 from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
 from frontend.generation.answer.prompt_echo import PromptEcho
+from frontend.generation.answer.timing import AnswerTimes
 from frontend.generation.deadline import Deadline
 from frontend.generation.turn_limiter import Turnstile
 from frontend.observability.request_events import RequestEvents
@@ -244,14 +245,18 @@ class Generations:
                     elapsed_s=submitted_at_s - accepted_at_s,
                     constraints=constraints,
                 )
-                pending = self._engines.submit(
-                    submission, model.key, window=self._token_window, coalesce=self._coalesce, now_s=submitted_at_s
+                stream, engine = self._engines.submit(
+                    submission,
+                    model.key,
+                    window=self._token_window,
+                    coalesce=self._coalesce,
+                    now_s=submitted_at_s,
+                    on_first_token=lambda: permits[index].release(time.monotonic(), served=True),
+                    on_account=None if index else watch.account,
                 )
-                stream = streams[index] = pending.stream
+                streams[index] = stream
                 if not index:
-                    watch.submit(max_tokens=max_tokens, engine=pending.engine, now_s=submitted_at_s)
-                    stream.on_account = watch.account
-                stream.on_first_token = lambda: permits[index].release(time.monotonic(), served=True)
+                    watch.submit(max_tokens=max_tokens, engine=engine, now_s=submitted_at_s)
                 return Answer(
                     answer_request,
                     model,

@@ -1,1 +1,1 @@
-"""The stream to the engine: its messages, the requests under way on it, and what waits to be sent."""
+"""Routes requests to engines: connections, load balancing, failover, and the streams of requests under way."""

@@ -1,8 +1,7 @@
-"""The Attach stream to one engine: connects, keeps watch, and connects again for ever.
+"""The Attach stream to one engine: connects, watches the engine's heartbeats, and reconnects until it is stopped.
 
-What happens on the stream is `session.py`'s; here is the socket: Hello and Welcome, the reading and the writing task,
-the heartbeat, the back-off. An engine that cannot be reached is a state, not an error; what it means for requests is
-`router.py`'s.
+This module has the socket: Hello and Welcome, the reading and the writing task, liveness, backoff. What happens on the
+stream is in `session.py`. An unreachable engine is a state, not an error; what it means for requests is in `router.py`.
 """
 
 import asyncio
@@ -12,6 +11,7 @@ import time
 import uuid
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
@@ -25,10 +25,10 @@ from frontend.errors import EngineUnavailable, RequestError, TokenizerMismatch
 from frontend.observability.engine_metrics import EngineMetrics
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
 from frontend.routing.heartbeat import Heartbeat
-from frontend.routing.load import EngineLoad, LoadEstimate
 from frontend.routing.pending import PendingRequest
+from frontend.routing.placement import EngineLoad, LoadEstimate
 from frontend.routing.session import EngineSession
-from frontend.routing.tls_probe import tls_trouble
+from frontend.routing.tls_probe import tls_problem
 from frontend.text.served_model import ServedModel
 from frontend.text.tokenizer_source import TokenizerSource
 
@@ -39,23 +39,23 @@ logger = logging.getLogger(__name__)
 
 _WELCOME_TIMEOUT_S = 10.0
 _MIN_BACKOFF_S = 0.1
-_MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is being started: every wait here is added to the time it takes
+_MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is starting: the wait adds to its start
 MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 12
-# A process that stands still, or whose machine has vanished, answers no pings of gRPC. One that is only busy does: the
-# threads that answer are gRPC's own and need no GIL, which a heartbeat does. On two cores at load 14 to 27, with
-# steps of up to 51 s, no ping was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings get a
-# little less time than heartbeats, so that the log says which of the two was missed. Shares of the heartbeat's time:
+# A stopped process, or one whose machine has vanished, answers no gRPC pings. A busy one does: gRPC's own threads
+# answer, and they need no GIL, which a heartbeat does. On two cores at load 14 to 27, with steps of up to 51 s, no ping
+# was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings get a little less time than
+# heartbeats, so that the log says which of the two was missed. Shares of the heartbeat timeout:
 _PING_EVERY = 1 / 3  # not below the second that an engine demands between two pings
 _PING_TIMEOUT = 0.55
 _MIN_PING_EVERY_MS = 500
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FRONTEND_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_FRONTEND_MESSAGE_BYTES),
-    # A channel per attempt with its own connection: the back-off is ours alone, not gRPC's on top of it.
+    # Every attempt makes a channel with its own connection, so that gRPC adds no backoff to this module's.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    # http_proxy in the environment is for the way out, not for the machine beside this one.
+    # http_proxy in the environment is meant for connections to the internet.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -64,11 +64,11 @@ AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An engine that is there: what it serves, and the stream to submit to.
+    """An attached engine: what it serves, and the session to submit to.
 
     Attributes:
         engine: its name in the metrics.
-        block_size: tokens of a block of its cache.
+        block_size: tokens in a block of its KV cache.
     """
 
     engine: str
@@ -79,25 +79,25 @@ class Attachment:
 
 
 class ConnectionEvents(Protocol):
-    """Who works with engines, as far as an engine's client needs to tell them."""
+    """What a connection reports to the router, and asks it."""
 
     @property
     def is_urgent(self) -> bool:
-        """Whether no other engine serves."""
+        """Whether no engine serves."""
         ...
 
     def can_replace(self, attachment: Attachment) -> bool:
         """Whether another engine serves the same model."""
         ...
 
-    def changed(self) -> None:
-        """Whether an engine serves, and what, may have changed."""
+    def on_changed(self) -> None:
+        """Called when it may have changed whether an engine serves, and what."""
 
-    def lost(self, client: "EngineConnection", requests: list[PendingRequest]) -> None:
-        """An engine is gone, with these requests open."""
+    def on_lost(self, address: str, attachment: Attachment, requests: list[PendingRequest]) -> None:
+        """Called when an engine is lost, with its open requests."""
 
-    def given_back(self, pending: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
-        """An engine does not serve this request now, see `session.py`; another one may."""
+    def on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
+        """Called when an engine does not serve a request now, see `session.OnRejected`; another one may."""
 
 
 class EngineConnection:
@@ -106,14 +106,14 @@ class EngineConnection:
     Args:
         address: HOST:PORT or unix:PATH.
         tokenizers: gives the tokenizer that the engine's model needs.
-        metrics: told what the engine says of itself.
-        heartbeat_timeout_s: without a message for this long the engine counts as gone; without an answer to a ping, for
-            a little less.
-        step_timeout_s: if its step loop stands still for this long, too; 0: never.
-        users: told what happens.
-        was_found: nobody has named this address: that nobody is there need not be said.
-        tls: certificates; None: in the clear, as over a unix socket always.
-        server_name: that the engine's certificate must be for, if it is not the address's.
+        metrics: takes what the engine reports of itself.
+        heartbeat_timeout_s: the engine is lost after this time without a message, and after a little less without an
+            answer to a ping.
+        step_timeout_s: the engine is lost if its step loop does not turn for this long; 0: never.
+        events: takes what happens.
+        was_found: the address comes from a name server; that no engine answers there is not logged.
+        tls: certificates; None, and over a unix socket always: no TLS.
+        server_name: the name that the engine's certificate must be for, if it is not the address's.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class EngineConnection:
         *,
         heartbeat_timeout_s: float,
         step_timeout_s: float,
-        users: ConnectionEvents,
+        events: ConnectionEvents,
         was_found: bool = False,
         tls: EngineTls | None = None,
         server_name: str | None = None,
@@ -135,55 +135,55 @@ class EngineConnection:
         self._server_name = server_name.rstrip(".") if server_name else None
         self._tokenizers = tokenizers
         self.metrics = metrics
-        self._users = users
+        self._events = events
         self._load = LoadEstimate()
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._step_timeout_s = step_timeout_s
-        self._hung: tuple[str, int] | None = None  # the instance that was given up for it, and its turns
+        self._hung: tuple[str, int] | None = None  # the instance that was left because it hangs, and its loop turns
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
         self._log = ConnectionLog(logger, address, was_found=was_found)
         self._num_messages = 0
-        self._due = asyncio.Event()
-        self._parting_error: RequestError | None = None
+        self._has_commands = asyncio.Event()
+        self._stop_error: RequestError | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def serving(self) -> bool:
-        """Whether requests are taken."""
+        """Whether the engine takes requests."""
         return self._attachment is not None and self._engine_state == pb.ENGINE_STATE_SERVING
 
     @property
     def attachment(self) -> Attachment | None:
-        """The engine that is there, whether it takes requests or not; None: none is."""
+        """The attached engine, whether it takes requests or not; None: no engine is attached."""
         return self._attachment
 
     @property
     def state(self) -> str:
-        """What the engine does, in a word."""
+        """The engine's state in one word, "draining" for example."""
         return pb.EngineState.Name(self._engine_state).removeprefix("ENGINE_STATE_").lower()
 
     @property
     def num_open(self) -> int:
-        """Requests that the engine has from here."""
+        """Requests from here that are open in the engine."""
         return self._attachment.session.num_open if self._attachment is not None else 0
 
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
-        assert self._attachment is not None, "there is no engine"
+        """The engine's load now."""
+        assert self._attachment is not None, "no engine is attached"
         session = self._attachment.session
         return self._load.now(num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
 
     def start(self) -> None:
         """Starts connecting in the background. May be called again."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="engine-client")
+            self._task = asyncio.create_task(self._run(), name="engine-connection")
 
     async def stop(self, error: RequestError) -> None:
         """Ends the stream; what is still open fails with `error`. May be called again."""
         if self._task is not None:
-            self._parting_error = error
+            self._stop_error = error
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -193,7 +193,7 @@ class EngineConnection:
         while True:
             try:
                 await self._attach()
-            except Exception as error:  # whatever it is, the next attempt may succeed, and nobody else would make one
+            except Exception as error:  # a defect as well: the next attempt may succeed
                 self._log.note(error, was_attached=self._attachment is not None)
                 if isinstance(error, EngineNotReadyError):
                     max_backoff_s = _MAX_WAITING_BACKOFF_S
@@ -205,22 +205,30 @@ class EngineConnection:
             if was_attached:
                 backoff_s, max_backoff_s = _MIN_BACKOFF_S, MAX_BACKOFF_S
             else:
-                backoff_s = min(backoff_s * 2, max_backoff_s if self._users.is_urgent else MAX_BACKOFF_S)
+                backoff_s = min(backoff_s * 2, max_backoff_s if self._events.is_urgent else MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     def _detach(self) -> None:
         attachment, self._attachment = self._attachment, None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
-        if attachment is not None:
-            self.metrics.detach()
-            error = EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
-            requests = attachment.session.end(self._parting_error or error)
-            if self._parting_error is not None:
-                for pending in requests:
-                    pending.stream.fail(self._parting_error)
-                requests = []
-            self._users.changed()
-            self._users.lost(self, requests)
+        if attachment is None:
+            return
+        self.metrics.detach()
+        error = self._stop_error or EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
+        requests = attachment.session.end(error)
+        if self._stop_error is not None:
+            for request in requests:
+                request.stream.fail(self._stop_error)
+            requests = []
+        if requests:
+            self.metrics.count_lost(len(requests))
+        self._events.on_changed()
+        self._events.on_lost(self.address, attachment, requests)
+
+    def _on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
+        if was_taken:
+            self.metrics.count_lost(1)
+        self._events.on_rejected(instance_id, request, error, was_taken=was_taken)
 
     async def _attach(self) -> None:
         async with self._channel() as channel:
@@ -228,25 +236,24 @@ class EngineConnection:
             call = stub.Attach()
             try:
                 welcome = await self._hello(channel, call)
-                if (welcome.engine_instance_id, welcome.status.loop_turns) == self._hung:
-                    raise EngineNotReadyError("its step loop stands still")
+                instance_id = welcome.engine_instance_id
+                if (instance_id, welcome.status.loop_turns) == self._hung:
+                    raise EngineNotReadyError("its step loop is still stuck")
                 model = await self._served_model(stub, welcome.info)
                 session = EngineSession(
                     vocab_size=model.vocab_size,
                     step_window=welcome.step_window,
-                    wake=self._due.set,
-                    give_back=self._users.given_back,
+                    wake=self._has_commands.set,
+                    on_rejected=partial(self._on_rejected, instance_id),
                 )
                 self._load = LoadEstimate()
-                self._attachment = Attachment(
-                    self.metrics.engine, welcome.engine_instance_id, welcome.info.block_size, model, session
-                )
+                self._attachment = Attachment(self.metrics.engine, instance_id, welcome.info.block_size, model, session)
                 self.metrics.attach(welcome)
                 self._log.clear()
                 logger.info(
                     "engine %s attached: instance %s, model %s, max_model_len %d",
                     self.address,
-                    welcome.engine_instance_id,
+                    instance_id,
                     model.name,
                     model.max_model_len,
                 )
@@ -255,7 +262,7 @@ class EngineConnection:
                     timeout_s=self._step_timeout_s, num_turns=welcome.status.loop_turns, now_s=time.monotonic()
                 )
                 await _until_first_fails(
-                    self._read(call, session, heartbeat), self._write(call, session), self._watch()
+                    self._read(call, session, heartbeat), self._write(call, session), self._watch_silence()
                 )
             finally:
                 call.cancel()
@@ -274,10 +281,8 @@ class EngineConnection:
             *_CHANNEL_OPTIONS,
             ("grpc.keepalive_time_ms", max(ping_every_ms, _MIN_PING_EVERY_MS)),
             ("grpc.keepalive_timeout_ms", ping_timeout_ms),
-            (
-                "grpc.http2.ping_timeout_ms",
-                ping_timeout_ms,
-            ),  # the one that counts: without it a stopped peer stays (1.85)
+            # This one counts: without it grpc 1.85 keeps a stopped peer.
+            ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         ]
 
     async def _hello(self, channel: grpc.aio.Channel, call: AttachCall) -> pb.Welcome:
@@ -295,13 +300,13 @@ class EngineConnection:
         except TimeoutError as error:
             raise EngineLostError(f"no welcome within {_WELCOME_TIMEOUT_S:g} s") from error
         except grpc.aio.AioRpcError as error:
-            # The same status says that nobody is there; only then the channel is not connected.
+            # An absent engine has the same status, but then the channel is not connected.
             if error.code() is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY:
                 raise EngineNotReadyError(error.details()) from error
             if self._is_remote and _may_be_tls(error.details() or ""):
                 context = self._tls.context() if self._tls is not None else None
-                if (trouble := await tls_trouble(self.address, context, self._server_name)) is not None:
-                    raise EngineLostError(trouble) from error
+                if (problem := await tls_problem(self.address, context, self._server_name)) is not None:
+                    raise EngineLostError(problem) from error
             raise
         if not isinstance(response, pb.AttachResponse) or response.WhichOneof("event") != "welcome":
             raise EngineLostError("the engine's first message is not a welcome")
@@ -310,7 +315,7 @@ class EngineConnection:
     async def _served_model(self, stub: "EngineServiceAsyncStub", info: pb.EngineInfo) -> ServedModel:
         tokenizer, defaults = await self._tokenizers.get(stub, info.tokenizer_sha256)
         if tokenizer.vocab_size > info.vocab_size:
-            logger.warning("the tokenizer has %d tokens, the model %d", tokenizer.vocab_size, info.vocab_size)
+            logger.warning("the tokenizer has %d tokens, the model only %d", tokenizer.vocab_size, info.vocab_size)
         return ServedModel(
             name=info.model,
             weights_revision=info.weights_revision,
@@ -330,12 +335,12 @@ class EngineConnection:
             self._num_messages += 1
             match response.WhichOneof("event"):
                 case "step":
-                    session.deal_step(response.step)
+                    session.on_step(response.step)
                     self.metrics.note_step(response.step)
                     if response.step.HasField("load"):
                         self._note_load(response.step.load, session)
                 case "admission":
-                    session.deal_admission(response.admission)
+                    session.on_admission(response.admission)
                 case "status":
                     self.metrics.note_status(response.status)
                     if response.status.HasField("load"):
@@ -343,24 +348,25 @@ class EngineConnection:
                     self._note_state(response.status)
                     self._note_heartbeat(response.status, heartbeat)
                 case "drain":
-                    logger.warning("engine %s stops in %d s", self.address, response.drain.grace.seconds)
+                    logger.warning("engine %s drains and stops in %d s", self.address, response.drain.grace.seconds)
                     self._note_state(pb.EngineStatus(state=pb.ENGINE_STATE_DRAINING))
                 case other:
                     logger.debug("engine %s sent %s, which this version does not know", self.address, other)
 
     async def _write(self, call: AttachCall, session: EngineSession) -> None:
         while True:
-            await self._due.wait()
-            self._due.clear()
+            await self._has_commands.wait()
+            self._has_commands.clear()
             for command in session.take_commands():
                 try:
                     await call.write(command)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                    raise EngineLostError("the stream broke off") from error
+                    raise EngineLostError("the stream was aborted") from error
 
-    async def _watch(self) -> None:
-        # Counted in turns of this loop, not by the clock: if this process is held up, the engine is not to blame. The
-        # last message came up to one look before the look that first saw it, so the looks in silence are one less.
+    async def _watch_silence(self) -> None:
+        """Raises EngineLostError when no message has come for the heartbeat timeout."""
+        # Checks are counted, not the clock's seconds, so that a delay of this process is not taken for silence. The
+        # last message may have come a whole interval before the check that first saw it, hence one check less.
         num_seen, num_silent = self._num_messages, 0
         while num_silent < _HEARTBEAT_CHECKS - 1:
             await asyncio.sleep(self._heartbeat_timeout_s / _HEARTBEAT_CHECKS)
@@ -370,34 +376,34 @@ class EngineConnection:
 
     def _note_load(self, load: pb.LoadStats, session: EngineSession) -> None:
         if self._attachment is not None:
-            told = EngineLoad(
+            reported = EngineLoad(
                 load.num_running + load.num_waiting,
                 load.num_waiting_prefill_tokens,
                 load.num_free_blocks * self._attachment.block_size,
             )
-            self._load.note(told, num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
+            self._load.note(reported, num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
 
     def _note_state(self, status: pb.EngineStatus) -> None:
         if status.state != self._engine_state:
             self._engine_state = status.state
             detail = f": {status.detail}" if status.detail else ""
             if status.state == pb.ENGINE_STATE_FAILED:
-                # It ends now. What it says of its requests after this is not theirs, and not of each of them.
+                # It ends now, and what it reports of requests after this is not about them.
                 raise EngineLostError(f"the engine has failed{detail}")
             logger.info("engine %s is %s%s", self.address, self.state, detail)
             if status.state == pb.ENGINE_STATE_DRAINING and self._attachment is not None:
                 self._attachment.session.acknowledge_at_once()
-            self._users.changed()
+            self._events.on_changed()
 
     def _note_heartbeat(self, status: pb.EngineStatus, heartbeat: Heartbeat) -> None:
         now_s = time.monotonic()
         heartbeat.note(status.loop_turns, now_s)
         attachment = self._attachment
-        assert attachment is not None, "its stream is read"
+        assert attachment is not None, "its stream is being read"
         if heartbeat.has_stopped(now_s):
-            reason = f"its step loop has stood still for {self._step_timeout_s:g} s"
-        elif status.is_stalled and self._users.can_replace(attachment):
-            reason = "its step gets nothing done"  # it may yet: without another engine that is what is hoped for
+            reason = f"its step loop has been stuck for {self._step_timeout_s:g} s"
+        elif status.is_stalled and self._events.can_replace(attachment):
+            reason = "its step makes no progress"  # without another engine, waiting for it is better
         else:
             return
         self._hung = (attachment.instance_id, heartbeat.num_turns)
@@ -405,16 +411,16 @@ class EngineConnection:
 
 
 def _may_be_tls(details: str) -> bool:
-    """Whether a connection was made and closed again."""
+    """Whether the connection was made and closed again."""
     return "Socket closed" in details or "handshake" in details
 
 
 async def _until_first_fails(*coroutines: Coroutine[object, object, None]) -> None:
-    """Runs all until one raises; cancels the others and raises what that one raised."""
+    """Runs all until one raises; cancels the others and raises the same."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:  # in this order: of several reasons the first one's is told
+        for task in tasks:  # the first one's reason is raised
             if task in done:
                 task.result()
     finally:

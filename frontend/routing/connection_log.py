@@ -1,4 +1,4 @@
-"""Why there is no engine at an address, and what the log says of it: each cause once, not once per attempt."""
+"""Connection log: why no engine is attached at an address, each cause once instead of once per attempt."""
 
 import logging
 import time
@@ -6,67 +6,67 @@ import time
 import grpc
 
 from frontend.errors import ConfigError, TokenizerMismatch
-from frontend.routing.session import ProtocolViolation
+from frontend.routing.wire import ProtocolViolation
 
 _PROGRESS_LOG_S = 5.0  # between two lines about an engine that loads
-_SAID_LATELY = "loading"
 
 
 class EngineLostError(Exception):
-    """The stream has ended or must be given up; says why."""
+    """The stream has ended or must be ended; the message says why."""
 
 
 class EngineNotReadyError(Exception):
-    """An engine answers that takes no frontends now, as while it loads; says what it is doing."""
+    """An engine answers but takes no frontends now, while it loads for example; the message is its progress."""
 
 
 class ConnectionLog:
-    """What has been said of one address.
+    """The log of one address.
 
     Args:
-        logger: where.
+        logger: takes the lines.
         address: of the engine.
-        was_found: nobody has named this address: that nobody is there need not be said.
+        was_found: the address comes from a name server; that no engine answers there is only for debugging.
     """
 
     def __init__(self, logger: logging.Logger, address: str, *, was_found: bool) -> None:
         self._logger = logger
         self._address = address
         self._was_found = was_found
-        self._noted_causes: set[str] = set()  # since the last engine
+        self._logged_causes: set[str] = set()  # since an engine was attached
         self._progress_logged_at_s = float("-inf")
 
     def clear(self) -> None:
-        """An engine is attached."""
-        self._noted_causes.clear()
+        """Forgets the causes, because an engine is attached."""
+        self._logged_causes.clear()
 
     def note(self, error: Exception, *, was_attached: bool) -> None:
-        """There is none: says why, unless it has."""
-        level, is_defect = logging.WARNING, False
+        """Logs why no engine is attached, at DEBUG if the cause is logged already."""
+        level, is_defect, is_repeated = logging.WARNING, False, False
         reason = cause = str(error) or type(error).__name__
         match error:
             case grpc.aio.AioRpcError():
                 reason = f"{error.code().name}: {error.details()}"
-                cause = f"{error.code().name} {was_attached}"  # the details are worded differently by every attempt
+                cause = f"{error.code().name} {was_attached}"  # the details differ from attempt to attempt
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    level = logging.ERROR  # waiting will not help, unless somebody does something
+                    level = logging.ERROR  # it needs an operator
                 elif not was_attached:
                     level = logging.DEBUG if self._was_found else logging.INFO
             case EngineNotReadyError():
                 level, now_s = logging.INFO, time.monotonic()
                 if now_s < self._progress_logged_at_s + _PROGRESS_LOG_S:
-                    cause = _SAID_LATELY
-                elif cause not in self._noted_causes:
+                    is_repeated = True
+                elif cause not in self._logged_causes:
                     self._progress_logged_at_s = now_s
                 reason = f"not ready, {reason}"
-            case TokenizerMismatch() | ConfigError():  # nothing changes unless somebody does something
+            case TokenizerMismatch() | ConfigError():  # it needs an operator
                 level = logging.ERROR
             case EngineLostError() | ProtocolViolation():
                 pass
             case _:
                 level, is_defect = logging.ERROR, True
-        if cause in self._noted_causes or cause == _SAID_LATELY:
+        if is_repeated or cause in self._logged_causes:
             level = logging.DEBUG
-        self._noted_causes.add(cause)
+        if not is_repeated:
+            self._logged_causes.add(cause)
         what = "lost the engine at" if was_attached else "no engine at"
         self._logger.log(level, "%s %s: %s", what, self._address, reason, exc_info=error if is_defect else None)

@@ -1,9 +1,8 @@
-"""Requests whose engine is gone, until another one has them, or the same one again, or it is too late.
+"""Failover queue: holds requests without an engine until an engine takes them or they time out.
 
-All of them are tried at once, the oldest first, when they come and whenever an engine has come. What no engine takes
-waits up to a timeout, and no longer than its own deadline and time budget. The timeout does not run while a supervisor
-is about to restart an engine. Those that may be what kills engines wait
-for their turn as well (`quarantine.py`), which does not count as waiting for an engine.
+All requests are tried when they come and whenever an engine has come, the oldest first. A request waits up to a
+timeout, and no longer than its own deadline and time budget. The timeout does not run while a supervisor is about to
+restart an engine. Suspected poison requests wait for their turn as well (`quarantine.py`); that wait does not count.
 """
 
 import asyncio
@@ -11,33 +10,63 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineFault, RequestError
 from frontend.routing.pending import PendingRequest
-from frontend.routing.quarantine import SUSPECT_LOSSES, Loss, Quarantine
-from frontend.routing.stream import CancelReason, RequestEnd
-from frontend.routing.supervision import EngineEnd, Supervision, Unsupervised
+from frontend.routing.quarantine import Loss, Quarantine
+from frontend.routing.stream import RequestEnd
+from frontend.routing.supervision import EngineEnd, Supervision
 
 logger = logging.getLogger(__name__)
 
 _TRIAL_CHECK_S = 0.02
-_JUDGE_S = 0.05  # between two looks for why an engine has ended; its supervisor learns that within milliseconds
-_PAUSE_S = 0.25  # before a request that no engine has taken is tried again; doubles each time
+_JUDGE_S = 0.05  # between two checks why an engine has ended; its supervisor learns that within milliseconds
+_PAUSE_S = 0.25  # before a request that every engine has rejected is tried again; doubles each time
 _MAX_PAUSE_S = 2.0
 
 
-class FailoverQueue:
-    """Keeps what waits for an engine.
+@dataclass(slots=True)
+class _Waiting:
+    """A request in the queue.
 
-    Invariant: a pending that waits has no handle in any session.
+    Attributes:
+        error: what it fails with if no engine takes it in time.
+        not_before_s: time.monotonic() before which it is not tried again.
+    """
+
+    request: PendingRequest
+    error: RequestError
+    not_before_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Backoff:
+    """How often and how long a request was without an engine that takes it. Kept until an engine has taken it and is
+    lost.
+
+    Attributes:
+        wait_until_s: time.monotonic() until when an engine may still take it.
+        num_pauses: times that every engine had rejected it.
+    """
+
+    wait_until_s: float
+    num_pauses: int = 0
+
+
+class FailoverQueue:
+    """Keeps the requests that wait for an engine.
+
+    Invariant: a request in the queue is open in no session.
 
     Args:
-        place: submits a pending to an engine, unless none can take it; says whether it did.
+        place: submits a request to an engine, unless none can take it; returns whether it did.
         timeout_s: how long a request waits for an engine.
-        max_moves: most losses in a row that a request survives without getting further.
-        note_waiting: told how many wait, whenever that may have changed.
+        max_moves: most losses in a row that a request survives without progress.
+        on_waiting: called with the length of the queue whenever it may have changed.
         supervision: knows why engines end, and whether they are about to be restarted.
     """
 
@@ -47,125 +76,134 @@ class FailoverQueue:
         *,
         timeout_s: float,
         max_moves: int,
-        note_waiting: Callable[[int], None],
-        supervision: Supervision | None = None,
+        on_waiting: Callable[[int], None],
+        supervision: Supervision,
     ) -> None:
         self._place = place
-        self._supervision = supervision or Unsupervised()
-        self._unjudged: list[tuple[str, Loss]] = []  # by instance id: it is not known yet why it has ended
-        self._note_waiting = note_waiting
         self._timeout_s = timeout_s
+        self._on_waiting = on_waiting
+        self._supervision = supervision
+        self._unjudged: list[tuple[str, Loss]] = []  # by instance id: losses whose cause is not known yet
         self._quarantine = Quarantine(max_losses=max_moves)
-        self._waiting: dict[int, PendingRequest] = {}  # by number
-        self._some_wait_their_turn = False
+        self._waiting: dict[int, _Waiting] = {}  # by number
+        self._backoffs: WeakKeyDictionary[PendingRequest, _Backoff] = WeakKeyDictionary()
+        self._has_blocked_suspect = False
         self._due_s = float("inf")  # when something has to be done, unless an engine comes; time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._stopped: RequestError | None = None
+        self._stop_error: RequestError | None = None
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no engine has."""
+        """Requests in the queue."""
         return len(self._waiting)
 
-    def submit(self, pending: PendingRequest, error: RequestError) -> None:
-        """A new request: to an engine, or, if none is there any more, to those that wait for one."""
-        if self._stopped is not None:
-            raise self._stopped
-        if not self._place(pending):
-            self._wait(pending, error, was_taken=False)
-            self._wake(time.monotonic())
+    def is_waiting(self, request: PendingRequest) -> bool:
+        """Whether the request is in the queue."""
+        return request.number in self._waiting
 
-    def lost(self, requests: Iterable[PendingRequest], error: RequestError) -> None:
-        """An engine is gone; `error` is what those get that nobody takes."""
-        requests = list(requests)
-        loss = self._quarantine.lost(requests)
-        if requests:
-            self._unjudged.append((requests[0].instance_id, loss))
-        for pending in requests:
-            self._wait(pending, error, was_taken=True)
+    def add(self, request: PendingRequest, error: RequestError) -> None:
+        """Queues a new request for which there is no engine; it fails with `error` if none comes."""
+        self._wait(request, error, was_taken=False)
+        self._wake(time.monotonic())
+
+    def add_lost(
+        self,
+        instance_id: str,
+        requests: Sequence[PendingRequest],
+        error: RequestError,
+        *,
+        heard_at_s: float | None = None,
+    ) -> None:
+        """Queues the requests of an engine that is lost, and tries to place them at once.
+
+        Args:
+            instance_id: of the engine.
+            requests: its open requests, at least one.
+            error: what those fail with that no engine takes.
+            heard_at_s: time.monotonic() when the engine last sent anything that it had computed.
+        """
+        self._unjudged.append((instance_id, self._quarantine.lost(requests)))
+        for request in requests:
+            self._wait(request, error, was_taken=True, heard_at_s=heard_at_s)
         self.retry()
 
-    def returned(self, pending: PendingRequest, error: RequestError, *, was_taken: bool, try_at_once: bool) -> None:
-        """An engine has not taken it, or has given it up because it stops: for another one, or for the same one a while
-        later.
+    def add_rejected(self, request: PendingRequest, error: RequestError, *, was_taken: bool, try_at_once: bool) -> None:
+        """Queues a request that an engine has rejected, or has dropped because it stops (`was_taken`): for another
+        engine at once, or for any engine after a pause.
         """
-        self._wait(pending, error, was_taken=was_taken)
-        now_s = time.monotonic()
-        if not try_at_once:
-            if self._end_if_late(pending, now_s, self._supervision.restart_until_s):
-                self.drop(pending)
+        self._wait(request, error, was_taken=was_taken)
+        now_s = due_s = time.monotonic()
+        if not try_at_once and self._stop_error is None:
+            if self._end_if_late(self._waiting[request.number], now_s, self._supervision.restart_until_s):
+                self.drop(request)
                 return
-            pause_s = min(_PAUSE_S * 2**pending.num_pauses, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
-            pending.num_pauses += 1
-            # In steps, so that of many that are refused some are tried together.
-            pending.not_before_s = (now_s + pause_s) // _TRIAL_CHECK_S * _TRIAL_CHECK_S
-        self._wake(max(pending.not_before_s, now_s))
-
-    def is_waiting(self, pending: PendingRequest) -> bool:
-        """Whether no engine has it."""
-        return pending.number in self._waiting
+            backoff = self._backoffs[request]
+            pause_s = min(_PAUSE_S * 2**backoff.num_pauses, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
+            backoff.num_pauses += 1
+            # Rounded down, so that many rejected requests are tried together.
+            due_s = (now_s + pause_s) // _TRIAL_CHECK_S * _TRIAL_CHECK_S
+            self._waiting[request.number].not_before_s = due_s
+        self._wake(max(due_s, now_s))
 
     def retry(self) -> None:
-        """Tries all that wait, the oldest first."""
+        """Tries to place all waiting requests, the oldest first."""
         self._stop_timer()
         now_s = time.monotonic()
-        self._some_wait_their_turn = False
+        self._has_blocked_suspect = False
         self._due_s = float("inf")
         self._judge(now_s)
         restart_until_s = functools.cache(self._supervision.restart_until_s)
         for number in sorted(self._waiting):
-            pending = self._waiting[number]
-            if pending.not_before_s <= now_s:
-                # Who is behind one that waits for its turn waits too: else one that goes alone might wait for ever.
-                if pending.num_losses >= SUSPECT_LOSSES and (
-                    self._some_wait_their_turn or not self._quarantine.may_go(pending)
+            waiting = self._waiting[number]
+            request = waiting.request
+            if waiting.not_before_s <= now_s:
+                # A suspect behind a blocked one is blocked too: else an isolated one might never be admitted.
+                if self._quarantine.is_suspect(request) and (
+                    self._has_blocked_suspect or not self._quarantine.admit(request)
                 ):
-                    self._some_wait_their_turn = True
-                    pending.wait_until_s = now_s + self._timeout_s
-                elif self._place(pending):
+                    self._has_blocked_suspect = True
+                    self._backoffs[request].wait_until_s = now_s + self._timeout_s
+                elif self._place(request):
                     del self._waiting[number]
                     continue
                 else:
-                    self._quarantine.leave(pending)
-            if self._end_if_late(pending, now_s, restart_until_s):
+                    self._quarantine.release(request)
+            if self._end_if_late(waiting, now_s, restart_until_s):
                 del self._waiting[number]
             else:
-                self._due_s = min(self._due_s, _due_s(pending, now_s))
-        self._note_waiting(len(self._waiting))
+                self._due_s = min(self._due_s, self._next_event_s(waiting, now_s))
+        self._on_waiting(len(self._waiting))
         self._set_timer(now_s)
 
+    def drop(self, request: PendingRequest) -> None:
+        """Removes a request that was cancelled."""
+        self._waiting.pop(request.number, None)
+        self._on_waiting(len(self._waiting))
+
     def stop(self, error: RequestError) -> None:
-        """Nothing moves any more: what waits fails."""
-        self._stopped = error
+        """Fails everything in the queue, and everything that comes later."""
+        self._stop_error = error
         waiting, self._waiting = self._waiting, {}
-        for pending in waiting.values():
-            pending.stream.fail(error)
-        self._note_waiting(0)
+        for one in waiting.values():
+            one.request.stream.fail(error)
+        self._on_waiting(0)
         self._stop_timer()
 
-    def drop(self, pending: PendingRequest) -> None:
-        """Nobody waits for it any more."""
-        self._waiting.pop(pending.number, None)
-        self._note_waiting(len(self._waiting))
-
-    def _wait(self, pending: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
-        self._quarantine.leave(pending)
-        pending.stream.leave(_Waiting(self, pending), was_taken=was_taken)
-        pending.error = error
-        pending.not_before_s = 0.0
-        if was_taken:
-            pending.num_pauses = 0
-            pending.refused_by.clear()
-        if was_taken or not pending.wait_until_s:  # else it goes on waiting
-            pending.wait_until_s = time.monotonic() + self._timeout_s
-        if self._stopped is not None:
-            pending.stream.fail(self._stopped)
+    def _wait(
+        self, request: PendingRequest, error: RequestError, *, was_taken: bool, heard_at_s: float | None = None
+    ) -> None:
+        self._quarantine.release(request)
+        request.detach(lambda _: self.drop(request), was_taken=was_taken, heard_at_s=heard_at_s)
+        if was_taken or request not in self._backoffs:  # else the wait continues
+            self._backoffs[request] = _Backoff(time.monotonic() + self._timeout_s)
+        if self._stop_error is not None:
+            request.stream.fail(self._stop_error)
         else:
-            self._waiting[pending.number] = pending
-            self._note_waiting(len(self._waiting))
+            self._waiting[request.number] = _Waiting(request, error)
+            self._on_waiting(len(self._waiting))
 
     def _judge(self, now_s: float) -> None:
-        """Gives up requests that may be what kills engines, once it is known why theirs ended."""
+        """Fails requests that may be what crashes engines, once it is known why theirs ended."""
         unjudged, self._unjudged = self._unjudged, []
         for instance_id, loss in unjudged:
             end = self._supervision.end_of(instance_id)
@@ -173,51 +211,58 @@ class FailoverQueue:
                 self._unjudged.append((instance_id, loss))
                 self._due_s = min(self._due_s, now_s + _JUDGE_S)
                 continue
-            for pending in self._quarantine.pardon(loss) if end is EngineEnd.KILLED else loss.given_up:
-                if self._waiting.pop(pending.number, None) is not None:  # else its client has gone meanwhile
-                    self._give_up(pending)
+            for request in self._quarantine.excuse(loss) if end is EngineEnd.KILLED else loss.condemned:
+                if self._waiting.pop(request.number, None) is not None:  # else it was cancelled meanwhile
+                    self._fail_suspect(request)
 
-    def _give_up(self, pending: PendingRequest) -> None:
-        logger.error("request %r is given up: see its error", pending.submission.request_id)
-        pending.stream.fail(
+    def _fail_suspect(self, request: PendingRequest) -> None:
+        num_losses = self._quarantine.num_losses(request)
+        logger.error(
+            "request %r failed after %d lost engines in a row: it is suspected of crashing them and is not tried again",
+            request.submission.request_id,
+            num_losses,
+        )
+        request.stream.fail(
             EngineFault(
-                f"the engine was lost {pending.num_losses} times while it computed this request, which may be the "
-                "cause; it is not tried again"
+                f"the engine was lost {num_losses} times while it computed this request, which may be the cause; it is "
+                "not tried again"
             )
         )
 
-    def _end_if_late(self, pending: PendingRequest, now_s: float, restart_until_s: Callable[[], float]) -> bool:
-        """Ends a request that has no time left to wait."""
-        stream = pending.stream
-        if pending.budget_end_s is not None and pending.budget_end_s <= now_s:
-            end = RequestEnd(EndReason.TIME_BUDGET, 0, pending.num_prompt_tokens, 0, stream.num_tokens)
-            stream.finish(end)
-        elif pending.deadline_at_s is not None and pending.deadline_at_s <= now_s:
+    def _end_if_late(self, waiting: _Waiting, now_s: float, restart_until_s: Callable[[], float]) -> bool:
+        """Ends a request that has no time left to wait; returns whether it has ended."""
+        request, stream = waiting.request, waiting.request.stream
+        if request.budget_end_s is not None and request.budget_end_s <= now_s:
+            stream.finish(RequestEnd(EndReason.TIME_BUDGET, 0, request.num_prompt_tokens, 0, stream.num_tokens))
+        elif request.deadline_at_s is not None and request.deadline_at_s <= now_s:
             stream.fail(DeadlineExceeded(f"the deadline passed after {stream.num_tokens} output tokens"))
-        elif pending.wait_until_s <= now_s and not self._counts_on_restart(pending, now_s, restart_until_s()):
-            assert pending.error is not None, "it waits for a reason"
-            stream.fail(pending.error)
+        elif self._backoffs[request].wait_until_s <= now_s:
+            # The timeout has not run while a restart was expected.
+            wait_until_s = min(restart_until_s(), now_s) + self._timeout_s
+            if wait_until_s > now_s:
+                self._backoffs[request].wait_until_s = wait_until_s
+            else:
+                stream.fail(waiting.error)
         return stream.closed
 
-    def _counts_on_restart(self, pending: PendingRequest, now_s: float, restart_until_s: float) -> bool:
-        """Whether its timeout has not run all the time, because a restart was to be expected; it then waits longer."""
-        wait_until_s = min(restart_until_s, now_s) + self._timeout_s
-        if wait_until_s <= now_s:
-            return False
-        pending.wait_until_s = wait_until_s
-        return True
+    def _next_event_s(self, waiting: _Waiting, now_s: float) -> float:
+        """When something has to be done for a request, unless an engine comes."""
+        request = waiting.request
+        ends_s = (self._backoffs[request].wait_until_s, request.deadline_at_s, request.budget_end_s)
+        due_s = min(end_s for end_s in ends_s if end_s is not None)
+        return min(due_s, waiting.not_before_s) if waiting.not_before_s > now_s else due_s
 
     # The timer.
 
     def _wake(self, due_s: float) -> None:
-        """Sees to it that everything is tried at that time, once for all that ask for it."""
+        """Sets the timer to that time at the latest, one timer for all requests."""
         self._due_s = min(self._due_s, due_s)
         self._set_timer(time.monotonic())
 
     def _set_timer(self, now_s: float) -> None:
         self._stop_timer()
         if self._waiting:
-            due_s = min(self._due_s, now_s + _TRIAL_CHECK_S) if self._some_wait_their_turn else self._due_s
+            due_s = min(self._due_s, now_s + _TRIAL_CHECK_S) if self._has_blocked_suspect else self._due_s
             self._timer = asyncio.get_running_loop().call_later(max(due_s - now_s, 0.0), self._tick)
 
     def _stop_timer(self) -> None:
@@ -227,29 +272,7 @@ class FailoverQueue:
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        if now_s >= self._due_s or (self._some_wait_their_turn and self._quarantine.has_room):
+        if now_s >= self._due_s or (self._has_blocked_suspect and self._quarantine.has_capacity):
             self.retry()
         else:
             self._set_timer(now_s)
-
-
-class _Waiting:
-    """Has the stream of a request that waits."""
-
-    def __init__(self, failover: FailoverQueue, pending: PendingRequest) -> None:
-        self._failover = failover
-        self._ticket = pending
-
-    def grant(self, handle: int, num_tokens: int) -> None:
-        """Is part of what the next engine gets with the request."""
-
-    def cancel(self, handle: int, reason: CancelReason) -> None:  # noqa: ARG002 - there is nobody to tell it to
-        """Its client has gone."""
-        self._failover.drop(self._ticket)
-
-
-def _due_s(pending: PendingRequest, now_s: float) -> float:
-    """When something may have to be done for it, unless an engine comes."""
-    ends_s = (pending.wait_until_s, pending.deadline_at_s, pending.budget_end_s)
-    due_s = min(end_s for end_s in ends_s if end_s is not None)
-    return min(due_s, pending.not_before_s) if pending.not_before_s > now_s else due_s

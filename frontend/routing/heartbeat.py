@@ -1,18 +1,18 @@
-"""Whether an engine's step loop still turns, as its heartbeats tell. Pure: times of time.monotonic() in.
+"""Heartbeat liveness: whether an engine's step loop still turns. Pure: times of time.monotonic() in.
 
-An engine whose device hangs goes on answering, with a heartbeat every quarter of a second: another thread sends these.
-But each says how many turns the step loop has made, idle ones included.
+An engine whose device hangs still sends a heartbeat every quarter of a second, from another thread. Each heartbeat says
+how many turns the step loop has made, idle ones included.
 """
 
-_MIN_STATUSES = 8  # two seconds of the engine's own clock: if this process is held up, the engine is not to blame
+_MIN_STATUSES = 8  # two seconds of the engine's own clock, so that a delay of this process is not taken for a hang
 
 
 class Heartbeat:
-    """The turns of one stream's engine so far.
+    """The step loop's turns on one stream so far.
 
     Args:
-        timeout_s: how long the loop may stand still, which is how long a step may take; 0: for ever.
-        num_turns: that the engine's welcome told.
+        timeout_s: how long the loop may go without a turn, which is how long a step may take; 0: no limit.
+        num_turns: from the engine's welcome.
         now_s: when it came.
     """
 
@@ -23,12 +23,13 @@ class Heartbeat:
         self._num_statuses = 0
 
     def note(self, num_turns: int, now_s: float) -> None:
-        """Takes what a heartbeat says."""
+        """Takes a heartbeat."""
         if num_turns != self.num_turns:
             self.num_turns, self._since_s, self._num_statuses = num_turns, now_s, 0
         self._num_statuses += 1
 
     def has_stopped(self, now_s: float) -> bool:
-        """Whether it has stood still for too long."""
-        is_told = self.num_turns > 0
-        return is_told and 0 < self._timeout_s <= now_s - self._since_s and self._num_statuses >= _MIN_STATUSES
+        """Whether the loop has been stuck for too long. An engine that reports no turns never is."""
+        return (
+            self.num_turns > 0 and 0 < self._timeout_s <= now_s - self._since_s and self._num_statuses >= _MIN_STATUSES
+        )

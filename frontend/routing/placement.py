@@ -1,4 +1,4 @@
-"""Which of several engines gets a request: the least loaded one, unless another has the beginning of its prompt cached
+"""Load balancing: a request goes to the least loaded engine, unless another one has the beginning of its prompt cached
 and is not much busier. Pure.
 
 The cost of an engine is a sum in tokens: waiting prompt tokens, EXPECTED_OUTPUT_TOKENS for every request, and the
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID, EXPECTED_OUTPUT_TOKENS
-from frontend.routing.load import EngineLoad
 
 MAX_AFFINITY_TOKENS = 2048
 CHUNK_TOKENS = 64
@@ -25,6 +24,52 @@ MAX_PREFIXES = 1 << 14
 """Chunks remembered for each engine: a million tokens. The ones not seen for longest are forgotten first."""
 
 _CHUNK_BYTES = CHUNK_TOKENS * BYTES_PER_TOKEN_ID
+
+
+class EngineLoad(NamedTuple):
+    """One engine's load now.
+
+    Attributes:
+        num_requests: requests in the engine.
+        num_waiting_tokens: prompt tokens that are not computed yet.
+        num_free_tokens: tokens that its KV cache has capacity for.
+    """
+
+    num_requests: int = 0
+    num_waiting_tokens: int = 0
+    num_free_tokens: int = 1 << 60
+
+
+class LoadEstimate:
+    """Adds up this process' requests, exact at any moment, and those of other frontends, as of the engine's last
+    report.
+
+    A report includes this process' requests as of a moment ago; the rest belongs to other frontends.
+    """
+
+    def __init__(self) -> None:
+        self._others = EngineLoad()
+
+    def note(self, reported: EngineLoad, *, num_own_requests: int, num_own_tokens: int) -> None:
+        """Takes the engine's report.
+
+        Args:
+            reported: the load of all frontends' requests.
+            num_own_requests: this process' requests there now.
+            num_own_tokens: prompt tokens of those without a first token.
+        """
+        self._others = EngineLoad(
+            max(reported.num_requests - num_own_requests, 0),
+            max(reported.num_waiting_tokens - num_own_tokens, 0),
+            reported.num_free_tokens,
+        )
+
+    def now(self, *, num_own_requests: int, num_own_tokens: int) -> EngineLoad:
+        """The load with this process' requests as they are now."""
+        others = self._others
+        return EngineLoad(
+            others.num_requests + num_own_requests, others.num_waiting_tokens + num_own_tokens, others.num_free_tokens
+        )
 
 
 class Candidate(NamedTuple):

@@ -1,14 +1,16 @@
-"""All engines of this frontend: each has a client, each request goes to one of them, and to another when that is lost.
+"""Routes requests to engines: places every request on one engine, and on another one when that is lost.
 
-Engines come from addresses that are given and from names that are looked up again and again (`resolver.py`). All that
-get new requests serve the same model: that of the serving engine which has been attached longest. Which one gets a
-request is `placement.py`'s to say, what becomes of requests without an engine `failover.py`'s.
+Engines come from fixed addresses and from names that are looked up again and again (`resolver.py`). All engines that
+get new requests serve the same model: that of the serving engine that has been attached longest. `placement.py` chooses
+among them. A request goes router -> connection -> session; events come back through `on_changed`, `on_lost` and
+`on_rejected`. Requests without an engine wait in the failover queue.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.access.engine_tls import EngineTls
@@ -19,27 +21,40 @@ from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import Candidate, Placement
 from frontend.routing.resolver import Resolver, name_and_port
-from frontend.routing.supervision import EngineEnd, SupervisorNote, note_path, read_note
+from frontend.routing.stream import RequestStream
+from frontend.routing.supervision import SupervisorNotes
 from frontend.text.served_model import ModelKey
 from frontend.text.tokenizer_source import TokenizerSource
+from frontend.types import EngineAccount
 
 logger = logging.getLogger(__name__)
 
 _Usable = tuple[EngineConnection, Attachment]
 
 
+class Submitted(NamedTuple):
+    """A request on its way.
+
+    Attributes:
+        stream: its output.
+        engine: the engine that has it, by its name in the metrics; None: it waits for one.
+    """
+
+    stream: RequestStream
+    engine: str | None
+
+
 class Router:
-    """Keeps this process attached to its engines.
+    """Keeps this process attached to its engines, and every request with one of them.
 
     Args:
         addresses: of engines, or names of several; see `resolver.py`.
         tokenizers: gives the tokenizer that the model needs.
-        metrics: told what each engine says of itself.
-        heartbeat_timeout_s, step_timeout_s: see EngineConnection.
+        metrics: takes what each engine reports of itself.
+        heartbeat_timeout_s, step_timeout_s, tls: see EngineConnection.
         failover_timeout_s: how long a request whose engine is lost waits for another.
-        max_moves: most engines in a row that a request may lose without getting further.
+        max_moves: most engines in a row that a request may lose without progress.
         on_change: called when `serving` may have changed.
-        tls: see EngineConnection.
     """
 
     def __init__(
@@ -61,24 +76,26 @@ class Router:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._step_timeout_s = step_timeout_s
         self._on_change = on_change
+        self._connections: dict[str, EngineConnection] = {}  # by address
         self._failover = FailoverQueue(
-            self._place,
+            lambda request: self._place(request) is not None,
             timeout_s=failover_timeout_s,
             max_moves=max_moves,
-            note_waiting=metrics.note_without_engine,
-            supervision=self,
+            on_waiting=metrics.note_without_engine,
+            supervision=SupervisorNotes(lambda: self._connections, lambda: self.serving),
         )
+        self._rejected_by: WeakKeyDictionary[PendingRequest, set[str]] = WeakKeyDictionary()  # instance ids
         self._placement = Placement()
-        self._connections: dict[str, EngineConnection] = {}  # by address
-        self._found: dict[str, list[str]] = {}  # addresses by name
-        self._leaving: set[asyncio.Task[None]] = set()
         self._attached: list[Attachment] = []  # longest first
         self._by_model: dict[ModelKey, list[_Usable]] = {}  # all that serve
         self._usable: list[_Usable] = []  # of these, those for new requests
-        self._foreign: dict[str, ModelKey] = {}  # by address: what the log has said of engines with another model
-        self._is_running = False
+        self._unused: dict[str, ModelKey] = {}  # by address: models of unused engines that are logged already
+        self._fixed: set[str] = set()  # addresses
+        self._found: dict[str, list[str]] = {}  # addresses by name
         self._resolvers: list[Resolver] = []
-        self._fixed: set[str] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._is_running = False
+        self._stop_error: RequestError | None = None
         for address in dict.fromkeys(addresses):
             name = name_and_port(address)
             if name is None:
@@ -93,20 +110,15 @@ class Router:
         return bool(self._usable)
 
     @property
-    def is_urgent(self) -> bool:
-        """Whether no engine serves."""
-        return not self._usable
-
-    @property
     def num_waiting(self) -> int:
         """Requests that wait for an engine."""
         return self._failover.num_waiting
 
     def attachment(self) -> Attachment:
-        """The engine that is least busy now, for what the model is and can.
+        """The least loaded engine, for what its model is and can.
 
         Raises:
-            EngineUnavailable: none takes requests.
+            EngineUnavailable: no engine takes requests.
         """
         if len(self._usable) == 1:
             return self._usable[0][1]
@@ -115,187 +127,182 @@ class Router:
         return self._usable[self._placement.least_loaded(_loads(self._usable))][1]
 
     def submit(
-        self, submission: pb.Submission, model: ModelKey, *, window: int, coalesce: bool, now_s: float
-    ) -> PendingRequest:
-        """Sends a request to an engine; if none is there any more, it waits for one.
+        self,
+        submission: pb.Submission,
+        model: ModelKey,
+        *,
+        window: int,
+        coalesce: bool,
+        now_s: float,
+        on_first_token: Callable[[], None] | None = None,
+        on_account: Callable[[EngineAccount], None] | None = None,
+    ) -> Submitted:
+        """Sends a request to an engine; if there is none any more, the request waits for one.
 
         Args:
-            submission: all but handle and credit; becomes the pending's.
+            submission: all but stream request id and credit; the router owns it from now on.
             model: what it has been checked against.
-            window, coalesce: see RequestStream.
             now_s: time.monotonic().
+            window, coalesce, on_first_token, on_account: see RequestStream.
 
         Raises:
             RequestError: the frontend stops.
         """
-        pending = PendingRequest(submission, model, window=window, coalesce=coalesce, now_s=now_s)
-        self._failover.submit(pending, self._unavailable())
-        return pending
+        if self._stop_error is not None:
+            raise self._stop_error
+        request = PendingRequest(
+            submission,
+            model,
+            window=window,
+            coalesce=coalesce,
+            now_s=now_s,
+            on_first_token=on_first_token,
+            on_account=on_account,
+        )
+        attachment = self._place(request)
+        if attachment is None:
+            self._failover.add(request, self._unavailable())
+        return Submitted(request.stream, attachment.engine if attachment is not None else None)
 
     def start(self) -> None:
         """Starts connecting in the background. May be called again."""
         self._is_running = True
         for resolver in self._resolvers:
             resolver.start()
-        for client in self._connections.values():
-            client.start()
+        for connection in self._connections.values():
+            connection.start()
 
     async def stop(self, error: RequestError) -> None:
         """Ends all streams; what is still open fails with `error`. May be called again."""
         self._is_running = False
+        self._stop_error = error
         self._failover.stop(error)
         await asyncio.gather(
             *(resolver.stop() for resolver in self._resolvers),
-            *(client.stop(error) for client in self._connections.values()),
+            *(connection.stop(error) for connection in self._connections.values()),
             *self._leaving,
         )
 
-    # What clients tell.
+    # Events of connections, see ConnectionEvents.
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether no engine serves."""
+        return not self._usable
 
     def can_replace(self, attachment: Attachment) -> bool:
-        """See ConnectionEvents."""
+        """Whether another engine serves the same model."""
         usable = self._by_model.get(attachment.model.key, ())
-        return any(there.instance_id != attachment.instance_id for _, there in usable)
+        return any(other.instance_id != attachment.instance_id for _, other in usable)
 
-    def changed(self) -> None:
-        """See ConnectionEvents."""
-        self._note_attached()
+    def on_changed(self) -> None:
+        """Finds the engines that serve, and retries what waits for one."""
+        attached = self._attached_connections()
+        current = [attachment for _, attachment in attached]
+        known = [attachment for attachment in self._attached if attachment in current]
+        self._attached = known + [attachment for attachment in current if attachment not in known]
         by_model: dict[ModelKey, list[_Usable]] = {}
         instance_ids: set[str] = set()
-        for client, attachment in self._attached_clients():
-            if not client.serving or not self._is_named(client.address):
-                continue
-            if attachment.instance_id not in instance_ids:  # else an engine with two addresses
+        for connection, attachment in attached:
+            # An engine with two addresses counts once.
+            if connection.serving and self._is_named(connection.address) and attachment.instance_id not in instance_ids:
                 instance_ids.add(attachment.instance_id)
-                by_model.setdefault(attachment.model.key, []).append((client, attachment))
+                by_model.setdefault(attachment.model.key, []).append((connection, attachment))
         self._by_model = by_model
-        longest = next((there for there in self._attached if there.instance_id in instance_ids), None)
+        longest = next((attachment for attachment in self._attached if attachment.instance_id in instance_ids), None)
         self._usable = by_model[longest.model.key] if longest is not None else []
         for model, engines in by_model.items():
-            for client, _ in engines:
-                self._note_model(client.address, model)
+            for connection, _ in engines:
+                self._log_other_model(connection.address, model)
         self._placement.keep_only(instance_ids)
-        num_waited = self._failover.num_waiting
-        self._failover.retry()  # before anybody hears of it: who has waited goes first
-        if self._usable and (num_gone := num_waited - self._failover.num_waiting):
-            left = self._failover.num_waiting
-            who, go = ("request", "goes") if num_gone == 1 else ("requests", "go")
-            logger.info("%d %s that waited for an engine %s on, %d still %s", num_gone, who, go, left, _wait(left))
+        num_before = self._failover.num_waiting
+        self._failover.retry()  # before `on_change`, so that waiting requests go before new ones
+        num_left = self._failover.num_waiting
+        if self._usable and num_left < num_before:
+            logger.info("%d waiting request(s) left the failover queue, %d still wait", num_before - num_left, num_left)
         self._on_change()
 
-    def lost(self, client: EngineConnection, requests: list[PendingRequest]) -> None:
-        """See ConnectionEvents."""
+    def on_lost(self, address: str, attachment: Attachment, requests: list[PendingRequest]) -> None:
+        """Moves the requests of a lost engine to others, or queues them."""
         if requests:
-            self._failover.lost(requests, EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S))
-            num_waiting = sum(self._failover.is_waiting(pending) for pending in requests)
-            num_failed = sum(pending.stream.closed for pending in requests)
-            num_moved = len(requests) - num_waiting - num_failed
-            client.metrics.count_lost(len(requests))
+            for request in requests:
+                self._rejected_by.pop(request, None)
+            error = EngineUnavailable("the engine went away", retry_after_s=MAX_BACKOFF_S)
+            heard_at_s = attachment.session.heard_at_s
+            self._failover.add_lost(attachment.instance_id, requests, error, heard_at_s=heard_at_s)
+            num_waiting = sum(self._failover.is_waiting(request) for request in requests)
+            num_failed = sum(request.stream.closed for request in requests)
             logger.warning(
-                "engine %s lost %d open %s: %d moved to another engine, %d %s for one, %d failed",
-                client.address,
+                "engine %s lost %d open request(s): %d moved to another engine, %d waiting, %d failed",
+                address,
                 len(requests),
-                "request" if len(requests) == 1 else "requests",
-                num_moved,
+                len(requests) - num_waiting - num_failed,
                 num_waiting,
-                _wait(num_waiting),
                 num_failed,
             )
-        self._drop_vanished()
+        self._drop_removed()
 
-    def given_back(self, pending: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
-        """See ConnectionEvents."""
-        if was_taken:  # it stops: nobody is to blame for that
-            for client, attachment in self._attached_clients():
-                if attachment.instance_id == pending.instance_id:
-                    client.metrics.count_lost(1)
-                    break
-            self._failover.returned(pending, error, was_taken=True, try_at_once=True)
+    def on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
+        """Offers a request to the other engines, each once; after that it waits or fails."""
+        if was_taken:  # the engine stops, which is no request's fault
+            self._rejected_by.pop(request, None)
+            self._failover.add_rejected(request, error, was_taken=True, try_at_once=True)
             return
-        pending.refused_by.add(pending.instance_id)
-        is_wanted_elsewhere = bool(self._candidates(pending))
+        self._rejected_by.setdefault(request, set()).add(instance_id)
+        has_candidate = bool(self._candidates(request))
         if isinstance(error, QueueFull):
-            if not pending.stream.epoch and not is_wanted_elsewhere:
-                pending.stream.fail(error)
+            if not request.attempt and not has_candidate:
+                request.stream.fail(error)
                 return
-            # Whoever has been promised an answer waits for a place; if none comes, that is no queue to come back to.
+            # A request that an engine has had may wait, and is no reason to tell the client that a queue is full.
             error = EngineUnavailable(error.message, retry_after_s=error.retry_after_s)
-        if not is_wanted_elsewhere:
-            pending.refused_by.clear()
-        self._failover.returned(pending, error, was_taken=False, try_at_once=is_wanted_elsewhere)
-
-    # Supervision.
-
-    def restart_until_s(self) -> float:
-        """See Supervision."""
-        return max((note.restart_until_s for note in self._notes()), default=0.0)
-
-    def end_of(self, instance_id: str) -> EngineEnd | None:
-        """See Supervision. A supervisor writes down an end before it starts the next engine: what it has not written
-        down when an engine serves has not ended, or was not its own.
-        """
-        notes = self._notes()
-        for note in notes:
-            if instance_id in note.ends:
-                return note.ends[instance_id]
-        return None if notes and not self.serving else EngineEnd.FAILED
-
-    def _notes(self) -> list[SupervisorNote]:
-        sockets = (Path(address.removeprefix("unix:")) for address in self._connections if address.startswith("unix:"))
-        notes = (read_note(note_path(socket)) for socket in sockets)
-        return [note for note in notes if note is not None]
+        if not has_candidate:
+            del self._rejected_by[request]
+        self._failover.add_rejected(request, error, was_taken=False, try_at_once=has_candidate)
 
     # Placing.
 
-    def _place(self, pending: PendingRequest) -> bool:
-        usable = self._candidates(pending)
+    def _place(self, request: PendingRequest) -> Attachment | None:
+        """Submits a request to the best engine for it; None: there is no engine for it."""
+        usable = self._candidates(request)
         if not usable:
-            return False
+            return None
         chosen = 0
         if len(usable) > 1:
-            submission = pending.submission
+            submission = request.submission
             chosen = self._placement.choose(_loads(usable), submission.prompt_ids, submission.cache_salt)
         attachment = usable[chosen][1]
-        attachment.session.submit(pending)
-        pending.engine, pending.instance_id = attachment.engine, attachment.instance_id
-        return True
+        attachment.session.submit(request)
+        return attachment
 
-    def _candidates(self, pending: PendingRequest) -> Sequence[_Usable]:
-        """Engines that can take it, and have not refused it. Those of another model than new requests get are good for
-        what they had, or others like them.
-        """
-        usable = self._by_model.get(pending.model, ())
-        if not pending.refused_by:
-            return usable
-        return [(client, there) for client, there in usable if there.instance_id not in pending.refused_by]
+    def _candidates(self, request: PendingRequest) -> Sequence[_Usable]:
+        """Engines with the request's model, which may not be that of new requests, that have not rejected it."""
+        usable = self._by_model.get(request.model, ())
+        rejected_by = self._rejected_by.get(request, ())
+        return [one for one in usable if one[1].instance_id not in rejected_by] if rejected_by else usable
 
     def _unavailable(self) -> EngineUnavailable:
-        states = sorted({client.state for client in self._connections.values() if client.attachment is not None})
-        message = f"the engine is {' or '.join(states)}" if states else "no engine is attached"  # why: see the log
+        states = sorted({connection.state for connection, _ in self._attached_connections()})
+        message = f"the engine is {' or '.join(states)}" if states else "no engine is attached"
         return EngineUnavailable(message, retry_after_s=MAX_BACKOFF_S)
 
-    def _note_attached(self) -> None:
-        attached = [attachment for _, attachment in self._attached_clients()]
-        known = [attachment for attachment in self._attached if attachment in attached]
-        self._attached = known + [attachment for attachment in attached if attachment not in known]
+    def _attached_connections(self) -> list[_Usable]:
+        attachments = ((connection, connection.attachment) for connection in self._connections.values())
+        return [(connection, attachment) for connection, attachment in attachments if attachment is not None]
 
-    def _attached_clients(self) -> list[_Usable]:
-        attachments = ((client, client.attachment) for client in self._connections.values())
-        return [(client, attachment) for client, attachment in attachments if attachment is not None]
-
-    def _note_model(self, address: str, key: ModelKey) -> None:
-        """Says of an engine with another model that it is not used, once until it is or has another one."""
-        ours = self._usable[0][1].model.key
-        if key == ours:
-            self._foreign.pop(address, None)
+    def _log_other_model(self, address: str, key: ModelKey) -> None:
+        """Logs that an engine is not used because its model differs: once, until that changes."""
+        used = self._usable[0][1].model.key
+        if key == used:
+            self._unused.pop(address, None)
             return
-        if self._foreign.get(address) == key:
+        if self._unused.get(address) == key:
             return
-        self._foreign[address] = key
+        self._unused[address] = key
         differences = [
-            f"{name} {_shown(theirs)} instead of {_shown(our)}"
-            for name, theirs, our in zip(ModelKey._fields, key, ours, strict=True)
-            if theirs != our
+            f"{name} {_shown(value)} instead of {_shown(used_value)}"
+            for name, value, used_value in zip(ModelKey._fields, key, used, strict=True)
+            if value != used_value
         ]
         logger.error("engine %s is not used: it has %s", address, ", ".join(differences))
 
@@ -309,49 +316,45 @@ class Router:
                 for found in addresses:
                     if found not in self._connections:
                         self._add_connection(found, was_found=True, server_name=name)
-                self.changed()
-            self._drop_vanished()
+                self.on_changed()
+            self._drop_removed()
 
         return Resolver(name, port, take, lambda: self.is_urgent)
 
     def _add_connection(self, address: str, *, was_found: bool, server_name: str | None = None) -> None:
-        client = self._connections[address] = EngineConnection(
+        connection = self._connections[address] = EngineConnection(
             address,
             self._tokenizers,
             self._metrics.engine(),
             heartbeat_timeout_s=self._heartbeat_timeout_s,
             step_timeout_s=self._step_timeout_s,
-            users=self,
+            events=self,
             was_found=was_found,
             tls=self._tls,
             server_name=server_name,
         )
         if self._is_running:
-            client.start()
+            connection.start()
 
     def _is_named(self, address: str) -> bool:
         return address in self._fixed or any(address in found for found in self._found.values())
 
-    def _drop_vanished(self) -> None:
-        """Lets go of engines that no name stands for any more, once they have nothing left to do for us."""
-        for address, client in list(self._connections.items()):
-            if not self._is_named(address) and not client.num_open:
+    def _drop_removed(self) -> None:
+        """Closes connections whose address no name has any more, once they have no open requests."""
+        for address, connection in list(self._connections.items()):
+            if not self._is_named(address) and not connection.num_open:
                 del self._connections[address]
-                self._foreign.pop(address, None)
-                self._metrics.drop_engine(client.metrics)
-                leaving = asyncio.create_task(client.stop(self._unavailable()), name="engine-leaving")
+                self._unused.pop(address, None)
+                self._metrics.drop_engine(connection.metrics)
+                leaving = asyncio.create_task(connection.stop(self._unavailable()), name="engine-leaving")
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
-                logger.info("engine %s is no longer named: let go", address)
+                logger.info("removed engine %s: its address is no longer in DNS", address)
 
 
 def _loads(usable: Sequence[_Usable]) -> list[Candidate]:
-    return [Candidate(attachment.instance_id, client.load()) for client, attachment in usable]
+    return [Candidate(attachment.instance_id, connection.load()) for connection, attachment in usable]
 
 
 def _shown(value: object) -> str:
     return value.hex()[:12] if isinstance(value, bytes) else str(value)
-
-
-def _wait(number: int) -> str:
-    return "waits" if number == 1 else "wait"

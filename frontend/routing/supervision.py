@@ -1,13 +1,13 @@
-"""What an engine's supervisor tells the frontends that use it: whether it is about to restart it, and why it ended.
+"""What an engine's supervisor tells frontends: whether it is about to restart the engine, and why the engine ended.
 
-The supervisor (`frontend/cli/engine_process.py`) writes a small file beside the engine's unix socket; the engine link
-reads it when a request has lost its engine or has waited too long. A file, because frontends may be other processes.
-Times are those of time.monotonic(), which all processes of a machine share.
+The supervisor (`frontend/cli/engine_process.py`) writes a small file beside the engine's unix socket. The failover
+queue reads it when a request has lost its engine or has waited too long. It is a file because frontends may be other
+processes. Times are values of time.monotonic(), which all processes of a machine share.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Protocol
 class EngineEnd(Enum):
     """Why an engine ended."""
 
-    KILLED = "killed"  # SIGKILL from outside, and not for want of memory: no request is the cause
+    KILLED = "killed"  # SIGKILL from outside, without memory pressure: no request is the cause
     FAILED = "failed"  # any other reason
 
 
@@ -26,7 +26,7 @@ class SupervisorNote:
     """The content of the file.
 
     Attributes:
-        restart_until_s: until when a restart was, or is, to be expected; 0.0: none was yet.
+        restart_until_s: until when a restart was, or is, expected; 0.0: none was yet.
         ends: of the last engines that served, by instance id.
     """
 
@@ -38,28 +38,48 @@ class Supervision(Protocol):
     """What is known about restarts of engines."""
 
     def restart_until_s(self) -> float:
-        """Until when a restart was, or is, to be expected; time.monotonic()."""
+        """Until when a restart was, or is, expected; time.monotonic()."""
         ...
 
     def end_of(self, instance_id: str) -> EngineEnd | None:
-        """Why an engine that has been lost has ended; None: that is not known yet."""
+        """Why an engine that was lost has ended; None: not known yet."""
         ...
 
 
-class Unsupervised:
-    """No supervisor is known."""
+class SupervisorNotes:
+    """Reads the notes of the engines on unix sockets.
+
+    Args:
+        addresses: returns the engines' addresses.
+        is_serving: returns whether an engine serves.
+    """
+
+    def __init__(self, addresses: Callable[[], Iterable[str]], is_serving: Callable[[], bool]) -> None:
+        self._addresses = addresses
+        self._is_serving = is_serving
 
     def restart_until_s(self) -> float:
-        """Nothing is to be expected."""
-        return 0.0
+        """See Supervision."""
+        return max((note.restart_until_s for note in self._notes()), default=0.0)
 
-    def end_of(self, instance_id: str) -> EngineEnd | None:  # noqa: ARG002 - see Supervision
-        """Without evidence a loss counts as a failure."""
-        return EngineEnd.FAILED
+    def end_of(self, instance_id: str) -> EngineEnd | None:
+        """See Supervision. A supervisor writes down an end before it starts the next engine. So when an engine serves,
+        an instance without a note has not ended or has no supervisor; without evidence its loss counts as a failure.
+        """
+        notes = self._notes()
+        for note in notes:
+            if instance_id in note.ends:
+                return note.ends[instance_id]
+        return None if notes and not self._is_serving() else EngineEnd.FAILED
+
+    def _notes(self) -> list[SupervisorNote]:
+        sockets = (Path(one.removeprefix("unix:")) for one in self._addresses() if one.startswith("unix:"))
+        notes = (read_note(note_path(socket)) for socket in sockets)
+        return [note for note in notes if note is not None]
 
 
 def note_path(socket: Path) -> Path:
-    """Where the note about the engine at this socket is."""
+    """The path of the note about the engine at this socket."""
     return socket.with_name(f"{socket.name}.supervisor")
 
 
@@ -72,11 +92,11 @@ def write_note(path: Path, note: SupervisorNote) -> None:
     ends = {instance_id: end.value for instance_id, end in note.ends.items()}
     new = path.with_name(f"{path.name}.new")
     new.write_text(json.dumps({"restart_until_s": note.restart_until_s, "ends": ends}))
-    os.replace(new, path)  # noqa: PTH105 - readers see the old note or the new one, never half of one
+    os.replace(new, path)  # noqa: PTH105 - atomic: readers see the old note or the new one
 
 
 def read_note(path: Path) -> SupervisorNote | None:
-    """Reads the note; None: nobody supervises this engine, or not in a way that can be read."""
+    """Reads the note; None: there is none, or it is not readable."""
     try:
         fields = json.loads(path.read_text())
         ends = {instance_id: EngineEnd(end) for instance_id, end in fields["ends"].items()}

@@ -1,4 +1,4 @@
-"""Why an engine closes connections: gRPC says "Socket closed" alone, whatever TLS has to say."""
+"""Finds out why an engine closes connections: gRPC reports every TLS problem as "Socket closed"."""
 
 import asyncio
 import contextlib
@@ -6,18 +6,18 @@ import ssl
 
 _TIMEOUT_S = 2.0
 _REFUSED = (
-    "the engine does not accept this frontend's certificate, or got none: it must be given as --engine-tls-client-cert "
-    "and be signed by the engine's --tls-client-ca"
+    "the engine does not accept this frontend's certificate, or got none: set --engine-tls-client-cert to one that the "
+    "engine's --tls-client-ca has signed"
 )
 
 
-async def tls_trouble(address: str, context: ssl.SSLContext | None, server_name: str | None) -> str | None:
-    """Shakes hands with an engine once, and says what is wrong; None: nothing is, as far as can be seen.
+async def tls_problem(address: str, context: ssl.SSLContext | None, server_name: str | None) -> str | None:
+    """Makes one TLS handshake with an engine and returns what is wrong; None: nothing was found.
 
     Args:
         address: HOST:PORT.
-        context: with the frontend's certificates; None: it speaks no TLS.
-        server_name: that the engine's certificate must be for; None: the address's host.
+        context: with the frontend's certificates; None: the frontend uses no TLS.
+        server_name: the name that the engine's certificate must be for; None: the address's host.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -30,8 +30,8 @@ async def tls_trouble(address: str, context: ssl.SSLContext | None, server_name:
             )
             try:
                 if context is None:
-                    return "the engine speaks TLS: --engine-tls-ca and --engine-tls-client-cert are needed"
-                if not await reader.read(1):  # with TLS 1.3 a refused certificate shows here; else there are SETTINGS
+                    return "the engine requires TLS: set --engine-tls-ca and --engine-tls-client-cert"
+                if not await reader.read(1):  # TLS 1.3 rejects a certificate only here; otherwise SETTINGS arrive
                     return _REFUSED
             finally:
                 writer.close()
@@ -41,9 +41,9 @@ async def tls_trouble(address: str, context: ssl.SSLContext | None, server_name:
         return f"--engine-tls-ca does not accept the engine's certificate: {error.verify_message}"
     except ssl.SSLError as error:
         if context is None:
-            return None  # it speaks none
+            return None  # the engine uses none either
         if error.reason == "WRONG_VERSION_NUMBER":
-            return "the engine speaks no TLS, and this frontend does: see --engine-tls-ca"
+            return "the engine uses no TLS but this frontend does: unset --engine-tls-ca, or set TLS up on the engine"
         return _REFUSED
     except (OSError, TimeoutError):
         pass
@@ -51,7 +51,7 @@ async def tls_trouble(address: str, context: ssl.SSLContext | None, server_name:
 
 
 def _trusting_context() -> ssl.SSLContext:
-    """Accepts any certificate: nothing is sent but the handshake."""
+    """Accepts any certificate, because nothing but the handshake is sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,9 +1,10 @@
-"""The engine's protos to and from what the frontend works with; the public ones are `frontend/request/convert.py`'s."""
+"""The engine's protos to and from the frontend's own types. The public protos are converted in `frontend/request`."""
 
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason, reasons_by_value
@@ -11,6 +12,7 @@ from frontend.errors import (
     DeadlineExceeded,
     EngineFault,
     EngineUnavailable,
+    FrontendError,
     InvalidRequest,
     QueueFull,
     RequestError,
@@ -19,11 +21,25 @@ from frontend.errors import (
 from frontend.request.constraints import Constraints
 from frontend.request.request import GenerationRequest
 from frontend.routing.logprobs import LogprobBatch
-from frontend.routing.stream import RequestEnd
+from frontend.routing.stream import CancelReason, RequestEnd
 from frontend.types import EngineAccount, EngineTime
 
 _END_REASONS = reasons_by_value(pb.CompletionReason.items())
+_CANCEL_REASONS = {
+    CancelReason.CLIENT: pb.CANCEL_REASON_CLIENT,
+    CancelReason.STOP_TEXT: pb.CANCEL_REASON_STOP_TEXT,
+    CancelReason.DEADLINE: pb.CANCEL_REASON_DEADLINE,
+    CancelReason.STALLED: pb.CANCEL_REASON_STALLED,
+}
 _RETRY_ELSEWHERE_S = 1.0
+_MAX_SUBMIT_BYTES = 4 << 20  # of the 16 MiB that a message may have; one prompt of 2**20 tokens is 4 MiB
+
+
+class ProtocolViolation(FrontendError):  # noqa: N818 - reads as the reason it is
+    """The engine's stream cannot be trusted any more: it is dropped and opened again."""
+
+
+# What the frontend sends.
 
 
 def submission(
@@ -35,13 +51,15 @@ def submission(
     elapsed_s: float,
     constraints: Constraints | None = None,
 ) -> pb.Submission:
-    """A first submission (epoch 0, nothing generated yet), without handle and credit: the session sets these.
+    """Makes a first submission (attempt 0, nothing generated yet), without stream request id and credit.
 
     Args:
+        request: the checked request.
+        prompt_ids: its prompt.
         max_tokens: the effective limit.
         remaining_s: seconds until the call's deadline; None if it has none.
-        elapsed_s: seconds since the request was accepted, which its time budget no longer has.
-        constraints: what its answer is held to; None: nothing.
+        elapsed_s: seconds since the request was accepted; they are deducted from its time budget.
+        constraints: structured output and banned sequences; None: neither.
     """
     constraints = constraints or Constraints()
     sampling, stop = request.sampling, request.stop
@@ -78,13 +96,105 @@ def submission(
     )
 
 
-def request_end(completion: pb.Completion) -> RequestEnd:
-    """What a Completion says of a request that ended well.
+def update_submission(
+    submission: pb.Submission,
+    *,
+    attempt: int,
+    output_ids: Sequence[int],
+    waited_s: float,
+    remaining_s: float | None,
+    budget_s: float | None,
+    has_prompt_logprobs: bool,
+) -> None:
+    """Makes a submission of a request the next one of the same request.
+
+    Args:
+        attempt: engines that have taken the request and were lost.
+        output_ids: all tokens that have arrived.
+        waited_s: seconds since the request came.
+        remaining_s, budget_s: seconds left until its deadline and of its time budget; None: it has none.
+        has_prompt_logprobs: whether those of the prompt are complete; they are not requested again.
+    """
+    submission.epoch = attempt
+    submission.waited_ms = remaining_ms(waited_s)
+    submission.output_ids = ids_to_bytes(output_ids)
+    submission.start_index = len(output_ids)
+    if remaining_s is not None:
+        submission.remaining_ms = remaining_ms(remaining_s)
+    if budget_s is not None:
+        submission.stops.time_budget_ms = budget_ms(budget_s)
+    if has_prompt_logprobs:
+        submission.ClearField("prompt_logprobs")
+
+
+def commands(
+    submissions: Sequence[pb.Submission],
+    cancellations: Mapping[int, CancelReason],
+    credits: Mapping[int, int],  # noqa: A002 - the wire's word
+    acknowledged_step: int | None,
+) -> Iterator[pb.AttachRequest]:
+    """Encodes commands in the order in which they must be sent; their `command_seq` is not set yet.
+
+    Args:
+        submissions: new requests, sent in batches that stay far below the largest message.
+        cancellations: reasons by stream request id.
+        credits: tokens by stream request id.
+        acknowledged_step: the last step that was processed; None: nothing new to acknowledge.
+    """
+    for batch in _by_size(submissions):
+        yield pb.AttachRequest(submit=pb.SubmitBatch(submissions=batch))
+    for reason in dict.fromkeys(cancellations.values()):
+        stream_ids = [stream_id for stream_id, its_reason in cancellations.items() if its_reason is reason]
+        yield pb.AttachRequest(cancel=pb.CancelBatch(handles=stream_ids, reason=_CANCEL_REASONS[reason]))
+    if credits:
+        yield pb.AttachRequest(credit=pb.CreditGrant(handles=credits.keys(), tokens=credits.values()))
+    if acknowledged_step is not None:
+        yield pb.AttachRequest(ack=pb.StepAck(step_seq=acknowledged_step))
+
+
+def _by_size(submissions: Sequence[pb.Submission]) -> Iterator[list[pb.Submission]]:
+    batch: list[pb.Submission] = []
+    size_bytes = 0
+    for submission in submissions:
+        submission_bytes = submission.ByteSize()
+        if batch and size_bytes + submission_bytes > _MAX_SUBMIT_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(submission)
+        size_bytes += submission_bytes
+    if batch:
+        yield batch
+
+
+# What the engine sends.
+
+
+def rows(step: pb.StepResult) -> Iterator[tuple[int, int, int, list[int], LogprobBatch | None]]:
+    """Yields the rows of a step: stream request id, attempt, index of the first token, tokens, log-probabilities.
 
     Raises:
-        DeadlineExceeded: the deadline passed in the engine.
-        EngineUnavailable: the engine gave the request up, as it does when it stops.
-        EngineFault: the engine failed it.
+        ProtocolViolation: the columns do not belong together.
+    """
+    stream_ids, starts, token_ids = list(step.handles), list(step.start_indices), list(step.token_ids)
+    counts = list(step.token_counts) or [1] * len(stream_ids)
+    attempts = list(step.epochs) or repeat(0, len(stream_ids))
+    if not (len(starts) == len(counts) == len(stream_ids) and sum(counts) == len(token_ids)):
+        raise ProtocolViolation(
+            f"step {step.step_seq}: {len(stream_ids)} handles, {len(starts)} start_indices, {len(counts)} token_counts "
+            f"of {sum(counts)} tokens, {len(token_ids)} token_ids"
+        )
+    logprobs = _row_logprobs(step.logprobs, counts) if step.logprobs.rows else {}
+    position = 0
+    for row, (stream_id, attempt, start, count) in enumerate(zip(stream_ids, attempts, starts, counts, strict=True)):
+        yield stream_id, attempt, start, token_ids[position : position + count], logprobs.get(row)
+        position += count
+
+
+def request_end(completion: pb.Completion) -> RequestEnd:
+    """Reads the Completion of a request that ended well.
+
+    Raises:
+        RequestError: it did not, see `completion_error`.
     """
     reason = _END_REASONS.get(completion.reason)
     if reason is None or not reason.is_complete:
@@ -99,12 +209,12 @@ def request_end(completion: pb.Completion) -> RequestEnd:
 
 
 def engine_account(completion: pb.Completion) -> EngineAccount:
-    """What a Completion says of any request, however it ended."""
+    """Reads the final time report, however the request ended."""
     return EngineAccount.at_end(engine_time(completion), completion.num_output_tokens)
 
 
 def engine_time(account: pb.TimeAccount | pb.Completion) -> EngineTime:
-    """What the engine says of a request that goes on, or has ended."""
+    """Reads the time report of a request."""
     return EngineTime(
         queued_s=account.queued_us / 1e6,
         prefill_s=account.prefill_us / 1e6,
@@ -115,18 +225,18 @@ def engine_time(account: pb.TimeAccount | pb.Completion) -> EngineTime:
 
 
 def completion_error(completion: pb.Completion) -> RequestError:
-    """What a Completion says of a request that ended badly."""
+    """The error of a request that did not end well."""
     reason = _END_REASONS.get(completion.reason)
     if reason is EndReason.DEADLINE:
         return DeadlineExceeded(f"the deadline passed after {completion.num_output_tokens} output tokens")
     if reason is EndReason.CANCELLED:
-        return EngineUnavailable("the engine gave this request up", retry_after_s=_RETRY_ELSEWHERE_S)
+        return EngineUnavailable("the engine dropped this request", retry_after_s=_RETRY_ELSEWHERE_S)
     detail = completion.detail or pb.CompletionReason.Name(completion.reason)
     return EngineFault(f"the engine failed this request: {detail}")
 
 
 def rejection_error(rejection: pb.Rejection) -> RequestError:
-    """The error a Rejection means for the client."""
+    """The error that a Rejection means for the client."""
     retry_after_s = _RETRY_ELSEWHERE_S
     if rejection.HasField("retry_after"):
         retry_after_s = rejection.retry_after.ToTimedelta().total_seconds()
@@ -142,14 +252,8 @@ def rejection_error(rejection: pb.Rejection) -> RequestError:
     return EngineFault(f"the engine refused this request without a known reason: {rejection.detail}")
 
 
-def row_logprobs(columns: pb.LogprobColumns, token_counts: Sequence[int]) -> dict[int, LogprobBatch]:
-    """Log-probabilities per row.
-
-    Args:
-        columns: as in the StepResult.
-        token_counts: tokens of every row of the step.
-    Returns: row index -> its columns, for the rows that have any.
-    """
+def _row_logprobs(columns: pb.LogprobColumns, token_counts: Sequence[int]) -> dict[int, LogprobBatch]:
+    """Log-probabilities by row, for the rows that have any."""
     chosen, top_ids, top_values = list(columns.chosen), list(columns.top_ids), list(columns.top_values)
     batches = {}
     position = top_position = 0
@@ -163,24 +267,26 @@ def row_logprobs(columns: pb.LogprobColumns, token_counts: Sequence[int]) -> dic
 
 
 def prompt_columns(prompt: pb.PromptLogprobs) -> LogprobBatch:
-    """The columns of some tokens of a prompt."""
+    """Log-probabilities of some tokens of a prompt."""
     return LogprobBatch(prompt.top_width, list(prompt.chosen), list(prompt.top_ids), list(prompt.top_values))
 
 
+# Numbers.
+
+
 def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as the wire has them."""
-    ids = array("I", token_ids)  # of another array it is a mere copy
+    """Token ids as unsigned 32-bit integers, little-endian."""
+    ids = array("I", token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
     return ids.tobytes()
 
 
 def budget_ms(left_s: float) -> int:
-    """What is left of a time budget."""
-    return max(math.ceil(left_s * 1000), 0)  # one that is used up is the engine's to end, like any other
+    """Milliseconds of a time budget that are left; the engine ends a request without any."""
+    return max(math.ceil(left_s * 1000), 0)
 
 
 def remaining_ms(remaining_s: float) -> int:
-    """What is left until a deadline, or any other time that is never too long."""
-    # A client may say "for ever" with a deadline of centuries; the field has 32 bits.
+    """Milliseconds until a deadline, at most what the field's 32 bits hold: a client may send one of centuries."""
     return min(max(int(remaining_s * 1000), 0), 2**32 - 1)

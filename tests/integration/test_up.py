@@ -108,7 +108,7 @@ def test_what_the_documentation_says_to_try_can_be_tried(
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "not a letter differs"), done.stderr + log()
     assert "900 output tokens" in done.stderr
     assert log().count("engine started, pid ") == 2, "no engine was killed"
-    for words in ("lost the engine at ", "lost 1 open request: ", "1 request that waited for an engine goes on"):
+    for words in ("lost the engine at ", "lost 1 open request(s): ", "1 waiting request(s) left the failover queue"):
         assert words in log()
 
 

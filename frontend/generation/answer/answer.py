@@ -199,11 +199,11 @@ class Answer:
         """An answer that a stop text ends does not wait for the engine to confirm it: what the engine told last has all
         but decoding, and that is the rest.
         """
-        stream, now_s = self._stream, time.monotonic()
+        clock, now_s = self._stream.clock, time.monotonic()
         return timing(
             self._times,
-            stream.engine_time(now_s),
-            first_token_at_s=stream.first_token_at_s,
-            client_wait_s=stream.client_wait_s(now_s),
+            clock.engine_time(now_s),
+            first_token_at_s=clock.first_token_at_s,
+            client_wait_s=clock.client_wait_s(now_s),
             now_s=now_s,
         )

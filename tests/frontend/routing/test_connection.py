@@ -111,7 +111,7 @@ async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplo
             await asyncio.sleep(0)
 
     (client,) = pair.app.engines._connections.values()
-    watch = asyncio.create_task(client._watch())  # as the one that takes the stream down, which takes a while
+    watch = asyncio.create_task(client._watch_silence())  # as the one that takes the stream down, which takes a while
     await asyncio.sleep(0)
     for _ in range(10):
         await one_check()
@@ -342,7 +342,7 @@ async def test_write_that_meets_the_end_of_the_stream_is_no_defect(make_pair, ca
         await asyncio.sleep(0)
     monkeypatch.undo()
     await pair.app.wait_serving(10)
-    lost = [record for record in caplog.records if "the stream broke off" in record.message]
+    lost = [record for record in caplog.records if "the stream was aborted" in record.message]
     assert [(record.levelno, record.exc_info) for record in lost] == [(logging.WARNING, None)]
 
 

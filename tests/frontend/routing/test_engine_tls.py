@@ -62,8 +62,8 @@ async def test_a_frontend_with_a_certificate_is_served(make_pair, parties, text_
 
 
 REFUSALS: dict[str, tuple[Callable[[Parties], dict[str, Path]], str]] = {
-    "no TLS": (lambda p: {}, "the engine speaks TLS: --engine-tls-ca and --engine-tls-client-cert are needed"),
-    "no certificate": (lambda p: {"engine_tls_ca": p.ca}, "or got none: it must be given as --engine-tls-client-cert"),
+    "no TLS": (lambda p: {}, "the engine requires TLS: set --engine-tls-ca and --engine-tls-client-cert"),
+    "no certificate": (lambda p: {"engine_tls_ca": p.ca}, "or got none: set --engine-tls-client-cert"),
     "foreign certificate": (
         lambda p: {
             "engine_tls_ca": p.ca,
@@ -94,7 +94,7 @@ async def test_who_is_refused_learns_why_in_one_line(make_pair, parties, caplog,
 
 async def test_an_engine_without_tls_is_not_spoken_to(make_pair, parties, caplog):
     await make_pair(wait=False, engine_tls_ca=parties.ca)
-    await said(caplog, "the engine speaks no TLS, and this frontend does")
+    await said(caplog, "the engine uses no TLS but this frontend does")
 
 
 async def test_a_renewed_certificate_is_used_for_the_next_connection(parties, tmp_path):

@@ -1,7 +1,8 @@
-"""Who goes on after a loss, in which order, and who is to blame for it."""
+"""Failover queue: which request is tried next after a loss, when, and which one is suspected."""
 
 import asyncio
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,261 +16,29 @@ from frontend.routing.supervision import EngineEnd
 GONE = EngineUnavailable("gone")
 
 
-class Owner:
-    """A session that does nothing."""
-
-    def grant(self, handle, num_tokens):
-        pass
-
-    def cancel(self, handle, reason):
-        pass
-
-
-class Place:
+class Engines:
     """Engines that take everything, or nothing."""
 
     def __init__(self):
-        self.there = True
+        self.are_there = True
         self.taken = []
 
-    def __call__(self, pending):
-        if self.there:
-            self.taken.append(pending)
-        return self.there
+    def place(self, request):
+        if self.are_there:
+            self.taken.append(request)
+        return self.are_there
 
     def take(self):
         taken, self.taken = self.taken, []
         return taken
 
 
-@pytest.fixture
-def place():
-    return Place()
-
-
-def ignore(num_waiting):
-    """What the failover tells of those that wait."""
-
-
-@pytest.fixture
-async def failover(place):
-    failover = FailoverQueue(place, timeout_s=30.0, max_moves=3, note_waiting=ignore)
-    yield failover
-    failover.stop(ServerDraining("over"))
-
-
-def requests(number):
-    submission = pb.Submission(stops=pb.TokenStops(max_tokens=1000))
-    return [PendingRequest(submission, None, window=1000, now_s=0.0) for _ in range(number)]
-
-
-def generate(pending, num_tokens=CLEARED_TOKENS):
-    pending.stream.push(pending.stream.num_tokens, [1] * num_tokens, None)
-
-
-async def test_oldest_go_first_whatever_order_they_are_lost_in(failover, place):
-    place.there = False
-    some = requests(5)
-    failover.lost([some[3], some[1]], GONE)
-    failover.lost([some[4], some[0], some[2]], GONE)
-    place.there = True
-    failover.retry()
-    assert place.take() == some
-    assert failover.num_waiting == 0
-
-
-async def test_first_loss_makes_nobody_suspect(failover, place):
-    some = requests(5)
-    failover.lost(some, GONE)
-    assert place.take() == some
-
-
-async def test_suspects_wait_for_their_turn_and_are_cleared_by_tokens(failover, place):
-    some = requests(4)
-    for _ in range(2):
-        place.take()
-        failover.lost(some, GONE)
-    assert place.take() == some[:1]
-    generate(some[0], CLEARED_TOKENS - 1)
-    failover.retry()
-    assert place.take() == []
-    generate(some[0], 1)
-    failover.retry()
-    assert place.take() == some[1:3]  # one is through: two at once
-    some[1].stream.fail(GONE)  # or ended in any other way
-    failover.retry()
-    assert place.take() == some[3:]
-
-
-async def test_who_waits_for_its_turn_does_not_run_out_of_time_to_find_an_engine(place):
-    failover = FailoverQueue(place, timeout_s=0.05, max_moves=3, note_waiting=ignore)
-    first, second = requests(2)
-    for _ in range(2):
-        failover.lost([first, second], GONE)
-    place.take()
-    await asyncio.sleep(0.15)  # the timeout, three times
-    assert not second.stream.closed
-    generate(first)
-    async with asyncio.timeout(5):
-        while not place.taken:
-            await asyncio.sleep(0.001)  # for the failover's timer
-    assert place.take() == [second]
-    failover.stop(ServerDraining("over"))
-
-
-async def test_many_that_are_refused_at_once_are_tried_again_together(failover, place):
-    """Not every one of them each time that one comes back: with 1000 that would be a million."""
-    some = requests(1000)
-    failover.lost(some, GONE)
-    place.take()
-    for pending in some:
-        failover.returned(pending, GONE, was_taken=False, try_at_once=True)
-    assert place.take() == []
-    async with asyncio.timeout(5):
-        while failover.num_waiting:
-            await asyncio.sleep(0)
-    assert place.take() == some
-
-
-async def test_who_is_refused_everywhere_is_tried_ever_less_often(failover, place, monkeypatch):
-    now_s = 1000.0
-    monkeypatch.setattr("frontend.routing.failover.time.monotonic", lambda: now_s)
-    (pending,) = requests(1)
-    failover.lost([pending], GONE)
-    tries_s = []
-    while now_s < 1020.0:
-        if place.take():
-            tries_s.append(now_s)
-            failover.returned(pending, GONE, was_taken=False, try_at_once=False)
-        now_s += 0.01
-        failover.retry()
-    gaps_s = [later - earlier for earlier, later in pairwise(tries_s)]
-    assert 0.1 <= gaps_s[0] <= 0.26
-    assert all(0.95 <= gap_s <= 2.02 for gap_s in gaps_s[4:])
-    assert len(tries_s) < 30
-
-
-async def test_loss_under_a_trial_counts_for_the_one_on_trial_alone(failover, place):
-    suspect, *others = requests(4)
-    for _ in range(2):
-        failover.lost([suspect], GONE)
-    for _ in range(2):
-        for pending in others:
-            generate(pending)
-        failover.lost([suspect, *others], GONE)
-    assert [pending.num_losses for pending in others] == [0, 0, 0]
-    assert isinstance(suspect.stream._failure, EngineFault)
-    assert not any(pending.stream.closed for pending in others)
-
-
-async def test_new_request_beside_the_one_on_trial_may_be_the_cause_as_well(failover, place):
-    """The innocent suspect must not fail for what a new one does, nor the new one stay unknown."""
-    suspect, new = requests(2)
-    for _ in range(2):
-        failover.lost([suspect], GONE)
-    for _ in range(2):
-        failover.lost([suspect, new], GONE)
-    assert (suspect.num_losses, new.num_losses) == (4, 2)
-    assert not suspect.stream.closed
-    place.take()
-    generate(suspect)
-    failover.retry()
-    assert place.take() == [new]
-
-
-async def test_loss_after_a_trial_that_was_passed_counts_for_all(failover, place):
-    suspect, *others = requests(3)
-    for _ in range(2):
-        failover.lost([suspect], GONE)
-    generate(suspect)
-    failover.lost([suspect, *others], GONE)
-    assert [pending.num_losses for pending in (suspect, *others)] == [1, 1, 1]
-
-
-async def test_suspect_that_finds_no_engine_does_not_keep_the_others_from_going(failover, place):
-    some = requests(2)
-    for _ in range(2):
-        failover.lost(some, GONE)
-    place.take()
-    place.there = False
-    failover.lost(some[:1], GONE)  # it was on trial
-    place.there = True
-    failover.retry()
-    assert place.take() == some[:1]
-    some[0].stream.fail(GONE)
-    failover.retry()
-    assert place.take() == some[1:]
-
-
-async def test_suspect_that_goes_alone_is_not_overtaken_for_ever(failover, place):
-    passed, there, alone, late = requests(4)
-    for _ in range(2):
-        failover.lost([passed, there], GONE)
-    generate(passed)
-    failover.retry()  # two may be on trial now, and one is
-    alone.goes_alone = True
-    for pending in (alone, late):
-        for _ in range(2):
-            failover.lost([pending], GONE)
-    place.take()
-    failover.retry()
-    assert place.take() == []
-    generate(there)
-    failover.retry()
-    assert place.take() == [alone]
-    generate(alone)
-    failover.retry()
-    assert place.take() == [late]
-
-
-async def test_engine_that_has_taken_it_ends_what_was_noted_of_refusals(failover, place):
-    (pending,) = requests(1)
-    failover.lost([pending], GONE)
-    pending.refused_by.add("another engine")
-    failover.returned(pending, GONE, was_taken=False, try_at_once=False)
-    assert pending.num_pauses == 1
-    pending.stream.bind(1, Owner())
-    failover.lost([pending], GONE)
-    assert (pending.num_pauses, pending.refused_by) == (0, set())
-
-
-async def test_suspect_that_waits_for_its_reader_does_not_keep_the_others_from_going(failover, place):
-    """Nobody computes anything for it: until its reader comes it can neither pass its trial nor fail."""
-    submission = pb.Submission(stops=pb.TokenStops(max_tokens=1000))
-    suspect = PendingRequest(submission, None, window=4, now_s=0.0)
-    (other,) = requests(1)
-    for _ in range(2):
-        failover.lost([suspect, other], GONE)
-    assert place.take()[-1] is suspect
-    suspect.stream.bind(1, Owner())
-    generate(suspect, 4)
-    failover.retry()
-    assert place.take() == [other]
-    failover.lost([suspect], GONE)
-    assert suspect.num_losses == 2  # nothing of it was in a step
-
-
-async def test_stopped_mover_fails_what_waits_and_what_comes(place):
-    told = []
-    failover = FailoverQueue(place, timeout_s=30.0, max_moves=3, note_waiting=told.append)
-    place.there = False
-    first, second, third = requests(3)
-    failover.lost([first], GONE)
-    assert told[-1] == 1
-    failover.stop(ServerDraining("over"))
-    assert told[-1] == 0
-    failover.lost([second], GONE)
-    assert all(isinstance(pending.stream._failure, ServerDraining) for pending in (first, second))
-    with pytest.raises(ServerDraining):
-        failover.submit(third, GONE)
-
-
 class Supervisor:
-    """Says when a restart was or is to be expected, and why engines have ended."""
+    """Says until when a restart is expected, and why engines have ended."""
 
-    def __init__(self):
+    def __init__(self, end):
         self.until_s = 0.0
-        self.end = EngineEnd.KILLED
+        self.end = end
 
     def restart_until_s(self):
         return self.until_s
@@ -279,106 +48,292 @@ class Supervisor:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """The failover's clock; it stands until it is set."""
-    times = [1000.0]
-    monkeypatch.setattr("frontend.routing.failover.time.monotonic", lambda: times[0])
-    return times
+def engines():
+    return Engines()
 
 
 @pytest.fixture
-async def supervised(place, clock):
-    supervisor = Supervisor()
-    failover = FailoverQueue(place, timeout_s=30.0, max_moves=3, note_waiting=ignore, supervision=supervisor)
-    yield failover, supervisor
-    failover.stop(ServerDraining("over"))
+def supervisor():
+    return Supervisor(EngineEnd.FAILED)
 
 
-async def test_the_timeout_does_not_run_while_a_restart_is_to_be_expected(supervised, place, clock):
-    failover, supervisor = supervised
-    place.there = False
+@pytest.fixture
+def clock(monkeypatch):
+    """The queue's clock; it stands still until the test sets it."""
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr("frontend.routing.failover.time.monotonic", lambda: clock.now_s)
+    return clock
+
+
+@pytest.fixture
+async def make_queue(engines, supervisor):
+    queues = []
+
+    def make(*, timeout_s=30.0, on_waiting=lambda _: None):
+        queue = FailoverQueue(
+            engines.place, timeout_s=timeout_s, max_moves=3, on_waiting=on_waiting, supervision=supervisor
+        )
+        queues.append(queue)
+        return queue
+
+    yield make
+    for queue in queues:
+        queue.stop(ServerDraining("over"))
+
+
+@pytest.fixture
+def queue(make_queue):
+    return make_queue()
+
+
+def make_requests(number, *, window=1000):
+    submission = pb.Submission(stops=pb.TokenStops(max_tokens=1000))
+    return [PendingRequest(submission, None, window=window, now_s=0.0) for _ in range(number)]
+
+
+def lose(queue, requests):
+    queue.add_lost("engine", requests, GONE)
+
+
+def generate(request, num_tokens=CLEARED_TOKENS):
+    request.stream.push(request.stream.num_tokens, [1] * num_tokens, None)
+
+
+async def test_oldest_go_first_in_whatever_order_they_are_lost(queue, engines):
+    engines.are_there = False
+    requests = make_requests(5)
+    lose(queue, [requests[3], requests[1]])
+    lose(queue, [requests[4], requests[0], requests[2]])
+    engines.are_there = True
+    queue.retry()
+    assert engines.take() == requests
+    assert queue.num_waiting == 0
+
+
+async def test_suspects_wait_for_their_turn_and_are_cleared_by_tokens(queue, engines):
+    requests = make_requests(4)
+    lose(queue, requests)
+    assert engines.take() == requests  # the first loss makes no suspect
+    lose(queue, requests)
+    assert engines.take() == requests[:1]
+    generate(requests[0], CLEARED_TOKENS - 1)
+    queue.retry()
+    assert engines.take() == []
+    generate(requests[0], 1)
+    queue.retry()
+    assert engines.take() == requests[1:3]  # one is cleared: two at once
+    requests[1].stream.fail(GONE)  # or ended in any other way
+    queue.retry()
+    assert engines.take() == requests[3:]
+
+
+async def test_timeout_does_not_run_while_a_suspect_waits_for_its_turn(make_queue, engines, clock):
+    queue = make_queue(timeout_s=1.0)
+    first, second = make_requests(2)
+    for _ in range(2):
+        lose(queue, [first, second])
+    engines.take()
+    for _ in range(30):
+        clock.now_s += 0.1
+        queue.retry()
+    assert not second.stream.closed
+    generate(first)
+    async with asyncio.timeout(5):
+        while not engines.taken:  # by the queue's own timer
+            clock.now_s += 0.01
+            await asyncio.sleep(0)
+    assert engines.take() == [second]
+
+
+async def test_many_that_are_rejected_at_once_are_tried_again_together(queue, engines):
+    """Not all of them each time that one is rejected: with 1000 that would be a million attempts."""
+    requests = make_requests(1000)
+    lose(queue, requests)
+    engines.take()
+    for request in requests:
+        queue.add_rejected(request, GONE, was_taken=False, try_at_once=True)
+    assert engines.take() == []
+    async with asyncio.timeout(5):
+        while queue.num_waiting:
+            await asyncio.sleep(0)
+    assert engines.take() == requests
+
+
+async def test_request_that_every_engine_rejects_is_tried_ever_less_often(queue, engines, clock):
+    (request,) = make_requests(1)
+    lose(queue, [request])
+    tries_s = []
+    while clock.now_s < 1020.0:
+        if engines.take():
+            tries_s.append(clock.now_s)
+            queue.add_rejected(request, GONE, was_taken=False, try_at_once=False)
+        clock.now_s += 0.01
+        queue.retry()
+    pauses_s = [later - earlier for earlier, later in pairwise(tries_s)]
+    assert 0.1 <= pauses_s[0] <= 0.26
+    assert all(0.95 <= pause_s <= 2.02 for pause_s in pauses_s[4:])
+    assert len(tries_s) < 30
+    engines.take()
+    lose(queue, [request])  # an engine had taken it: the backoff begins anew
+    assert engines.take() == [request]
+    queue.add_rejected(request, GONE, was_taken=False, try_at_once=False)
+    clock.now_s += 0.26
+    queue.retry()
+    assert engines.take() == [request]
+
+
+async def test_new_request_beside_the_suspect_on_trial_may_be_the_cause_as_well(queue, engines):
+    """The innocent suspect must not fail for what a new one does, nor the new one stay unsuspected."""
+    suspect, new = make_requests(2)
+    for _ in range(2):
+        lose(queue, [suspect])
+    for _ in range(2):
+        lose(queue, [suspect, new])
+    assert not suspect.stream.closed
+    engines.take()
+    generate(suspect)
+    queue.retry()
+    assert engines.take() == [new]
+
+
+async def test_suspect_without_an_engine_does_not_block_the_others(queue, engines):
+    requests = make_requests(2)
+    for _ in range(2):
+        lose(queue, requests)
+    engines.take()
+    engines.are_there = False
+    lose(queue, requests[:1])  # it was on trial
+    engines.are_there = True
+    queue.retry()
+    assert engines.take() == requests[:1]
+    requests[0].stream.fail(GONE)
+    queue.retry()
+    assert engines.take() == requests[1:]
+
+
+async def test_isolated_suspect_is_not_overtaken_for_ever(queue, engines):
+    cleared, *on_trial, late = make_requests(4)
+    for _ in range(2):
+        lose(queue, [cleared, *on_trial])
+    generate(cleared)
+    queue.retry()  # two may be on trial now
+    lose(queue, on_trial)  # together, so each of them is tried alone
+    engines.take()
+    first, second = on_trial
+    for _ in range(2):
+        lose(queue, [late])
+    assert engines.take() == [late]  # its first loss
+    queue.retry()
+    assert engines.take() == []
+    generate(first)
+    queue.retry()
+    assert engines.take() == [second]
+    generate(second)
+    queue.retry()
+    assert engines.take() == [late]
+
+
+async def test_suspect_that_is_paused_on_backpressure_does_not_block_the_others(queue, engines):
+    """No engine computes anything for it: until its reader comes it can neither pass its trial nor fail."""
+    (suspect,), (other,) = make_requests(1, window=4), make_requests(1)
+    for _ in range(2):
+        lose(queue, [suspect, other])
+    assert engines.take()[-1] is suspect
+    suspect.attach(1, lambda _: None, lambda _: None)
+    generate(suspect, 4)
+    queue.retry()
+    assert engines.take() == [other]
+    num_losses = queue._quarantine.num_losses(suspect)
+    lose(queue, [suspect])
+    assert queue._quarantine.num_losses(suspect) == num_losses
+
+
+async def test_stopped_queue_fails_what_waits_and_what_comes(make_queue, engines):
+    lengths = []
+    queue = make_queue(on_waiting=lengths.append)
+    engines.are_there = False
+    first, second = make_requests(2)
+    lose(queue, [first])
+    assert lengths[-1] == 1
+    queue.stop(ServerDraining("over"))
+    assert lengths[-1] == 0
+    lose(queue, [second])
+    assert all(isinstance(request.stream._failure, ServerDraining) for request in (first, second))
+
+
+async def test_timeout_does_not_run_while_a_restart_is_expected(queue, supervisor, engines, clock):
+    engines.are_there = False
     supervisor.until_s = 1600.0
-    (pending,) = requests(1)
-    failover.lost([pending], GONE)
+    (request,) = make_requests(1)
+    lose(queue, [request])
     for now_s in range(1000, 1200):
-        clock[0] = now_s
-        failover.retry()
-        assert not pending.stream.closed
-    supervisor.until_s = 1195.5  # and now it is not any more: the timeout begins there
-    clock[0] = 1225.4
-    failover.retry()
-    assert not pending.stream.closed
-    clock[0] = 1225.6
-    failover.retry()
-    assert pending.stream._failure is GONE
+        clock.now_s = now_s
+        queue.retry()
+        assert not request.stream.closed
+    supervisor.until_s = 1195.5  # no longer expected: the timeout begins there
+    clock.now_s = 1225.4
+    queue.retry()
+    assert not request.stream.closed
+    clock.now_s = 1225.6
+    queue.retry()
+    assert request.stream._failure is GONE
 
 
-async def test_a_start_that_never_succeeds_holds_requests_no_longer_than_its_bound_and_the_timeout(
-    supervised, place, clock
+async def test_start_that_never_succeeds_holds_requests_no_longer_than_its_bound_and_the_timeout(
+    queue, supervisor, engines, clock
 ):
-    failover, supervisor = supervised
-    place.there = False
+    engines.are_there = False
     supervisor.until_s = 1600.0
-    (pending,) = requests(1)
-    failover.lost([pending], GONE)
-    while not pending.stream.closed:
-        clock[0] += 1.0
-        failover.retry()
-    assert 1630.0 <= clock[0] <= 1631.0
+    (request,) = make_requests(1)
+    lose(queue, [request])
+    while not request.stream.closed:
+        clock.now_s += 1.0
+        queue.retry()
+    assert 1630.0 <= clock.now_s <= 1631.0
 
 
-async def test_without_a_failover_timeout_nobody_waits_for_a_restart(place, clock):
-    supervisor = Supervisor()
+async def test_without_a_failover_timeout_no_request_waits_for_a_restart(make_queue, supervisor, engines, clock):
     supervisor.until_s = 1600.0
-    failover = FailoverQueue(place, timeout_s=0.0, max_moves=3, note_waiting=ignore, supervision=supervisor)
-    place.there = False
-    (pending,) = requests(1)
-    failover.lost([pending], GONE)
-    assert pending.stream._failure is GONE
+    engines.are_there = False
+    (request,) = make_requests(1)
+    lose(make_queue(timeout_s=0.0), [request])
+    assert request.stream._failure is GONE
 
 
-async def test_twenty_kills_in_a_row_make_nobody_suspect(supervised, place):
-    failover, _ = supervised
-    some = requests(5)
+async def test_kills_from_outside_make_suspects_only_after_many(queue, supervisor, engines):
+    """A memory watcher in user space kills as an operator does, and a request may be its reason."""
+    supervisor.end = EngineEnd.KILLED
+    requests = make_requests(5)
     for _ in range(20):
-        failover.lost(some, GONE)
-        assert place.take() == some, "all of them go on at once"
-    assert not any(pending.num_losses for pending in some)
-
-
-async def test_what_is_killed_again_and_again_is_suspected_in_the_end(supervised, place):
-    """A watcher of memory in user space kills as an operator does."""
-    failover, _ = supervised
-    (pending,) = requests(1)
-    num_kills = 0
-    while not pending.stream.closed:
+        lose(queue, requests)
+        assert engines.take() == requests, "all of them go on at once"
+    num_kills = 20
+    while not requests[0].stream.closed:
         num_kills += 1
-        failover.lost([pending], GONE)
-    assert isinstance(pending.stream._failure, EngineFault)
+        lose(queue, requests[:1])
+    assert isinstance(requests[0].stream._failure, EngineFault)
     assert 32 < num_kills < 40
 
 
-async def test_blame_waits_until_it_is_known_why_the_engine_has_ended(supervised, place, clock):
-    failover, supervisor = supervised
-    poison, other = requests(2)
-    supervisor.end = EngineEnd.FAILED
+async def test_suspicion_waits_until_it_is_known_why_the_engine_has_ended(queue, supervisor, engines, clock):
+    poison, other = make_requests(2)
     for _ in range(3):
-        failover.lost([poison], GONE)
-        place.take()
-    place.there = False
+        lose(queue, [poison])
+        engines.take()
+    engines.are_there = False
     supervisor.end = None
-    failover.lost([poison], GONE)
+    lose(queue, [poison])
     assert not poison.stream.closed
     supervisor.end = EngineEnd.KILLED  # it was not the request this time
-    place.there = True
-    failover.retry()
-    assert place.take() == [poison]
+    engines.are_there = True
+    queue.retry()
+    assert engines.take() == [poison]
     supervisor.end = None
-    place.there = False
-    failover.lost([poison], GONE)
+    engines.are_there = False
+    lose(queue, [poison])
     supervisor.end = EngineEnd.FAILED
-    failover.retry()
+    queue.retry()
     assert isinstance(poison.stream._failure, EngineFault)
-    assert failover.num_waiting == 0
-    failover.lost([other], GONE)
+    assert queue.num_waiting == 0
+    lose(queue, [other])
     assert not other.stream.closed

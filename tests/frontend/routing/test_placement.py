@@ -3,13 +3,14 @@
 import random
 import struct
 
-from frontend.routing.load import EngineLoad, LoadEstimate
 from frontend.routing.placement import (
     CHUNK_TOKENS,
     EXPECTED_OUTPUT_TOKENS,
     MAX_AFFINITY_TOKENS,
     MAX_CHUNKS,
     Candidate,
+    EngineLoad,
+    LoadEstimate,
     Placement,
 )
 

@@ -1,68 +1,81 @@
-"""Whole stories of engines that die, by a request or from outside, in rounds of one token for everybody."""
+"""Random worlds of engines that die, by a poison request or from outside, in rounds of one token for every request."""
 
 import random
 
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.end_reason import EndReason
 from frontend.errors import EngineFault, EngineUnavailable, ServerDraining
 from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
 from frontend.routing.quarantine import CLEARED_TOKENS
+from frontend.routing.stream import RequestEnd
+from frontend.routing.supervision import EngineEnd
 
 GONE = EngineUnavailable("gone")
 NUM_TOKENS = 40
+
+
+class Unsupervised:
+    """Without a supervisor, every loss may be the fault of a request."""
+
+    def restart_until_s(self):
+        return 0.0
+
+    def end_of(self, instance_id):
+        return EngineEnd.FAILED
 
 
 class Cluster:
     """Engines that come back at once, and get requests in turn."""
 
     def __init__(self, num_engines, num_requests, poison=()):
-        self.failover = FailoverQueue(self.place, timeout_s=1000.0, max_moves=3, note_waiting=lambda _: None)
+        self.queue = FailoverQueue(
+            self.place, timeout_s=1000.0, max_moves=3, on_waiting=lambda _: None, supervision=Unsupervised()
+        )
         self.engines = [[] for _ in range(num_engines)]
-        self.requests = []
-        for _ in range(num_requests):
-            submission = pb.Submission(stops=pb.TokenStops(max_tokens=NUM_TOKENS))
-            self.requests.append(PendingRequest(submission, None, window=1000, now_s=0.0))
-        self.poison = {self.requests[index].number for index in poison}
+        submission = pb.Submission(stops=pb.TokenStops(max_tokens=NUM_TOKENS))
+        self.requests = [PendingRequest(submission, None, window=1000, now_s=0.0) for _ in range(num_requests)]
+        self.poison = {self.requests[index] for index in poison}
         self.num_deaths = self.num_rounds = self.turn = 0
-        for pending in self.requests:
-            self.failover.submit(pending, GONE)
+        for request in self.requests:
+            self.place(request)
 
-    def place(self, pending):
+    def place(self, request):
         self.turn += 1
-        self.engines[self.turn % len(self.engines)].append(pending)
+        self.engines[self.turn % len(self.engines)].append(request)
         return True
 
     def kill(self, index):
         lost, self.engines[index] = self.engines[index], []
-        self.failover.lost(lost, GONE)
+        if lost:
+            self.queue.add_lost("engine", lost, GONE)
 
     def round(self):
         """A step of every engine."""
         self.num_rounds += 1
         for index, engine in enumerate(self.engines):
-            if any(pending.number in self.poison for pending in engine):
+            if self.poison & set(engine):
                 self.num_deaths += 1
                 self.kill(index)
                 continue
-            for pending in list(engine):
-                pending.stream.push(pending.stream.num_tokens, [1], None)
-                if pending.stream.num_tokens == NUM_TOKENS:
-                    pending.stream._closed = True
-                    engine.remove(pending)
-        self.failover.retry()
+            for request in list(engine):
+                stream = request.stream
+                stream.push(stream.num_tokens, [1], None)
+                if stream.num_tokens == NUM_TOKENS:
+                    stream.finish(RequestEnd(EndReason.MAX_TOKENS, 0, 0, 0, NUM_TOKENS))
+                    engine.remove(request)
+        self.queue.retry()
 
     def run(self):
-        while not all(pending.stream.closed for pending in self.requests):
+        while not all(request.stream.closed for request in self.requests):
             self.round()
-            assert self.num_rounds < 5000, "somebody waits for ever"
-        self.failover.stop(ServerDraining("over"))
+            assert self.num_rounds < 5000, "a request waits for ever"
+        self.queue.stop(ServerDraining("over"))
 
     def failed(self):
-        return {
-            index for index, pending in enumerate(self.requests) if isinstance(pending.stream._failure, EngineFault)
-        }
+        return {index for index, one in enumerate(self.requests) if isinstance(one.stream._failure, EngineFault)}
 
 
 async def test_two_engines_that_die_at_once_hold_up_many_innocent_requests_for_moments_only():
@@ -89,7 +102,7 @@ async def test_poison_fails_alone_and_takes_no_more_engines_with_it_than_it_may(
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_two_poisons_and_kills_from_outside_cost_no_innocent_request_its_answer(seed):
-    """Kills come far enough apart for whoever is innocent to get further, as those of a rolling restart do."""
+    """Kills come far enough apart for innocent requests to get further, as those of a rolling restart do."""
     rng = random.Random(seed)
     num_requests = rng.choice([5, 50])
     poison = set(rng.sample(range(num_requests), 2))

@@ -91,8 +91,8 @@ async def test_answer_under_way_that_finds_no_room_does_not_begin_again(make_wor
     await world.until(lambda: world.engines[other].num_open == 1)
     for _ in range(3):
         await world.engines[other].step()
-    requests = world.app.engines._connections[world.addresses[other]].attachment.session._requests
-    await world.until(lambda: [pending.stream.num_tokens for pending in requests.values()] == [3])
+    requests = world.app.engines._connections[world.addresses[other]].attachment.session._open
+    await world.until(lambda: [request.stream.num_tokens for request in requests.values()] == [3])
     world.engines[first].rejections = [rejection(FULL, "full") for _ in range(1000)]
     await world.kill(other)
     seen = {0: 0, 1: 0}

@@ -267,7 +267,7 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
     await second.wait_for(lambda: second.num_sessions == 0)
     assert scrape(world.app.metrics, "chairlift:engine_up", "engine") == {"0": 1}
 
-    vanished = f"engine 127.0.0.2:{port} is no longer named: let go"
+    vanished = f"removed engine 127.0.0.2:{port}: its address is no longer in DNS"
     assert caplog.messages.count(vanished) == 1
     names.flaps = [
         ["127.0.0.1", "127.0.0.2"],

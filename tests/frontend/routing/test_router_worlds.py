@@ -7,6 +7,7 @@ requests have ended in the one way that the oracle allows, and nothing is left a
 import asyncio
 import random
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
 from frontend.routing import router, wire
 from frontend.routing.connection import Attachment
-from frontend.routing.load import EngineLoad
+from frontend.routing.placement import EngineLoad
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
 from frontend.text.served_model import ModelKey
@@ -32,14 +33,15 @@ def key(name):
     return ModelKey(name, "none", b"", 4096, VOCAB_SIZE, (END_TOKEN_ID,), 20)
 
 
-class MemoryClient:
-    """One engine and the client that is attached to it, without anything between them but a tick."""
+class MemoryConnection:
+    """One engine and the connection to it, with nothing between them but a tick."""
 
-    def __init__(self, address, tokenizers, metrics, *, users, **_):
-        self.address, self.metrics, self._users = address, metrics, users
+    def __init__(self, address, tokenizers, metrics, *, events, **_):
+        self.address, self.metrics, self._events = address, metrics, events
         self.attachment = None
         self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
         self.requests = {}
+        self.accepted = set()  # ids of all requests that it has taken
         self.is_hung = False
         self.is_full = False
         self.ends_in = 0  # ticks, while it drains
@@ -69,12 +71,15 @@ class MemoryClient:
         self.die(error)
 
     def come(self, name):
-        session = EngineSession(
-            vocab_size=VOCAB_SIZE, step_window=64, wake=lambda: None, give_back=self._users.given_back
-        )
         self._num_instances += 1
         model = SimpleNamespace(name=name, key=key(name), vocab_size=VOCAB_SIZE)
         instance_id = f"{self.address} {self._num_instances}"
+        session = EngineSession(
+            vocab_size=VOCAB_SIZE,
+            step_window=64,
+            wake=lambda: None,
+            on_rejected=partial(self._events.on_rejected, instance_id),
+        )
         self.attachment = Attachment(self.metrics.engine, instance_id, 16, model, session)
         self.requests, self._step_seq = {}, 0
         self.is_hung = self.is_full = False
@@ -82,17 +87,17 @@ class MemoryClient:
 
     def set_state(self, state):
         self.engine_state = state
-        self._users.changed()
+        self._events.on_changed()
 
     def die(self, parting_error=None):
         attachment, self.attachment = self.attachment, None
         self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
         if attachment is not None:
             requests = attachment.session.end(EngineUnavailable("gone"))
-            for pending in requests if parting_error is not None else ():
-                pending.stream.fail(parting_error)
-            self._users.changed()
-            self._users.lost(self, requests if parting_error is None else [])
+            for request in requests if parting_error is not None else ():
+                request.stream.fail(parting_error)
+            self._events.on_changed()
+            self._events.on_lost(self.address, attachment, requests if parting_error is None else [])
 
     def tick(self, rng):
         if self.attachment is None or self.is_hung:
@@ -125,8 +130,9 @@ class MemoryClient:
             else:
                 request = FakeRequest(submission, max_model_len=4096, now_s=time.monotonic())
                 self.requests[submission.handle] = request
+                self.accepted.add(submission.request_id)
         if rejections:
-            session.deal_admission(pb.AdmissionResult(rejections=rejections))
+            session.on_admission(pb.AdmissionResult(rejections=rejections))
         for handle in command.cancel.handles:
             if handle in self.requests:
                 self.requests[handle].cancelled = True
@@ -143,15 +149,16 @@ class MemoryClient:
         if step.handles or step.completions:
             self._step_seq += 1
             step.step_seq = self._step_seq
-            session.deal_step(step)
+            session.on_step(step)
             session.check_integrity()
 
 
 class Client:
     """One request, and what became of it."""
 
-    def __init__(self, pending, expected, *, may_be_late, born_at_s):
-        self.pending, self.expected, self.may_be_late, self.born_at_s = pending, expected, may_be_late, born_at_s
+    def __init__(self, stream, request_id, expected, *, may_be_late, born_at_s):
+        self.stream, self.request_id, self.expected = stream, request_id, expected
+        self.may_be_late, self.born_at_s = may_be_late, born_at_s
         self.token_ids = []
         self.end = self.error = None
         self.has_left = False
@@ -162,7 +169,7 @@ class Client:
     async def _read(self):
         try:
             while self.end is None:
-                batch = await self.pending.stream.take()
+                batch = await self.stream.take()
                 assert batch.first_index == len(self.token_ids), "a gap, or a token twice"
                 self.token_ids += batch.token_ids
                 self.end = batch.end
@@ -172,14 +179,14 @@ class Client:
 
     def leave(self):
         self.has_left = True
-        self.pending.stream.close(CancelReason.CLIENT)
+        self.stream.close(CancelReason.CLIENT)
         self.task.cancel()
 
-    def check(self):
-        stream, now_s = self.pending.stream, time.monotonic()
+    def check(self, accepted):
+        stream, now_s = self.stream, time.monotonic()
         assert stream.closed
         assert self.token_ids == self.expected[: len(self.token_ids)]
-        told = stream.engine_time(now_s)
+        told = stream.clock.engine_time(now_s)
         if told is not None:
             parts_s = told.queued_s + told.prefill_s + told.parked_s + told.preempted_s + told.moved_s
             assert parts_s <= now_s - self.born_at_s + 0.01
@@ -190,7 +197,7 @@ class Client:
             assert self.may_be_late
         elif isinstance(self.error, QueueFull):
             assert not self.token_ids
-            assert stream.epoch == 0
+            assert self.request_id not in accepted, "an engine had accepted it"
         elif self.error is None:
             assert self.token_ids == self.expected
             assert self.end.num_output_tokens == len(self.expected)
@@ -241,11 +248,13 @@ class World:
             remaining_ms=limit_ms if limit_ms and kind == "deadline" else None,
             request_id=f"{model.name} {len(self.clients)}",
         )
-        pending = self.router.submit(
+        submitted = self.router.submit(
             submission, model.key, window=self.window, coalesce=rng.random() < 0.5, now_s=now_s
         )
         expected = [*prompt_ids, END_TOKEN_ID][:max_tokens]
-        self.clients.append(Client(pending, expected, may_be_late=bool(limit_ms), born_at_s=now_s))
+        self.clients.append(
+            Client(submitted.stream, submission.request_id, expected, may_be_late=bool(limit_ms), born_at_s=now_s)
+        )
 
     def disturb(self):
         rng = self.rng
@@ -259,7 +268,7 @@ class World:
                 engine.ends_in = rng.randrange(30)
                 engine.engine_state = DRAINING  # and says so only later
             case 6:
-                self.router.changed()
+                self.router.on_changed()
             case 7:
                 engine.is_hung = not engine.is_hung  # until it dies, or goes on
             case 8:
@@ -274,7 +283,7 @@ class World:
                     client.pause.set()
 
     def is_idle(self):
-        return all(client.pending.stream.closed for client in self.clients) and not any(
+        return all(client.stream.closed for client in self.clients) and not any(
             engine.num_open for engine in self.engines
         )
 
@@ -285,7 +294,7 @@ def clock(monkeypatch):
     clock = SimpleNamespace(now_s=time.monotonic())
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: clock.now_s)
-        patch.setattr(router, "EngineConnection", MemoryClient)
+        patch.setattr(router, "EngineConnection", MemoryConnection)
         yield clock
 
 
@@ -331,14 +340,15 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
                 if engine.attachment is None:
                     engine.come("a")
     await asyncio.gather(*(client.task for client in world.clients), return_exceptions=True)
+    accepted = set().union(*(engine.accepted for engine in world.engines))
     for client in world.clients:
-        client.check()
+        client.check(accepted)
     whole = sum(client.end is not None for client in world.clients)
     assert whole > len(world.clients) / 4
     assert world.router.num_waiting == 0
-    suspects = world.router._failover._quarantine
-    assert suspects.has_room
-    assert not suspects._on_trial
+    quarantine = world.router._failover._quarantine
+    assert quarantine.has_capacity
+    assert not quarantine._on_trial
     for engine in world.engines:
         assert engine.requests == {}
         if engine.attachment is not None:

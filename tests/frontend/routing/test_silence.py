@@ -1,180 +1,156 @@
-"""An engine that hangs is lost late: what it cost stands in the account as a move, save for waits for the client."""
+"""A hanging engine is lost late: the time it cost counts as moved, except for the time spent waiting for the client."""
 
 import asyncio
-import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.errors import EngineUnavailable
 from frontend.generation.answer.timing import timing
-from frontend.routing import session
-from frontend.routing import stream as request_stream
+from frontend.routing import pending, session, stream
 from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
-from frontend.routing.stream import RequestStream
 from frontend.types import AnswerTimes
 
 PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "moved")
 
 
-class Clock:
-    """Stands still unless it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    for module in (request_stream, session):
-        monkeypatch.setattr(module, "time", clock)
+    """Stands still until the test advances it."""
+    clock = SimpleNamespace(now_s=100.0)
+    for module in (stream, session, pending):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     return clock
 
 
-@dataclasses.dataclass
 class Engine:
     """Takes requests and sends steps by hand."""
 
-    session: EngineSession
-    num_steps: int = 0
+    def __init__(self):
+        self.session = EngineSession(vocab_size=10, step_window=4, wake=lambda: None, on_rejected=lambda *_, **__: None)
+        self.num_steps = 0
 
-    def step(self, stream: RequestStream, num_tokens: int = 1, **times_us: int) -> None:
+    def step(self, request, num_tokens=1, **times_us):
         self.num_steps += 1
+        stream_id, attempt = request.submission.handle, request.attempt
         step = pb.StepResult(
             step_seq=self.num_steps,
-            handles=[stream.handle] if num_tokens else [],
-            token_counts=[num_tokens] if num_tokens else [],
+            handles=[stream_id],
+            token_counts=[num_tokens],
             token_ids=[7] * num_tokens,
-            start_indices=[stream.num_tokens] if num_tokens else [],
-            epochs=[stream.epoch] if num_tokens else [],
+            start_indices=[request.stream.num_tokens],
+            epochs=[attempt],
         )
         if times_us:
-            step.time_accounts.add(handle=stream.handle, epoch=stream.epoch, **times_us)
-        self.session.deal_step(step)
+            step.time_accounts.add(handle=stream_id, epoch=attempt, **times_us)
+        self.session.on_step(step)
 
-    def lose(self) -> list[PendingRequest]:
-        return self.session.end(EngineUnavailable("gone", retry_after_s=1.0))
-
-
-class Nobody:
-    def grant(self, handle, num_tokens):
-        pass
-
-    def cancel(self, handle, reason):
-        pass
+    def lose(self):
+        """Loses the engine as the router does; returns the requests that were open."""
+        requests = self.session.end(EngineUnavailable("gone", retry_after_s=1.0))
+        for request in requests:
+            request.detach(lambda _: None, was_taken=True, heard_at_s=self.session.heard_at_s)
+        return requests
 
 
-def make_engine() -> Engine:
-    return Engine(EngineSession(vocab_size=10, step_window=4, wake=lambda: None, give_back=lambda *_, **__: None))
-
-
-def make_ticket(*, window=8):
+def make_request(*, window=8):
     return PendingRequest(pb.Submission(stops=pb.TokenStops(max_tokens=100)), None, window=window, now_s=100.0)
 
 
-def parts(stream, clock):
-    """Seconds by part; the parts make up the whole."""
+def parts(request, clock):
+    """Seconds by part; the parts add up to the total."""
+    times = request.stream.clock
     account = timing(
         AnswerTimes(accepted_at_s=100.0, tokenized_s=0.0, submitted_at_s=100.0),
-        stream.engine_time(clock.now_s),
-        first_token_at_s=stream.first_token_at_s,
+        times.engine_time(clock.now_s),
+        first_token_at_s=times.first_token_at_s,
         client_wait_s=0.0,
         now_s=clock.now_s,
     )
-    told = {part: getattr(account, part).ToMicroseconds() / 1e6 for part in PARTS}
-    assert sum(told.values()) == account.total.ToMicroseconds() / 1e6 == clock.now_s - 100.0
-    return {part: seconds for part, seconds in told.items() if seconds}
+    seconds = {part: getattr(account, part).ToMicroseconds() / 1e6 for part in PARTS}
+    assert sum(seconds.values()) == account.total.ToMicroseconds() / 1e6 == clock.now_s - 100.0
+    return {part: value for part, value in seconds.items() if value}
 
 
-def test_hang_between_two_tokens_is_a_move(clock):
-    pending, first, second = make_ticket(), make_engine(), make_engine()
-    first.session.submit(pending)
+def test_hang_between_two_tokens_counts_as_moved(clock):
+    request, first, second = make_request(), Engine(), Engine()
+    first.session.submit(request)
     clock.now_s += 3
-    first.step(pending.stream, queued_us=1_000_000, prefill_us=2_000_000)
+    first.step(request, queued_us=1_000_000, prefill_us=2_000_000)
     clock.now_s += 2
-    first.step(pending.stream)
+    first.step(request)
     clock.now_s += 5  # it hangs
-    (lost,) = first.lose()
-    assert lost is pending
-    pending.stream.leave(Nobody(), was_taken=True)
+    assert first.lose() == [request]
+    assert request.attempt == 1
     clock.now_s += 0.5
-    second.session.submit(pending)
+    second.session.submit(request)
     clock.now_s += 1.25
-    second.step(pending.stream, queued_us=250_000, prefill_us=1_000_000)
+    second.step(request, queued_us=250_000, prefill_us=1_000_000)
     clock.now_s += 4
-    assert parts(pending.stream, clock) == {"queued": 1, "prefill": 2 + 1, "decode": 2 + 4, "moved": 5 + 0.5 + 0.25}
+    assert parts(request, clock) == {"queued": 1, "prefill": 2 + 1, "decode": 2 + 4, "moved": 5 + 0.5 + 0.25}
 
 
-def test_request_in_the_queue_of_an_engine_that_hangs_waited_until_its_last_step(clock):
-    pending, other, engine = make_ticket(), make_ticket(), make_engine()
+def test_request_in_the_queue_of_a_hanging_engine_waited_until_its_last_step(clock):
+    request, other, engine = make_request(), make_request(), Engine()
     engine.session.submit(other)
-    engine.session.submit(pending)
+    engine.session.submit(request)
     clock.now_s += 4
-    engine.step(other.stream)
+    engine.step(other)
     clock.now_s += 6
-    assert engine.lose() == [other, pending]
-    pending.stream.leave(Nobody(), was_taken=True)
-    second = make_engine()
-    second.session.submit(pending)
+    assert engine.lose() == [other, request]
+    second = Engine()
+    second.session.submit(request)
     clock.now_s += 1
-    second.step(pending.stream, prefill_us=1_000_000)
-    assert parts(pending.stream, clock) == {"queued": 4, "prefill": 1, "moved": 6}
+    second.step(request, prefill_us=1_000_000)
+    assert parts(request, clock) == {"queued": 4, "prefill": 1, "moved": 6}
 
 
-def test_engine_that_has_taken_a_request_and_hangs_before_any_step_costs_a_move(clock):
-    pending, engine = make_ticket(), make_engine()
-    engine.session.submit(pending)
+def test_engine_that_hangs_between_admission_and_the_first_step_costs_a_move(clock):
+    request, engine = make_request(), Engine()
+    engine.session.submit(request)
     clock.now_s += 0.5
-    engine.session.deal_admission(pb.AdmissionResult(accepted_handles=[pending.stream.handle]))
+    engine.session.on_admission(pb.AdmissionResult(accepted_handles=[request.submission.handle]))
     clock.now_s += 5
     engine.lose()
-    pending.stream.leave(Nobody(), was_taken=True)
-    time = pending.stream.engine_time(clock.now_s)
+    time = request.stream.clock.engine_time(clock.now_s)
     assert (time.queued_s, time.moved_s) == (0.5, 5)
 
 
-async def test_time_for_which_the_client_was_waited_for_is_no_move(clock):
-    pending, engine = make_ticket(window=4), make_engine()
-    stream = pending.stream
-    engine.session.submit(pending)
-    engine.step(stream, prefill_us=0)
-    await stream.take()  # the reader is busy with it
-    engine.step(stream, 3)  # and there is no credit left
+async def test_time_spent_waiting_for_the_client_is_no_move(clock):
+    request, engine = make_request(window=4), Engine()
+    engine.session.submit(request)
+    engine.step(request, prefill_us=0)
+    await request.stream.take()  # the reader is busy with it
+    engine.step(request, 3)  # and there is no credit left
     clock.now_s += 7
-    await stream.take()  # now it comes, but the engine hangs
-    reader = asyncio.create_task(stream.take())
-    await asyncio.sleep(0)  # its first turn gives the credit back
+    await request.stream.take()  # the reader comes back, but the engine hangs
+    reader = asyncio.create_task(request.stream.take())
+    await asyncio.sleep(0)  # its first turn returns the credit
     clock.now_s += 5
     engine.lose()
-    stream.leave(Nobody(), was_taken=True)
-    time = stream.engine_time(clock.now_s)
+    time = request.stream.clock.engine_time(clock.now_s)
     assert (time.parked_s, time.moved_s) == (7, 5)
     reader.cancel()
 
 
-async def test_request_without_credit_owes_the_lost_engine_nothing(clock):
-    pending, engine = make_ticket(window=4), make_engine()
-    stream = pending.stream
-    engine.session.submit(pending)
-    engine.step(stream, prefill_us=0)
-    await stream.take()
-    engine.step(stream, 3)
+async def test_engine_lost_while_the_request_is_paused_was_not_silent(clock):
+    request, engine = make_request(window=4), Engine()
+    engine.session.submit(request)
+    engine.step(request, prefill_us=0)
+    await request.stream.take()
+    engine.step(request, 3)
     clock.now_s += 7
     engine.lose()
-    stream.leave(Nobody(), was_taken=True)
-    time = stream.engine_time(clock.now_s)
+    time = request.stream.clock.engine_time(clock.now_s)
     assert (time.parked_s, time.moved_s) == (7, 0)
 
 
-def test_engine_that_gives_a_request_back_has_not_been_silent(clock):
-    pending, engine = make_ticket(), make_engine()
-    engine.session.submit(pending)
-    engine.step(pending.stream, prefill_us=0)
+def test_engine_that_drops_a_request_has_not_been_silent(clock):
+    request, engine = make_request(), Engine()
+    engine.session.submit(request)
+    engine.step(request, prefill_us=0)
     clock.now_s += 9
-    pending.stream.leave(Nobody(), was_taken=True)
-    assert pending.stream.engine_time(clock.now_s).moved_s == 0
+    request.detach(lambda _: None, was_taken=True)
+    assert request.stream.clock.engine_time(clock.now_s).moved_s == 0

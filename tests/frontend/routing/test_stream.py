@@ -8,22 +8,25 @@ from frontend.routing.logprobs import LogprobBatch
 from frontend.routing.stream import CancelReason, RequestEnd, RequestStream
 
 
-class Owner:
+class Engine:
+    """Where credit and cancellations go."""
+
     def __init__(self):
         self.grants = []
         self.cancels = []
 
-    def grant(self, handle, num_tokens):
-        self.grants.append((handle, num_tokens))
-
-    def cancel(self, handle, reason):
-        self.cancels.append((handle, reason))
+    def attach(self, stream):
+        return stream.attach(self.grants.append, self.cancels.append)
 
 
-def make_stream(owner=None, *, window=8, max_tokens=1000, coalesce=True):
-    stream = RequestStream(window=window, max_tokens=max_tokens, coalesce=coalesce)
-    assert stream.bind(3, owner or Owner()) == window
+def make_stream(engine=None, *, window=8, max_tokens=1000, coalesce=True, on_first_token=None):
+    stream = RequestStream(window=window, max_tokens=max_tokens, coalesce=coalesce, on_first_token=on_first_token)
+    assert (engine or Engine()).attach(stream) == window
     return stream
+
+
+def detach(stream):
+    stream.detach(lambda _: None, was_taken=True)
 
 
 def end(num_output_tokens):
@@ -43,8 +46,8 @@ async def test_everything_buffered_is_taken_at_once():
 
 
 async def test_without_coalescing_every_token_is_taken_by_itself():
-    owner = Owner()
-    stream = make_stream(owner, window=4, coalesce=False)
+    engine = Engine()
+    stream = make_stream(engine, window=4, coalesce=False)
     stream.push(0, [1, 2], LogprobBatch(1, [-0.1, -0.2], [5, 6], [-1.0, -2.0]))
     stream.push(2, [3], LogprobBatch(1, [-0.3], [7], [-3.0]))
     stream.finish(end(3))
@@ -62,12 +65,12 @@ async def test_without_coalescing_every_token_is_taken_by_itself():
 
 
 async def test_without_coalescing_credit_comes_back_token_by_token():
-    owner = Owner()
-    stream = make_stream(owner, window=4, coalesce=False)
+    engine = Engine()
+    stream = make_stream(engine, window=4, coalesce=False)
     stream.push(0, [1, 2, 3, 4], None)
     for _ in range(4):
         await stream.take()
-    assert owner.grants == [(3, 2)]
+    assert engine.grants == [2]
 
 
 async def test_reader_waits_for_tokens():
@@ -114,38 +117,38 @@ def test_end_that_counts_otherwise_is_a_fault():
 
 
 async def test_continuation_starts_where_the_engine_before_was_lost():
-    first, second = Owner(), Owner()
+    first, second = Engine(), Engine()
     stream = make_stream(first)
     stream.push(0, [5, 6, 7], None)
-    stream.leave(second, was_taken=True)
-    assert (stream.handle, stream.epoch, list(stream.output_ids)) == (0, 1, [5, 6, 7])
-    assert stream.bind(4, second) == 5  # what is left of the window
+    detach(stream)
+    assert list(stream.output_ids) == [5, 6, 7]
+    assert second.attach(stream) == 5  # what is left of the window
     stream.push(3, [8], None)
     batch = await stream.take()
     assert (batch.first_index, batch.token_ids) == (0, [5, 6, 7, 8])
     stream.close(CancelReason.CLIENT)
-    assert (first.cancels, second.cancels) == ([], [(4, CancelReason.CLIENT)])
+    assert (first.cancels, second.cancels) == ([], [CancelReason.CLIENT])
 
 
 async def test_credit_that_comes_back_between_two_engines_goes_to_the_next():
-    owner = Owner()
-    stream = make_stream(owner, window=4)
+    engine = Engine()
+    stream = make_stream(engine, window=4)
     stream.push(0, [1, 2, 3, 4], None)
-    stream.leave(Owner(), was_taken=True)
+    detach(stream)
     await stream.take()
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
-    assert stream.bind(1, owner) == 4
-    assert owner.grants == []
+    assert engine.attach(stream) == 4
+    assert engine.grants == []
     reader.cancel()
 
 
 def test_stream_without_credit_gets_one_token_because_none_would_mean_any_number():
-    owner = Owner()
-    stream = make_stream(owner, window=2)
+    engine = Engine()
+    stream = make_stream(engine, window=2)
     stream.push(0, [1, 2], None)
-    stream.leave(Owner(), was_taken=True)
-    assert stream.bind(1, owner) == 1
+    detach(stream)
+    assert engine.attach(stream) == 1
 
 
 async def test_failure_comes_before_what_is_buffered():
@@ -166,65 +169,65 @@ async def test_failure_wakes_the_reader():
 
 
 async def test_credit_goes_back_half_a_window_at_a_time_and_only_when_written():
-    owner = Owner()
-    stream = make_stream(owner, window=8)
+    engine = Engine()
+    stream = make_stream(engine, window=8)
     stream.push(0, [1] * 8, None)
     await stream.take()
-    assert owner.grants == []  # taken, not yet known to be written
+    assert engine.grants == []  # taken, not yet known to be written
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
-    assert owner.grants == [(3, 8)]
+    assert engine.grants == [8]
     stream.push(8, [1] * 3, None)
     await reader
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
-    assert owner.grants == [(3, 8)]  # 3 of 8: not worth a message
+    assert engine.grants == [8]  # 3 of 8: not worth a message
     stream.push(11, [1], None)
     await reader
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
-    assert owner.grants == [(3, 8), (3, 4)]
+    assert engine.grants == [8, 4]
     reader.cancel()
 
 
 async def test_no_credit_beyond_max_tokens():
-    owner = Owner()
-    stream = make_stream(owner, window=8, max_tokens=8)
+    engine = Engine()
+    stream = make_stream(engine, window=8, max_tokens=8)
     stream.push(0, [1] * 7, None)
     await stream.take()
     reader = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
-    assert owner.grants == []
+    assert engine.grants == []
     reader.cancel()
 
 
 def test_close_cancels_once_and_drops_what_comes_late():
-    owner = Owner()
-    stream = make_stream(owner)
+    engine = Engine()
+    stream = make_stream(engine)
     stream.close(CancelReason.STOP_TEXT)
     stream.close(CancelReason.CLIENT)
     stream.push(7, [1], None)
     stream.finish(end(99))
     stream.fail(EngineUnavailable("gone"))
-    assert owner.cancels == [(3, CancelReason.STOP_TEXT)]
+    assert engine.cancels == [CancelReason.STOP_TEXT]
 
 
 @pytest.mark.parametrize("how", ["finish", "fail"])
 def test_close_after_the_end_cancels_nothing(how):
-    owner = Owner()
-    stream = make_stream(owner)
+    engine = Engine()
+    stream = make_stream(engine)
     if how == "finish":
         stream.finish(end(0))
     else:
         stream.fail(EngineUnavailable("gone"))
     stream.close(CancelReason.CLIENT)
-    assert owner.cancels == []
+    assert engine.cancels == []
 
 
-def test_first_token_is_told_once():
-    stream, told = make_stream(), []
-    stream.on_first_token = lambda: told.append(1)
+def test_first_token_is_reported_once():
+    calls = []
+    stream = make_stream(on_first_token=lambda: calls.append(1))
     stream.push(0, [1], None)
     stream.push(1, [1], None)
-    assert told == [1]
-    assert stream.first_token_at_s is not None
+    assert calls == [1]
+    assert stream.clock.first_token_at_s is not None

@@ -106,9 +106,9 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
     streams = []
     submit = attachment.session.submit
 
-    def watched(pending):
-        streams.append(pending.stream)
-        submit(pending)
+    def watched(request):
+        streams.append(request.stream)
+        submit(request)
 
     attachment.session.submit = watched
     generations = pair.app._generations
