@@ -15,7 +15,6 @@ from frontend.generation.answer.answer import Answer
 from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
 from frontend.generation.answer.prompt_echo import PromptEcho
-from frontend.generation.answer.timing import AnswerTimes
 from frontend.generation.deadline import Deadline
 from frontend.generation.turn_limiter import Turnstile
 from frontend.observability.request_events import RequestEvents
