@@ -256,12 +256,12 @@ class FrontendApp:
     def _http_server(self) -> "HttpServer":
         # Here, so that a server without HTTP needs none of its packages.
         from frontend.api.anthropic.endpoints import Messages, messages_api
+        from frontend.api.http.app import make_app
         from frontend.api.http.call_runner import JobRunner
         from frontend.api.http.cors import with_cors
         from frontend.api.http.server import HttpServer
         from frontend.api.http.unknown_parameters import UnknownParameters
-        from frontend.api.openai.app import make_app
-        from frontend.api.openai.endpoints import Door
+        from frontend.api.openai.endpoints import Door, openai_apis
         from frontend.api.openai.info_routes import Facts
         from frontend.api.openai.responses.endpoints import Responses, responses_api
 
@@ -283,8 +283,8 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )
-        apis = [responses_api(Responses(runner)), messages_api(Messages(runner))]
-        app: ASGIApp = with_cors(make_app(Door(runner), facts, self._keys, apis), config.allowed_origins)
+        apis = [responses_api(Responses(runner)), messages_api(Messages(runner)), *openai_apis(Door(runner), facts)]
+        app: ASGIApp = with_cors(make_app(apis, self._keys), config.allowed_origins)
         return HttpServer(
             HttpOrigin(app) if self._needs_origins else app,
             config.http_host or config.host,

@@ -6,8 +6,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from frontend.api.anthropic.input_messages import Content, Message, turns
 from frontend.api.anthropic.tools import tool_use
-from frontend.api.http.bodies import Body, SamplingBody
-from frontend.api.http.body_models import Nested
+from frontend.api.http.bodies import Body, Nested, SamplingBody
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_format import schema_form
 from frontend.api.http.tool_use import ToolUse

@@ -9,9 +9,8 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.anthropic.bodies import MessagesBody, PromptBody
 from frontend.api.anthropic.errors import REQUEST_ID_HEADER, error_response
 from frontend.api.anthropic.message_response import MessageJob
-from frontend.api.http.api import Api
 from frontend.api.http.call_runner import JobRunner, request_id_of
-from frontend.api.http.endpoint import STREAMED, Endpoint
+from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.output_format import chat_form
 from frontend.slices import in_slices
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from frontend.api.http.body_models import Returned
+from frontend.api.http.bodies import Returned
 from frontend.api.http.conversation import Turn, Turns
 from frontend.api.http.errors import BodyError
 from frontend.api.http.opaque_reasoning import decoded

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend.access.api_keys import ApiKeys
-from frontend.api.http.api import ErrorForms
+from frontend.api.http.endpoint import ErrorForms
 from frontend.errors import Unauthenticated
 
 

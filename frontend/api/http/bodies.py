@@ -6,10 +6,9 @@ write them so. A parameter that would change the answer and that this server doe
 (`parameters.UNSERVED`). What becomes of one that it does not know at all, `UnknownParameters` decides.
 """
 
-import uuid
 from array import array
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -23,16 +22,13 @@ from pydantic import (
     model_validator,
 )
 
-from frontend.api.http.body_models import Nested, unknown_names
 from frontend.api.http.errors import BodyError
-from frontend.api.http.unserved_parameters import UNSERVED, WITHOUT_EFFECT, is_neutral
-from frontend.api.openai.structured_output_bodies import Choices, ResponseFormat, Schema, StructuredOutputs
+from frontend.api.http.unserved_parameters import UNSERVED, WITHOUT_EFFECT, is_neutral, is_off
 from frontend.limits import MAX_JSON_DEPTH
-from frontend.request.prompt_options import WHAT_FITS, PromptOptions
 
-_UINT32_MAX = 2**32 - 1
+UINT32_MAX = 2**32 - 1
 
-TokenId = Annotated[int, Field(ge=0, le=_UINT32_MAX)]
+TokenId = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 
 
 def _array_as_it_is(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -51,7 +47,7 @@ StrictTokenIds = Annotated[
     WrapValidator(_array_as_it_is),
 ]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-Count = Annotated[int, Field(ge=0, le=_UINT32_MAX)]
+Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 
 
 def _bias_by_token(value: Any) -> Any:
@@ -70,6 +66,20 @@ def _none_if_empty(value: Any) -> Any:
 
 NoneIfEmpty = BeforeValidator(_none_if_empty)
 """Reads an empty text, object or list as null."""
+
+
+class Nested(BaseModel):
+    """An object of parameters. Unknown names in it are reported like those of the body."""
+
+    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
+
+
+class Returned(BaseModel):
+    """An object of a conversation, which clients send back as they got it, from this server or another one. Unknown
+    members are ignored: clients and gateways add their own.
+    """
+
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
 
 class Body(BaseModel):
@@ -97,19 +107,6 @@ class Body(BaseModel):
     def unknown_parameters(self) -> Iterator[str]:
         """Names of parameters that this server does not know and whose values ask for something."""
         return (name for name in unknown_names(self) if name not in WITHOUT_EFFECT and name not in UNSERVED)
-
-
-class StreamOptions(Nested):
-    """What a stream tells beside the text."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
-
-    @property
-    def asks(self) -> bool:
-        """Whether anything is asked for."""
-        return bool(self.include_usage or self.continuous_usage_stats or self.include_obfuscation)
 
 
 class SamplingBody(Body):
@@ -145,98 +142,17 @@ class SamplingBody(Body):
         return []
 
 
-class GenerationBody(SamplingBody):
-    """Parameters of completions and chat completions."""
-
-    max_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1, le=_UINT32_MAX)] | None = None
-    stop: Annotated[str | Texts | None, NoneIfEmpty] = None
-    stream_options: StreamOptions | None = None
-    response_format: Annotated[ResponseFormat | None, NoneIfEmpty] = None
-
-    return_token_ids: bool | None = None
-    prompt_logprobs: Count | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=WHAT_FITS, le=_UINT32_MAX)] | None = None
-    truncation_side: Annotated[Literal["left", "right"] | None, NoneIfEmpty] = None
-    add_special_tokens: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    structured_outputs: Annotated[StructuredOutputs | None, NoneIfEmpty] = None
-    guided_json: Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
-
-    # llama.cpp's names.
-    n_predict: Annotated[int, Field(ge=-(2**31), le=_UINT32_MAX)] | None = None
-    n_probs: Count | None = None
-    repeat_penalty: float | None = None
-    cache_prompt: bool | None = None
-    grammar: Annotated[str | None, NoneIfEmpty] = None
-    json_schema: Annotated[Schema | None, BeforeValidator(lambda schema: None if schema == "" else schema)] = None
-
-    @property
-    def stop_texts(self) -> list[str]:
-        """Texts that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    @property
-    def prompt_options(self) -> PromptOptions:
-        """How the prompt becomes token ids. As in vLLM the last tokens are kept, unless the side says otherwise."""
-        return PromptOptions(
-            self.add_special_tokens, self.truncate_prompt_tokens, keep_first=self.truncation_side == "right"
-        )
-
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether the answer may be as long as what fits, by llama.cpp's word for it."""
-        return self.n_predict is not None and self.n_predict < 0
-
-    @model_validator(mode="after")
-    def _take_other_names(self) -> "GenerationBody":
-        if self.repetition_penalty is None:
-            self.repetition_penalty = self.repeat_penalty
-        if self.n_predict is not None:  # wins, as in llama.cpp
-            self.max_tokens = None if self.is_unlimited else self.n_predict
-        if self.cache_prompt is False and not self.cache_salt:
-            self.cache_salt = uuid.uuid4().hex  # which no other prompt shares
-        return self
-
-    @model_validator(mode="after")
-    def _check_stream_options(self) -> "GenerationBody":
-        if self.stream_options is not None and self.stream_options.asks and not self.stream:
-            raise BodyError(400, "stream_options is for streams: set stream to true", param="stream_options")
-        if self.prompt_logprobs is not None and self.stream:
-            raise BodyError(
-                400,
-                "prompt_logprobs is for answers that are not streamed",
-                param="prompt_logprobs",
-                code="unsupported_parameter",
-            )
-        return self
-
-
-class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
-
-    prompt: str | StrictTokenIds | Texts | Annotated[list[StrictTokenIds], Field(fail_fast=True)]
-    echo: bool | None = None
-    logprobs: Annotated[Count | None, BeforeValidator(lambda width: None if width is False else width)] = None
-
-    max_completion_tokens: Count | None = None  # the chat's name for max_tokens; guidellm sends both
-
-    @model_validator(mode="after")
-    def _take_names_of_chats(self) -> "CompletionBody":
-        if self.logprobs is None and self.n_probs:
-            self.logprobs = self.n_probs
-        if self.max_tokens is None and not self.is_unlimited:
-            self.max_tokens = self.max_completion_tokens
-        return self
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    tokens: TokenIds
+def unknown_names(model: BaseModel) -> Iterator[str]:
+    """Names of the members that a model does not declare and whose values ask for something; those of nested objects
+    with the path that leads to them, as in "stream_options.x".
+    """
+    for name, value in (model.model_extra or {}).items():
+        if not is_off(value):
+            yield name
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, Nested):
+            yield from (f"{field.alias or name}.{inner}" for inner in unknown_names(value))
 
 
 _PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a list of lists of token ids"

@@ -1,11 +1,12 @@
-"""An endpoint as one row: what serves it, and what its description says of it."""
+"""Endpoints and APIs: paths, their handlers, and the error format of each API."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from frontend.api.http.bodies import Body
 
@@ -42,3 +43,39 @@ class Endpoint:
     def route(self) -> Route:
         """The route that serves it."""
         return Route(self.path, self.handler, methods=[self.method])
+
+
+ErrorResponse = Callable[[Exception, Scope], Response]
+"""Makes the response that tells a client of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API.
+
+    Attributes:
+        prefix: begins all its paths. Errors below it have this API's form, on unknown paths too.
+        endpoints: what it offers.
+        error_response: makes its errors.
+    """
+
+    prefix: str
+    endpoints: Sequence[Endpoint]
+    error_response: ErrorResponse
+
+
+class ErrorForms:
+    """Formats each error as the API that the client called does.
+
+    Args:
+        apis: the first one whose prefix matches the path is used; the last one has an empty prefix.
+    """
+
+    def __init__(self, apis: Sequence[Api]) -> None:
+        self._apis = apis
+
+    def response(self, error: Exception, scope: Scope) -> Response:
+        """Returns the response for an error of the request in `scope`."""
+        path = scope["path"]
+        api = next(api for api in self._apis if not api.prefix or f"{path}/".startswith(f"{api.prefix}/"))
+        return api.error_response(error, scope)

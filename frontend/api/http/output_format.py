@@ -2,35 +2,19 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from frontend.api.http.bodies import GenerationBody
 from frontend.api.http.errors import BodyError
 from frontend.api.http.tool_use import ToolUse
-from frontend.api.openai.structured_output_bodies import ResponseFormat, Schema, StructuredOutputs
 from frontend.limits import MAX_FORM_BYTES
 from frontend.request.checks import check_at_most
-from frontend.request.convert_structured import choice_form, text_form
+from frontend.request.convert_structured import text_form
 from frontend.text.chat import CallableTool, ChatFormat
 from frontend.text.structured.output_format import FormKind, OutputForm
 from frontend.text.tokenizer import Tokenizer
 
 _TOOL_NAME = re.compile(r"[\w.\-]{1,64}")
-
-
-def answer_form(body: GenerationBody) -> OutputForm | None:
-    """The form of a free text's answer; None: any.
-
-    Raises:
-        BodyError: more than one form, or an incomplete one.
-        InvalidRequest: an empty form, or one that is too large.
-    """
-    forms = list(_forms(body))
-    if len(forms) > 1:
-        names = " and ".join(form.field for form in forms)
-        raise BodyError(400, f"{names} do not go together: an answer has one form", param=forms[1].field)
-    return forms[0] if forms else None
 
 
 def chat_form(
@@ -82,60 +66,7 @@ def chat_form(
     return OutputForm(FormKind.PARTS, text, field)
 
 
-def _forms(body: GenerationBody) -> Iterator[OutputForm]:
-    if body.response_format is not None:
-        yield from _of_response_format(body.response_format)
-    if body.structured_outputs is not None:
-        yield _of_structured_outputs(body.structured_outputs)
-    if body.guided_json is not None:
-        yield schema_form(body.guided_json, "guided_json")
-    if body.guided_regex is not None:
-        yield text_form(FormKind.REGEX, body.guided_regex, "guided_regex")
-    if body.guided_choice is not None:
-        yield choice_form(body.guided_choice, "guided_choice")
-    if body.guided_grammar is not None:
-        yield text_form(FormKind.GRAMMAR, body.guided_grammar, "guided_grammar")
-    if body.grammar is not None:
-        yield text_form(FormKind.GRAMMAR, body.grammar, "grammar")
-    if body.json_schema is not None:
-        yield schema_form(body.json_schema, "json_schema")
-
-
-def _of_response_format(response_format: ResponseFormat) -> Iterator[OutputForm]:
-    field = "response_format"
-    match response_format.type:
-        case "json_object":
-            yield OutputForm(FormKind.JSON_OBJECT, "", field)
-        case "json_schema":
-            schema = response_format.json_schema
-            if schema is None or schema.schema_ is None:
-                raise BodyError(400, "response_format of type json_schema needs json_schema.schema", param=field)
-            yield schema_form(schema.schema_, field, strict=bool(schema.strict))
-
-
-def _of_structured_outputs(outputs: StructuredOutputs) -> OutputForm:
-    field = "structured_outputs"
-    forms = []
-    if outputs.json_ is not None:
-        forms.append(schema_form(outputs.json_, field))
-    if outputs.json_object:
-        forms.append(OutputForm(FormKind.JSON_OBJECT, "", field))
-    if outputs.regex is not None:
-        forms.append(text_form(FormKind.REGEX, outputs.regex, field))
-    if outputs.choice is not None:
-        forms.append(choice_form(outputs.choice, field))
-    if outputs.grammar is not None:
-        forms.append(text_form(FormKind.GRAMMAR, outputs.grammar, field))
-    if len(forms) != 1:
-        raise BodyError(
-            400,
-            f"structured_outputs needs exactly one of json, json_object, regex, choice and grammar, not {len(forms)}",
-            param=field,
-        )
-    return forms[0]
-
-
-def schema_form(schema: Schema, field: str, *, strict: bool = False) -> OutputForm:
+def schema_form(schema: str | dict[str, Any], field: str, *, strict: bool = False) -> OutputForm:
     """The form of a JSON Schema.
 
     Args:

@@ -1,20 +1,14 @@
 """What all kinds of generation have in common: their requests to the engine, and the objects that hold the answers."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from chairlift.service.end_reason import reasons_by_value
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.bodies import GenerationBody
-from frontend.api.http.errors import error_object
-from frontend.api.openai.logprobs import prompt_logprobs
 from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
-from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_format import OutputForm
-from frontend.text.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]
 
@@ -107,132 +101,6 @@ class SingleAnswerJob(EventJob, Protocol):
         ...
 
 
-class UsageCount:
-    """Tokens of a call, over all its prompts and answers."""
-
-    def __init__(self) -> None:
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_output_tokens = 0
-
-    def add_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Counts a prompt, once for all its answers."""
-        self.num_prompt_tokens += num_tokens
-        self.num_cached_tokens += num_cached_tokens
-
-    def as_json(self) -> JsonObject:
-        """OpenAI's usage object."""
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_output_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-        }
-
-
-class Envelope:
-    """The object around the choices, the same for every event of a stream.
-
-    Args:
-        body: says whether and where usage goes.
-        model: what answers.
-        kind: value of "object".
-        request_id: value of "id".
-
-    Attributes:
-        usage: so far.
-        usage_all_along: whether every event tells it.
-    """
-
-    def __init__(self, body: GenerationBody, model: ServedModel, *, kind: str, request_id: str) -> None:
-        options = body.stream_options
-        self._with_usage = options is not None and bool(options.include_usage)
-        self.usage_all_along = options is not None and bool(options.continuous_usage_stats)
-        self._head: JsonObject = {
-            "id": request_id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": model.weights_revision[:16],
-        }
-        self.usage = UsageCount()
-
-    def event(self, choice: JsonObject) -> JsonObject:
-        """An event with one choice."""
-        event = {**self._head, "choices": [choice]}
-        if self._with_usage:
-            event["usage"] = self.usage.as_json() if self.usage_all_along else None
-        return event
-
-    def last_events(self) -> list[JsonObject]:
-        """The usage, if it was asked for."""
-        return [{**self._head, "choices": [], "usage": self.usage.as_json()}] if self._with_usage else []
-
-    def whole(self, choices: list[JsonObject], responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
-        """The object of a call that does not stream."""
-        for response in responses:
-            yield
-            usage = response.finished.usage
-            self.usage.add_prompt(usage.num_prompt_tokens, usage.num_cached_tokens)
-            for answer in answers(response):
-                self.usage.num_output_tokens += answer.finished.usage.num_output_tokens
-        return {**self._head, "choices": choices, "usage": self.usage.as_json()}
-
-
-def error_events(error: Exception) -> list[JsonObject]:
-    """How a stream of choices ends when it fails: with an error object, which OpenAI's clients raise."""
-    return [error_object(error).body]
-
-
-def answers(response: pb.GenerateResponse) -> list[pb.GenerateResponse | pb.Answer]:
-    """All answers of a response, in order."""
-    return [response, *response.other_answers]
-
-
 def finish_reason(finished: pb.Finished) -> str:
     """OpenAI's word for why an answer ended."""
     return _END_REASONS[finished.reason].finish_reason
-
-
-def end_facts(finished: pb.Finished) -> JsonObject:
-    """What a finished choice tells beyond OpenAI's: `stop_reason`, vLLM's addition, and `timing`, ours."""
-    return {"stop_reason": _stop_reason(finished), "timing": _timing_object(finished.timing)}
-
-
-def prompt_facts(body: GenerationBody, prompt: pb.PromptEcho, tokenizer: Tokenizer) -> JsonObject:
-    """What vLLM tells of a prompt, if it is asked for: with each choice of a completion, beside those of a chat."""
-    facts: JsonObject = {}
-    if body.return_token_ids:
-        facts["prompt_token_ids"] = prompt.token_ids
-    if body.prompt_logprobs is not None:
-        facts["prompt_logprobs"] = prompt_logprobs(prompt, tokenizer)
-    return facts
-
-
-def _stop_reason(finished: pb.Finished) -> str | int | None:
-    """The stop text or stop token that ended the answer."""
-    match finished.WhichOneof("match"):
-        case "stop_text":
-            return finished.stop_text
-        case "stop_token_id":
-            return finished.stop_token_id
-    return None
-
-
-def _timing_object(timing: pb.Timing) -> JsonObject:
-    """The time account of an answer, in whole microseconds: all but the first two and the last add up to the total."""
-    durations = {
-        "total_us": timing.total,
-        "first_token_us": timing.first_token if timing.HasField("first_token") else None,
-        "queued_us": timing.queued,
-        "tokenized_us": timing.tokenized,
-        "prefill_us": timing.prefill,
-        "decode_us": timing.decode,
-        "parked_us": timing.parked,
-        "preempted_us": timing.preempted,
-        "moved_us": timing.moved,
-    }
-    account: JsonObject = {
-        name: None if duration is None else duration.ToMicroseconds() for name, duration in durations.items()
-    }
-    return account | {"num_preemptions": timing.num_preemptions}

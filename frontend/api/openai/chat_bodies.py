@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from frontend.api.http.bodies import Body, Count, GenerationBody, NoneIfEmpty
-from frontend.api.http.body_models import Returned
+from frontend.api.http.bodies import Body, Count, NoneIfEmpty, Returned
 from frontend.api.http.errors import BodyError
 from frontend.api.http.tool_use import ToolUse
 from frontend.api.http.unserved_parameters import is_off
+from frontend.api.openai.completion_bodies import GenerationBody
 from frontend.limits import MAX_CONTENT_PARTS, MAX_ID_CHARS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced

@@ -3,19 +3,12 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.generation_spec import NO_LIMIT, chat_spec
-from frontend.api.http.response_builder import (
-    UNNAMED_EVENTS,
-    Envelope,
-    JsonObject,
-    answers,
-    end_facts,
-    error_events,
-    finish_reason,
-    prompt_facts,
-)
+from frontend.api.http.generation_spec import NO_LIMIT
+from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject, finish_reason
 from frontend.api.openai.chat_bodies import ChatBody
 from frontend.api.openai.chat_parts import delta_objects, message_object
+from frontend.api.openai.envelope import Envelope, answers, end_facts, error_events, prompt_facts
+from frontend.api.openai.generation_spec import chat_spec
 from frontend.api.openai.logprobs import chat_logprobs
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced

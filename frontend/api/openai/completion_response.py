@@ -3,20 +3,12 @@
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.bodies import CompletionBody
 from frontend.api.http.errors import BodyError
-from frontend.api.http.generation_spec import DEFAULT_COMPLETION_TOKENS, NO_LIMIT
-from frontend.api.http.output_format import answer_form
-from frontend.api.http.response_builder import (
-    UNNAMED_EVENTS,
-    Envelope,
-    JsonObject,
-    answers,
-    end_facts,
-    error_events,
-    finish_reason,
-    prompt_facts,
-)
+from frontend.api.http.generation_spec import NO_LIMIT
+from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject, finish_reason
+from frontend.api.openai.completion_bodies import CompletionBody
+from frontend.api.openai.envelope import Envelope, answers, end_facts, error_events, prompt_facts
+from frontend.api.openai.generation_spec import DEFAULT_COMPLETION_TOKENS
 from frontend.api.openai.logprobs import (
     TextOffsets,
     completion_logprobs,
@@ -48,7 +40,7 @@ class Completion:
         self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str
     ) -> None:
         self.request_id = request_id
-        self.form = answer_form(body)
+        self.form = body.text_form()
         self.specs = specs
         self.default_max_tokens = NO_LIMIT if body.is_unlimited else DEFAULT_COMPLETION_TOKENS
         self.prompt_options = body.prompt_options

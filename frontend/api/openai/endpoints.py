@@ -4,14 +4,18 @@ import time
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
-from frontend.api.http.bodies import CompletionBody
 from frontend.api.http.call_runner import JobRunner, request_id_of
-from frontend.api.http.generation_spec import completion_specs
-from frontend.api.http.output_format import answer_form, chat_form
+from frontend.api.http.endpoint import STREAMED, Api, Endpoint
+from frontend.api.http.errors import CHAT_PARAMS, error_response
+from frontend.api.http.output_format import chat_form
 from frontend.api.openai.chat_bodies import ChatBody
 from frontend.api.openai.chat_response import Chat
+from frontend.api.openai.completion_bodies import CompletionBody
 from frontend.api.openai.completion_response import Completion
+from frontend.api.openai.generation_spec import completion_specs
+from frontend.api.openai.info_routes import Facts
 from frontend.slices import in_slices
 
 
@@ -43,8 +47,23 @@ class Door:
         generations = self._runner.generations
         model = generations.model(body.model)
         chat = await in_slices(body.prompt_of(body.messages))
-        form = chat_form(answer_form(body), body.tool_use, generations.chat_format(model), model.tokenizer)
+        form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
         request_id = "chatcmpl-" + request_id_of(body.request_id, request.headers)
         job = Chat(body, model, request_id, chat=chat, form=form)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         return await self._runner.respond(request, job, deadline, stream=bool(body.stream))
+
+
+def openai_apis(door: Door, facts: Facts) -> tuple[Api, Api]:
+    """Returns the API of chat completions, whose errors name parameters of chats, and that of all other paths."""
+    chat = Endpoint("POST", "/v1/chat/completions", door.chat_completions, "Answer a conversation", ChatBody, STREAMED)
+    completions = Endpoint("POST", "/v1/completions", door.completions, "Complete prompts", CompletionBody, STREAMED)
+    return Api("/v1/chat", [chat], _chat_error), Api("", [completions, *facts.endpoints()], _error)
+
+
+def _error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001 - see ErrorResponse
+    return error_response(error)
+
+
+def _chat_error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001
+    return error_response(error, CHAT_PARAMS)

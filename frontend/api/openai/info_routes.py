@@ -10,12 +10,13 @@ from chairlift.service.health import Health
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend import __version__
 from frontend.api.active_calls import ActiveCalls
-from frontend.api.http.bodies import DetokenizeBody
+from frontend.api.http.endpoint import Endpoint
 from frontend.api.http.json_response import JsonAnswer, rendered_value
 from frontend.api.http.request_body import read_body
 from frontend.api.http.response_builder import JsonObject
 from frontend.api.http.unknown_parameters import UnknownParameters
 from frontend.api.openai.chat_bodies import TokenizeBody
+from frontend.api.openai.completion_bodies import DetokenizeBody
 from frontend.generation.pipeline import Generations
 from frontend.observability.metrics import CONTENT_TYPE
 from frontend.request.checks import check_at_most
@@ -55,6 +56,22 @@ class Facts:
         self._render_metrics = render_metrics
         self._body_timeout_s = body_timeout_s
         self._created = since
+
+    def endpoints(self) -> list[Endpoint]:
+        """Returns the routes."""
+        answers = "Tell whether the process answers"
+        return [
+            Endpoint("GET", "/v1/models", self.models, "List the models"),
+            Endpoint("GET", "/v1/models/", self.models, "List the models", is_described=False),
+            Endpoint("GET", "/v1/models/{model:path}", self.model, "Describe a model"),
+            Endpoint("POST", "/tokenize", self.tokenize, "Turn text or messages into token ids", TokenizeBody),
+            Endpoint("POST", "/detokenize", self.detokenize, "Turn token ids into text", DetokenizeBody),
+            Endpoint("GET", "/health", self.health, "Tell whether requests are taken", answers=(), is_open=True),
+            Endpoint("GET", "/ping", self.ping, answers, answers=(), is_open=True),
+            Endpoint("POST", "/ping", self.ping, answers, answers=(), is_open=True),
+            Endpoint("GET", "/version", self.version, "Version of the server"),
+            Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", answers=("text/plain",)),
+        ]
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's form
         """GET /v1/models."""

@@ -14,10 +14,11 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from frontend.api.http.bodies import CompletionBody, DetokenizeBody, body_error
+from frontend.api.http.bodies import body_error
 from frontend.api.http.errors import BodyError, error_object
-from frontend.api.http.generation_spec import chat_spec, completion_specs
 from frontend.api.openai.chat_bodies import ChatBody, TokenizeBody
+from frontend.api.openai.completion_bodies import CompletionBody, DetokenizeBody
+from frontend.api.openai.generation_spec import chat_spec, completion_specs
 from frontend.errors import RequestError
 from frontend.request.convert import generation_request
 from frontend.slices import at_once

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from frontend.api.http.bodies import Body, Count, SamplingBody, Texts
-from frontend.api.http.body_models import Nested
+from frontend.api.http.bodies import Body, Count, Nested, SamplingBody, Texts
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_format import schema_form
 from frontend.api.http.tool_use import ToolUse

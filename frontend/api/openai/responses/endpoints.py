@@ -7,9 +7,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.api import Api
 from frontend.api.http.call_runner import JobRunner, request_id_of
-from frontend.api.http.endpoint import STREAMED, Endpoint
+from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.errors import RESPONSES_PARAMS, BodyError, error_response
 from frontend.api.http.output_format import chat_form
 from frontend.api.openai.responses.bodies import ConversationBody, ResponsesBody

@@ -7,11 +7,8 @@ import openai
 import pytest
 
 from frontend.access.api_keys import ApiKeys
-from frontend.api.anthropic.endpoints import Messages, messages_api
-from frontend.api.openai.app import make_app
-from frontend.api.openai.endpoints import Door
-from frontend.api.openai.info_routes import Facts
-from frontend.api.openai.responses.endpoints import Responses, responses_api
+from frontend.api.http.app import make_app
+from tests.support.frontend.http_apis import http_apis
 
 KEY = "the-key-of-this-test"
 BAD = {
@@ -26,7 +23,7 @@ BAD = {
 }
 ROUTES = [
     (method, route.path.replace("{model:path}", "fake"))
-    for route in make_app(Door, Facts, ApiKeys(()), [responses_api(Responses), messages_api(Messages)]).routes
+    for route in make_app(http_apis(), ApiKeys(())).routes
     for method in route.methods
 ]
 UNKNOWN = [

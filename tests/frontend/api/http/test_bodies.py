@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from frontend.api.http.bodies import CompletionBody, body_error
+from frontend.api.http.bodies import body_error
 from frontend.api.openai.chat_bodies import ChatBody
+from frontend.api.openai.completion_bodies import CompletionBody
 from frontend.text.chat.messages import ChatMessage, ToolCall
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -6,10 +6,10 @@ from array import array
 import pytest
 
 from frontend.api.http import request_body as incoming
-from frontend.api.http.bodies import CompletionBody
 from frontend.api.http.errors import BodyError
 from frontend.api.http.request_body import parsed_body
 from frontend.api.openai.chat_bodies import ChatBody
+from frontend.api.openai.completion_bodies import CompletionBody
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -8,11 +8,8 @@ import openapi_spec_validator
 import pytest
 
 from frontend.access.api_keys import ApiKeys
-from frontend.api.anthropic.endpoints import Messages, messages_api
-from frontend.api.openai.app import make_app
-from frontend.api.openai.endpoints import Door
-from frontend.api.openai.info_routes import Facts
-from frontend.api.openai.responses.endpoints import Responses, responses_api
+from frontend.api.http.app import make_app
+from tests.support.frontend.http_apis import http_apis
 
 STORED = {
     ("/v1/responses/{response_id}", "delete"),
@@ -24,7 +21,7 @@ STORED = {
 
 
 async def document_of(keys=()):
-    app = make_app(Door, Facts, ApiKeys(keys), [responses_api(Responses), messages_api(Messages)])
+    app = make_app(http_apis(), ApiKeys(keys))
     (route,) = [route for route in app.routes if route.path == "/openapi.json"]
     return json.loads((await route.endpoint(None)).body), app.routes
 

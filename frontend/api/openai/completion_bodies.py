@@ -1,0 +1,163 @@
+"""Bodies of /v1/completions and /detokenize, and the parameters that completions and chat completions share."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from frontend.api.http.bodies import (
+    UINT32_MAX,
+    Body,
+    Count,
+    Nested,
+    NoneIfEmpty,
+    SamplingBody,
+    StrictTokenIds,
+    Texts,
+    TokenIds,
+)
+from frontend.api.http.errors import BodyError
+from frontend.api.http.output_format import schema_form
+from frontend.api.openai.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
+from frontend.request.convert_structured import choice_form, text_form
+from frontend.request.prompt_options import WHAT_FITS, PromptOptions
+from frontend.text.structured.output_format import FormKind, OutputForm
+
+
+class StreamOptions(Nested):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.include_usage or self.continuous_usage_stats or self.include_obfuscation)
+
+
+class GenerationBody(SamplingBody):
+    """Parameters of completions and chat completions."""
+
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=UINT32_MAX)] | None = None
+    stop: Annotated[str | Texts | None, NoneIfEmpty] = None
+    stream_options: StreamOptions | None = None
+    response_format: Annotated[ResponseFormat | None, NoneIfEmpty] = None
+
+    return_token_ids: bool | None = None
+    prompt_logprobs: Count | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=WHAT_FITS, le=UINT32_MAX)] | None = None
+    truncation_side: Annotated[Literal["left", "right"] | None, NoneIfEmpty] = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    structured_outputs: Annotated[StructuredOutputs | None, NoneIfEmpty] = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
+    # llama.cpp's names.
+    n_predict: Annotated[int, Field(ge=-(2**31), le=UINT32_MAX)] | None = None
+    n_probs: Count | None = None
+    repeat_penalty: float | None = None
+    cache_prompt: bool | None = None
+    grammar: Annotated[str | None, NoneIfEmpty] = None
+    json_schema: Annotated[Schema | None, BeforeValidator(lambda schema: None if schema == "" else schema)] = None
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """How the prompt becomes token ids. As in vLLM the last tokens are kept, unless the side says otherwise."""
+        return PromptOptions(
+            self.add_special_tokens, self.truncate_prompt_tokens, keep_first=self.truncation_side == "right"
+        )
+
+    def text_form(self) -> OutputForm | None:
+        """Returns the format that the answer is held to; None: free text.
+
+        Raises:
+            BodyError: more than one format, or an incomplete one.
+            InvalidRequest: an empty format, or one that is too large.
+        """
+        forms = list(self._forms())
+        if len(forms) > 1:
+            names = " and ".join(form.field for form in forms)
+            raise BodyError(400, f"{names} do not go together: set one of them", param=forms[1].field)
+        return forms[0] if forms else None
+
+    def _forms(self) -> Iterator[OutputForm]:
+        if self.response_format is not None:
+            yield from self.response_format.forms()
+        if self.structured_outputs is not None:
+            yield self.structured_outputs.form()
+        if self.guided_json is not None:
+            yield schema_form(self.guided_json, "guided_json")
+        if self.guided_regex is not None:
+            yield text_form(FormKind.REGEX, self.guided_regex, "guided_regex")
+        if self.guided_choice is not None:
+            yield choice_form(self.guided_choice, "guided_choice")
+        if self.guided_grammar is not None:
+            yield text_form(FormKind.GRAMMAR, self.guided_grammar, "guided_grammar")
+        if self.grammar is not None:
+            yield text_form(FormKind.GRAMMAR, self.grammar, "grammar")
+        if self.json_schema is not None:
+            yield schema_form(self.json_schema, "json_schema")
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether the answer may be as long as what fits, by llama.cpp's word for it."""
+        return self.n_predict is not None and self.n_predict < 0
+
+    @model_validator(mode="after")
+    def _take_other_names(self) -> "GenerationBody":
+        if self.repetition_penalty is None:
+            self.repetition_penalty = self.repeat_penalty
+        if self.n_predict is not None:  # wins, as in llama.cpp
+            self.max_tokens = None if self.is_unlimited else self.n_predict
+        if self.cache_prompt is False and not self.cache_salt:
+            self.cache_salt = uuid.uuid4().hex  # which no other prompt shares
+        return self
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "GenerationBody":
+        if self.stream_options is not None and self.stream_options.asks and not self.stream:
+            raise BodyError(400, "stream_options is for streams: set stream to true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise BodyError(
+                400,
+                "prompt_logprobs is for answers that are not streamed",
+                param="prompt_logprobs",
+                code="unsupported_parameter",
+            )
+        return self
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | StrictTokenIds | Texts | Annotated[list[StrictTokenIds], Field(fail_fast=True)]
+    echo: bool | None = None
+    logprobs: Annotated[Count | None, BeforeValidator(lambda width: None if width is False else width)] = None
+
+    max_completion_tokens: Count | None = None  # the chat's name for max_tokens; guidellm sends both
+
+    @model_validator(mode="after")
+    def _take_names_of_chats(self) -> "CompletionBody":
+        if self.logprobs is None and self.n_probs:
+            self.logprobs = self.n_probs
+        if self.max_tokens is None and not self.is_unlimited:
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: TokenIds

@@ -1,0 +1,95 @@
+"""Structured output parameters: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from frontend.api.http.bodies import Nested
+from frontend.api.http.errors import BodyError
+from frontend.api.http.output_format import schema_form
+from frontend.api.http.unserved_parameters import is_off
+from frontend.request.convert_structured import choice_form, text_form
+from frontend.text.structured.output_format import FormKind, OutputForm
+
+
+class JsonSchema(Nested):
+    """A schema with a name. It is held to whether or not `strict` is set."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Nested):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def forms(self) -> Iterator[OutputForm]:
+        """Yields the format, if there is one.
+
+        Raises:
+            BodyError: the schema is missing.
+        """
+        field = "response_format"
+        match self.type:
+            case "json_object":
+                yield OutputForm(FormKind.JSON_OBJECT, "", field)
+            case "json_schema":
+                schema = self.json_schema
+                if schema is None or schema.schema_ is None:
+                    raise BodyError(400, "response_format of type json_schema needs json_schema.schema", param=field)
+                yield schema_form(schema.schema_, field, strict=bool(schema.strict))
+
+
+Schema = str | dict[str, Any]
+Choices = Annotated[list[str], Field(fail_fast=True)]
+
+
+class StructuredOutputs(Nested):
+    """vLLM's `structured_outputs`: exactly one format."""
+
+    json_: Schema | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    structural_tag: Any = None
+
+    @field_validator("structural_tag")
+    @classmethod
+    def _refuse_structural_tag(cls, value: Any) -> Any:
+        if not is_off(value):
+            raise BodyError(
+                400,
+                "'structural_tag' of structured_outputs is not served here",
+                param="structured_outputs",
+                code="unsupported_parameter",
+            )
+        return value
+
+    def form(self) -> OutputForm:
+        """Returns the format.
+
+        Raises:
+            BodyError: there is none, or more than one.
+        """
+        field = "structured_outputs"
+        forms = []
+        if self.json_ is not None:
+            forms.append(schema_form(self.json_, field))
+        if self.json_object:
+            forms.append(OutputForm(FormKind.JSON_OBJECT, "", field))
+        if self.regex is not None:
+            forms.append(text_form(FormKind.REGEX, self.regex, field))
+        if self.choice is not None:
+            forms.append(choice_form(self.choice, field))
+        if self.grammar is not None:
+            forms.append(text_form(FormKind.GRAMMAR, self.grammar, field))
+        if len(forms) != 1:
+            keys = "json, json_object, regex, choice and grammar"
+            raise BodyError(400, f"{field} needs exactly one of {keys}, not {len(forms)}", param=field)
+        return forms[0]
