@@ -1,1 +1,1 @@
-"""Scheduling and KV-cache bookkeeping in pure Python: no torch, no gRPC, no clock, no environment."""
+"""Scheduler and KV cache accounting in pure Python: no torch, gRPC, clock or environment."""

@@ -1,13 +1,13 @@
-"""The blocks of the KV cache: who may use which, and what the idle ones still hold.
+"""The blocks of the KV cache: reference counts, prefix hashes and the order of reuse.
 
 A block is in exactly one of four states:
 
-- owned: its reference count says how many block tables hold it;
-- deferred: nobody holds it, but a step in flight may still read or write it;
-- cached: idle, and still holds a full block that later requests may hit; the least recently used one is evicted first;
-- free: idle and worthless.
+- owned: at least one block table holds it, as many as its reference count;
+- deferred: no table holds it, but a step in flight may still read or write it;
+- cached: idle, with the content of a full block that later requests may hit; evicted least recently used first;
+- free: idle without usable content.
 
-The pool knows hashes as opaque bytes and never sees a token or a request.
+Hashes are opaque bytes here; the pool knows neither tokens nor requests.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -20,10 +20,10 @@ from engine.errors import IntegrityError
 
 
 class BlockPool:
-    """Reference counts, the table of full blocks by hash, and the order in which idle blocks are reused.
+    """Allocates and frees blocks, and finds full blocks by hash.
 
-    Freeing is deferred by step: a block freed while steps are in flight becomes reusable when the last step that was
-    issued before the free has been answered. Steps are answered in the order in which they were issued.
+    Freeing is deferred by step: a block freed while steps are in flight becomes reusable when the last step that began
+    before the free has ended. Steps end in the order in which they began.
 
     Invariants: owned + cached + free + deferred == num_blocks; reference counts >= 0; a hash names one block and a
     block has at most one hash; a block without owners that is not deferred is idle exactly once.
@@ -36,7 +36,7 @@ class BlockPool:
         self._block_by_hash: dict[bytes, BlockId] = {}
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]
         self._cached: OrderedDict[BlockId, None] = OrderedDict()  # least recently used first
-        self._fences = [0] * num_blocks  # the step whose answer releases the block, 0 if it is not deferred
+        self._fences = [0] * num_blocks  # the step whose end releases the block, 0 if it is not deferred
         self._deferred: deque[tuple[int, BlockId]] = deque()  # (fence, block), stale where the block's fence differs
         self._num_deferred = 0
         self._last_begun_step = 0
@@ -44,17 +44,17 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that could be allocated now: free and cached."""
+        """Blocks that can be allocated now: free and cached."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_cached_blocks(self) -> int:
-        """Idle blocks that a prefix may still hit."""
+        """Idle blocks that a prefix lookup may hit."""
         return len(self._cached)
 
     @property
     def num_deferred_blocks(self) -> int:
-        """Blocks that become allocatable when the steps in flight have been answered."""
+        """Blocks that become free when the steps in flight have ended."""
         return self._num_deferred
 
     @property
@@ -63,13 +63,13 @@ class BlockPool:
         return self._last_begun_step > self._last_ended_step
 
     def begin_step(self, step: int) -> None:
-        """Notes that a step has been issued: from now on it may read and write whatever is owned."""
-        assert step > self._last_begun_step, f"step {step} issued after step {self._last_begun_step}"
+        """Notes that a step has begun: from now on it may read and write all owned blocks."""
+        assert step > self._last_begun_step, f"step {step} began after step {self._last_begun_step}"
         self._last_begun_step = step
 
     def end_step(self, step: int) -> None:
-        """Notes that a step has been answered, and with it all earlier ones; releases what waited for it."""
-        assert self._last_ended_step < step <= self._last_begun_step, f"step {step} answered, but not in flight"
+        """Notes that a step and all earlier ones have ended; releases the blocks deferred to it."""
+        assert self._last_ended_step < step <= self._last_begun_step, f"step {step} ended, but is not in flight"
         self._last_ended_step = step
         while self._deferred and self._deferred[0][0] <= step:
             fence, block_id = self._deferred.popleft()
@@ -79,10 +79,9 @@ class BlockPool:
                 self._make_idle(block_id)
 
     def allocate(self, num_blocks: int) -> list[BlockId] | None:
-        """Hands out blocks with one owner each and undefined content, worthless ones first, then the least recently
-        used.
+        """Allocates blocks with one owner each and undefined content: free ones first, then the least recently used.
 
-        Returns: the blocks, or None (and nothing changes) when fewer than `num_blocks` are allocatable.
+        Returns: the blocks; None, without a change, if fewer than `num_blocks` are available.
         """
         if num_blocks > self.num_free_blocks:
             return None
@@ -98,11 +97,11 @@ class BlockPool:
         return block_ids
 
     def lookup(self, block_hash: bytes) -> BlockId | None:
-        """The block with this content, if there is one; takes no reference."""
+        """Returns the block with this hash, or None; takes no reference."""
         return self._block_by_hash.get(block_hash)
 
     def is_idle(self, block_id: BlockId) -> bool:
-        """Whether the block counts as allocatable, so that acquiring it leaves one less for others."""
+        """Whether the block is free or cached, so that acquiring it leaves one block less to allocate."""
         return self._ref_counts[block_id] == 0 and not self._fences[block_id]
 
     def acquire(self, block_id: BlockId) -> None:
@@ -116,9 +115,7 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def publish(self, block_id: BlockId, block_hash: bytes) -> None:
-        """Makes an owned, full and landed block findable. Of blocks with equal content the first one stays in the
-        table.
-        """
+        """Adds an owned, full and completely computed block to the hash table; of equal blocks the first one stays."""
         assert self._ref_counts[block_id] > 0, f"block {block_id} is published without an owner"
         if block_hash not in self._block_by_hash and self._hashes[block_id] is None:
             self._block_by_hash[block_hash] = block_id
@@ -127,7 +124,7 @@ class BlockPool:
     def free(self, block_ids: Sequence[BlockId]) -> None:
         """Drops one owner of each block of a table, given from the head of the sequence to its tail.
 
-        The tail becomes reusable first: a prefix is only worth something as long as its head is there.
+        The tail becomes reusable first, since a cached prefix is usable only while its head is cached.
         """
         fence = self._last_begun_step if self.has_steps_in_flight else 0
         for block_id in reversed(block_ids):
@@ -141,13 +138,13 @@ class BlockPool:
                     self._make_idle(block_id)
 
     def check_integrity(self, owners: Iterable[Sequence[BlockId]]) -> None:
-        """Compares all books with each other.
+        """Checks that reference counts, hashes, lists and fences agree.
 
         Args:
             owners: every block table in use.
-        Raises: IntegrityError: a contradiction, with the block and the numbers.
+        Raises: IntegrityError: an inconsistency, with the block and the numbers.
         """
-        # Whole sets at a time: this runs in live traffic, over every block.
+        # Uses set operations: this runs in live traffic, over every block.
         counts = Counter(chain.from_iterable(owners))
         blocks = cast("Sequence[BlockId]", range(self.num_blocks))
         owned, fenced = set(compress(blocks, self._ref_counts)), set(compress(blocks, self._fences))

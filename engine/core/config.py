@@ -1,6 +1,5 @@
-"""The numbers the scheduler works with; the edge checks them and passes them in."""
+"""Limits and policy of the scheduler."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,18 +15,17 @@ class SchedulerConfig:
     Attributes:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
-        max_num_seqs: seats: requests that hold blocks at once.
+        max_num_seqs: most requests that run (hold blocks) at once.
         max_num_batched_tokens: token budget of one step.
         max_model_len: most tokens of prompt and output.
         end_token_ids: the model's end tokens.
         enable_prefix_caching: share full blocks of equal prefixes.
-        policy: order of admission; `fcfs` shares the engine out between sessions, and serves each in order; `static`
-            fills a batch and runs it until its longest is done.
+        policy: order of admission; `fcfs` shares the engine between sessions and serves each in order; `static` fills
+            a batch and runs it until its longest request finishes.
         max_waiting: most requests in the queue; more are rejected, unless their session has less than its share.
-        max_preemptions: bound per request: one that reached it is never chosen again while it can run, and is admitted
-            only with room for all it may need. 0 reserves everything up front.
-        max_steps_in_flight: plans that may be issued before the first is answered.
-        ageing_s: under `priority`, waiting this long is worth one priority level.
+        max_preemptions: bound per request. A request at the bound is not preempted while it can run, and is resumed
+            only with blocks for its maximum length. 0 reserves all blocks on admission.
+        max_steps_in_flight: plans that may be scheduled before the first is updated.
     """
 
     num_blocks: int
@@ -41,11 +39,10 @@ class SchedulerConfig:
     max_waiting: int = 4096
     max_preemptions: int = 8
     max_steps_in_flight: int = 1
-    ageing_s: float = 10.0
 
 
 def check_config(config: SchedulerConfig) -> None:
-    """Checks what the scheduler relies on.
+    """Checks the ranges that the scheduler relies on.
 
     Raises: ConfigError: names the field and the numbers.
     """
@@ -68,5 +65,3 @@ def check_config(config: SchedulerConfig) -> None:
             f"max_model_len is {config.max_model_len}, must be from 2 to the {capacity} tokens that "
             f"{config.num_blocks} blocks of {config.block_size} hold"
         )
-    if not (config.ageing_s > 0 and math.isfinite(config.ageing_s)):
-        raise ConfigError(f"ageing_s is {config.ageing_s}, must be finite and above 0")

@@ -1,4 +1,4 @@
-"""Which requests run out of time next, and whether that is an error."""
+"""Deadlines and time budgets: which request runs out of time next, and with which reason it ends."""
 
 import heapq
 
@@ -7,9 +7,9 @@ from engine.core.request import Request, RequestId
 
 
 def end_of_time(request: Request) -> tuple[float, EndReason] | None:
-    """When a request runs out of time, monotonic seconds, and what that is; None: never.
+    """Returns when a request runs out of time (monotonic seconds) and the reason; None if it has no limit.
 
-    A deadline ends a request with an error, a time budget ends it well. Of both the earlier one counts, of equals the
+    A deadline ends a request with an error, a time budget without one. The earlier of the two counts; on a tie, the
     budget.
     """
     deadline_s, budget_end_s = request.deadline_s, request.budget_end_s
@@ -19,10 +19,9 @@ def end_of_time(request: Request) -> tuple[float, EndReason] | None:
 
 
 class Deadlines:
-    """A heap of the moments at which requests end; those of finished requests stay until they come up or outnumber the
-    living.
+    """A heap of end times. Entries of finished requests are removed when they are due or outnumber the live ones.
 
-    Invariant: at most twice as many entries as living requests, plus a constant.
+    Invariant: at most twice as many entries as live requests, plus a constant.
     """
 
     def __init__(self) -> None:
@@ -31,26 +30,26 @@ class Deadlines:
 
     @property
     def next_s(self) -> float | None:
-        """The earliest end, or None."""
+        """The earliest end time, or None."""
         while self._heap and not self._is_alive(*self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def add(self, request: Request) -> None:
-        """Watches a request, if it has a deadline or a time budget."""
+        """Adds a request if it has a deadline or a time budget."""
         end = end_of_time(request)
         if end is not None:
             self._alive[request.request_id] = end
             heapq.heappush(self._heap, (end[0], request.request_id))
 
     def discard(self, request_id: RequestId) -> None:
-        """Stops watching a request; one that is not watched is fine."""
+        """Removes a request; ignores one that was not added."""
         if self._alive.pop(request_id, None) is not None and len(self._heap) > 2 * len(self._alive) + 64:
             self._heap = [(end_s, request_id) for request_id, (end_s, _) in self._alive.items()]
             heapq.heapify(self._heap)
 
     def pop_due(self, now_s: float) -> list[tuple[RequestId, EndReason]]:
-        """The requests whose time is up and why they end, earliest first; they are watched no longer."""
+        """Removes and returns the requests whose time is up, with the reason, earliest first."""
         due = []
         while (next_s := self.next_s) is not None and next_s <= now_s:
             _, request_id = heapq.heappop(self._heap)

@@ -1,12 +1,12 @@
-"""Places in the queue that share the engine out fairly between the frontends, whatever each of them sends.
+"""Shares the engine fairly between frontends (sessions), independent of how many requests each sends.
 
-Method: start-time fair queueing (Goyal, Vin, Cheng 1996, "Start-time Fair Queueing"). A request's place is its start
-tag: the virtual time when it arrives, or the tag at which its session's last request will have had its cost, if that is
-later. Virtual time is the highest tag that has been admitted. So a session that asks for little comes in at once, one
-that floods the engine waits behind itself, and while several always have something waiting, the costs admitted for any
-two of them differ by at most the two largest costs of a request of theirs.
+Method: start-time fair queueing (Goyal, Vin, Cheng 1996, "Start-time Fair Queueing"). The place of a request is its
+start tag: the virtual time at its arrival, or the finish tag of its session's last request if that is later. Virtual
+time is the highest tag admitted so far. A session with few requests is admitted at once; a session that floods the
+engine waits behind its own requests. While two sessions always have requests waiting, the costs admitted for them
+differ by at most the sum of their largest single costs.
 
-With one session tags never fall from one request to the next: with ties by arrival the order is that of arrival.
+With one session, tags never decrease from one request to the next, so that requests are served in order of arrival.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ class _Flow:
     """One session.
 
     Attributes:
-        finish_tag: where its requests so far will have had their cost.
-        open: its requests that have not ended, and their start tags, which never fall from one to the next.
+        finish_tag: start tag of its last request plus that request's cost.
+        open: start tags of its unfinished requests, never decreasing in order of arrival.
     """
 
     finish_tag: int
@@ -28,9 +28,10 @@ class _Flow:
 
 
 class FairQueue:
-    """Hands out start tags; costs are tokens.
+    """Assigns start tags; costs are in tokens.
 
-    Invariant: every open request is in one flow; a flow without any is kept only while it is ahead of virtual time.
+    Invariant: every open request is in one flow; a flow without any is kept only while its finish tag is ahead of
+    virtual time.
     """
 
     def __init__(self) -> None:
@@ -39,16 +40,13 @@ class FairQueue:
         self._virtual_time = 0
 
     def arrive(self, session: int, request_id: RequestId, cost: int) -> int:
-        """A request of that cost has been accepted.
-
-        Returns: its start tag.
-        """
+        """Registers an accepted request and returns its start tag."""
         flow = self._flows.get(session)
         if flow is None:
             self._forget_idle()
             flow = self._flows[session] = _Flow(self._virtual_time)
         start_tag = max(self._virtual_time, flow.finish_tag)
-        if flow.open:  # not before these, even if others turned out to cost less than was thought
+        if flow.open:  # keep the session's order even if an earlier request cost less than estimated
             start_tag = max(start_tag, next(reversed(flow.open.values())))
         flow.finish_tag = start_tag + cost
         flow.open[request_id] = start_tag
@@ -56,23 +54,23 @@ class FairQueue:
         return start_tag
 
     def admit(self, start_tag: int) -> None:
-        """A request with that tag begins to be served."""
+        """Advances virtual time to the tag of an admitted request."""
         if start_tag > self._virtual_time:
             self._virtual_time = start_tag
 
     def finish(self, session: int, request_id: RequestId, cost_error: int) -> None:
-        """A request has ended.
+        """Removes a finished request.
 
         Args:
-            session: whose it was.
-            request_id: which.
-            cost_error: what it has cost more than was thought when it arrived; its session's next ones bear that.
+            session: session of the request.
+            request_id: the request.
+            cost_error: actual minus estimated cost; charged to the next requests of the session.
         """
         flow = self._flows[session]
         flow.finish_tag += cost_error
         del flow.open[request_id]
         self._num_open -= 1
-        if not self._num_open:  # nobody is there to be ahead of
+        if not self._num_open:  # without open requests no session is ahead
             self._flows.clear()
 
     def _forget_idle(self) -> None:

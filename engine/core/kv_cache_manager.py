@@ -1,9 +1,9 @@
-"""Block tables: which blocks hold the KV of which request, and which of them others have computed already.
+"""Block tables: which blocks hold the KV of which request, with automatic prefix caching.
 
-The hash of a full block is SHA-256 over the hash of the block before it and its token ids; the chain starts from the
-hash of the request's cache salt. Equal hashes therefore mean equal tokens from position 0 on under an equal salt, and a
-collision cannot be forged by choosing tokens. Hashing costs about 1 us per block of 16 tokens (CPython 3.11, one core
-of a 2-vCPU cloud machine), once per block.
+The hash of a full block is SHA-256 over the hash of the previous block and the block's token ids; the chain starts with
+the hash of the request's cache salt. Equal hashes therefore mean equal tokens from position 0 under an equal salt, and
+no choice of tokens forges a collision. Hashing costs about 1 us per block of 16 tokens (CPython 3.11, one core of a
+2-vCPU cloud machine), once per block.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ class _BlockTable:
     def __init__(self) -> None:
         self.block_ids: list[BlockId] = []
         self.num_slots = 0
-        self.num_published = 0  # leading blocks that are findable (or equal to one that is)
+        self.num_published = 0  # leading blocks in the hash table, or equal to one there
 
 
 class KVCacheManager:
     """Block tables of all running requests on top of one `BlockPool`.
 
-    Invariants: a table covers the first `num_slots` positions of its request without a gap; only full, landed blocks
+    Invariants: a table covers the first `num_slots` positions of its request without a gap; only full, computed blocks
     are published; only published blocks are shared.
     """
 
@@ -41,29 +41,27 @@ class KVCacheManager:
         self._hashes: dict[RequestId, list[bytes]] = {}
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Returns the number of blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def block_ids(self, request: Request) -> tuple[BlockId, ...]:
-        """The request's block table."""
+        """Returns the block table of a running request."""
         return tuple(self._tables[request.request_id].block_ids)
 
     def num_published_tokens(self, request: Request) -> int:
-        """Leading tokens of a running request that it would probably find again after losing its blocks."""
+        """Returns the leading tokens of a running request that are in the prefix cache."""
         return self._tables[request.request_id].num_published * self.block_size
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks that would have to become allocatable before a running request can hold `num_tokens` tokens; <= 0 is
-        none.
-        """
+        """Returns how many blocks must be freed until a running request can hold `num_tokens` tokens; <= 0: none."""
         num_held = len(self._tables[request.request_id].block_ids)
         return self.num_blocks_for(num_tokens) - num_held - self.pool.num_free_blocks
 
     def get_computed_blocks(self, request: Request) -> list[BlockId]:
-        """The longest known prefix of a request, in whole blocks; at least one of its tokens is always left to compute,
-        and every position whose logits have still to be asked for.
+        """Returns the blocks of the longest cached prefix of a request.
 
-        Takes no references: the result holds until the pool changes.
+        At least one token stays to be computed, and every prompt position whose logits are still needed. Takes no
+        references: the result is valid until the pool changes.
         """
         if not self._enable_prefix_caching:
             return []
@@ -87,10 +85,10 @@ class KVCacheManager:
 
         Args:
             request: a running request, or one that is being admitted.
-            num_tokens: tokens, counted from position 0, that must have a slot afterwards.
-            computed_blocks: on admission, what `get_computed_blocks` has just returned: shared instead of allocated.
-        Returns: the blocks appended to the table, `computed_blocks` not among them; None when there is no room, and
-        nothing changes.
+            num_tokens: tokens from position 0 that need a slot.
+            computed_blocks: on admission, the result of `get_computed_blocks`: shared instead of allocated.
+        Returns: the blocks appended to the table, without `computed_blocks`; None, without a change, if the pool has
+        too few.
         """
         table = self._tables.get(request.request_id)
         if table is None:
@@ -105,7 +103,7 @@ class KVCacheManager:
         for block_id in computed_blocks:
             pool.acquire(block_id)
         new_block_ids = pool.allocate(num_new_blocks)
-        assert new_block_ids is not None, f"{num_new_blocks} blocks promised, {pool.num_free_blocks} free"
+        assert new_block_ids is not None, f"{num_new_blocks} blocks needed, {pool.num_free_blocks} free"
         table.block_ids += computed_blocks
         table.block_ids += new_block_ids
         table.num_slots = len(table.block_ids) * self.block_size
@@ -113,12 +111,13 @@ class KVCacheManager:
         self._tables[request.request_id] = table
         return new_block_ids
 
-    def publish(self, request: Request, num_landed_tokens: int) -> None:
-        """Makes the full blocks among the first `num_landed_tokens` tokens findable, once the step that wrote them has
-        been answered.
+    def publish(self, request: Request, num_completed_tokens: int) -> None:
+        """Adds the full blocks among the first `num_completed_tokens` tokens to the prefix cache.
+
+        Called once the step that computed them has ended.
         """
         table = self._tables[request.request_id]
-        num_full = num_landed_tokens // self.block_size
+        num_full = num_completed_tokens // self.block_size
         if num_full <= table.num_published or not self._enable_prefix_caching:
             return
         hashes = self._hashes.setdefault(request.request_id, [])
@@ -129,23 +128,23 @@ class KVCacheManager:
         table.num_published = num_full
 
     def free(self, request: Request) -> None:
-        """Gives back all blocks of a request and forgets it; one without blocks is fine."""
+        """Frees all blocks of a request, if it has any, and removes it."""
         self._hashes.pop(request.request_id, None)
         table = self._tables.pop(request.request_id, None)
         if table is not None:
             self.pool.free(table.block_ids)
 
     def check_integrity(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
-        """Checks the pool and the tables against the requests that should have one.
+        """Checks the pool and the block tables against the requests.
 
-        Raises: IntegrityError: a contradiction, with the request and the numbers.
+        Raises: IntegrityError: an inconsistency, with the request and the numbers.
         """
         self.pool.check_integrity(table.block_ids for table in self._tables.values())
         if self._tables.keys() != {request.request_id for request in running}:
             raise IntegrityError(f"{len(self._tables)} block tables for {len(running)} running requests")
         unknown = self._hashes.keys() - {request.request_id for request in (*running, *waiting)}
         if unknown:
-            raise IntegrityError(f"hashes of requests {sorted(unknown)}, which are gone")
+            raise IntegrityError(f"hashes of finished requests {sorted(unknown)}")
         for request in running:
             table = self._tables[request.request_id]
             if len(set(table.block_ids)) != len(table.block_ids):

@@ -16,7 +16,7 @@ from engine.errors import IntegrityError
 
 
 def finish_reason(request: Request, end_token_ids: frozenset[int]) -> EndReason | None:
-    """Why the request ends with its newest token, or None if it goes on.
+    """Returns why a request finishes with its newest token, or None if it continues.
 
     Args:
         request: with `max_num_tokens` set; it may have no output yet.
@@ -36,7 +36,7 @@ def finish_reason(request: Request, end_token_ids: frozenset[int]) -> EndReason 
 
 
 def completion_of(request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
-    """The completion of a request whose time has been charged up to now."""
+    """Returns the completion of a request whose time has been charged until now."""
     stopped_by_token = reason in (EndReason.END_TOKEN, EndReason.STOP_TOKEN)
     return RequestCompletion(
         reason=reason,
@@ -50,17 +50,17 @@ def completion_of(request: Request, reason: EndReason, detail: str = "") -> Requ
 
 
 class _Kind(IntEnum):
-    """In the order of the fields of `TimeAccount` and of `Request.spent_s`."""
+    """Activities of a request, in the order of the fields of `TimeAccount` and of `Request.spent_s`."""
 
     QUEUED = 0
     PREFILL = 1
     DECODE = 2
-    PARKED = 3
+    PAUSED = 3
     PREEMPTED = 4
 
 
 def charge_time(request: Request, now_s: float) -> None:
-    """Charges the time since the last charge to what the request is doing. Call it before that changes."""
+    """Charges the time since the last call to the request's current activity. Call it before the activity changes."""
     elapsed_s = now_s - request.charged_until_s
     if elapsed_s > 0:
         request.spent_s[_kind(request)] += elapsed_s
@@ -68,15 +68,15 @@ def charge_time(request: Request, now_s: float) -> None:
 
 
 def time_account(request: Request) -> TimeAccount:
-    """What has been charged so far."""
-    queued_s, prefill_s, decode_s, parked_s, preempted_s = request.spent_s
-    return TimeAccount(queued_s, prefill_s, decode_s, parked_s, preempted_s, request.num_preemptions)
+    """Returns the time charged so far, by activity; the five add up to the time since arrival."""
+    queued_s, prefill_s, decode_s, paused_s, preempted_s = request.spent_s
+    return TimeAccount(queued_s, prefill_s, decode_s, paused_s, preempted_s, request.num_preemptions)
 
 
 def _kind(request: Request) -> _Kind:
-    """Without credit it is parked, wherever it stands: it could not run if it had a seat."""
+    """A request without credit counts as paused whether it is running or waiting."""
     if request.token_credit is not None and request.token_credit <= 0:
-        return _Kind.PARKED
+        return _Kind.PAUSED
     if request.status is RequestStatus.WAITING:
         return _Kind.QUEUED
     if request.status is RequestStatus.PREEMPTED:
@@ -90,28 +90,28 @@ def check_requests(
     waiting: Collection[Request],
     rows_in_flight: Sequence[Request],
 ) -> None:
-    """Checks that every request is in exactly one place and counts its progress right.
+    """Checks that every request is in exactly one queue and that its progress counters are consistent.
 
     Args:
         live: requests that were accepted and have not ended.
-        running: those with blocks.
-        waiting: those without.
-        rows_in_flight: the request of every row that has not been answered.
-    Raises: IntegrityError: a contradiction, with the request and the numbers.
+        running: requests with blocks.
+        waiting: requests without blocks.
+        rows_in_flight: the request of every row of every step in flight.
+    Raises: IntegrityError: an inconsistency, with the request and the numbers.
     """
     places = sorted(request.request_id for request in (*running, *waiting))
     if places != sorted(request.request_id for request in live):
-        raise IntegrityError(f"{len(live)} live requests, of which {len(running)} run and {len(waiting)} wait")
+        raise IntegrityError(f"{len(live)} live requests, but {len(running)} running and {len(waiting)} waiting")
     running_ids, num_rows_of = {request.request_id for request in running}, Counter(rows_in_flight)
     for request in live:
         name, num_rows = f"request {request.request_id}", num_rows_of[request]
         is_running = request.request_id in running_ids
-        if is_running != (request.status in (RequestStatus.RUNNING, RequestStatus.PARKED)):
-            raise IntegrityError(f"{name} is {request.status.name}, running: {is_running}")
+        if is_running != (request.status in (RequestStatus.RUNNING, RequestStatus.PAUSED)):
+            raise IntegrityError(f"{name} has status {request.status.name}, in the running list: {is_running}")
         if request.num_rows_in_flight != num_rows:
             raise IntegrityError(f"{name} counts {request.num_rows_in_flight} rows in flight of {num_rows}")
         if not 0 <= request.num_pending_tokens <= num_rows:
-            raise IntegrityError(f"{name} waits for {request.num_pending_tokens} tokens of {num_rows} rows")
+            raise IntegrityError(f"{name} has {request.num_pending_tokens} pending tokens in {num_rows} rows")
         num_computable = request.num_tokens + request.num_pending_tokens if is_running else 0
         if not 0 <= request.num_computed_tokens <= num_computable:
             raise IntegrityError(f"{name} has {request.num_computed_tokens} of {num_computable} tokens computed")
@@ -121,4 +121,4 @@ def check_requests(
                 f"{name} has {request.num_computed_tokens} tokens computed, {num_asked} prompt logits, {num_owed} owed"
             )
         if request.num_tokens >= request.max_num_tokens:
-            raise IntegrityError(f"{name} has {request.num_tokens} tokens of {request.max_num_tokens} and goes on")
+            raise IntegrityError(f"{name} is not finished with {request.num_tokens} of {request.max_num_tokens} tokens")

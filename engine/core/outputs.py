@@ -1,4 +1,4 @@
-"""What scheduler, runner and server hand to each other: frozen, complete when created, plain ints and tuples."""
+"""Data between scheduler, runner and server: frozen, complete when created, plain ints and tuples."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """Everything the runner must learn of a request that (re)enters the batch.
+    """A request that enters or re-enters the batch, as the runner needs it.
 
     Attributes:
         token_ids: prompt and output known so far.
-        num_prompt_tokens: how many of them are prompt: penalties and random numbers need to know.
-        block_ids: its whole block table so far, prefix-cache hits first.
-        constraint: what its answer may go on with; may be behind by tokens that were drawn before it left the batch.
+        num_prompt_tokens: number of prompt tokens among them; penalties and random numbers depend on it.
+        block_ids: the complete block table so far, prefix-cache hits first.
+        constraint: structured-output constraint; may lag behind by tokens drawn before a preemption.
     """
 
     request_id: RequestId
@@ -36,9 +36,9 @@ class ScheduledRow(NamedTuple):
         num_scheduled_tokens: query tokens of this row, >= 1.
         num_computed_tokens: position of the first of them.
         new_block_ids: blocks appended to its table since the row before (empty for a row that is in `new_requests`).
-        samples: whether the row reaches the last known token, so that a next token is drawn.
-        num_prompt_logits: so many of its positions in the prompt yield the log-probabilities of the tokens behind them:
-            the last ones, that of the last prompt token excepted.
+        samples: whether the row reaches the last known token, so that the next token is sampled.
+        num_prompt_logits: number of prompt positions that yield the log-probability of the following prompt token: the
+            last ones of the row, without that of the last prompt token.
     """
 
     request_id: RequestId
@@ -49,23 +49,23 @@ class ScheduledRow(NamedTuple):
     num_prompt_logits: int = 0
 
     def prompt_logits(self, num_prompt_tokens: int) -> range:
-        """The positions that `num_prompt_logits` counts."""
+        """Returns the positions that `num_prompt_logits` counts."""
         stop = min(self.num_computed_tokens + self.num_scheduled_tokens, num_prompt_tokens - 1)
         return range(stop - self.num_prompt_logits, stop)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """The plan of one step. The runner keeps per-request state and applies these differences in this order.
+    """The plan of one step. The runner keeps per-request state and applies these differences in order.
 
     Attributes:
-        step: counts plans from 1.
-        removed_request_ids: forget these (finished or preempted since the last plan).
-        new_requests: learn these (admitted or resumed).
-        rows: the batch, in the order in which it is packed: one-token rows first.
+        step: number of the plan, from 1.
+        removed_request_ids: requests to remove (finished or preempted since the last plan).
+        new_requests: requests to add (admitted or resumed).
+        rows: the batch in packing order: one-token rows first.
         num_tokens: sum of num_scheduled_tokens.
 
-    Logits are wanted at max_num_seqs positions at most: of rows that sample and of prompts together.
+    A plan needs logits at max_num_seqs positions at most, sampling rows and prompt logprobs together.
     """
 
     step: int
@@ -76,7 +76,7 @@ class SchedulerOutput:
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities at one position: of the token that is there and of the best alternatives, best first.
+    """Log-probabilities at one position: of the chosen token and of the best alternatives, best first.
 
     Raw model logprobs: temperature 1, before penalties, bias and filters.
     """
@@ -88,14 +88,13 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """What one step yielded, aligned with the rows of its plan.
+    """The result of one step, aligned with the rows of its plan.
 
     Attributes:
-        token_ids: one per row: the sampled token, or -1 for a row that does not sample or has failed.
-        logprobs: per row that asked for them, by row index.
-        failures: rows that failed by themselves (NaN logits), row index -> what happened. Others are unaffected.
-        prompt_logprobs: of the prompt tokens behind the positions that `num_prompt_logits` of a row counts, by row
-            index.
+        token_ids: one per row: the sampled token, or -1 for a row that does not sample or failed.
+        logprobs: of rows that requested them, by row index.
+        failures: rows that failed alone (NaN logits): row index -> message. Other rows are unaffected.
+        prompt_logprobs: of the prompt tokens that follow the positions of `num_prompt_logits`, by row index.
     """
 
     step: int
@@ -106,32 +105,33 @@ class ModelRunnerOutput:
 
 
 class PromptLogprobs(NamedTuple):
-    """Log-probabilities of prompt tokens from an index in the prompt on."""
+    """Log-probabilities of prompt tokens, starting at an index of the prompt."""
 
     start_index: int
     tokens: tuple[TokenLogprobs, ...]
 
 
 class TimeAccount(NamedTuple):
-    """Where the time of a request went since it arrived; the five add up.
+    """Time of a request since its arrival, by activity; the five add up.
 
     Attributes:
         queued_s: until the first step that ran it.
-        prefill_s: from that step to its first token, decode_s: from then on; both without the next two.
-        parked_s: without token credit.
-        preempted_s: out of the batch after a preemption, with credit.
+        prefill_s: from that step to its first token, less the last two.
+        decode_s: from the first token on, less the last two.
+        paused_s: without token credit (backpressure).
+        preempted_s: waiting to be resumed after a preemption, with credit.
     """
 
     queued_s: float
     prefill_s: float
     decode_s: float
-    parked_s: float
+    paused_s: float
     preempted_s: float
     num_preemptions: int
 
 
 class RequestCompletion(NamedTuple):
-    """The end of a request, produced exactly once."""
+    """The end of a request, reported exactly once."""
 
     reason: EndReason
     num_prompt_tokens: int
@@ -143,14 +143,14 @@ class RequestCompletion(NamedTuple):
 
 
 class RequestOutput(NamedTuple):
-    """News of one request after a step: new tokens, log-probabilities of its prompt, its end, or several of these.
+    """Output of one request after a step: new tokens, prompt logprobs, its completion, or several of these.
 
     Attributes:
-        start_index: index in the output of the first of `token_ids`.
-        num_cached_tokens: set with the first token since admission, else None.
-        time: up to these tokens; set with the first token, the last one before it is parked, and the first one after it
-            was parked or preempted.
-        prompt_logprobs: pieces come in order from index 1 on, the last one before the first token.
+        start_index: output index of the first of `token_ids`.
+        num_cached_tokens: set with the first token, otherwise None.
+        time: time until these tokens; set with the first token, with the last one before a pause, and with the first
+            one after a pause or a preemption.
+        prompt_logprobs: parts in order from index 1, the last one before the first token.
     """
 
     request_id: RequestId

@@ -1,6 +1,6 @@
-"""Who comes next and who yields first: the scheduler's policies.
+"""Scheduling policies: the order of admission and of preemption.
 
-A policy decides an order and a number of seats; budget, blocks and the mechanics of preemption are the scheduler's.
+A policy decides the order and how many requests may be admitted; the scheduler owns budget, blocks and preemption.
 """
 
 from collections.abc import Iterable
@@ -12,57 +12,60 @@ from engine.core.fair_queue import FairQueue
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 
-_AHEAD_TOKENS = 2**50  # more than any start tag; their sum is still exact as a float
+AGEING_S = 10.0
+"""Under `priority`, waiting this many seconds is worth one priority level."""
+
+_AHEAD_TOKENS = 2**50  # more than any start tag; the difference is still exact as a float
 
 
 class SchedulingPolicy(Protocol):
-    """What the scheduler asks of a policy, and tells it."""
+    """Interface between scheduler and policy."""
 
     def arrive(self, request: Request) -> None:
-        """A request has been accepted: gives it its place, by writing its `start_tag` and `num_charged_tokens`."""
+        """Called for every accepted request: sets its `start_tag` and `num_charged_tokens`."""
         ...
 
     def order_key(self, request: Request) -> float:
-        """Place in the queue: the lowest comes first, ties go by arrival. Constant for the life of a request, so that a
-        preempted one finds its place again, ahead of everyone who has not been admitted yet.
+        """Place in the queue: the lowest key comes first, ties go by arrival.
+
+        Constant for the life of a request, so that a preempted request returns ahead of those never admitted.
         """
         ...
 
     def admit(self, request: Request) -> None:
-        """A request leaves the queue and runs, for the first time or again."""
+        """Called when a request leaves the queue and runs, for the first time or resumed."""
         ...
 
     def finish(self, request: Request) -> None:
-        """A request has ended, wherever it was."""
+        """Called when a request finishes, running or waiting."""
         ...
 
     def preemption_class(self, request: Request) -> int:
-        """Requests of a higher number yield first, and never does a lower number yield to a higher one."""
+        """Requests of a higher class are preempted first; a request never preempts one of a lower class."""
         ...
 
-    def num_open_seats(self, num_running: int) -> int:
-        """How many requests may be admitted in this step."""
+    def max_admissions(self, num_running: int) -> int:
+        """Returns how many requests may be admitted in this step."""
         ...
 
     def end_admission(self, num_admitted: int, *, out_of_budget: bool) -> None:
-        """Says how the admissions of this step went.
+        """Called after the admissions of a step.
 
         Args:
-            num_admitted: requests admitted since `num_open_seats` was asked.
-            out_of_budget: they ended only because the step's tokens were used up.
+            num_admitted: requests admitted since `max_admissions` was called.
+            out_of_budget: whether admission stopped only because the token budget was used up.
         """
         ...
 
 
 class FcfsPolicy:
-    """First come, first served within each session; sessions share the engine by tokens, see `fair_queue.py`. One class
-    for all.
+    """First come, first served within each session; sessions share the engine by tokens (see `fair_queue.py`).
 
-    A request costs its prompt and its answer. The answer's length is a guess until it has ended; what the guess was
-    wrong by is charged to the session's next requests.
+    All requests have the same preemption class. A request costs its prompt and output tokens. The output length is an
+    estimate until the request finishes; the error is charged to the next requests of its session.
 
-    Requests that have moved here from an engine that was lost go first, among themselves in the same order: their
-    answers are under way. Their sessions pay for them all the same.
+    Requests that moved here from a lost engine go first, in the same order among themselves, since clients already
+    receive their output. Their sessions are charged for them as usual.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -70,31 +73,31 @@ class FcfsPolicy:
         self._queue = FairQueue()
 
     def arrive(self, request: Request) -> None:
-        """Behind what its session has waiting, and never before anyone who has been admitted."""
+        """Places it behind the waiting requests of its session, and never ahead of an admitted request."""
         num_tokens = request.num_tokens
         cost = num_tokens + max(0, min(request.max_num_tokens - num_tokens, EXPECTED_OUTPUT_TOKENS))
         request.num_charged_tokens = cost
         request.start_tag = self._queue.arrive(request.session, request.request_id, cost)
 
     def order_key(self, request: Request) -> float:
-        """By start tag, after those that have moved."""
+        """The start tag; requests that moved here come first."""
         return request.start_tag - _AHEAD_TOKENS if request.has_moved else request.start_tag
 
     def admit(self, request: Request) -> None:
-        """Virtual time goes on."""
+        """Advances virtual time."""
         self._queue.admit(request.start_tag)
 
     def finish(self, request: Request) -> None:
-        """What it has cost is known now: nothing, if it never ran."""
+        """Charges the actual cost, which is now known: 0 if it never ran."""
         num_used_tokens = request.num_tokens if request.num_cached_tokens >= 0 else 0
         self._queue.finish(request.session, request.request_id, num_used_tokens - request.num_charged_tokens)
 
     def preemption_class(self, request: Request) -> int:  # noqa: ARG002 - all are equal
-        """All equal."""
+        """One class for all requests."""
         return 0
 
-    def num_open_seats(self, num_running: int) -> int:
-        """Every seat is filled again as soon as it is empty."""
+    def max_admissions(self, num_running: int) -> int:
+        """Refills the running batch up to `max_num_seqs` at every step."""
         return self._max_num_seqs - num_running
 
     def end_admission(self, num_admitted: int, *, out_of_budget: bool) -> None:
@@ -102,63 +105,60 @@ class FcfsPolicy:
 
 
 class PriorityPolicy(FcfsPolicy):
-    """Lowest `priority` first, with ageing: a request that has waited `ageing_s` seconds ranks one level better.
+    """Lowest `priority` value first, with ageing: waiting `AGEING_S` seconds is worth one priority level.
 
-    The effective priority, `priority - waited_s / ageing_s`, falls for all requests at the same rate, so that their
-    order never changes and `arrival_s + priority * ageing_s` orders them the same way without a clock. One that has
-    moved here brings its age along. Sessions play no part: whoever sends priorities has said what comes first, and
-    ageing bounds how long a flood can hold up the others.
+    The effective priority, `priority - waited_s / AGEING_S`, falls for all requests at the same rate. Their order is
+    therefore constant, and `arrival_s + priority * AGEING_S` gives it without a clock. A request that moved here keeps
+    its age. Sessions are ignored: priorities already state the order, and ageing bounds the wait of the others.
     """
 
-    def __init__(self, max_num_seqs: int, ageing_s: float) -> None:
-        super().__init__(max_num_seqs)
-        self._ageing_s = ageing_s
-
     def order_key(self, request: Request) -> float:
-        """When an equal request of priority 0 would have had to arrive."""
-        return request.arrival_s - request.waited_s + request.priority * self._ageing_s
+        """The arrival time of an equally ranked request of priority 0."""
+        return request.arrival_s - request.waited_s + request.priority * AGEING_S
 
     def preemption_class(self, request: Request) -> int:
-        """The priority itself: ageing helps to get in, not to push others out."""
+        """The priority itself: ageing affects admission, not preemption."""
         return request.priority
 
 
 class StaticPolicy(FcfsPolicy):
-    """Fills a batch, runs it until its longest request is done, then loads the next: the baseline that batching at
-    every step is compared with. The batch stays open while its prompts wait for budget; a seat whose request has
-    finished stays empty.
+    """Static batching: fills a batch, runs it until its longest request finishes, then fills the next.
+
+    It is the baseline of continuous batching. The batch stays open while its prompts wait for token budget; the slot of
+    a finished request stays empty.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
         super().__init__(max_num_seqs)
-        self._num_open_seats = 0
+        self._num_open = 0
 
-    def num_open_seats(self, num_running: int) -> int:
-        """All seats once the last batch is done, those not yet taken while one is being filled, else none."""
+    def max_admissions(self, num_running: int) -> int:
+        """`max_num_seqs` once the last batch has finished, the rest while a batch is being filled, otherwise 0."""
         if num_running == 0:
-            self._num_open_seats = self._max_num_seqs
-        return self._num_open_seats
+            self._num_open = self._max_num_seqs
+        return self._num_open
 
     def end_admission(self, num_admitted: int, *, out_of_budget: bool) -> None:
-        """Closes the batch unless only the budget kept others out."""
-        self._num_open_seats = self._num_open_seats - num_admitted if out_of_budget else 0
+        """Closes the batch unless only the token budget stopped admission."""
+        self._num_open = self._num_open - num_admitted if out_of_budget else 0
 
 
 def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
-    """The policy that the configuration names."""
+    """Returns the policy that the configuration names."""
     match config.policy:
         case "fcfs":
             return FcfsPolicy(config.max_num_seqs)
         case "priority":
-            return PriorityPolicy(config.max_num_seqs, config.ageing_s)
+            return PriorityPolicy(config.max_num_seqs)
         case "static":
             return StaticPolicy(config.max_num_seqs)
 
 
 def choose_victim(candidates: Iterable[Request], policy: SchedulingPolicy, cache: KVCacheManager) -> Request:
-    """Of the lowest class, the running request that loses the fewest computed tokens; of equals, the latest.
+    """Returns the request to preempt: of the highest class number, the one that loses the fewest computed tokens.
 
-    Tokens in published blocks count as kept: the prefix cache will probably give them back.
+    Ties go to the latest arrival. Tokens in published blocks count as kept: the prefix cache probably still has them
+    when the request resumes.
     """
     return max(
         candidates,

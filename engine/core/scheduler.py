@@ -1,26 +1,26 @@
-"""Which tokens of which requests are computed in each step.
+"""Decides which tokens of which requests are computed in each step.
 
-There is no prefill phase and no decode phase. A running request has `num_computed_tokens` and wants to reach
-`num_tokens`; a step hands out one budget of tokens, first to those who miss a single one, then in chunks to those who
-miss more, so that a long prompt never stalls those already under way. The scheduler knows no clock (time is passed in),
-no text, no tensors and no sockets.
+There is no prefill phase and no decode phase. Each request has `num_computed_tokens` and `num_tokens`, and each step
+assigns tokens so that the first catches up with the second. Running requests that need one token are scheduled first;
+longer prompts then share the remaining token budget in chunks, so that a long prompt does not stall running requests.
+The scheduler reads no clock (time is passed in) and knows no text, tensors or sockets.
 
-Why nothing waits for ever:
+Every request makes progress:
 
-- A request that needs a block takes it from the lowest class and there from whoever loses least, itself included, so it
-  always finds someone. Each such loss counts against `max_preemptions` of the one who yields.
-- Whoever has reached that bound is admitted again only with room for all it can ever need, and so never needs to ask
-  again.
-- The head of the queue is not overtaken while it waits for room, and fits as soon as nothing runs: a request that
-  cannot fit the empty cache is never accepted.
-- Parked requests keep their blocks as long as anyone else can run. When nobody can, they give way, their bound
-  notwithstanding.
+- If blocks run out, the scheduler preempts, among the running requests of least priority, the one that loses the
+  fewest computed tokens; this may be the request that needs the block. Preemptions of one request are bounded by
+  `max_preemptions`.
+- A request at that bound is resumed only when the cache has blocks for its maximum length. It needs no more blocks
+  afterwards.
+- No request overtakes the head of the queue while it waits for blocks. The head fits at the latest when nothing runs:
+  a request that does not fit in the empty cache is rejected.
+- Paused requests keep their blocks while any other request can run; otherwise they are preempted even past
+  `max_preemptions`.
 """
 
 from collections import deque
 
 from chairlift.service.end_reason import EndReason
-from engine.core.batch import BatchBuilder
 from engine.core.config import SchedulerConfig, check_config
 from engine.core.deadlines import Deadlines
 from engine.core.kv_cache_manager import KVCacheManager
@@ -35,6 +35,7 @@ from engine.core.outputs import (
     SchedulerStats,
     TokenLogprobs,
 )
+from engine.core.plan import PlanBuilder
 from engine.core.policy import choose_victim, make_policy
 from engine.core.request import Request, RequestId, RequestStatus
 from engine.core.waiting_queue import WaitingQueue
@@ -46,12 +47,11 @@ _RUNNING = RequestStatus.RUNNING
 class Scheduler:
     """Continuous batching over a paged, prefix-cached KV cache.
 
-    Use: `plan = schedule(now_s)`, run it, `outputs = update(plan, result, now_s)`; with two steps in flight the next
-    plan may be made before the last is answered, and answers come in the order of the plans. Request ids are never used
-    twice.
+    Use: `plan = schedule(now_s)`, run it, `outputs = update(plan, result, now_s)`. With two steps in flight, the next
+    plan may be scheduled before the last one is updated; updates follow the order of the plans. Request ids are unique.
 
-    Invariants: every accepted request is either running (and has a block table) or waiting until it has finished, and
-    yields exactly one completion, as its last output. Row and token counts of `Request` agree with the plans in flight.
+    Invariants: until it finishes, every accepted request is either running (with a block table) or waiting. It yields
+    exactly one completion, as its last output. Row and token counts of `Request` agree with the plans in flight.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -66,8 +66,8 @@ class Scheduler:
         self._waiting = WaitingQueue(self._policy.order_key)
         self._deadlines = Deadlines()
         self._in_flight: deque[tuple[int, list[Request]]] = deque()  # per plan, the requests of its rows
-        self._removed: list[RequestId] = []  # what the runner must forget with the next plan
-        self._outputs: list[RequestOutput] = []  # completions that leave with the next update
+        self._removed: list[RequestId] = []  # requests that the next plan removes from the runner
+        self._outputs: list[RequestOutput] = []  # completions that the next update returns
         self._step = 0
         self._now_s = 0.0
         self._num_accepted = 0
@@ -79,18 +79,20 @@ class Scheduler:
 
     @property
     def config(self) -> SchedulerConfig:
-        """What it was made with."""
+        """The limits and the policy in use."""
         return self._config
 
     def add_request(self, request: Request) -> None:
-        """Queues a request. One that continues an answer which is already over, or has no time left to spend, completes
-        with the next update, without running.
+        """Queues a request.
+
+        A request whose output is already complete, or whose time budget is used up, completes with the next update
+        without running.
 
         Raises:
             InvalidRequest: the prompt is empty or the id is in use.
             RequestTooLong: it leaves no room for a single new token.
-            QueueFull: `max_waiting` requests wait, and its session has its share of them; not for one that has moved,
-                which has been promised an answer elsewhere.
+            QueueFull: `max_waiting` requests wait, and the session has its share of them. Requests that moved here
+                from a lost engine are exempt: they were accepted before.
         """
         config = self._config
         if request.request_id in self._requests:
@@ -107,7 +109,7 @@ class Scheduler:
         if reason is None and request.budget_end_s is not None and request.budget_end_s <= request.arrival_s:
             reason = EndReason.TIME_BUDGET
         is_bounded = reason is None and not request.has_moved
-        if is_bounded and not self._waiting.has_room(request.session, config.max_waiting):
+        if is_bounded and not self._waiting.has_capacity(request.session, config.max_waiting):
             raise QueueFull(f"{len(self._waiting)} requests wait, max_waiting is {config.max_waiting}")
         request.arrival_index = self._num_accepted
         self._num_accepted += 1
@@ -127,9 +129,7 @@ class Scheduler:
             self._finish_now(request, reason)
 
     def grant_credit(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
-        """Lets a request generate `num_tokens` more tokens. The first grant turns an unlimited request into a limited
-        one.
-        """
+        """Lets a request generate `num_tokens` more tokens. The first grant makes an unlimited request limited."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -142,23 +142,23 @@ class Scheduler:
         if is_waiting:
             self._waiting.push(request)
         else:
-            request.status = RequestStatus.PARKED if request.token_credit <= 0 else _RUNNING
+            request.status = RequestStatus.PAUSED if request.token_credit <= 0 else _RUNNING
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Plans the next step.
 
         Args:
-            now_s: monotonic seconds; requests whose deadline has come, or whose time budget is used up, end here.
-        Returns: the plan; it may have no rows and must be answered all the same.
+            now_s: monotonic seconds; requests past their deadline or time budget end here.
+        Returns: the plan. A plan without rows needs an `update` too.
         """
         assert len(self._in_flight) < self._config.max_steps_in_flight, f"{len(self._in_flight)} steps are in flight"
         self._now_s = now_s
         for request_id, reason in self._deadlines.pop_due(now_s):
             self._finish_now(self._requests[request_id], reason)
-        batch = BatchBuilder(self._config.max_num_batched_tokens, self._config.max_num_seqs)
+        batch = PlanBuilder(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         if self._schedule_running(batch):
             self._admit(batch)
-        while batch.num_tokens == 0 and self._waiting.head is not None and self._only_parked_run():
+        while batch.num_tokens == 0 and self._waiting.head is not None and self._only_paused_requests_run():
             self._preempt(choose_victim(self._running.values(), self._policy, self._cache), batch)
             self._admit(batch)
         self._step += 1
@@ -170,16 +170,16 @@ class Scheduler:
         return plan
 
     def update(self, plan: SchedulerOutput, result: ModelRunnerOutput, now_s: float) -> list[RequestOutput]:
-        """Takes in what the oldest step in flight has yielded.
+        """Applies the result of the oldest step in flight.
 
         Args:
             plan: the plan of that step.
-            result: what the runner made of it.
+            result: the runner's result for that plan.
             now_s: monotonic seconds.
-        Returns: news of requests, completions since the last update first.
+        Returns: new tokens and completions; completions since the last update come first.
         """
         step, requests = self._in_flight.popleft()
-        assert step == plan.step == result.step, f"answer to step {result.step} of plan {plan.step}, {step} is due"
+        assert step == plan.step == result.step, f"step {result.step} for plan {plan.step}, expected step {step}"
         self._now_s = now_s
         if requests:
             self._cache.pool.end_step(step)
@@ -189,15 +189,15 @@ class Scheduler:
             request.num_rows_in_flight -= 1
             status = request.status
             if status is RequestStatus.FINISHED:
-                continue  # cancelled or ended by an earlier row: nobody waits for this one
+                continue  # cancelled, or finished by an earlier row: drop the token
             if index in result.failures:
                 completion = self._finish(request, EndReason.ENGINE_ERROR, detail=result.failures[index])
                 outputs.append(_completion_output(request, completion))
                 continue
             if status is not RequestStatus.PREEMPTED:
-                num_landed = row.num_computed_tokens + row.num_scheduled_tokens
-                if row.num_scheduled_tokens > 1 or num_landed % block_size == 0:
-                    self._cache.publish(request, num_landed)
+                num_completed = row.num_computed_tokens + row.num_scheduled_tokens
+                if row.num_scheduled_tokens > 1 or num_completed % block_size == 0:
+                    self._cache.publish(request, num_completed)
             if row.num_prompt_logits:
                 outputs.append(_prompt_output(request, row, result.prompt_logprobs[index]))
             if row.samples:
@@ -208,7 +208,7 @@ class Scheduler:
 
     @property
     def max_steps_in_flight(self) -> int:
-        """Plans that may be issued before the first is answered."""
+        """Plans that may be scheduled before the first one is updated."""
         return self._config.max_steps_in_flight
 
     def has_work(self) -> bool:
@@ -221,11 +221,11 @@ class Scheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `schedule` should be called at the latest, even if there is no work."""
+        """When `schedule` must be called at the latest, even without work; None: no deadline."""
         return self._deadlines.next_s
 
     def stats(self) -> SchedulerStats:
-        """Load and totals."""
+        """Current load and totals since start."""
         num_prefill_tokens = self._waiting.num_tokens
         for request in self._running.values():
             num_missing = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
@@ -245,9 +245,9 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Compares all books with each other.
+        """Checks that queues, block tables and plans in flight agree.
 
-        Raises: IntegrityError: a contradiction, with the request and the numbers.
+        Raises: IntegrityError: an inconsistency, with the request and the numbers.
         """
         running, waiting = list(self._running.values()), list(self._waiting)
         self._cache.check_integrity(running, waiting)
@@ -257,13 +257,12 @@ class Scheduler:
             raise IntegrityError(f"{len(running)} requests run, max_num_seqs is {self._config.max_num_seqs}")
         self._waiting.check_integrity()
 
-    def _schedule_running(self, batch: BatchBuilder) -> bool:
-        """Gives rows to running requests: first to those who miss one token, then to the others, each in order of
-        admission.
+    def _schedule_running(self, batch: PlanBuilder) -> bool:
+        """Schedules running requests: first those that need one token, then chunks of the others, in admission order.
 
-        Returns: whether every one had the blocks it needed; if not, nobody is admitted into what others gave up.
+        Returns: whether all of them got the blocks they needed. If not, no request is admitted in this step.
         """
-        all_have_room = True
+        all_have_blocks = True
         wide = []
         for request in list(self._running.values()):
             if request.status is not _RUNNING:
@@ -274,40 +273,40 @@ class Scheduler:
                 wide.append(request)
                 continue
             if num_pending and num_wanted >= request.max_num_tokens:
-                continue  # a sample in flight is its last
+                continue  # the sample in flight is its last token
             credit = request.token_credit
             if credit is not None and credit <= num_pending:
-                continue  # samples in flight use it up
+                continue  # samples in flight use up its credit
             if batch.budget == 0:
                 break
             new_block_ids = self._cache.allocate_slots(request, num_wanted)
             if new_block_ids is None:
-                all_have_room = False
-                if not self._make_room(request, num_wanted, batch):
+                all_have_blocks = False
+                if not self._free_blocks_for(request, num_wanted, batch):
                     continue
                 new_block_ids = self._cache.allocate_slots(request, num_wanted)
-                assert new_block_ids is not None, f"room was made for request {request.request_id}, and is gone"
+                assert new_block_ids is not None, f"no blocks for request {request.request_id} after preemption"
             batch.add_row(request, 1, True, tuple(new_block_ids))
         for request in wide:
-            # Its blocks were allocated on admission. It may have been preempted above.
+            # Blocks were allocated on admission, but the request may have been preempted above.
             if batch.budget > 0 and request.status is _RUNNING:
                 batch.add_chunk(request)
-        return all_have_room
+        return all_have_blocks
 
-    def _admit(self, batch: BatchBuilder) -> None:
-        """Admits from the head of the queue while there are seats, budget and blocks."""
+    def _admit(self, batch: PlanBuilder) -> None:
+        """Admits waiting requests, head first, while the sequence limit, the token budget and the blocks allow."""
         num_admitted = 0
-        num_seats = self._policy.num_open_seats(len(self._running))
-        while num_admitted < num_seats and batch.budget > 0 and (request := self._waiting.head) is not None:
-            max_slots = request.max_num_tokens - 1  # nobody attends to the last token
+        max_admitted = self._policy.max_admissions(len(self._running))
+        while num_admitted < max_admitted and batch.budget > 0 and (request := self._waiting.head) is not None:
+            max_slots = request.max_num_tokens - 1  # the last token is never attended to
             at_bound = request.num_preemptions >= self._config.max_preemptions
             computed_blocks = self._cache.get_computed_blocks(request)
-            # One slot more than the known tokens need: a request that had to yield at once would be admitted in vain.
+            # One slot for the next token, so that the request is not preempted right after its admission.
             num_slots = max_slots if at_bound else min(request.num_tokens + 1, max_slots)
             if self._cache.allocate_slots(request, num_slots, computed_blocks) is None:
                 break
-            # It yielded for want of blocks, and all that became free since waited for its last row to land.
-            assert request.num_rows_in_flight == 0, f"request {request.request_id} is resumed before its rows landed"
+            # Blocks freed since its preemption were deferred until its last row completed.
+            assert request.num_rows_in_flight == 0, f"request {request.request_id} is resumed with rows in flight"
             self._waiting.remove(request)
             self._running[request.request_id] = request
             self._start(request, len(computed_blocks) * self._config.block_size)
@@ -317,7 +316,7 @@ class Scheduler:
         self._policy.end_admission(num_admitted, out_of_budget=batch.budget == 0)
 
     def _start(self, request: Request, num_hit_tokens: int) -> None:
-        """Makes an admitted request a running one and counts what the prefix cache saved."""
+        """Marks an admitted request as running and counts its prefix-cache hits."""
         charge_time(request, self._now_s)
         self._policy.admit(request)
         if request.status is RequestStatus.PREEMPTED:
@@ -325,22 +324,22 @@ class Scheduler:
             self._num_recomputed_tokens += max(0, request.num_discarded_tokens - num_hit_tokens)
         else:
             request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
-            if request.num_owed_logits <= 0:  # else nothing was looked for
+            if request.num_owed_logits <= 0:  # otherwise the cache was not queried
                 self._num_queried_tokens += request.num_prompt_tokens
             self._num_hit_tokens += request.num_cached_tokens
         request.status = _RUNNING
         request.num_computed_tokens = num_hit_tokens
 
-    def _make_room(self, request: Request, num_tokens: int, batch: BatchBuilder) -> bool:
-        """Preempts until a running request can hold `num_tokens` tokens, at worst the request itself.
+    def _free_blocks_for(self, request: Request, num_tokens: int, batch: PlanBuilder) -> bool:
+        """Preempts running requests until this one can hold `num_tokens` tokens; it may preempt the request itself.
 
-        Returns: whether there is room now; otherwise the request waits for blocks that steps in flight still use, or
-        has yielded.
+        Returns: whether the blocks are free now. If not, the request waits for blocks of steps in flight, or was
+        preempted.
         """
         while (num_missing := self._cache.num_missing_blocks(request, num_tokens)) > 0:
             if num_missing <= self._cache.pool.num_deferred_blocks:
                 return False
-            # The request itself is among them (at its bound it would hold all it may need), so no better class yields.
+            # Includes the request itself: at the bound it would hold all its blocks. So no better class is preempted.
             candidates = (r for r in self._running.values() if r.num_preemptions < self._config.max_preemptions)
             victim = choose_victim(candidates, self._policy, self._cache)
             self._preempt(victim, batch)
@@ -348,10 +347,8 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, request: Request, batch: BatchBuilder) -> None:
-        """Takes all blocks of a running request and queues it again, in its place; samples in flight are still
-        accepted.
-        """
+    def _preempt(self, request: Request, batch: PlanBuilder) -> None:
+        """Frees all blocks of a running request and requeues it at its place; samples in flight are still accepted."""
         charge_time(request, self._now_s)
         request.has_time_news = True
         batch.remove_row(request)
@@ -362,12 +359,12 @@ class Scheduler:
         self._num_preemptions += 1
         self._waiting.push(request)
 
-    def _only_parked_run(self) -> bool:
-        """Whether all who hold blocks are parked, and no step in flight will release any."""
+    def _only_paused_requests_run(self) -> bool:
+        """Whether every running request is paused and no step in flight will release blocks."""
         return (
             bool(self._running)
             and not self._cache.pool.has_steps_in_flight
-            and all(request.status is RequestStatus.PARKED for request in self._running.values())
+            and all(request.status is RequestStatus.PAUSED for request in self._running.values())
         )
 
     def _leave_running(self, request: Request) -> None:
@@ -377,7 +374,7 @@ class Scheduler:
         request.num_computed_tokens = 0
 
     def _accept_token(self, request: Request, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestOutput:
-        """Appends a sampled token and finds out what it means for its request."""
+        """Appends a sampled token; pauses or finishes the request if it was the last one allowed."""
         is_waiting = request.status is RequestStatus.PREEMPTED
         if is_waiting:
             self._waiting.remove(request)
@@ -396,7 +393,7 @@ class Scheduler:
         if request.token_credit is not None:
             request.token_credit -= 1
             if request.token_credit <= 0 and not is_waiting:
-                request.status = RequestStatus.PARKED
+                request.status = RequestStatus.PAUSED
         if is_waiting:
             self._waiting.push(request)
         reason = finish_reason(request, self._config.end_token_ids)
@@ -406,11 +403,11 @@ class Scheduler:
         )
 
     def _finish_now(self, request: Request, reason: EndReason) -> None:
-        """Ends a request between two steps; its completion leaves with the next update."""
+        """Finishes a request between two steps; the next update returns its completion."""
         self._outputs.append(_completion_output(request, self._finish(request, reason)))
 
     def _finish(self, request: Request, reason: EndReason, detail: str = "") -> RequestCompletion:
-        """Frees what a request holds and forgets it."""
+        """Frees the blocks and the queue place of a request and removes it."""
         charge_time(request, self._now_s)
         if request.request_id in self._running:
             self._leave_running(request)

@@ -1,4 +1,4 @@
-"""Requests that hold no blocks, in the order of the policy; those without token credit stand aside."""
+"""Queue of requests without blocks, in the order of the policy; requests without token credit are kept apart."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -11,10 +11,9 @@ _Entry = tuple[float, int, Request]  # the first two are unique, so that request
 
 
 class WaitingQueue:
-    """A sorted list with O(log n) search and a short memmove per change, and the requests that wait for credit.
+    """A sorted list of ready requests (O(log n) search, a short memmove per change), and those without credit.
 
-    Invariants: every request is in exactly one of the two; `num_tokens` is the sum over both, and so are the numbers of
-    requests by session, of which none is 0.
+    Invariants: every request is in exactly one of the two; `num_tokens` and the requests by session count both.
     """
 
     def __init__(self, order_key: Callable[[Request], float]) -> None:
@@ -33,12 +32,14 @@ class WaitingQueue:
 
     @property
     def head(self) -> Request | None:
-        """Who is admitted next, if anyone can run."""
+        """The next request to admit, or None."""
         return self._ready[0][2] if self._ready else None
 
-    def has_room(self, session: int, max_requests: int) -> bool:
-        """Whether a session may have one more request wait: while there is room, or while it has less than its share,
-        which is an equal part of the room, rounded up, for each session that has requests here.
+    def has_capacity(self, session: int, max_requests: int) -> bool:
+        """Returns whether a session may queue one more request.
+
+        It may while the queue is not full, or while it has less than its share: `max_requests` divided by the sessions
+        in the queue, rounded up.
         """
         if len(self) < max_requests:
             return True
@@ -47,7 +48,7 @@ class WaitingQueue:
         return num_own < -(-max_requests // num_sessions)
 
     def push(self, request: Request) -> None:
-        """Puts a request in its place."""
+        """Inserts a request at its place."""
         self.num_tokens += request.num_tokens
         self._num_by_session[request.session] = self._num_by_session.get(request.session, 0) + 1
         if request.token_credit is not None and request.token_credit <= 0:
@@ -56,7 +57,7 @@ class WaitingQueue:
             insort(self._ready, self._entry(request))
 
     def remove(self, request: Request) -> None:
-        """Takes a request out, wherever it stands; it must not have changed since it was pushed."""
+        """Removes a request; its key and credit must be those of the push."""
         self.num_tokens -= request.num_tokens
         num_left = self._num_by_session.pop(request.session) - 1
         if num_left:
@@ -65,9 +66,9 @@ class WaitingQueue:
             del self._ready[bisect_left(self._ready, self._entry(request))]
 
     def check_integrity(self) -> None:
-        """Counts anew.
+        """Recounts tokens and requests by session.
 
-        Raises: IntegrityError: the books say something else.
+        Raises: IntegrityError: a count is wrong.
         """
         if sum(request.num_tokens for request in self) != self.num_tokens:
             raise IntegrityError(f"the queue counts {self.num_tokens} tokens")

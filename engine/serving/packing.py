@@ -146,7 +146,7 @@ def completion_message(handle: int, epoch: int, completion: RequestCompletion) -
         queued_us=_microseconds(time.queued_s),
         prefill_us=_microseconds(time.prefill_s),
         decode_us=_microseconds(time.decode_s),
-        parked_us=_microseconds(time.parked_s),
+        parked_us=_microseconds(time.paused_s),
         preempted_us=_microseconds(time.preempted_s),
         num_preemptions=time.num_preemptions,
         detail=completion.detail,
@@ -159,7 +159,7 @@ def _time_message(handle: int, epoch: int, time: TimeAccount) -> pb.TimeAccount:
         epoch=epoch,
         queued_us=_microseconds(time.queued_s),
         prefill_us=_microseconds(time.prefill_s),
-        parked_us=_microseconds(time.parked_s),
+        parked_us=_microseconds(time.paused_s),
         preempted_us=_microseconds(time.preempted_s),
         num_preemptions=time.num_preemptions,
     )

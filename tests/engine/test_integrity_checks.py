@@ -115,7 +115,7 @@ async def test_every_request_and_every_frontend_is_told(caplog: pytest.LogCaptur
     server = await engine.__aenter__()
     async with AttachClient.open(server.address, acks=False) as client:
         await client.submit(submission(1, [1], 30, token_credit=5))
-        await client.until(lambda: len(client.received[1].token_ids) == 5)  # from here on it is parked
+        await client.until(lambda: len(client.received[1].token_ids) == 5)  # from here on it is paused
         await client.until(lambda: any(status.load.integrity_checks_total for status in client.statuses))
         parts.scheduler._waiting.num_tokens += 1
         (answer,) = await client.ended(1)
@@ -137,5 +137,5 @@ def test_process_ends_with_one_line(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr == (
         "chairlift-engine: error: the books contradict each other, no answer can be trusted any more: "
-        "request 1 waits for 1 tokens of 0 rows\n"
+        "request 1 has 1 pending tokens in 0 rows\n"
     )

@@ -173,13 +173,13 @@ def test_credit_parks_and_unparks() -> None:
     assert bench.tokens == {1: 3}
     step = bench.loop.snapshot.engine_step
     bench.turns(2)
-    assert bench.loop.snapshot.engine_step == step  # parked: no steps are counted
+    assert bench.loop.snapshot.engine_step == step  # paused: no steps are counted
     bench.inbox.put(GrantCredit("s", 2, ((RequestId(1), 2), (RequestId(50), 1))))
     bench.turns(4)
     assert bench.tokens == {1: 5}
 
 
-def test_the_deadline_of_a_parked_request_ends_it() -> None:
+def test_the_deadline_of_a_paused_request_ends_it() -> None:
     bench = Bench()
     bench.submit(request(1, token_credit=1, deadline_s=1005.0))
     bench.turns(3)
@@ -312,7 +312,7 @@ class TestTwoStepsInFlight:
         assert bench.tokens == {1: 1, 2: 8}
         assert bench.scheduler.stats().num_free_blocks == 32
 
-    def test_the_deadline_of_a_parked_request_ends_it(self) -> None:
+    def test_the_deadline_of_a_paused_request_ends_it(self) -> None:
         bench = Bench(max_steps_in_flight=2)
         bench.submit(request(1, token_credit=1, deadline_s=1005.0))
         bench.turns(4)

@@ -117,7 +117,7 @@ def make_engine() -> type[Engine]:
     return Engine
 
 
-TIME_KINDS = ("queued_s", "prefill_s", "decode_s", "parked_s", "preempted_s")
+TIME_KINDS = ("queued_s", "prefill_s", "decode_s", "paused_s", "preempted_s")
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Expectation:
     def time_kind(self) -> str:
         """What a moment counts as now, as far as one can tell from plans, outputs and grants."""
         if self.credit is not None and self.credit <= 0:
-            return "parked_s"
+            return "paused_s"
         if not self.has_run:
             return "queued_s"
         if not self.is_resident:
@@ -179,7 +179,6 @@ class Simulation:
             "max_waiting": rng.choice((2, 8, 64)),
             "max_preemptions": rng.choice((0, 1, 2, 8)),
             "max_steps_in_flight": rng.choice((1, 2, 2, 3)),
-            "ageing_s": rng.choice((0.5, 10.0)),
         }
         self.config = SchedulerConfig(**{**values, **config})
         self.scheduler = Scheduler(self.config)
@@ -327,10 +326,10 @@ class Simulation:
                 expectation.spent_s[expectation.time_kind] += passed_s
 
     def finish(self) -> None:
-        """Liveness: whoever may run ends within a bound, however many are parked; with credit, everyone does."""
+        """Liveness: every request with credit ends within a bound, however many are paused."""
         self.run_dry()
-        parked = [e.request for e in self.expectations.values() if not e.request.is_finished]
-        for request in parked:
+        paused = [e.request for e in self.expectations.values() if not e.request.is_finished]
+        for request in paused:
             assert request.token_credit is not None, f"request {request.request_id} never ended"
             assert request.token_credit <= 0, f"request {request.request_id} has credit and never ended"
             self.expectations[request.request_id].num_granted = None

@@ -138,10 +138,10 @@ def test_block_freed_again_waits_for_the_newer_step() -> None:
 
 def test_steps_end_in_order() -> None:
     pool = BlockPool(1)
-    with pytest.raises(AssertionError, match="step 1 answered, but not in flight"):
+    with pytest.raises(AssertionError, match="step 1 ended, but is not in flight"):
         pool.end_step(1)
     pool.begin_step(1)
-    with pytest.raises(AssertionError, match="step 1 issued after step 1"):
+    with pytest.raises(AssertionError, match="step 1 began after step 1"):
         pool.begin_step(1)
 
 

@@ -218,8 +218,8 @@ def test_full_queue_still_takes_a_sessions_share(make_engine: MakeEngine, make_r
 
 def test_no_queue_at_all_has_no_shares(make_request: MakeRequest) -> None:
     queue = WaitingQueue(lambda request: request.start_tag)
-    assert not queue.has_room(1, 0)
+    assert not queue.has_capacity(1, 0)
     queue.push(make_request(1, 1, session=1))
-    assert not queue.has_room(2, 0)
-    assert queue.has_room(2, 1)
-    assert not queue.has_room(1, 1)
+    assert not queue.has_capacity(2, 0)
+    assert queue.has_capacity(2, 1)
+    assert not queue.has_capacity(1, 1)

@@ -34,21 +34,21 @@ def test_consistent_requests_pass(running: Request, waiting: Request) -> None:
 
 
 def test_request_in_no_place_or_in_two_is_noticed(running: Request, waiting: Request) -> None:
-    with pytest.raises(IntegrityError, match="2 live requests, of which 1 run and 0 wait"):
+    with pytest.raises(IntegrityError, match="2 live requests, but 1 running and 0 waiting"):
         check_requests([running, waiting], [running], [], [running])
-    with pytest.raises(IntegrityError, match="1 live requests, of which 1 run and 1 wait"):
+    with pytest.raises(IntegrityError, match="1 live requests, but 1 running and 1 waiting"):
         check_requests([running], [running], [running], [running])
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("status", RequestStatus.PREEMPTED, "request 1 is PREEMPTED, running: True"),
+        ("status", RequestStatus.PREEMPTED, "request 1 has status PREEMPTED, in the running list: True"),
         ("num_rows_in_flight", 2, "request 1 counts 2 rows in flight of 1"),
-        ("num_pending_tokens", 2, "request 1 waits for 2 tokens of 1 rows"),
+        ("num_pending_tokens", 2, "request 1 has 2 pending tokens in 1 rows"),
         ("num_computed_tokens", 5, "request 1 has 5 of 4 tokens computed"),
         ("num_computed_tokens", -1, "request 1 has -1 of 4 tokens computed"),
-        ("max_num_tokens", 3, "request 1 has 3 tokens of 3 and goes on"),
+        ("max_num_tokens", 3, "request 1 is not finished with 3 of 3 tokens"),
     ],
 )
 def test_wrong_progress_of_a_running_request_is_noticed(running: Request, field: str, value: Any, message: str) -> None:

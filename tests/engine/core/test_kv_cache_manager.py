@@ -147,7 +147,7 @@ def test_check_integrity_notices_hashes_of_a_forgotten_request(
     manager: KVCacheManager, make_request: MakeRequest
 ) -> None:
     manager.get_computed_blocks(make_request(7, 9))
-    with pytest.raises(IntegrityError, match=r"hashes of requests \[7\]"):
+    with pytest.raises(IntegrityError, match=r"hashes of finished requests \[7\]"):
         manager.check_integrity([], [])
 
 

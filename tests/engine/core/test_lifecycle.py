@@ -12,11 +12,11 @@ MakeRequest = Callable[..., Request]
 
 
 def account(num_preemptions: int = 0, **seconds: float) -> TimeAccount:
-    kinds = dict.fromkeys(("queued_s", "prefill_s", "decode_s", "parked_s", "preempted_s"), 0.0)
+    kinds = dict.fromkeys(("queued_s", "prefill_s", "decode_s", "paused_s", "preempted_s"), 0.0)
     return TimeAccount(**{**kinds, **seconds}, num_preemptions=num_preemptions)
 
 
-def test_parked_time_runs_from_the_last_token_to_the_grant(make_engine: MakeEngine, make_request: MakeRequest) -> None:
+def test_paused_time_runs_from_the_last_token_to_the_grant(make_engine: MakeEngine, make_request: MakeRequest) -> None:
     engine = make_engine()
     request = make_request(1, 5, max_tokens=4, token_credit=2)
     engine.add(request)
@@ -24,10 +24,10 @@ def test_parked_time_runs_from_the_last_token_to_the_grant(make_engine: MakeEngi
     engine.now_s = 10.0
     engine.scheduler.grant_credit(RequestId(1), 9, engine.now_s)
     engine.run()  # tokens at 11 and 12 s
-    assert engine.answer(request).completion.time == account(queued_s=1.0, decode_s=3.0, parked_s=8.0)
+    assert engine.answer(request).completion.time == account(queued_s=1.0, decode_s=3.0, paused_s=8.0)
 
 
-def test_request_that_is_cancelled_while_parked_was_parked_until_then(
+def test_request_that_is_cancelled_while_paused_was_paused_until_then(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine()
@@ -37,10 +37,10 @@ def test_request_that_is_cancelled_while_parked_was_parked_until_then(
     engine.scheduler.cancel(RequestId(1), 7.0)
     engine.now_s = 50.0
     engine.run()
-    assert engine.answer(request).completion.time == account(queued_s=1.0, parked_s=6.0)
+    assert engine.answer(request).completion.time == account(queued_s=1.0, paused_s=6.0)
 
 
-def test_request_without_credit_from_the_start_is_parked_and_not_queued(
+def test_request_without_credit_from_the_start_is_paused_and_not_queued(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine()
@@ -49,7 +49,7 @@ def test_request_without_credit_from_the_start_is_parked_and_not_queued(
     engine.scheduler.grant_credit(RequestId(1), 1, 3.0)
     engine.now_s = 3.0
     engine.run()
-    assert engine.answer(request).completion.time == account(queued_s=1.0, parked_s=3.0)
+    assert engine.answer(request).completion.time == account(queued_s=1.0, paused_s=3.0)
 
 
 def test_time_out_of_the_batch_is_preempted_and_not_prefill(make_engine: MakeEngine, make_request: MakeRequest) -> None:
@@ -66,7 +66,7 @@ def test_time_out_of_the_batch_is_preempted_and_not_prefill(make_engine: MakeEng
     time = engine.answer(second).completion.time
     assert time.num_preemptions == 1
     assert time.preempted_s == resumed_at_s - preempted_at_s > 0
-    assert time.decode_s == time.parked_s == 0
+    assert time.decode_s == time.paused_s == 0
     assert time.queued_s + time.prefill_s + time.preempted_s == second.first_token_s
 
 
@@ -88,6 +88,6 @@ def test_time_is_told_with_the_first_token_and_after_every_pause_only(
     assert told == {
         0: account(queued_s=1.0, prefill_s=1.0),
         4: account(queued_s=1.0, prefill_s=1.0, decode_s=4.0),
-        5: account(queued_s=1.0, prefill_s=1.0, decode_s=5.0, parked_s=2.0),
+        5: account(queued_s=1.0, prefill_s=1.0, decode_s=5.0, paused_s=2.0),
     }
     assert engine.reason(request) is EndReason.MAX_TOKENS

@@ -38,10 +38,10 @@ def test_requests_that_have_moved_go_first_and_among_themselves_in_order(make_re
 
 
 @pytest.mark.parametrize(("waited_s", "comes_first"), [(19.0, False), (21.0, True)])
-def test_priority_ageing_is_worth_one_level_per_ageing_s(
+def test_ageing_is_worth_one_priority_level_per_ten_seconds(
     make_request: MakeRequest, waited_s: float, comes_first: bool
 ) -> None:
-    policy = PriorityPolicy(4, ageing_s=10.0)
+    policy = PriorityPolicy(4)
     old = make_request(1, 1, priority=2, arrival_s=0.0)
     new = make_request(2, 1, priority=0, arrival_s=waited_s)
     assert (policy.order_key(old) < policy.order_key(new)) == comes_first
@@ -49,23 +49,23 @@ def test_priority_ageing_is_worth_one_level_per_ageing_s(
     assert policy.order_key(moved) == policy.order_key(old)
 
 
-def test_ageing_does_not_change_who_yields(make_request: MakeRequest) -> None:
-    policy = PriorityPolicy(4, ageing_s=1.0)
+def test_ageing_does_not_change_the_preemption_class(make_request: MakeRequest) -> None:
+    policy = PriorityPolicy(4)
     assert policy.preemption_class(make_request(1, 1, priority=2, arrival_s=0.0)) == 2
 
 
-def test_static_keeps_the_seats_of_finished_requests_empty() -> None:
+def test_static_leaves_the_slots_of_finished_requests_empty() -> None:
     policy = StaticPolicy(4)
-    assert policy.num_open_seats(0) == 4
+    assert policy.max_admissions(0) == 4
     policy.end_admission(4, out_of_budget=False)
-    assert [policy.num_open_seats(num_running) for num_running in (4, 3, 1)] == [0, 0, 0]
-    assert policy.num_open_seats(0) == 4
+    assert [policy.max_admissions(num_running) for num_running in (4, 3, 1)] == [0, 0, 0]
+    assert policy.max_admissions(0) == 4
 
 
 def test_static_keeps_a_batch_open_while_only_the_budget_is_missing() -> None:
     policy = StaticPolicy(4)
-    assert policy.num_open_seats(0) == 4
+    assert policy.max_admissions(0) == 4
     policy.end_admission(1, out_of_budget=True)
-    assert policy.num_open_seats(1) == 3
+    assert policy.max_admissions(1) == 3
     policy.end_admission(1, out_of_budget=False)
-    assert policy.num_open_seats(2) == 0
+    assert policy.max_admissions(2) == 0

@@ -182,7 +182,7 @@ class TestEnds:
     def test_answer_to_another_plan_is_refused(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
         engine = make_engine()
         plan = engine.scheduler.schedule(0.0)
-        with pytest.raises(AssertionError, match="answer to step 7 of plan 1, 1 is due"):
+        with pytest.raises(AssertionError, match="step 7 for plan 1, expected step 1"):
             engine.scheduler.update(plan, ModelRunnerOutput(7, (), {}, {}), 0.0)
 
 

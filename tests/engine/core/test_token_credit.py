@@ -1,4 +1,4 @@
-"""Requests without credit are parked: they keep what they have, and hold up nobody."""
+"""Requests without credit are paused: they keep what they have, and hold up nobody."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,14 @@ MakeRequest = Callable[..., Request]
 
 
 class TestCredit:
-    def test_request_is_parked_when_its_credit_is_used_up_and_goes_on_with_more(
+    def test_request_is_paused_when_its_credit_is_used_up_and_goes_on_with_more(
         self, make_engine: MakeEngine, make_request: MakeRequest
     ) -> None:
         engine = make_engine()
         request = make_request(1, 5, max_tokens=6, token_credit=2)
         engine.add(request)
         engine.run()
-        assert request.status is RequestStatus.PARKED
+        assert request.status is RequestStatus.PAUSED
         assert (len(request.output_ids), engine.scheduler.stats().num_free_blocks) == (2, 62)
         engine.scheduler.grant_credit(RequestId(1), 3, engine.now_s)
         engine.run()
@@ -58,40 +58,40 @@ class TestCredit:
         assert engine.is_solo_answer(stalled)
 
     @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
-    def test_parked_requests_give_way_when_nobody_else_can_run(
+    def test_paused_requests_give_way_when_nobody_else_can_run(
         self, make_engine: MakeEngine, make_request: MakeRequest, max_steps_in_flight: int
     ) -> None:
         engine = make_engine(num_blocks=8, max_model_len=32, max_preemptions=0, max_steps_in_flight=max_steps_in_flight)
-        parked, waiting = make_request(1, 20, max_tokens=8, token_credit=1), make_request(2, [2] * 20, max_tokens=2)
-        engine.add(parked, waiting)
+        paused, waiting = make_request(1, 20, max_tokens=8, token_credit=1), make_request(2, [2] * 20, max_tokens=2)
+        engine.add(paused, waiting)
         for _ in range(10):
             engine.launch()
             if len(engine.plans) == max_steps_in_flight:
                 engine.land()
         assert engine.is_solo_answer(waiting)
-        assert (parked.status, parked.num_preemptions) == (RequestStatus.PREEMPTED, 1)
+        assert (paused.status, paused.num_preemptions) == (RequestStatus.PREEMPTED, 1)
         while engine.plans:
             engine.land()
         engine.scheduler.grant_credit(RequestId(1), 99, engine.now_s)
         engine.run()
-        assert engine.is_solo_answer(parked)
+        assert engine.is_solo_answer(paused)
 
-    def test_parked_requests_keep_their_blocks_while_others_run(
+    def test_paused_requests_keep_their_blocks_while_others_run(
         self, make_engine: MakeEngine, make_request: MakeRequest
     ) -> None:
         engine = make_engine(num_blocks=8, max_model_len=32)
-        parked = make_request(1, 8, max_tokens=8, token_credit=1)
-        engine.add(parked, make_request(2, [2] * 4, max_tokens=8), make_request(3, [3] * 20, max_tokens=1))
+        paused = make_request(1, 8, max_tokens=8, token_credit=1)
+        engine.add(paused, make_request(2, [2] * 4, max_tokens=8), make_request(3, [3] * 20, max_tokens=1))
         while engine.scheduler.stats().num_running == 2:
             engine.step()
-            assert parked.status in (RequestStatus.RUNNING, RequestStatus.PARKED)
+            assert paused.status in (RequestStatus.RUNNING, RequestStatus.PAUSED)
 
-    def test_parked_requests_keep_their_blocks_when_steps_in_flight_will_release_enough(
+    def test_paused_requests_keep_their_blocks_when_steps_in_flight_will_release_enough(
         self, make_engine: MakeEngine, make_request: MakeRequest
     ) -> None:
         engine = make_engine(num_blocks=8, max_model_len=32, max_steps_in_flight=2)
-        parked = make_request(1, 8, max_tokens=8, token_credit=1)
-        engine.add(parked, make_request(2, [2] * 13, max_tokens=8))
+        paused = make_request(1, 8, max_tokens=8, token_credit=1)
+        engine.add(paused, make_request(2, [2] * 13, max_tokens=8))
         engine.launch()
         engine.launch()
         engine.land()
@@ -100,4 +100,4 @@ class TestCredit:
         assert engine.launch().rows == ()
         engine.land()
         assert [row.request_id for row in engine.launch().rows] == [3]
-        assert parked.status is RequestStatus.PARKED
+        assert paused.status is RequestStatus.PAUSED

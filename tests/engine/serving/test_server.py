@@ -252,7 +252,7 @@ async def test_a_handle_is_in_use_until_its_completion_has_been_sent(
         assert again.is_accepted
 
 
-async def test_a_request_without_credit_is_parked_until_it_gets_some(client: AttachClient) -> None:
+async def test_a_request_without_credit_is_paused_until_it_gets_some(client: AttachClient) -> None:
     await client.submit(submission(1, [1], 10, token_credit=4))
     await client.until(lambda: len(client.received[1].token_ids) == 4)
     await client.generate(submission(2, [2], 30))  # others go on
@@ -264,17 +264,17 @@ async def test_a_request_without_credit_is_parked_until_it_gets_some(client: Att
     assert len(answer.token_ids) == 10
 
 
-async def test_deadlines_expire_waiting_and_parked(server: RunningEngine, client: AttachClient) -> None:
+async def test_deadlines_expire_waiting_and_paused(server: RunningEngine, client: AttachClient) -> None:
     await client.submit(
         submission(1, [1] * 8, 248, remaining_ms=0), submission(2, [2], 200, token_credit=3, remaining_ms=900_000)
     )
     await client.until(lambda: len(client.received[2].token_ids) == 3)
     server.engine._loop._clock = lambda: time.monotonic() + 1000.0
-    waiting, parked = await client.ended(1, 2)
-    for answer in (waiting, parked):
+    waiting, paused = await client.ended(1, 2)
+    for answer in (waiting, paused):
         assert answer.completion is not None
         assert answer.completion.reason == pb.COMPLETION_REASON_DEADLINE
-    assert (len(waiting.token_ids), len(parked.token_ids)) == (0, 3)
+    assert (len(waiting.token_ids), len(paused.token_ids)) == (0, 3)
 
 
 async def test_bad_submissions_are_rejected_one_by_one(client: AttachClient) -> None:

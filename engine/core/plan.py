@@ -1,15 +1,15 @@
-"""The plan of a step while it is being made."""
+"""Builds the plan of a step."""
 
 from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import BlockId, Request, RequestId
 
 
-class BatchBuilder:
-    """Rows and budget of one step, and the progress they mean for their requests.
+class PlanBuilder:
+    """Rows and remaining budget of one step; updates the progress of their requests.
 
-    Logits have a budget of their own. It is what rows that sample need at most, one per seat; log-probabilities of
-    prompts are worked off in what the others leave of it, so that they take no memory beside that of a full batch. A
-    row that would sample beyond it ends before its last token, and samples in the next step as one of the first.
+    Logits have a separate budget: `max_num_seqs` positions, one per sampling row. Log-probabilities of prompts use what
+    sampling rows leave, so that they need no memory beyond a full batch's. A row that would sample beyond the budget
+    ends before its last token and samples in the next step.
 
     Invariants: budget left + tokens in rows == max_num_batched_tokens; logits left + logits of rows == max_num_logits;
     a request has at most one row.
@@ -38,9 +38,7 @@ class BatchBuilder:
         new_block_ids: tuple[BlockId, ...],
         num_prompt_logits: int = 0,
     ) -> None:
-        """Schedules the next `num_tokens` tokens of a request; the logits of `num_prompt_logits` of them are wanted for
-        the sake of its prompt.
-        """
+        """Schedules the next `num_tokens` tokens of a request; `num_prompt_logits` of them yield prompt logprobs."""
         row = tuple.__new__(  # ScheduledRow(...) takes twice the time, and there are hundreds in a step
             ScheduledRow,
             (request.request_id, num_tokens, request.num_computed_tokens, new_block_ids, samples, num_prompt_logits),
@@ -63,13 +61,13 @@ class BatchBuilder:
             self._num_logits_left -= num_prompt_logits
 
     def add_chunk(self, request: Request) -> None:
-        """Schedules as many of the request's known tokens as the budgets allow, if any; their blocks are there."""
+        """Schedules as many known tokens of a request as the budgets allow; their blocks must be allocated."""
         num_missing = request.num_tokens - request.num_computed_tokens
         assert num_missing > 0, f"request {request.request_id} has nothing to compute"
         num_tokens = min(num_missing, self.budget)
         num_left, num_prompt_logits = self._num_logits_left, 0
         if (num_owed := request.num_owed_logits) > 0:
-            # After a preemption it comes by what it has reported again.
+            # After preemption the prompt is recomputed; skip positions whose logprobs were already reported.
             num_before = max(0, request.num_prompt_logits - request.num_computed_tokens)
             if num_owed > num_left:
                 num_tokens = min(num_tokens, num_before + num_left)
@@ -80,7 +78,7 @@ class BatchBuilder:
             self.add_row(request, num_tokens, num_tokens == num_missing, (), num_prompt_logits)
 
     def add_new_request(self, request: Request, block_ids: tuple[BlockId, ...]) -> None:
-        """Introduces a request to the runner, with its block table."""
+        """Adds a request that the runner does not know yet, with its block table."""
         token_ids = (*request.prompt_ids, *request.output_ids)
         self._new_requests.append(
             NewRequest(
@@ -94,7 +92,7 @@ class BatchBuilder:
         )
 
     def remove_row(self, request: Request) -> None:
-        """Takes the row of a request out again, if it has one, with all it meant."""
+        """Removes the row of a request, if it has one, and reverts its progress."""
         for rows, requests in ((self._narrow, self._narrow_requests), (self._wide, self._wide_requests)):
             if request in requests:
                 index = requests.index(request)
@@ -109,7 +107,7 @@ class BatchBuilder:
                 self._num_logits_left += row.samples + row.num_prompt_logits
 
     def build(self, step: int, removed_request_ids: list[RequestId]) -> tuple[SchedulerOutput, list[Request]]:
-        """The plan, and the requests of its rows in the same order."""
+        """Returns the plan, and the requests of its rows in the same order."""
         plan = SchedulerOutput(
             step,
             tuple(removed_request_ids),

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from engine.core.batch import BatchBuilder
+from engine.core.plan import PlanBuilder
 from engine.core.request import Request
 
 MakeRequest = Callable[..., Request]
@@ -11,7 +11,7 @@ def progress(request: Request) -> tuple[int, int, int]:
 
 
 def test_one_token_rows_are_packed_first_with_their_requests_in_the_same_order(make_request: MakeRequest) -> None:
-    batch = BatchBuilder(10, 4)
+    batch = PlanBuilder(10, 4)
     wide, narrow = make_request(1, 6), make_request(2, 1)
     batch.add_row(wide, 6, True, ())
     batch.add_row(narrow, 1, True, ())
@@ -22,7 +22,7 @@ def test_one_token_rows_are_packed_first_with_their_requests_in_the_same_order(m
 
 
 def test_removing_a_row_undoes_all_it_meant(make_request: MakeRequest) -> None:
-    batch = BatchBuilder(10, 4)
+    batch = PlanBuilder(10, 4)
     wide, narrow, untouched = make_request(1, 6), make_request(2, 1), make_request(3, 1)
     batch.add_row(wide, 6, False, ())
     batch.add_row(narrow, 1, True, ())
@@ -36,7 +36,7 @@ def test_removing_a_row_undoes_all_it_meant(make_request: MakeRequest) -> None:
 
 
 def test_plan_does_not_change_when_the_scheduler_goes_on(make_request: MakeRequest) -> None:
-    batch, removed = BatchBuilder(10, 4), [make_request(7, 1).request_id]
+    batch, removed = PlanBuilder(10, 4), [make_request(7, 1).request_id]
     request = make_request(1, [1, 2], output_ids=[3])
     batch.add_new_request(request, ())
     plan, _ = batch.build(4, removed)
