@@ -32,7 +32,7 @@ from engine.bench.gpu.load import LoadResult, play
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.wheels import frontend_path
-from engine.bench.wire.pair import Pair, engine_flags
+from loadgen.experiments.pair import Pair, engine_flags
 
 _TTFT_MS, _TPOT_MS, _SHARE = 500.0, 20.0, 99.0
 _NUM_USERS = 100

@@ -10,7 +10,7 @@ import torch
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
 from engine.bench.hugging_face import import_transformers
-from engine.bench.padding_waste import PaddedBatch
+from loadgen.experiments.peers.padding_waste import PaddedBatch
 
 Answers = tuple[tuple[int, ...], ...]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift import Client
-from engine.bench.wire.held_port import held_port
 from engine.demo import MODEL_DIR
+from loadgen.experiments.held_port import held_port
 from tests.docs.pages import ROOT, Command, all_commands
 from tests.docs.proofs import Proof, proof_of
 from tests.hang import HANG_S, START_HANG_S

@@ -17,9 +17,9 @@ import yaml
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
-from engine.bench.wire.held_port import held_port
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from loadgen.experiments.held_port import held_port
 from tests.support.frontend.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus, a package of Debian's")

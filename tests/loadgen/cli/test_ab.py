@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from engine.bench.wire.held_port import held_port
 from loadgen.checks.finding import yes_or_no
 from loadgen.checks.selfcheck import Verdict
 from loadgen.cli.main import main
 from loadgen.cli.run_options import Outcome
 from loadgen.comparison.compare import compare
 from loadgen.errors import TargetError
+from loadgen.experiments.held_port import held_port
 from loadgen.measure.metrics import measure
 from loadgen.record import RunData
 from loadgen.target.base import TargetSpec

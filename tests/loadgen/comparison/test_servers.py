@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from engine.bench.wire.held_port import held_port
 from loadgen.comparison.servers import ServerSpec, read_servers, running
 from loadgen.errors import OptionError, TargetError
+from loadgen.experiments.held_port import held_port
 from tests.hang import HANG_S
 
 LISTEN = """

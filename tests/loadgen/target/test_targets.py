@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine.bench.wire.held_port import held_port
 from loadgen.errors import TargetError
+from loadgen.experiments.held_port import held_port
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.engine import MockEngine
 from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Target, TargetSpec

@@ -11,10 +11,10 @@ from typing import Self
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
 from engine.bench.serve import Run
-from engine.bench.wire.client import Client
-from engine.bench.wire.held_port import held_port
-from engine.bench.wire.processes import Process
 from engine.config import EngineConfig
+from loadgen.experiments.client import Client
+from loadgen.experiments.held_port import held_port
+from loadgen.experiments.processes import Process
 
 _START_TIMEOUT_S = 300.0
 

@@ -5,9 +5,9 @@ import pytest
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload, shared_prefix_workload
 from engine.bench.null_engine import END_TOKEN_ID, VOCAB_SIZE
-from engine.bench.wire.client import Client
-from engine.bench.wire.pair import Pair, engine_flags
 from engine.config import EngineConfig, parse_config
+from loadgen.experiments.client import Client
+from loadgen.experiments.pair import Pair, engine_flags
 
 NULL_ENGINE = "engine.bench.null_engine"
 

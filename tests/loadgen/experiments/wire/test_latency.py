@@ -5,8 +5,8 @@ import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.serve import Run
-from engine.bench.wire.client import Delivery
-from engine.bench.wire_latency import pair_latencies_ms
+from loadgen.experiments.client import Delivery
+from loadgen.experiments.wire.latency import pair_latencies_ms
 
 
 def delivery(started_s: float, *times_s: float) -> Delivery:

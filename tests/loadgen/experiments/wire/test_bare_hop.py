@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from engine.bench.wire.bare_hop import BareHop
+from loadgen.experiments.wire.bare_hop import BareHop
 
 
 def test_every_message_takes_some_time(tmp_path: Path) -> None:

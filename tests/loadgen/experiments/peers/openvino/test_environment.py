@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
-from engine.bench.openvino import environment
-from engine.bench.openvino.environment import REQUIREMENTS, cache_dir, convert_checkpoint, openvino_python
+from loadgen.experiments.peers.openvino import environment
+from loadgen.experiments.peers.openvino.environment import REQUIREMENTS, cache_dir, convert_checkpoint, openvino_python
 
 
 @pytest.fixture

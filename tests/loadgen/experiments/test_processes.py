@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.wire.processes import Process, cpu_s
+from loadgen.experiments.processes import Process, cpu_s
 
 
 def test_cpu_seconds_are_those_of_the_process() -> None:

@@ -1,9 +1,9 @@
 import pytest
 
 from chairlift.bench.alternate import Samples
-from engine.bench.contest import Contest
-from engine.bench.peer_figures import CHAIRLIFT, MAX_IDLE_CORES, alone_figures, throughput_figures
 from engine.bench.serve import Run
+from loadgen.experiments.contest import Contest
+from loadgen.experiments.peers.figures import CHAIRLIFT, MAX_IDLE_CORES, alone_figures, throughput_figures
 
 
 def run_of(wall_s: float, ttft_s: float) -> Run:

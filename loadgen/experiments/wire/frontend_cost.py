@@ -23,9 +23,9 @@ from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settin
 from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload, shared_prefix_workload
 from engine.bench.null_engine import VOCAB_SIZE
-from engine.bench.wire.bare_hop import BareHop
-from engine.bench.wire.pair import Pair
-from engine.bench.wire.processes import cpu_s
+from loadgen.experiments.pair import Pair
+from loadgen.experiments.processes import cpu_s
+from loadgen.experiments.wire.bare_hop import BareHop
 
 _NUM_STREAMS = 64
 _PROMPT_LEN = 8

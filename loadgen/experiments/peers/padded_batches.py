@@ -28,12 +28,12 @@ from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settin
 from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload
 from engine.bench.agreement import Agreement, greedy_agreement, load_reference, require_same_ids
-from engine.bench.batch_sizes import PAIR, TRANSFORMERS, Size, draw
-from engine.bench.padding_waste import PaddedBatch, waste_of
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_model import Answers, generate_padded
-from engine.bench.wire.pair import Pair, engine_flags
 from engine.config import EngineConfig
+from loadgen.experiments.pair import Pair, engine_flags
+from loadgen.experiments.peers.batch_sizes import PAIR, TRANSFORMERS, Size, draw
+from loadgen.experiments.peers.padding_waste import PaddedBatch, waste_of
 
 _ROUNDS = 1
 _SIZES = (4, 8, 16, 32, 64, 128)

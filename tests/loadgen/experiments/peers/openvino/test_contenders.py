@@ -8,9 +8,9 @@ import pytest
 from chairlift.bench.benchmark import Settings
 from chairlift.bench.workload import Workload
 from engine.bench.machine import measure_floors
-from engine.bench.openvino import contenders
-from engine.bench.openvino.contenders import OPENVINO, OPENVINO_CACHED, open_openvino
-from engine.bench.openvino.process import OpenVinoProcess
+from loadgen.experiments.peers.openvino import contenders
+from loadgen.experiments.peers.openvino.contenders import OPENVINO, OPENVINO_CACHED, open_openvino
+from loadgen.experiments.peers.openvino.process import OpenVinoProcess
 
 
 @pytest.mark.parametrize(("precision", "kv_cache"), [("fp32", "f32"), ("int8", "u8")])

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from chairlift.bench.benchmark import BenchmarkError
-from engine.bench.wire.door_clients import ask_grpc
-from engine.bench.wire.held_port import held_port
-from engine.bench.wire.processes import Process, cpu_s
+from loadgen.experiments.endpoint_clients import ask_grpc
+from loadgen.experiments.held_port import held_port
+from loadgen.experiments.processes import Process, cpu_s
 
 _POLL_S = 0.2
 _START_TIMEOUT_S = 60.0

@@ -35,14 +35,14 @@ from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settin
 from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload, mixed_workload, shared_prefix_workload
 from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
-from engine.bench.contest import Contender, Contest, check_lengths, compete, on_cpus, tpot_s
-from engine.bench.openvino.contenders import OPENVINO_CACHED, open_openvino
-from engine.bench.peer_figures import CHAIRLIFT, Figures, alone_figures, throughput_figures
 from engine.bench.serve import Run
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_solo import TransformersSolo
-from engine.bench.wire.pair import Pair, engine_flags
 from engine.config import EngineConfig
+from loadgen.experiments.contest import Contender, Contest, check_lengths, compete, on_cpus, tpot_s
+from loadgen.experiments.pair import Pair, engine_flags
+from loadgen.experiments.peers.figures import CHAIRLIFT, Figures, alone_figures, throughput_figures
+from loadgen.experiments.peers.openvino.contenders import OPENVINO_CACHED, open_openvino
 
 TRANSFORMERS = "transformers"
 PRECISIONS = ("fp32", "int8")

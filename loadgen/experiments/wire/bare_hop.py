@@ -1,7 +1,7 @@
 """Messages on gRPC streams without anything of ours: the time and the CPU that grpc.aio itself takes.
 
 The server sends the time at a steady pace, or without a pause; the client subtracts. The server runs by
-`python -m engine.bench.wire.bare_hop --uds PATH`.
+`python -m loadgen.experiments.wire.bare_hop --uds PATH`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from engine.bench.wire.processes import Process
+from loadgen.experiments.processes import Process
 
 _SERVICE, _METHOD = "chairlift.bench.Clock", "Tick"
 _CONNECT_TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ class BareHop:
 
     def __enter__(self) -> Self:
         arguments = ("--uds", self._path, "--period-us", str(round(1e6 * self._period_s)))
-        self._process = Process("engine.bench.wire.bare_hop", arguments, self._log)
+        self._process = Process("loadgen.experiments.wire.bare_hop", arguments, self._log)
         self._runner = asyncio.Runner()
         self._runner.run(self._open())
         return self

@@ -23,9 +23,9 @@ from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settin
 from chairlift.bench.report import Result
 from chairlift.bench.workload import shared_prefix_workload
 from engine.bench.null_engine import VOCAB_SIZE
-from engine.bench.wire.bare_hop import BareHop
-from engine.bench.wire.client import Delivery
-from engine.bench.wire.pair import Pair
+from loadgen.experiments.client import Delivery
+from loadgen.experiments.pair import Pair
+from loadgen.experiments.wire.bare_hop import BareHop
 
 _PERIOD_S = 0.010
 _NUM_TOKENS = 400

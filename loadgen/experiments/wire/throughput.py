@@ -14,12 +14,12 @@ import argparse
 from chairlift.bench.benchmark import Benchmark, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload, mixed_workload
-from engine.bench.contest import compete, on_cpus
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.rounds import require_equal_ids
 from engine.bench.serve import Run, engine, serve
-from engine.bench.wire.pair import Pair, engine_flags
 from engine.serving.engine import EngineParts
+from loadgen.experiments.contest import compete, on_cpus
+from loadgen.experiments.pair import Pair, engine_flags
 
 _IN_PROCESS, _OVER_GRPC = "in process", "over gRPC"
 _GOAL = 97.0

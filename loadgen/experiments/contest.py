@@ -14,7 +14,7 @@ from chairlift.bench.alternate import Samples, alternate
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
 from engine.bench.serve import Run
-from engine.bench.wire.processes import cpu_s
+from loadgen.experiments.processes import cpu_s
 
 
 class Contender(Protocol):

@@ -12,11 +12,11 @@ from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
 from engine.bench.__main__ import main
 from engine.bench.agreement import greedy_agreement, load_reference
-from engine.bench.batch_sizes import PAIR, TRANSFORMERS, Size, draw
-from engine.bench.padding_waste import PaddedBatch, Waste, waste_of
 from engine.bench.shapes import save_checkpoint
-from engine.bench.transformers_batches import Judge
 from engine.bench.transformers_model import generate_padded
+from loadgen.experiments.peers.batch_sizes import PAIR, TRANSFORMERS, Size, draw
+from loadgen.experiments.peers.padded_batches import Judge
+from loadgen.experiments.peers.padding_waste import PaddedBatch, Waste, waste_of
 
 WORKLOAD = Workload(((5, 6, 7), (8,), (9, 10, 11, 12, 13), (14, 15)), (2, 6, 3, 1))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chairlift.bench.alternate import Samples
 from chairlift.bench.benchmark import BenchmarkError
-from engine.bench.padding_waste import Waste
+from loadgen.experiments.peers.padding_waste import Waste
 
 TRANSFORMERS, PAIR = "transformers", "Chairlift"
 """The contestants."""

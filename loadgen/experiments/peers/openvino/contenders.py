@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from chairlift.bench.benchmark import Settings
-from engine.bench.contest import Contender
-from engine.bench.openvino.environment import convert_checkpoint, openvino_python
-from engine.bench.openvino.process import OpenVinoProcess
 from engine.config import DEFAULT_STEP_LIMITS
+from loadgen.experiments.contest import Contender
+from loadgen.experiments.peers.openvino.environment import convert_checkpoint, openvino_python
+from loadgen.experiments.peers.openvino.process import OpenVinoProcess
 
 OPENVINO = "OpenVINO"
 OPENVINO_CACHED = "OpenVINO, prefix cache"

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from chairlift.bench.benchmark import BenchmarkError
-from engine.bench.wire.held_port import held_port
-from engine.bench.wire.processes import Process
+from loadgen.experiments.held_port import held_port
+from loadgen.experiments.processes import Process
 
 _START_TIMEOUT_S = 300.0
 _POLL_S = 0.02

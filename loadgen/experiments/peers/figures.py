@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chairlift.bench.report import Result
-from engine.bench.contest import Contest, tpot_s, ttfts_s
+from loadgen.experiments.contest import Contest, tpot_s, ttfts_s
 
 CHAIRLIFT = "Chairlift"
 GOAL = 1.0

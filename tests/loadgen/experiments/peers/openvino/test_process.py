@@ -7,8 +7,8 @@ import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
-from engine.bench.openvino.process import OpenVinoProcess
-from engine.bench.wire.processes import cpu_s
+from loadgen.experiments.peers.openvino.process import OpenVinoProcess
+from loadgen.experiments.processes import cpu_s
 
 WORKLOAD = Workload(((7, 8, 9), (100,)), (5, 2))
 

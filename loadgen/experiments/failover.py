@@ -25,8 +25,8 @@ import numpy as np
 
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
-from engine.bench.wire.mortal import Mortal, TwoEngines, UnderUp
-from engine.bench.wire.streams import Stream, play
+from loadgen.experiments.killable import Mortal, TwoEngines, UnderUp
+from loadgen.experiments.streams import Stream, play
 
 _GOAL_S = 2.0
 _NUM_STREAMS, _NUM_TOKENS = 16, 384

@@ -29,9 +29,9 @@ import numpy as np
 from chairlift.bench.alternate import alternate
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
-from engine.bench.wire.door_clients import ASK, Answer
-from engine.bench.wire.doors import Doors
-from engine.bench.wire.processes import Process, cpu_s
+from loadgen.experiments.endpoint_clients import ASK, Answer
+from loadgen.experiments.frontend_process import Doors
+from loadgen.experiments.processes import Process, cpu_s
 
 _BASE = "1 worker"
 _FLAGS: Mapping[str, tuple[str, ...]] = {

@@ -8,16 +8,16 @@ import pytest
 
 from chairlift.bench.benchmark import BenchmarkError, Settings
 from chairlift.bench.workload import Workload
-from engine.bench import peers
 from engine.bench.agreement import load_reference
-from engine.bench.contest import Contender
 from engine.bench.machine import measure_floors
-from engine.bench.openvino.contenders import OPENVINO, OPENVINO_CACHED
-from engine.bench.peer_figures import CHAIRLIFT
-from engine.bench.peers import TRANSFORMERS, engine_config, judge_ids, workloads
 from engine.bench.serve import Run
 from engine.bench.shapes import SHAPES, save_checkpoint
 from engine.bench.transformers_solo import TransformersSolo
+from loadgen.experiments.contest import Contender
+from loadgen.experiments.peers import comparison as peers
+from loadgen.experiments.peers.comparison import TRANSFORMERS, engine_config, judge_ids, workloads
+from loadgen.experiments.peers.figures import CHAIRLIFT
+from loadgen.experiments.peers.openvino.contenders import OPENVINO, OPENVINO_CACHED
 
 
 @contextlib.contextmanager

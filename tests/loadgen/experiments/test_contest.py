@@ -7,8 +7,8 @@ import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
-from engine.bench.contest import Contest, compete, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
 from engine.bench.serve import Run
+from loadgen.experiments.contest import Contest, compete, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
 
 WORKLOAD = Workload(((1, 2, 3), (1, 2, 9)), (2, 1))
 
