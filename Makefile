@@ -75,7 +75,7 @@ bench-batching: setup-dev  ## static against continuous batching, one engine, se
 	@$(BIN)/python -m loadgen.experiments.batching $(ARGS)
 
 bench-hf: setup-dev  ## transformers' generate in padded batches of 4 to 128 against the pair (ARGS="--quick")
-	@$(BIN)/python -m engine.bench transformers-batches $(ARGS)
+	@$(BIN)/python -m loadgen.experiments transformers-batches $(ARGS)
 
 # Plain Python, nothing installed: for a machine with a GPU and without a network.
 gpu-check: export PYTHONPATH := .:protos:$(PYTHONPATH)

@@ -30,9 +30,18 @@ PROMISES = {
         "chairlift",
         "engine",
         "kernels",
-        "-engine.bench.openvino.worker",  # runs in an environment of its own
+        "-engine.demo.checkpoint",
+        "-engine.demo.corpus",
+        "-engine.demo.train",
+        "-engine.demo.evaluate",
     ],
-    "loadgen": ["chairlift", _NO_SERVICE, "chairlift.client", "loadgen"],
+    "loadgen": [
+        "chairlift",
+        _NO_SERVICE,
+        "chairlift.client",
+        "loadgen",
+        "-loadgen.experiments.peers.openvino.worker",  # runs in an environment of its own
+    ],
 }
 
 # Run inside the environment under test; argv: the promise.

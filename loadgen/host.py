@@ -2,12 +2,13 @@
 
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from chairlift.bench.report import git_revision
 
 _PACKAGES = ("chairlift", "grpcio", "protobuf", "aiohttp", "numpy")
 _STAT = Path("/proc/stat")
@@ -92,7 +93,7 @@ def describe_host() -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "packages": {package: found for package in _PACKAGES if (found := _version(package))},
-        "revision": _revision(),
+        "revision": git_revision(Path(__file__).parent),
     }
 
 
@@ -109,13 +110,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _revision() -> str:
-    """The commit, "-dirty" appended when files differ from it; "" outside a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:  # no git
-        return ""
-    return done.stdout.strip()

@@ -1,67 +1,26 @@
-"""Are the greedy ids right? Judged by `transformers` on the same checkpoint, position by position.
-
-Two correct programs add in different orders, so where the two best logits are closer than rounding error either token
-is right, and everything after it differs. Each position is therefore judged on its own, after the same tokens.
-"""
+"""Judges greedy ids by `transformers` on the same checkpoint, see `chairlift.bench.agreement`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from chairlift.bench.benchmark import BenchmarkError
-from engine.bench.hugging_face import import_transformers
-
-# Logits here are near unit scale; fp32 sums of a few thousand terms differ by about 1e-5.
-NEAR_TIE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How answers compare with the reference's own choice at each of their positions.
-
-    Attributes:
-        num_tokens: positions compared.
-        num_same: positions with the reference's token.
-        num_near_ties: of the others, those where it is at most NEAR_TIE behind the reference's best.
-        worst_gap: how far behind the worst choice is, in logits.
-    """
-
-    num_tokens: int
-    num_same: int
-    num_near_ties: int
-    worst_gap: float
-
-    @property
-    def num_wrong(self) -> int:
-        """Positions where the token is wrong."""
-        return self.num_tokens - self.num_same - self.num_near_ties
-
-    @property
-    def share_same(self) -> float:
-        """Share of positions with the reference's token."""
-        return self.num_same / self.num_tokens
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_same} of {self.num_tokens} ids are transformers', {self.num_near_ties} are near-ties, "
-            f"worst gap {self.worst_gap:.2g}"
-        )
+from chairlift.bench.agreement import NEAR_TIE, Agreement
+from engine.bench.transformers_peer import import_transformers
 
 
 @torch.inference_mode()
 def greedy_agreement(
     model: Any, prompts: Sequence[Sequence[int]], output_ids: Sequence[Sequence[int]], *, near_tie: float = NEAR_TIE
 ) -> Agreement:
-    """Judges greedy answers, one forward of prompt and answer each.
+    """Judges greedy answers with one forward pass of prompt and answer each.
 
     Args:
         model: a causal model of `transformers` in fp32, see `load_reference`.
         prompts: token ids.
         output_ids: the answers.
-        near_tie: logits apart that rounding may turn around.
+        near_tie: difference of logits that rounding may reverse.
     """
     num_tokens = num_same = num_near = 0
     worst_gap = 0.0
@@ -76,15 +35,6 @@ def greedy_agreement(
         num_near += int((~same & (gaps <= near_tie)).sum())
         worst_gap = max(worst_gap, float(gaps.max()))
     return Agreement(num_tokens, num_same, num_near, worst_gap)
-
-
-def require_same_ids(name: str, agreement: Agreement) -> None:
-    """Speed is worth nothing if the answers are wrong.
-
-    Raises: BenchmarkError: a position has a token that rounding cannot explain.
-    """
-    if agreement.num_wrong:
-        raise BenchmarkError(f"{name}: {agreement.num_wrong} ids are wrong; {agreement}")
 
 
 def load_reference(path: Path) -> Any:

@@ -21,8 +21,8 @@ import torch
 from chairlift.bench.alternate import alternate
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.shapes import SHAPES
 from engine.bench.attention_call import AttentionCall, make_attention_call
-from engine.bench.shapes import SHAPES
 
 _BYTES = 512 * 2**20
 _NUM_SEQS = 32

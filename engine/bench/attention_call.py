@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.bench.shapes import Shape
+from chairlift.bench.shapes import Shape
 from kernels.families import cpu_ops
 from kernels.interface import KernelOps, KVCache, Step
 from kernels.metadata import AttentionMetadata, StepInputs

@@ -17,14 +17,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.model_time import DecodeTime, library_ops_per_s, peak_ops_per_s
-from engine.bench.rounds import alternate_runs, require_equal_ids
-from engine.bench.serve import Run, engine
+from engine.bench.rounds import alternate_runs
+from engine.bench.serve import engine
 from engine.config import DEFAULT_STEP_LIMITS
 
 _NUM_ROWS = 32

@@ -1,9 +1,10 @@
 """The flags and the configuration that benchmarks of one engine share: which shape, and how it is quantised."""
 
 import argparse
+import dataclasses
 
 from chairlift.bench.benchmark import Settings
-from engine.bench.shapes import SHAPES, Shape, write_shape
+from chairlift.bench.shapes import SHAPES, Shape, write_shape
 from engine.config import EngineConfig
 
 _QUICK_SHAPE = "tiny"
@@ -73,3 +74,15 @@ def describe(settings: Settings) -> str:
     weights = "fp32" if options.quantization == "none" else options.quantization
     cache = "fp32" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     return f"{shape_name(settings)}, {weights} weights, {cache} KV"
+
+
+def engine_flags(config: EngineConfig) -> list[str]:
+    """Command line that makes an engine of this configuration, without defaults."""
+    flags = ["--model", config.model]
+    for option in dataclasses.fields(config):
+        value = getattr(config, option.name)
+        if option.name == "model" or value == option.default:
+            continue
+        flag = option.name.removesuffix("_s").replace("_", "-")
+        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags

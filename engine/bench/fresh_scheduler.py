@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
-from engine.bench.serve import Run, Steppable, serve
+from engine.bench.serve import Steppable, serve
 from engine.core.config import SchedulingPolicyName
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute

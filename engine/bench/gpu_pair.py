@@ -25,14 +25,14 @@ import math
 from pathlib import Path
 
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
-from chairlift.bench.report import Result
+from engine.bench.engine_options import engine_flags
 from engine.bench.floor import Length
 from engine.bench.gpu.lengths import AZURE_LIKE, mean_length, sample_lengths, scaled, trace_lengths
-from engine.bench.gpu.load import LoadResult, play
+from engine.bench.gpu.load import LoadResult, run_load, served_pair
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.wheels import frontend_path
-from loadgen.experiments.pair import Pair, engine_flags
+from kernels.bench.figure import Figure
 
 _TTFT_MS, _TPOT_MS, _SHARE = 500.0, 20.0, 99.0
 _NUM_USERS = 100
@@ -46,7 +46,7 @@ _QUICK_SCALE = 1 / 64
 
 
 def run(settings: Settings) -> Outcome:
-    """Plays both loads."""
+    """Runs both loads."""
     return run_stage(settings, lambda setting: _measure(setting, settings))
 
 
@@ -61,8 +61,8 @@ def _measure(setting: GpuSetting, settings: Settings) -> None:
         max_model_len=max(sum(length) for length in lengths) + 1,
     )
     setting.progress(f"starting the pair, {setting.label}")
-    with Pair(engine_flags(config), settings.scratch / "pair", python_path=path) as pair:
-        load = _Load(setting, f"grpc://{pair.address}", lengths, settings.scratch, options)
+    with served_pair(engine_flags(config), settings.scratch / "pair", frontend_path=path) as address:
+        load = _Load(setting, f"grpc://{address}", lengths, settings.scratch, options)
         scout = load.closed("scout", num_users, _SCOUT_ROUNDS * num_users, warm_up_s=0.0)
         rate = scout.document["completed"] / scout.document["duration"]
         closed = load.closed("closed", num_users, math.ceil(rate * load.seconds) + num_users, warm_up_s=load.warm_up_s)
@@ -77,7 +77,7 @@ def _measure(setting: GpuSetting, settings: Settings) -> None:
 
 
 class _Load:
-    """Plays against one server.
+    """Runs loads against one server.
 
     Attributes:
         seconds: of the schedule of a run that counts, warm-up included.
@@ -101,19 +101,19 @@ class _Load:
 
     def closed(self, name: str, num_users: int, num_requests: int, *, warm_up_s: float) -> LoadResult:
         """Always so many under way."""
-        return self._play(name, num_requests, ["--concurrency", str(num_users), "--warmup", f"{warm_up_s:g}s"])
+        return self._run(name, num_requests, ["--concurrency", str(num_users), "--warmup", f"{warm_up_s:g}s"])
 
     def poisson(self, name: str, rate: float, num_requests: int) -> LoadResult:
         """At random, so many per second on average."""
-        return self._play(
+        return self._run(
             name,
             num_requests,
             ["--request-rate", f"{rate:.6g}", "--warmup", f"{self.warm_up_s:g}s", "--burstiness", "1"],
         )
 
-    def _play(self, name: str, num_requests: int, flags: list[str]) -> LoadResult:
+    def _run(self, name: str, num_requests: int, flags: list[str]) -> LoadResult:
         self._setting.progress(f"{name}: {num_requests:,} requests")
-        result = play(
+        result = run_load(
             self._target,
             list(itertools.islice(self._lengths, num_requests)),
             self._folder / name,

@@ -24,18 +24,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from chairlift.bench.agreement import require_same_ids
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
-from chairlift.bench.report import Result
+from chairlift.bench.shapes import SHAPES
 from chairlift.bench.workload import Workload, uniform_workload
-from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
+from engine.bench.agreement import greedy_agreement, load_reference
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.driver import EngineDriver, new_request
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments, release_memory
 from engine.bench.gpu.stage import run_stage
-from engine.bench.gpu.transformers_peer import continuous_batching, generate_tokens, random_model
 from engine.bench.serve import engine
-from engine.bench.shapes import SHAPES, save_checkpoint
+from engine.bench.shapes import save_checkpoint
+from engine.bench.transformers_peer import continuous_batching, generate, random_model
 from engine.config import EngineConfig
 from engine.core.request import RequestId
 from engine.serving.engine import EngineParts
@@ -141,9 +142,10 @@ def _transformers(setting: GpuSetting, even: Workload, spread: Workload) -> tupl
     warm = Workload(even.prompts[:2], (4, 4))
     if setting.quick or share_s > 30:
         setting.progress("transformers: generate")
-        generate_tokens(model, warm, most_seconds=30.0)
-        num_tokens, seconds = generate_tokens(model, spread, most_seconds=max(10.0, share_s))
-        theirs["generate"] = num_tokens / seconds
+        generate(model, warm, len(warm.prompts), max_seconds=30.0)
+        started_s = time.perf_counter()
+        answers, _ = generate(model, spread, len(spread.prompts), max_seconds=max(10.0, share_s))
+        theirs["generate"] = sum(map(len, answers)) / (time.perf_counter() - started_s)
     else:
         setting.journal.leave_out("transformers' generate")
     left_s = setting.budget.left_s - _OURS_S
@@ -151,9 +153,10 @@ def _transformers(setting: GpuSetting, even: Workload, spread: Workload) -> tupl
         setting.progress("transformers: continuous batching")
         try:
             with continuous_batching(model, even) as answer:
-                answer(warm, 60.0)
-                seconds = answer(even, max(10.0, left_s - 15))
-            theirs["continuous batching"] = even.num_output_tokens / seconds
+                answer(warm, max_seconds=60.0)
+                started_s = time.perf_counter()
+                answer(even, max_seconds=max(10.0, left_s - 15))
+                theirs["continuous batching"] = even.num_output_tokens / (time.perf_counter() - started_s)
         except BenchmarkError as error:
             setting.journal.fail(f"transformers' continuous batching: {error}")
     else:

@@ -31,8 +31,8 @@ from chairlift.bench.workload import Workload
 from engine.bench.agreement import load_reference
 from engine.bench.forced_scores import Scores, score_texts
 from engine.bench.fresh_scheduler import serve_anew
-from engine.bench.hugging_face import import_transformers
 from engine.bench.serve import engine
+from engine.bench.transformers_peer import import_transformers
 from engine.config import EngineConfig, KVCacheDtypeName, Quantization
 from engine.demo import MODEL_DIR
 from engine.serving.engine import EngineParts

@@ -11,13 +11,15 @@ same tokens in every round; a third contestant without the flag shows how far eq
 import argparse
 from collections.abc import Callable
 
+from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.benchmark import Benchmark, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload, mixed_workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
-from engine.bench.rounds import alternate_runs, require_equal_ids
-from engine.bench.serve import Run, engine
+from engine.bench.rounds import alternate_runs
+from engine.bench.serve import engine
 from engine.config import DEFAULT_STEP_LIMITS
 
 _FAST, _INVARIANT, _FAST_AGAIN = "fast", "batch-invariant", "fast again"

@@ -20,8 +20,8 @@ import torch
 from chairlift.bench.alternate import Samples, alternate
 from chairlift.bench.benchmark import Benchmark, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.shapes import SHAPES
 from engine.bench.machine import fp32_products, int8_products
-from engine.bench.shapes import SHAPES
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
 from kernels.interface import Quantization

@@ -7,8 +7,8 @@ One operation after the other, each perfect; norms, rotations, sampling and ever
 
 from dataclasses import dataclass
 
+from chairlift.bench.shapes import Shape
 from engine.bench.machine import Floors, best_s, fp32_products, int8_products
-from engine.bench.shapes import Shape
 
 _TURNS = 7
 

@@ -15,13 +15,15 @@ import argparse
 
 import numpy as np
 
+from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
-from engine.bench.rounds import alternate_runs, require_equal_ids
-from engine.bench.serve import Run, engine
+from engine.bench.rounds import alternate_runs
+from engine.bench.serve import engine
 
 _ALONE, _WITH_DECODES = "chunk alone", "chunk and decodes"
 _NUM_CHUNKS = 4

@@ -12,13 +12,15 @@ wall clock. It is far steadier than the ratio of two wall clocks.
 
 import argparse
 
+from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.run import Run
 from chairlift.bench.workload import uniform_workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import serve_anew
-from engine.bench.rounds import alternate_runs, require_equal_ids
-from engine.bench.serve import Run, engine
+from engine.bench.rounds import alternate_runs
+from engine.bench.serve import engine
 from engine.config import DEFAULT_STEP_LIMITS
 
 _PROMPT_LENS = (32, 128)

@@ -15,12 +15,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.run import Run
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
 from engine.bench.fresh_scheduler import forget_requests, schedule_anew
-from engine.bench.rounds import alternate_runs, require_equal_ids
-from engine.bench.serve import Run, engine, serve
+from engine.bench.rounds import alternate_runs
+from engine.bench.serve import engine, serve
 from engine.config import DEFAULT_STEP_LIMITS
 
 _NUM_OUTPUT_TOKENS = 16

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.alternate import Samples, alternate
-from chairlift.bench.benchmark import BenchmarkError, Settings
-from engine.bench.serve import Run
+from chairlift.bench.benchmark import Settings
+from chairlift.bench.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,3 @@ def alternate_runs(contestants: Mapping[str, Callable[[], Run]], settings: Setti
 
     alternate({name: contestant(name) for name in contestants}, rounds=settings.rounds, progress=settings.progress)
     return Rounds({name: tuple(all_runs[-settings.rounds :]) for name, all_runs in runs.items()})
-
-
-def require_equal_ids(what: str, answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> None:
-    """Speed is worth nothing if the answers depend on it.
-
-    Raises: BenchmarkError: an answer differs: which, and from where on.
-    """
-    for index, (answer, other) in enumerate(zip(answers, others, strict=True)):
-        if tuple(answer) != tuple(other):
-            pairs = enumerate(zip(answer, other, strict=True))
-            position = next(position for position, (a, b) in pairs if a != b)
-            raise BenchmarkError(f"{what}: answers of request {index} differ from token {position} on")

@@ -3,10 +3,10 @@
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.run import Run, Step
 from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
@@ -28,68 +28,6 @@ class Steppable(Protocol):
     def runner(self) -> ModelRunner:
         """Runs them."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One turn of the engine.
-
-    Attributes:
-        ended_s: since the start of the run.
-        seconds: all of it: schedule, execute, update.
-        execute_s: the runner's part.
-        num_rows, num_tokens: of its batch.
-        num_outputs: tokens it yielded.
-    """
-
-    ended_s: float
-    seconds: float
-    execute_s: float
-    num_rows: int
-    num_tokens: int
-    num_outputs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came out; requests in the order given, times in seconds since the start of the run.
-
-    Attributes:
-        output_ids: per request.
-        token_times_s: per request, when each of its tokens was there.
-        arrivals_s: per request, when it was due.
-        steps: in order, those that had rows.
-        wall_s: from the start until all had ended.
-    """
-
-    output_ids: tuple[tuple[int, ...], ...]
-    token_times_s: tuple[tuple[float, ...], ...]
-    arrivals_s: tuple[float, ...]
-    steps: tuple[Step, ...]
-    wall_s: float
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(map(len, self.output_ids))
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Output tokens per second of wall clock."""
-        return self.num_output_tokens / self.wall_s
-
-    @property
-    def execute_share(self) -> float:
-        """Share of the time of all steps that the runner had."""
-        return sum(step.execute_s for step in self.steps) / sum(step.seconds for step in self.steps)
-
-    def ttft_s(self, index: int) -> float:
-        """Seconds from the arrival of a request to its first token."""
-        return self.token_times_s[index][0] - self.arrivals_s[index]
-
-    def gaps_s(self, index: int) -> tuple[float, ...]:
-        """Seconds between the tokens of a request (ITL)."""
-        return tuple(b - a for a, b in itertools.pairwise(self.token_times_s[index]))
 
 
 def engine(config: EngineConfig) -> EngineParts:

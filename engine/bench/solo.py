@@ -19,17 +19,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chairlift.bench.agreement import require_same_ids
 from chairlift.bench.benchmark import Benchmark, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.run import Run
+from chairlift.bench.shapes import SHAPES
 from chairlift.bench.workload import Workload
-from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
+from engine.bench.agreement import greedy_agreement, load_reference
 from engine.bench.engine_options import add_engine_arguments, describe, engine_config, shape_name
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.model_clock import ModelClock
 from engine.bench.rounds import Rounds, alternate_runs
-from engine.bench.serve import Run, engine
-from engine.bench.shapes import SHAPES, save_checkpoint
-from engine.bench.transformers_solo import TransformersSolo
+from engine.bench.serve import engine
+from engine.bench.shapes import save_checkpoint
+from engine.bench.transformers_peer import generate_streaming
 from engine.config import DEFAULT_STEP_LIMITS
 from engine.serving.engine import EngineParts
 
@@ -61,9 +64,9 @@ def run(settings: Settings) -> Outcome:
     if settings.options.quantization == "none" and settings.options.kv_cache_dtype == "auto":
         require_same_ids(_OURS, agreement)
     model_s: list[list[float]] = []
-    theirs = TransformersSolo(reference)
     rounds = alternate_runs(
-        {_OURS: _timed(parts, workload, clock, model_s), _THEIRS: lambda: theirs.generate(workload)}, settings
+        {_OURS: _timed(parts, workload, clock, model_s), _THEIRS: lambda: generate_streaming(reference, workload)},
+        settings,
     )
     model_s = model_s[-settings.rounds :]
     return _outcome(rounds, model_s, f"{agreement}; {describe(settings)}")

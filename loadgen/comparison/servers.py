@@ -19,23 +19,20 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
-import time
 import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from loadgen.errors import OptionError, TargetError
+from loadgen.processes import Process, wait_until
 
-_LOOK_S = 0.1
 _CONNECT_TIMEOUT_S = 2.0
-_LAST_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +80,23 @@ def running(spec: ServerSpec, log: Path) -> Iterator[None]:
         raise TargetError(
             f"{spec.label}: something answers at {spec.ready} before the server was started; stop it first"
         )
-    with log.open("wb") as output:
-        try:
-            process = subprocess.Popen(
-                spec.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **spec.env},
-                cwd=spec.cwd,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise TargetError(f"{spec.label}: {shlex.join(spec.command)}: {error.strerror or error}") from error
     try:
-        _wait_until_ready(process, spec, log)
+        process = Process(
+            spec.command,
+            log,
+            name=f"{spec.label}: the server",
+            env={**os.environ, **spec.env},
+            cwd=spec.cwd,
+            stop_signal=spec.stop_signal,
+            stop_timeout_s=spec.stop_timeout_s,
+        )
+    except OSError as error:
+        raise TargetError(f"{spec.label}: {shlex.join(spec.command)}: {error.strerror or error}") from error
+    try:
+        wait_until(lambda: _answers(spec.ready), [process], spec.ready_timeout_s)
         yield
     finally:
-        _stop(process, spec)
-
-
-def _wait_until_ready(process: "subprocess.Popen[bytes]", spec: ServerSpec, log: Path) -> None:
-    deadline_s = time.monotonic() + spec.ready_timeout_s
-    while not _answers(spec.ready):
-        if process.poll() is not None:
-            raise TargetError(f"{spec.label}: the server ended with status {process.returncode}{_last_lines(log)}")
-        if time.monotonic() > deadline_s:
-            raise TargetError(
-                f"{spec.label}: not ready at {spec.ready} within {spec.ready_timeout_s:g} s{_last_lines(log)}"
-            )
-        time.sleep(_LOOK_S)
-
-
-def _stop(process: "subprocess.Popen[bytes]", spec: ServerSpec) -> None:
-    """Asks it to stop; then its whole process group is killed, so that nothing of it is left in the next run."""
-    if process.poll() is None:
-        process.send_signal(spec.stop_signal)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(spec.stop_timeout_s)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        process.stop()
 
 
 def _answers(ready: str) -> bool:
@@ -145,11 +118,6 @@ def _answers(ready: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _last_lines(log: Path) -> str:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return f"; it said: {' | '.join(lines[-_LAST_LINES:])} ({log})" if lines else f"; it said nothing ({log})"
 
 
 def _server(path: Path, name: str, table: Any) -> ServerSpec:

@@ -1,4 +1,4 @@
-"""Servers whose engines can be killed: two behind one frontend, and one under `chairlift up`, which starts it again."""
+"""Servers whose engines can be killed: two engines behind one frontend, and one engine that `chairlift up` restarts."""
 
 import os
 import signal
@@ -6,74 +6,52 @@ import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from chairlift.bench.benchmark import BenchmarkError
-from loadgen.experiments.held_port import held_port
-from loadgen.experiments.processes import Process
+from loadgen.errors import TargetError
+from loadgen.processes import Process, held_port, start_module, wait_until
 
 _START_TIMEOUT_S = 300.0
-_POLL_S = 0.02
 _UP = "chairlift:engine_up{"
 
 
-class Mortal(Protocol):
+class KillableServer(ABC):
     """A server for the length of a `with` block.
 
     Attributes:
-        target: its gRPC port.
-        num_engines: that it has when all are there.
+        target: its gRPC endpoint.
+        num_engines: attached engines of a complete server.
     """
-
-    target: str
-    num_engines: int
-
-    def __enter__(self) -> Self:
-        """Starts it."""
-        ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stops it."""
-        ...
-
-    def kill(self) -> float:
-        """Ends one of its engines by SIGKILL -> time.monotonic() just before."""
-        ...
-
-    def wait_whole(self) -> None:
-        """Waits until all engines are attached."""
-        ...
-
-
-class _Server(ABC):
-    """What the two have in common."""
 
     num_engines = 1
 
     def __init__(self, folder: Path, engine_flags: Sequence[str]) -> None:
-        """Prepares; the `with` block starts.
+        """Prepares it.
 
         Args:
-            folder: for logs and sockets, to be made; its path must be short.
-            engine_flags: of every engine, without an address.
+            folder: for logs and sockets, created here; its path must be short.
+            engine_flags: command line of every engine, without an address.
         """
         self._folder = folder
         self._engine_flags = engine_flags
         self._processes: list[Process] = []
         self._held_ports = ExitStack()
-        self._port, self._http_port = (self._held_ports.enter_context(held_port()) for _ in range(2))
-        self.target = f"127.0.0.1:{self._port}"
+        port, self._http_port = (self._held_ports.enter_context(held_port()) for _ in range(2))
+        self._ports = ("--port", str(port), "--http-port", str(self._http_port))
+        self.target = f"127.0.0.1:{port}"
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True)
-        self._start_all()
-        self.wait_whole()
+        try:
+            self._start_all()
+            self.wait_complete()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -83,22 +61,17 @@ class _Server(ABC):
             process.stop()
         self._held_ports.close()
 
-    def wait_whole(self) -> None:
-        """See Mortal.
+    @abstractmethod
+    def kill(self) -> float:
+        """Ends one engine by SIGKILL; returns time.monotonic() just before."""
 
-        Raises: BenchmarkError: it does not come to that.
-        """
-        self._wait(lambda: self._num_attached() == self.num_engines)
+    def wait_complete(self) -> None:
+        """Waits until all engines are attached; raises TargetError if a process ends or takes too long."""
+        wait_until(lambda: self._num_attached() == self.num_engines, self._processes, _START_TIMEOUT_S)
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not condition():
-            for process in self._processes:
-                if process.has_ended:
-                    raise BenchmarkError(f"{process.name} has ended:\n{process.last_lines()}")
-            if time.monotonic() > deadline_s:
-                raise BenchmarkError(f"not ready after {_START_TIMEOUT_S:g} s:\n{self._processes[-1].last_lines()}")
-            time.sleep(_POLL_S)
+    @abstractmethod
+    def _start_all(self) -> None:
+        """Starts all processes and keeps them in `_processes`."""
 
     def _num_attached(self) -> int:
         try:
@@ -108,13 +81,9 @@ class _Server(ABC):
             return 0
         return sum(line.startswith(_UP) and line.endswith(" 1.0") for line in text.splitlines())
 
-    @abstractmethod
-    def _start_all(self) -> None:
-        """Starts its processes, which `_processes` holds from then on."""
 
-
-class TwoEngines(_Server):
-    """Two engines, each with half of the threads, behind one frontend. The one that is killed is started again."""
+class TwoEngines(KillableServer):
+    """Two engines behind one frontend, killed in turn. The one that is killed is started again."""
 
     num_engines = 2
 
@@ -122,12 +91,11 @@ class TwoEngines(_Server):
         self._sockets = [self._folder / f"{index}.sock" for index in range(self.num_engines)]
         self._engines = [self._start_engine(index) for index in range(self.num_engines)]
         addresses = [flag for path in self._sockets for flag in ("--engine", f"unix:{path}")]
-        ports = ("--port", str(self._port), "--http-port", str(self._http_port))
-        self._processes.append(Process("frontend", [*addresses, *ports], self._folder / "frontend.log"))
+        self._processes.append(start_module("frontend", [*addresses, *self._ports], self._folder / "frontend.log"))
         self._next = 0
 
     def kill(self) -> float:
-        """See Mortal. They take turns."""
+        """See KillableServer."""
         index, self._next = self._next, 1 - self._next
         killed_at_s = time.monotonic()
         self._processes.remove(self._engines[index])
@@ -137,27 +105,24 @@ class TwoEngines(_Server):
 
     def _start_engine(self, index: int) -> Process:
         flags = [*self._engine_flags, "--uds", str(self._sockets[index]), "--exit-on-stdin-close"]
-        process = Process("engine", flags, self._folder / f"engine-{index}.log")
+        process = start_module("engine", flags, self._folder / f"engine-{index}.log")
         self._processes.insert(0, process)
         return process
 
 
-class UnderUp(_Server):
-    """One engine under `chairlift up`, which starts it again by itself."""
+class UnderUp(KillableServer):
+    """One engine under `chairlift up`, which restarts it."""
 
     def _start_all(self) -> None:
-        ports = ("--port", str(self._port), "--http-port", str(self._http_port))
-        self._processes.append(
-            Process("frontend.cli.main", ["up", *ports, *self._engine_flags], self._folder / "up.log")
-        )
+        arguments = ["up", *self._ports, *self._engine_flags]
+        self._processes.append(start_module("frontend.cli.main", arguments, self._folder / "up.log"))
 
     def kill(self) -> float:
-        """See Mortal."""
-        up = self._processes[0].pid
-        children = Path(f"/proc/{up}/task/{up}/children").read_text().split()
-        engines = [int(pid) for pid in children if b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        """See KillableServer."""
+        children = self._processes[0].children()
+        engines = [pid for pid in children if b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         if len(engines) != 1:
-            raise BenchmarkError(f"{len(engines)} engines under chairlift up")
+            raise TargetError(f"{len(engines)} engines under chairlift up")
         killed_at_s = time.monotonic()
         os.kill(engines[0], signal.SIGKILL)
         return killed_at_s

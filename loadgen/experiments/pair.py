@@ -1,32 +1,39 @@
-"""An engine and a frontend, ready to serve on this machine."""
+"""Engine and frontend as processes on this machine, ready to serve.
 
-import dataclasses
-import time
+`python -m loadgen.experiments.pair FOLDER -- ENGINE FLAGS` starts a pair for other programs: it prints the frontend's
+address when the pair serves, and stops it when stdin closes.
+"""
+
+import argparse
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chairlift.bench.benchmark import BenchmarkError
-from chairlift.bench.workload import Workload
-from engine.bench.serve import Run
-from engine.config import EngineConfig
-from loadgen.experiments.client import Client
-from loadgen.experiments.held_port import held_port
-from loadgen.experiments.processes import Process
+import grpc
+
+from chairlift.v1 import generation_service_pb2 as pb
+from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
+from loadgen.errors import LoadgenError
+from loadgen.processes import Process, held_port, start_module, wait_until
 
 _START_TIMEOUT_S = 300.0
+_OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
 class Pair:
-    """Both processes for the length of a `with` block, and a client that is connected.
+    """Both processes for the length of a `with` block, which starts them; call `wait_until_served` before use.
 
     Attributes:
+        address: gRPC endpoint of the frontend, HOST:PORT.
         engine, frontend: the processes.
-        address: of the frontend, HOST:PORT.
-        client: calls the frontend.
+        model: the frontend's description of the model, set once it serves.
     """
+
+    engine: Process
+    frontend: Process
 
     def __init__(
         self,
@@ -34,83 +41,86 @@ class Pair:
         folder: Path,
         *,
         engine_module: str = "engine",
-        python_path: Sequence[Path] = (),
+        frontend_flags: Sequence[str] = (),
+        frontend_path: Sequence[Path] = (),
     ) -> None:
-        """Prepares; the `with` block starts.
+        """Prepares the pair.
 
         Args:
-            engine_flags: its command line, without an address.
-            folder: for logs and the socket between the two; made if it is not there. The path must be short: a socket's
-                has 107 bytes at most.
-            engine_module: what to run as the engine.
-            python_path: folders with packages that the frontend needs and this process does not.
+            engine_flags: command line of the engine, without an address.
+            folder: for logs and the socket between the two; created if missing. The path must be short: a socket's path
+                has at most 107 bytes.
+            engine_module: module that runs as the engine.
+            frontend_flags: command line of the frontend, without addresses.
+            frontend_path: folders with packages that only the frontend needs.
         """
         self._engine_flags = engine_flags
         self._folder = folder
         self._engine_module = engine_module
-        self._python_path = python_path
+        self._frontend_flags = frontend_flags
+        self._frontend_path = frontend_path
+        self.model = pb.GetModelResponse()
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / "engine.sock"
-        self._held_ports = ExitStack()
-        port = self._held_ports.enter_context(held_port())
-        self.address = f"127.0.0.1:{port}"
-        # Both at once: the frontend waits for its engine, and the imports of both overlap.
-        self.engine = Process(
-            self._engine_module,
-            [*self._engine_flags, "--uds", path, "--exit-on-stdin-close"],
-            self._folder / "engine.log",
-        )
-        self.frontend = Process(
-            "frontend",
-            ["--engine", f"unix:{path}", "--port", str(port), "--no-http"],
-            self._folder / "frontend.log",
-            python_path=self._python_path,
-        )
-        self.client = Client(self.address)
-        self.client.__enter__()
-        try:
-            self._wait_until_served()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+        socket = self._folder / "engine.sock"
+        with ExitStack() as stack:
+            port = stack.enter_context(held_port())
+            self.address = f"127.0.0.1:{port}"
+            # Both start at once: the frontend waits for its engine, and their imports overlap.
+            flags = [*self._engine_flags, "--uds", socket, "--exit-on-stdin-close"]
+            self.engine = start_module(self._engine_module, flags, self._folder / "engine.log")
+            stack.callback(self.engine.stop)
+            flags = ["--engine", f"unix:{socket}", "--port", str(port), "--no-http", *self._frontend_flags]
+            log = self._folder / "frontend.log"
+            self.frontend = start_module("frontend", flags, log, python_path=self._frontend_path)
+            stack.callback(self.frontend.stop)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.client.__exit__(kind, value, trace)
-        self.frontend.stop()
-        self.engine.stop()
-        self._held_ports.close()
-
-    def generate(self, workload: Workload) -> Run:
-        """See `Contender.generate`."""
-        return self.client.generate(workload).run
+        self._stack.close()
 
     @property
     def pids(self) -> frozenset[int]:
-        """See `Contender.pids`."""
+        """Process ids of both."""
         return frozenset({self.engine.pid, self.frontend.pid})
 
-    def _wait_until_served(self) -> None:
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self.client.is_served():
-            for process in (self.engine, self.frontend):
-                if process.has_ended:
-                    raise BenchmarkError(f"the {process.name} ended while starting:\n{process.last_lines()}")
-            if time.monotonic() > deadline_s:
-                raise BenchmarkError(f"not serving after {_START_TIMEOUT_S:g} s:\n{self.engine.last_lines()}")
+    def wait_until_served(self) -> None:
+        """Raises TargetError if a process ends or takes too long, with the last lines of its output."""
+        with grpc.insecure_channel(self.address, options=_OPTIONS) as channel:
+            stub = GenerationServiceStub(channel)
+
+            def is_served() -> bool:
+                try:
+                    self.model = stub.GetModel(pb.GetModelRequest(), timeout=1.0)
+                except grpc.RpcError:
+                    return False
+                return True
+
+            wait_until(is_served, (self.engine, self.frontend), _START_TIMEOUT_S)
 
 
-def engine_flags(config: EngineConfig) -> list[str]:
-    """The command line that makes an engine of this configuration, as far as it is not the default."""
-    flags = ["--model", config.model]
-    for option in dataclasses.fields(config):
-        value = getattr(config, option.name)
-        if option.name == "model" or value == option.default:
-            continue
-        flag = option.name.removesuffix("_s").replace("_", "-")
-        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return flags
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m loadgen.experiments.pair", description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder for logs and the socket; its path must be short")
+    parser.add_argument("--frontend-path", type=Path, action="append", default=[], help="more packages of the frontend")
+    parser.add_argument("engine_flags", nargs="*", metavar="ENGINE FLAG", help="after --")
+    options = parser.parse_args(argv)
+    try:
+        with Pair(options.engine_flags, options.folder, frontend_path=options.frontend_path) as pair:
+            pair.wait_until_served()
+            print(pair.address, flush=True)
+            sys.stdin.read()
+    except LoadgenError as error:
+        print(f"loadgen.experiments.pair: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
-from loadgen.experiments.held_port import held_port
+from loadgen.processes import held_port
 
 # Says that it runs, and when it is asked to end.
 ENGINE = """

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chairlift import Client
 from engine.demo import MODEL_DIR
-from loadgen.experiments.held_port import held_port
+from loadgen.processes import held_port
 from tests.docs.pages import ROOT, Command, all_commands
 from tests.docs.proofs import Proof, proof_of
 from tests.hang import HANG_S, START_HANG_S

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chairlift import Client, GenerationError, Tls
-from loadgen.experiments.held_port import held_port
+from loadgen.processes import held_port
 from tests.hang import START_HANG_S
 
 

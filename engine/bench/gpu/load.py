@@ -1,10 +1,11 @@
-"""The load generator as a process of its own, and what it says of a run."""
+"""Pair and load generator as processes, which the engine may not import."""
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """`result.json` of a run; latencies count from when a request was due and are of the window after the warm-up.
+    """`result.json` of a run. Latencies count from a request's scheduled time and cover the window after the warm-up.
 
     Attributes:
-        document: all of it.
+        document: the whole file.
     """
 
     document: dict[str, Any]
@@ -38,53 +39,72 @@ class LoadResult:
 
     @property
     def window_s(self) -> float:
-        """Length of what was measured."""
+        """Length of the measured window."""
         window = self.document["window"]
         return float(window["end_s"] - window["start_s"])
 
     @property
     def requests_per_s(self) -> float:
-        """Completed in the window."""
+        """Completed requests per second in the window."""
         return float(self.document["throughput"]["requests_per_s"])
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Delivered in the window."""
+        """Output tokens per second in the window."""
         return float(self.document["throughput"]["output_tokens_per_s"])
 
     @property
     def mean_in_flight(self) -> float:
-        """Requests under way in the window, on average."""
+        """Mean number of requests in flight in the window."""
         return float(self.document["throughput"]["mean_in_flight"])
 
     @property
     def attainment(self) -> float:
-        """Share of all requests that kept every target."""
+        """Share of requests that met every target."""
         return float(self.document["slo"]["attainment"])
 
     def latency_ms(self, metric: str, percentile: str) -> float:
-        """Such as ("ttft", "p99")."""
+        """Latency in milliseconds, such as ("ttft", "p99")."""
         return float(self.document["metrics"][f"{metric}_ms"][percentile])
 
 
-def play(
-    target: str,
-    lengths: Sequence[Length],
-    folder: Path,
-    flags: Sequence[str],
-    *,
-    timeout_s: float,
-    python_path: Sequence[Path] = (),
+@contextmanager
+def served_pair(engine_flags: Sequence[str], folder: Path, *, frontend_path: Sequence[Path] = ()) -> Iterator[str]:
+    """Starts a pair by `loadgen.experiments.pair` and yields its gRPC endpoint, HOST:PORT.
+
+    Args:
+        engine_flags: command line of the engine.
+        folder: for logs and the socket; its path must be short.
+        frontend_path: folders with packages that only the frontend needs.
+    Raises: BenchmarkError: it does not start; with its last lines.
+    """
+    command = [sys.executable, "-m", "loadgen.experiments.pair", str(folder)]
+    command += [part for path in frontend_path for part in ("--frontend-path", str(path))]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [*command, "--", *engine_flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        try:
+            assert process.stdout is not None
+            if not (address := process.stdout.readline().strip()):
+                errors.seek(0)
+                raise BenchmarkError(errors.read().strip() or "the pair ended without a message")
+            yield address
+        finally:
+            process.communicate()  # closes stdin, which stops the pair
+
+
+def run_load(
+    target: str, lengths: Sequence[Length], folder: Path, flags: Sequence[str], *, timeout_s: float
 ) -> LoadResult:
-    """Runs `loadgen run` on requests of these lengths with prompts of their own.
+    """Runs `loadgen run` on requests of these lengths, each with its own prompt.
 
     Args:
         target: URL of the server.
         lengths: of the requests, in order.
         folder: for the records; must not exist.
         flags: loop, rate, targets.
-        timeout_s: when to give up.
-        python_path: put in front of its module path.
+        timeout_s: time limit.
     Raises: BenchmarkError: it failed or was too slow; with its last lines.
     """
     data = folder.with_suffix(".jsonl")
@@ -92,10 +112,8 @@ def play(
     data.write_text("\n".join(lines) + "\n")
     command = [sys.executable, "-m", "loadgen", "run", "--target", target, "--dataset", "jsonl"]
     command += ["--dataset-path", str(data), "--result-dir", str(folder), *flags]
-    path = os.pathsep.join([*map(str, python_path), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
-    environ = {**os.environ, **({"PYTHONPATH": path} if path else {})}
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise BenchmarkError(f"the load generator has not ended after {timeout_s:.0f} s") from error
     if done.returncode != 0:

@@ -10,12 +10,12 @@ import numpy as np
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from loadgen.errors import ResultError, TargetError
+from loadgen.experiments.client import OPTIONS, greedy_spec
 from loadgen.trace.schema import Trace
 
 Answers = tuple[tuple[int, ...], ...]
 
 _TIMEOUT_S = 1800.0
-_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 16 << 20))
 
 
 def greedy_answers(address: str, trace: Trace, vocab_size: int) -> Answers:
@@ -54,22 +54,14 @@ def _prompts(trace: Trace, vocab_size: int) -> list[list[int]]:
 
 
 async def _answers(address: str, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> Answers:
-    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         stub = GenerationServiceStub(channel)
-        calls = [stub.Generate(_request(p, n), timeout=_TIMEOUT_S) for p, n in zip(prompts, lengths, strict=True)]
+        calls = [
+            stub.Generate(pb.GenerateRequest(spec=greedy_spec(p, n, text=False)), timeout=_TIMEOUT_S)
+            for p, n in zip(prompts, lengths, strict=True)
+        ]
         try:
             responses = await asyncio.gather(*calls)
         except grpc.aio.AioRpcError as error:
             raise TargetError(f"the ids cannot be checked: {error.code().name}: {error.details()}") from error
     return tuple(tuple(response.token_ids) for response in responses)
-
-
-def _request(prompt: Sequence[int], num_tokens: int) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        spec=pb.GenerationSpec(
-            token_ids=pb.TokenIds(ids=prompt),
-            sampling=pb.SamplingOptions(temperature=0.0),
-            stop=pb.StopOptions(max_tokens=num_tokens, ignore_end_token=True),
-            output=pb.OutputOptions(text=False, token_ids=True),
-        )
-    )

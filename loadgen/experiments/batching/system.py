@@ -15,9 +15,9 @@ from loadgen.experiments.batching.case_run import Playing, playing_of, require_w
 from loadgen.experiments.batching.cases import Case
 from loadgen.experiments.batching.ids import Answers, greedy_answers
 from loadgen.experiments.batching.model import Model
-from loadgen.experiments.batching.pair import Pair
 from loadgen.experiments.batching.policies import ENGINE_FLAGS
 from loadgen.experiments.batching.step_log import Step, read_steps
+from loadgen.experiments.pair import Pair
 from loadgen.record import RunData
 from loadgen.trace.schema import Trace
 
@@ -29,6 +29,11 @@ _CALIBRATION_GATES = 4
 _LOG_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 _ATTEMPTS = 3
+# Every case fits at once, without backpressure from a client that reads late: the queue is part of the experiment.
+_FRONTEND_FLAGS = (
+    *("--no-reflection", "--max-queued-requests", str(1 << 16)),
+    *("--max-queued-tokens", str(1 << 24), "--token-window", str(1 << 16)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,9 @@ class Contestant:
         self.name = name
         self._size = size
         self._play = play
-        self._pair = Pair((*size.flags(), *ENGINE_FLAGS[name]), folder)
+        self._step_log = folder / "steps.jsonl"
+        flags = (*size.flags(), *ENGINE_FLAGS[name], "--step-log", str(self._step_log))
+        self._pair = Pair(flags, folder, frontend_flags=_FRONTEND_FLAGS)
         self._read_to = 0
 
     def __enter__(self) -> Self:
@@ -118,9 +125,9 @@ class Contestant:
         num_gates = num_gates if case.is_queued else 0
         for _ in range(_ATTEMPTS):
             trace = with_gates(case.trace, num_gates, self._size.gate_tokens) if num_gates else case.trace
-            cpu_before_s = self._pair.frontend_cpu_s()
+            cpu_before_s = self._pair.frontend.cpu_s()
             run = self._play(trace, self._pair.address, secrets.token_hex(8))
-            cpu_s = self._pair.frontend_cpu_s() - cpu_before_s
+            cpu_s = self._pair.frontend.cpu_s() - cpu_before_s
             require_whole_answers(run)
             steps = behind_gates(self._steps_of(trace), num_gates, len(case.trace))
             if steps is not None:
@@ -140,7 +147,7 @@ class Contestant:
         played = Counter(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
         deadline_s = time.monotonic() + _LOG_TIMEOUT_S
         while True:
-            new_steps, self._read_to = read_steps(self._pair.step_log, self._read_to)
+            new_steps, self._read_to = read_steps(self._step_log, self._read_to)
             steps += new_steps
             finished = {request: usage for step in steps for request, usage in step.finished.items()}
             missing = played - Counter((usage.prompt, usage.output) for usage in finished.values())
@@ -149,6 +156,6 @@ class Contestant:
                 return [step for step in steps if max(step.rows) >= first]
             if time.monotonic() > deadline_s:
                 raise ResultError(
-                    f"step log {self._pair.step_log}: {missing.total()} of {len(trace)} requests do not finish in it"
+                    f"step log {self._step_log}: {missing.total()} of {len(trace)} requests do not finish in it"
                 )
             time.sleep(_POLL_S)

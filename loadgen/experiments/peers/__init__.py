@@ -1,1 +1,1 @@
-"""peers: PLACEHOLDER docstring."""
+"""Comparisons of Chairlift with other systems: OpenVINO GenAI and `transformers`."""

@@ -1,4 +1,4 @@
-"""The pair and transformers at several sizes of batch: the figures of each, and a drawing of all."""
+"""The pair and transformers at several batch sizes: the figures of each, and a picture of all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from chairlift.bench.benchmark import BenchmarkError
 from loadgen.experiments.peers.padding_waste import Waste
 
 TRANSFORMERS, PAIR = "transformers", "Chairlift"
-"""The contestants."""
+"""The systems under test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What came out at one size of batch.
+    """Results at one batch size.
 
     Attributes:
-        rows: of a batch, and seats of the pair.
-        samples: seconds per round, by contestant.
+        rows: of a batch, and slots of the pair.
+        samples: seconds per round, by system.
         num_output_tokens: of a round.
         waste: of the padded batches.
-        notes: how the ids agree, by contestant.
+        notes: how the ids agree, by system.
     """
 
     rows: int
@@ -31,7 +31,7 @@ class Size:
     notes: dict[str, str]
 
     def tokens_per_s(self, name: str) -> float:
-        """Of the best round."""
+        """Output tokens per second of the best round."""
         return self.num_output_tokens / self.samples.best(name)
 
 
@@ -57,12 +57,12 @@ def draw(sizes: Sequence[Size], title: str, path: Path) -> None:
         speed.plot(names, values, "o-", color=colour, linewidth=1.8, label=name)
         for place, value in enumerate(values):
             speed.annotate(f"{value:,.0f}", (place, value), (0, 7), textcoords="offset points", ha="center", fontsize=9)
-    speed.set(xlabel="rows of a batch, seats of the pair", ylabel="output tokens per second", ylim=(0, None))
+    speed.set(xlabel="rows of a batch, slots of the pair", ylabel="output tokens per second", ylim=(0, None))
     speed.margins(y=0.12)
     speed.legend(frameon=False, loc="upper left")
     begins = [0.0] * len(sizes)
     for label, colour, field in (
-        ("asked for", "#2f9d8f", "useful"),
+        ("requested", "#2f9d8f", "useful"),
         ("rows after the end of their answer", "#e0a03c", "idle_rows"),
         ("padding in front of prompts", "#9a9ac8", "prompt_padding"),
     ):

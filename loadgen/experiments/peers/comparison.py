@@ -1,22 +1,22 @@
-"""Peers: is Chairlift the fastest way to serve this model on this CPU?
+"""Peers on a CPU: Chairlift against OpenVINO GenAI, and `transformers` for one request alone.
 
-Claim: more output tokens per second than OpenVINO GenAI's continuous batching, in fp32 and in int8; 1.5 times as many
-is aimed at.
+Claim: more output tokens per second than OpenVINO GenAI's continuous batching, in fp32 and in int8; the aim is 1.5
+times as many.
 
 Method: one random checkpoint, saved by `transformers`, is served by
 
-- Chairlift: the whole pair over gRPC, that is an engine process, a frontend process and a client in this one; text and
-  ids come back token by token;
+- Chairlift: the whole pair over gRPC: an engine process, a frontend process and a client in this one; text and ids
+  arrive token by token;
 - OpenVINO GenAI: `ContinuousBatchingPipeline` in a process of its own, driven by token ids without any network; fp32
-  weights and cache, or int8 weights and u8 cache, its defaults. Its environment is made on the first run.
+  weights and cache, or int8 weights and u8 cache, its defaults. Its environment is created on the first run.
 
-Like is compared with like: OpenVINO runs all requests of a workload at once (it ignores `max_num_seqs`), so Chairlift
+Both sides get equal terms: OpenVINO runs all requests of a workload at once (it ignores `max_num_seqs`), so Chairlift
 has a slot for each; steps have the same token budget; in int8 both have an 8-bit cache. CPU seconds, the client's
-included, stand beside wall time: on a machine that others use they say more.
+included, stand beside wall time, because they say more on a shared machine.
 
-Everything shares the first `--threads` CPUs. Both sides stay loaded and warm and run in turn; what the idle side costs
-is measured. Before anything is timed, every id is judged by `transformers` in fp32, position by position: fp32 ids must
-be its own up to near-ties, for int8 the agreement is printed.
+All systems share the first `--threads` CPUs. They stay loaded and warm and run in turn; the CPU time of idle systems is
+measured. Before any timing, `transformers` judges every id in fp32, position by position: fp32 ids must equal its own
+up to near-ties; for int8 the agreement is printed.
 
 Workloads: `mixed`, 64 requests at once, prompts of 16 to 512 tokens, outputs of 16, 64 or 256; `shared prefix`, 48
 requests at once, 384 shared and 32 own prompt tokens, 32 out, where OpenVINO runs with and without its prefix cache and
@@ -25,61 +25,60 @@ are new in every round, so that nothing is cached from the round before. Greedy,
 """
 
 import argparse
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
 
+from chairlift.bench.agreement import Agreement, require_same_ids
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
+from chairlift.bench.run import Run
+from chairlift.bench.shapes import SHAPES
 from chairlift.bench.workload import Workload, mixed_workload, shared_prefix_workload
-from engine.bench.agreement import greedy_agreement, load_reference, require_same_ids
-from engine.bench.serve import Run
-from engine.bench.shapes import SHAPES, save_checkpoint
-from engine.bench.transformers_solo import TransformersSolo
-from engine.config import EngineConfig
-from loadgen.experiments.contest import Contender, Contest, check_lengths, compete, on_cpus, tpot_s
-from loadgen.experiments.pair import Pair, engine_flags
+from loadgen.experiments.client import served_pair
 from loadgen.experiments.peers.figures import CHAIRLIFT, Figures, alone_figures, throughput_figures
-from loadgen.experiments.peers.openvino.contenders import OPENVINO_CACHED, open_openvino
+from loadgen.experiments.peers.openvino.pipelines import OPENVINO_CACHED, open_openvino
+from loadgen.experiments.peers.worker import BenchWorker
+from loadgen.experiments.systems import Comparison, System, check_lengths, compare, on_cpus, tpot_s
 
 TRANSFORMERS = "transformers"
 PRECISIONS = ("fp32", "int8")
-_LEAST_INT8_SHARE = 0.5  # of fp32's choices; below it the quantised model is another model
+STEP_TOKENS = 512
+_MIN_INT8_SHARE = 0.5  # of fp32's choices; below it the quantized model is another model
 
-OpenPeers = Callable[[str, Path, Settings], AbstractContextManager[Mapping[str, Contender]]]
-"""(precision, checkpoint, settings) -> the contenders beside Chairlift, loaded for the length of a with block."""
+Judge = Callable[[Workload, Sequence[Sequence[int]]], Agreement]
+OpenPeers = Callable[[str, Path, int, Settings], AbstractContextManager[Mapping[str, System]]]
+"""(precision, checkpoint, tokens per step, settings) -> systems beside Chairlift, loaded for the length of a block."""
 
 
 def run(settings: Settings, open_peers: OpenPeers = open_openvino) -> Outcome:
-    """Runs the comparison; `open_peers` is another one in tests."""
+    """Runs the comparison; tests give other `open_peers`."""
     results: list[Result] = []
     raw: dict[str, object] = {}
     lines: list[str] = []
     shapes = ("tiny",) if settings.quick else tuple(settings.options.shapes)
-    with on_cpus(settings.threads):
+    with on_cpus(settings.threads), BenchWorker(settings.scratch / "transformers.log") as reference:
         for shape in shapes:
             settings.progress(f"saving a random checkpoint of shape {shape}")
-            checkpoint = save_checkpoint(shape, settings.scratch)
-            reference = load_reference(checkpoint)
+            checkpoint = reference.save_checkpoint(shape, settings.scratch)
+            reference.load_transformers(checkpoint, settings.threads)
             for precision in settings.options.precisions:
-                comparison = _Comparison(checkpoint, precision, reference, settings)
-                comparison.run(open_peers)
-                results += comparison.results
-                lines += comparison.lines
-                raw[comparison.label] = comparison.raw
+                case = _Case(checkpoint, precision, reference, settings)
+                case.run(open_peers)
+                results += case.results
+                lines += case.lines
+                raw[case.label] = case.raw
     return Outcome(tuple(results), raw, "\n".join(lines))
 
 
-class _Comparison:
+class _Case:
     """One shape in one precision.
 
     Attributes:
         results, lines, raw: what came out so far.
     """
 
-    def __init__(self, checkpoint: Path, precision: str, reference: Any, settings: Settings) -> None:
+    def __init__(self, checkpoint: Path, precision: str, reference: BenchWorker, settings: Settings) -> None:
         self.results: list[Result] = []
         self.lines: list[str] = []
         self.raw: dict[str, object] = {}
@@ -90,85 +89,82 @@ class _Comparison:
         self._settings = settings
 
     def run(self, open_peers: OpenPeers) -> None:
-        """Loads everybody, checks ids, then times."""
+        """Loads all systems, checks their ids, then times them."""
         settings = self._settings
         mixed, shared, alone = workloads(self._vocab_size, quick=settings.quick)
         with ExitStack() as stack:
             settings.progress(f"{self.label}: loading")
-            peers = stack.enter_context(open_peers(self._precision, self._checkpoint, settings))
+            peers = stack.enter_context(open_peers(self._precision, self._checkpoint, STEP_TOKENS, settings))
             num_slots = max(len(workload.prompts) for workload in (mixed, shared, alone))
-            flags = engine_flags(engine_config(self._checkpoint, self._precision, settings.threads, num_slots))
-            pair = stack.enter_context(Pair(flags, settings.scratch / self.label.replace(" ", "-")))
-            contenders = {CHAIRLIFT: pair, **peers}
-            judgements = judge_ids(contenders, mixed, self._reference, self._precision)
+            flags = engine_flags(self._checkpoint, self._precision, settings.threads, num_slots)
+            pair = stack.enter_context(served_pair(flags, settings.scratch / self.label.replace(" ", "-")))
+            systems = {CHAIRLIFT: pair, **peers}
+            judgements = judge_ids(systems, mixed, self._reference.judge, self._precision)
             self.raw["ids"] = judgements
             self.lines += [f"{self.label}: {name}: {judgement}" for name, judgement in judgements.items()]
-            uncached = {name: contender for name, contender in contenders.items() if name != OPENVINO_CACHED}
+            uncached = {name: system for name, system in systems.items() if name != OPENVINO_CACHED}
             self._throughput("mixed", uncached, mixed)
-            self._throughput("shared prefix", contenders, shared)
+            self._throughput("shared prefix", systems, shared)
             if self._precision == "fp32":
-                uncached[TRANSFORMERS] = TransformersSolo(self._reference)
-            self._add(alone_figures(f"{self.label}, alone", self._compete("alone", uncached, alone, tpot_s)))
+                uncached[TRANSFORMERS] = self._reference.streaming()
+            self._add(alone_figures(f"{self.label}, alone", self._compare("alone", uncached, alone, tpot_s)))
 
     @property
     def _vocab_size(self) -> int:
         return SHAPES[self._checkpoint.name].vocab_size
 
-    def _throughput(self, title: str, contenders: Mapping[str, Contender], workload: Workload) -> None:
-        contest = self._compete(title, contenders, workload, lambda run: run.wall_s)
-        self._add(throughput_figures(f"{self.label}, {title}", contest))
+    def _throughput(self, title: str, systems: Mapping[str, System], workload: Workload) -> None:
+        comparison = self._compare(title, systems, workload, lambda run: run.wall_s)
+        self._add(throughput_figures(f"{self.label}, {title}", comparison))
 
-    def _compete(
-        self, title: str, contenders: Mapping[str, Contender], workload: Workload, measure: Callable[[Run], float]
-    ) -> Contest:
-        contest = compete(
-            contenders,
+    def _compare(
+        self, title: str, systems: Mapping[str, System], workload: Workload, measure: Callable[[Run], float]
+    ) -> Comparison:
+        comparison = compare(
+            systems,
             workload,
             vocab_size=self._vocab_size,
             measure=measure,
             rounds=self._settings.rounds,
             progress=lambda text: self._settings.progress(f"{self.label}, {title}: {text}"),
         )
-        self.raw[title] = contest.raw()
-        return contest
+        self.raw[title] = comparison.raw()
+        return comparison
 
     def _add(self, figures: Figures) -> None:
         self.results += figures.results
         self.lines += figures.lines
 
 
-def judge_ids(
-    contenders: Mapping[str, Contender], workload: Workload, reference: Any, precision: str
-) -> dict[str, str]:
-    """Lets `transformers` judge every id of everybody's answers.
+def judge_ids(systems: Mapping[str, System], workload: Workload, judge: Judge, precision: str) -> dict[str, str]:
+    """Judges every id of all systems' answers by `transformers`.
 
     Args:
-        contenders: by name.
+        systems: by name.
         workload: what they answer.
-        reference: see `agreement.load_reference`.
-        precision: fp32 ids must be right; of int8's only Chairlift's must be near.
+        judge: compares answers with the choices of `transformers`.
+        precision: fp32 ids must be right; for int8 only Chairlift's must be near.
     Returns: the judgement in words, by name.
-    Raises: BenchmarkError: ids are wrong, so that no speed is worth anything.
+    Raises: BenchmarkError: ids are wrong, so speed would mean nothing.
     """
     judgements = {}
-    for name, contender in contenders.items():
-        run = contender.generate(workload)
+    for name, system in systems.items():
+        run = system.generate(workload)
         check_lengths(name, run, workload)
-        agreement = greedy_agreement(reference, workload.prompts, run.output_ids)
+        agreement = judge(workload, run.output_ids)
         if precision == "fp32":
             require_same_ids(name, agreement)
-        elif name == CHAIRLIFT and agreement.share_same < _LEAST_INT8_SHARE:
+        elif name == CHAIRLIFT and agreement.share_same < _MIN_INT8_SHARE:
             raise BenchmarkError(f"int8 is far off: {agreement}")
         judgements[name] = str(agreement)
     return judgements
 
 
-def engine_config(checkpoint: Path, precision: str, threads: int, num_slots: int) -> EngineConfig:
-    """All else is Chairlift's default."""
-    config = EngineConfig(model=str(checkpoint), threads=threads, max_num_seqs=num_slots)
-    if precision == "int8":
-        return dataclasses.replace(config, quantization="int8", kv_cache_dtype="int8")
-    return dataclasses.replace(config, dtype="float32")
+def engine_flags(checkpoint: Path, precision: str, threads: int, num_slots: int) -> list[str]:
+    """Command line of Chairlift's engine; all other settings are defaults."""
+    types = ("--quantization", "int8", "--kv-cache-dtype", "int8") if precision == "int8" else ("--dtype", "float32")
+    numbers = {"--threads": threads, "--max-num-seqs": num_slots, "--max-num-batched-tokens": STEP_TOKENS}
+    return ["--model", str(checkpoint), *types, *(str(part) for item in numbers.items() for part in item)]
 
 
 def workloads(vocab_size: int, *, quick: bool) -> tuple[Workload, Workload, Workload]:
@@ -185,8 +181,14 @@ def workloads(vocab_size: int, *, quick: bool) -> tuple[Workload, Workload, Work
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["15M", "135M"], help="models to serve")
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        choices=sorted(SHAPES),
+        default=["15M", "135M"],
+        help="models to serve (default: 15M 135M)",
+    )
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="default: both")
 
 
 BENCHMARK = Benchmark(
@@ -195,4 +197,5 @@ BENCHMARK = Benchmark(
     summary="the whole pair over gRPC against OpenVINO GenAI, fp32 and int8",
     run=run,
     add_arguments=_add_arguments,
+    has_cpu_floors=False,
 )

@@ -1,31 +1,17 @@
-"""What padding costs: tokens of rectangular batches that nobody asked for."""
+"""Cost of padding: tokens that rectangular batches compute and nobody requested. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class PaddedBatch:
-    """What a batch of `generate` was made of.
-
-    Attributes:
-        prompt_lens, max_tokens: [rows] as asked for.
-        num_positions: of every row of the prompt tensor, padding included.
-        num_steps: tokens generated for every row.
-    """
-
-    prompt_lens: tuple[int, ...]
-    max_tokens: tuple[int, ...]
-    num_positions: int
-    num_steps: int
+from chairlift.bench.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """What padded batches computed beside what was asked for. Tokens are rows times positions.
+    """Tokens that padded batches computed: rows times positions.
 
     Attributes:
-        useful: of prompts, and of answers up to what was asked for.
+        useful: of prompts, and of answers up to the requested length.
         prompt_padding: in front of prompts shorter than the longest of their batch.
         idle_rows: after the end of answers shorter than the longest of their batch.
     """
@@ -36,21 +22,28 @@ class Waste:
 
     @property
     def computed(self) -> int:
-        """All of them."""
+        """All tokens."""
         return self.useful + self.prompt_padding + self.idle_rows
 
     @property
     def share(self) -> float:
-        """Of all that was computed, what nobody asked for."""
+        """Share of the computed tokens that were not requested."""
         return 1 - self.useful / self.computed
 
 
-def waste_of(batches: Sequence[PaddedBatch]) -> Waste:
-    """Counts the tokens of padded batches. An answer's last token is sampled and never computed."""
+def waste_of(workload: Workload, batch_size: int, batches: Sequence[tuple[int, int]]) -> Waste:
+    """Counts the tokens of padded batches. An answer's last token is sampled and never computed.
+
+    Args:
+        workload: requests in the order in which batches are filled.
+        batch_size: rows of a full batch.
+        batches: of each batch, columns of the prompt tensor and tokens generated for every row.
+    """
     useful = padding = idle = 0
-    for batch in batches:
-        prompts, answers = batch.prompt_lens, batch.max_tokens
+    for index, (num_positions, num_steps) in enumerate(batches):
+        rows = slice(index * batch_size, (index + 1) * batch_size)
+        prompts, answers = list(map(len, workload.prompts[rows])), workload.max_tokens[rows]
         useful += sum(prompts) + sum(answers) - len(answers)
-        padding += sum(batch.num_positions - length for length in prompts)
-        idle += sum(batch.num_steps - length for length in answers)
+        padding += sum(num_positions - length for length in prompts)
+        idle += sum(num_steps - length for length in answers)
     return Waste(useful, padding, idle)

@@ -1,4 +1,1 @@
-"""The pair as its users meet it: an engine process, a frontend process and a gRPC client, timed from the client's end.
-
-The frontend is a command here, never an import.
-"""
+"""Cost of the way between engine and client: latency, throughput, and CPU of the frontend."""

@@ -1,6 +1,6 @@
-"""Messages on gRPC streams without anything of ours: the time and the CPU that grpc.aio itself takes.
+"""Bare gRPC streams: the time and the CPU that grpc.aio itself takes.
 
-The server sends the time at a steady pace, or without a pause; the client subtracts. The server runs by
+The server sends its clock at a steady pace, or without a pause; the client subtracts. The server runs by
 `python -m loadgen.experiments.wire.bare_hop --uds PATH`.
 """
 
@@ -17,18 +17,18 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from loadgen.experiments.processes import Process
+from loadgen.processes import start_module
 
 _SERVICE, _METHOD = "chairlift.bench.Clock", "Tick"
 _CONNECT_TIMEOUT_S = 60.0
 
 
 class BareHop:
-    """A server process and a channel to it, for the length of a `with` block.
+    """A server process and a channel to it for the length of a `with` block.
 
     Args:
         folder: for the socket and the log; must exist.
-        period_s: time from one message of a stream to the next; 0 is no pause at all.
+        period_s: seconds from one message of a stream to the next; 0 is no pause.
     """
 
     def __init__(self, folder: Path, *, period_s: float) -> None:
@@ -38,7 +38,7 @@ class BareHop:
 
     def __enter__(self) -> Self:
         arguments = ("--uds", self._path, "--period-us", str(round(1e6 * self._period_s)))
-        self._process = Process("loadgen.experiments.wire.bare_hop", arguments, self._log)
+        self._process = start_module("loadgen.experiments.wire.bare_hop", arguments, self._log)
         self._runner = asyncio.Runner()
         self._runner.run(self._open())
         return self
@@ -51,11 +51,11 @@ class BareHop:
         self._process.stop()
 
     def latencies_ms(self, num_messages: int) -> list[float]:
-        """Milliseconds from the server's write to the client's read, of each of so many messages."""
+        """Milliseconds from the server's write to the client's read, of each message."""
         return self._runner.run(self._receive(num_messages))
 
     def cpu_s_per_message(self, num_streams: int, num_messages: int) -> float:
-        """The server's CPU seconds for each of so many messages on each of so many streams at once."""
+        """CPU seconds of the server per message, with this many streams at once and messages on each."""
         before_s = self._process.cpu_s()
         self._runner.run(self._receive_all(num_streams, num_messages))
         return (self._process.cpu_s() - before_s) / (num_streams * num_messages)
@@ -97,7 +97,7 @@ async def _serve(path: Path, period_s: float) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until told to stop."""
+    """Serves until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="bare-hop", description=__doc__)
     parser.add_argument("--uds", type=Path, required=True, help="socket to listen on")
     parser.add_argument("--period-us", type=int, required=True, help="from one message to the next; 0: no pauses")

@@ -1,4 +1,4 @@
-"""Contestants in turn, so that whatever slows the machine slows all of them: A B A B, never A A B B."""
+"""Runs systems under test in turn (A B A B, never A A B B), so that a slow phase of the machine affects all of them."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class Ratio(NamedTuple):
-    """One contestant's figure over another's.
+    """Ratio of one system's figure to another's.
 
     Attributes:
-        best: best over best: what the two can do.
-        low, high: the least and the greatest ratio within one round: how far to trust it.
+        best: best over best.
+        low, high: smallest and largest ratio within one round: the uncertainty.
     """
 
     best: float
@@ -24,50 +24,50 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Raw measurements, less is better.
+    """Raw measurements; less is better.
 
     Attributes:
-        raw: per contestant one value per round, in order; warm-up rounds are not among them.
+        raw: by system, one value per round, in order, without warm-up rounds.
     """
 
     raw: Mapping[str, tuple[float, ...]]
 
     def best(self, name: str) -> float:
-        """The least value of a contestant."""
+        """Smallest value of a system."""
         return min(self.raw[name])
 
     def median(self, name: str) -> float:
-        """The middle value of a contestant."""
+        """Median value of a system."""
         return statistics.median(self.raw[name])
 
     def ratio(self, a: str, b: str) -> Ratio:
-        """How many times b's figure a's is: above 1 if b was faster."""
+        """Ratio of a's figure to b's: above 1 if b was faster."""
         pairs = [x / y for x, y in zip(self.raw[a], self.raw[b], strict=True)]
         return Ratio(self.best(a) / self.best(b), min(pairs), max(pairs))
 
 
 def alternate(
-    contestants: Mapping[str, Callable[[], float]],
+    systems: Mapping[str, Callable[[], float]],
     *,
     rounds: int = 5,
     warm_up: int = 1,
     progress: Callable[[str], None],
 ) -> Samples:
-    """Runs all contestants once per round, in the order given.
+    """Runs all systems once per round, in the order given.
 
     Args:
-        contestants: by name; each runs once and returns what it measured, in seconds unless its name says otherwise.
-        rounds: rounds that count.
-        warm_up: rounds before, that do not.
-        progress: told every value.
-    Raises: ValueError: fewer than one round, or no contestant.
+        systems: by name; each call runs one round and returns its figure, in seconds unless its name says otherwise.
+        rounds: measured rounds.
+        warm_up: rounds before these.
+        progress: called with every value.
+    Raises: ValueError: fewer than one round, or no system.
     """
-    if rounds < 1 or not contestants:
-        raise ValueError(f"rounds is {rounds}, contestants are {len(contestants)}: at least 1 of each is needed")
-    raw: dict[str, list[float]] = {name: [] for name in contestants}
+    if rounds < 1 or not systems:
+        raise ValueError(f"rounds is {rounds} and there are {len(systems)} systems; at least 1 of each is needed")
+    raw: dict[str, list[float]] = {name: [] for name in systems}
     for index in range(-warm_up, rounds):
-        for name, contestant in contestants.items():
-            value = contestant()
+        for name, measure in systems.items():
+            value = measure()
             label = f"round {index + 1} of {rounds}" if index >= 0 else "warm-up"
             progress(f"{label}: {name} {value:.4g}")
             if index >= 0:

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from engine.bench.transformers_model import generate
 
+from chairlift.bench.agreement import Agreement, require_same_ids
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
-from engine.bench.agreement import Agreement, greedy_agreement, load_reference, require_same_ids
+from engine.bench.agreement import greedy_agreement, load_reference
 from engine.bench.shapes import save_checkpoint
-from engine.bench.transformers_model import generate
 
 
 @pytest.fixture(scope="module")

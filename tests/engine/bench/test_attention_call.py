@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from chairlift.bench.shapes import SHAPES
 from engine.bench.attention_call import make_attention_call
-from engine.bench.shapes import SHAPES
 
 SEQ_LENS = (1, 16, 17, 50)
 

@@ -3,11 +3,11 @@
 import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.run import Run, Step
 from engine.bench.chunked_prefill import Scene
 from engine.bench.decode import median_decode_s
 from engine.bench.int8_quality import common_prefix, up_to_end
 from engine.bench.piggyback import seconds_of_chunks
-from engine.bench.serve import Run, Step
 from engine.bench.solo import step_parts
 
 

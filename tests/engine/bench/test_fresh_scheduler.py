@@ -3,10 +3,10 @@
 import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.shapes import write_shape
 from chairlift.bench.workload import uniform_workload
 from engine.bench.fresh_scheduler import forget_requests, schedule_anew, serve_anew
 from engine.bench.serve import engine, serve
-from engine.bench.shapes import write_shape
 from engine.config import EngineConfig
 from engine.serving.engine import EngineParts
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from chairlift.bench.shapes import write_shape
 from chairlift.bench.workload import Workload
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.model_clock import ModelClock
 from engine.bench.serve import engine
-from engine.bench.shapes import write_shape
 from engine.config import EngineConfig
 
 

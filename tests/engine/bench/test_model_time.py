@@ -2,9 +2,9 @@
 
 import pytest
 
+from chairlift.bench.shapes import SHAPES
 from engine.bench.machine import Floors
 from engine.bench.model_time import DecodeTime, library_ops_per_s, peak_ops_per_s
-from engine.bench.shapes import SHAPES
 
 
 def qwen(ops_per_s: float, *, weight_bytes: int = 1, kv_bytes: int = 1) -> DecodeTime:

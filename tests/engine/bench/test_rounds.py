@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.benchmark import BenchmarkError, Settings
+from chairlift.bench.run import Run
 from engine.bench.machine import Floors
-from engine.bench.rounds import alternate_runs, require_equal_ids
-from engine.bench.serve import Run
+from engine.bench.rounds import alternate_runs
 
 SETTINGS = Settings(
     rounds=3,

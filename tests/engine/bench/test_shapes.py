@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.bench.shapes import SHAPES, save_checkpoint, write_shape
+from chairlift.bench.shapes import SHAPES, write_shape
+from engine.bench.shapes import save_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.tokenizer_files import TokenizerFiles
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.shapes import write_shape
 from chairlift.bench.workload import Workload
 from engine.bench.fresh_scheduler import serve_anew
 from engine.bench.serve import engine
-from engine.bench.shapes import write_shape
 from engine.bench.step_profile import PARTS, ProgramClock, draw, grouped, part_seconds
 from engine.config import EngineConfig
 from kernels.cpu.instruction import Opcode

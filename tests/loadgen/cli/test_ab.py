@@ -20,8 +20,8 @@ from loadgen.cli.main import main
 from loadgen.cli.run_options import Outcome
 from loadgen.comparison.compare import compare
 from loadgen.errors import TargetError
-from loadgen.experiments.held_port import held_port
 from loadgen.measure.metrics import measure
+from loadgen.processes import held_port
 from loadgen.record import RunData
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Trace

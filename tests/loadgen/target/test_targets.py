@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from loadgen.errors import TargetError
-from loadgen.experiments.held_port import held_port
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.engine import MockEngine
+from loadgen.processes import held_port
 from loadgen.target.base import PlannedRequest, RequestFailedError, RequestTimedOutError, Target, TargetSpec
 from loadgen.target.open import open_target
 from tests.hang import HANG_S

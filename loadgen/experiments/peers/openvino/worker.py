@@ -2,7 +2,7 @@
 
 Run by the interpreter of `environment.py`, which has nothing of Chairlift. It keeps its pipelines loaded and sleeps in
 a read between requests, so that the other side can have the machine. Times are measured here: nothing of the pipe is in
-them. `process.py` has the other end.
+them. `loadgen.experiments.peers.worker` is the other end.
 
     {"call": "load", "name": ..., "model": ..., "properties": {...}, "scheduler": {...}}   -> {}
     {"call": "generate", "name": ..., "prompts": [[ids]], "max_tokens": [n]}

@@ -5,6 +5,7 @@ import statistics
 import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.shapes import write_shape
 from chairlift.bench.workload import Workload
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew, serve_anew
@@ -12,7 +13,6 @@ from engine.bench.gpu.decode_steps import DecodePoint, Decoding, prefill_seconds
 from engine.bench.gpu.driver import EngineDriver, RequestMaker, new_request
 from engine.bench.gpu.window import continuous_window, static_window
 from engine.bench.serve import engine
-from engine.bench.shapes import write_shape
 from engine.config import EngineConfig
 from engine.serving.engine import EngineParts
 

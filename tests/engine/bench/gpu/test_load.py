@@ -6,14 +6,14 @@ import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
 from engine.bench.floor import Length
-from engine.bench.gpu.load import LoadResult, play
+from engine.bench.gpu.load import LoadResult, run_load
 
 LENGTHS = [Length(8, 4)] * 12
 
 
 def test_a_run_without_a_server_yields_its_figures(tmp_path: Path) -> None:
     flags = ["--concurrency", "3", "--vocab-size", "100", "--goodput", "ttft:500", "tpot:20"]
-    result = play("null:", LENGTHS, tmp_path / "run", flags, timeout_s=60)
+    result = run_load("null:", LENGTHS, tmp_path / "run", flags, timeout_s=60)
     assert result.document["completed"] == 12
     assert result.latency_ms("ttft", "p99") >= 0
     assert result.requests_per_s > 0
@@ -23,12 +23,12 @@ def test_a_run_without_a_server_yields_its_figures(tmp_path: Path) -> None:
 
 def test_a_failure_shows_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match=r"(?s)status 2:\n.*--target nowhere:"):
-        play("nowhere:", LENGTHS, tmp_path / "run", [], timeout_s=60)
+        run_load("nowhere:", LENGTHS, tmp_path / "run", [], timeout_s=60)
 
 
 def test_one_that_is_too_slow_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="has not ended after"):
-        play("null:", LENGTHS, tmp_path / "run", ["--request-rate", "1"], timeout_s=0.2)
+        run_load("null:", LENGTHS, tmp_path / "run", ["--request-rate", "1"], timeout_s=0.2)
 
 
 def test_an_invalid_run_is_known() -> None:

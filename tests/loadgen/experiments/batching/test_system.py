@@ -7,9 +7,9 @@ import pytest
 
 from loadgen.errors import OptionError, TargetError
 from loadgen.experiments.batching.model import Model, chosen_model
-from loadgen.experiments.batching.pair import Pair
 from loadgen.experiments.batching.policies import CACHED, CONTINUOUS, ENGINE_FLAGS, STATIC
 from loadgen.experiments.batching.system import EngineSize
+from loadgen.experiments.pair import Pair
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_step_takes_the_prompts_of_a_batch_and_a_gate_fills_whole_steps(
     assert max_model_len - step_tokens - 1 <= size.gate_tokens < max_model_len
 
 
-def test_contestants_differ_in_policy_and_prefix_cache_only() -> None:
+def test_systems_differ_in_policy_and_prefix_cache_only() -> None:
     policies = {name: dict(zip(flags[::2], flags[1::2], strict=False)) for name, flags in ENGINE_FLAGS.items()}
     assert {name: flags["--scheduling-policy"] for name, flags in policies.items()} == {
         STATIC: "static",
@@ -42,13 +42,13 @@ def test_contestants_differ_in_policy_and_prefix_cache_only() -> None:
 def test_the_default_model_is_a_shape_of_fifteen_million_weights(tmp_path: Path) -> None:
     model = chosen_model(None, tmp_path)
     assert model.flags[2:4] == ("--load-format", "dummy")
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "15M" / "config.json").read_text())
     attention = 4 * config["hidden_size"] ** 2
     feed_forward = 3 * config["hidden_size"] * config["intermediate_size"]
     weights = config["num_hidden_layers"] * (attention + feed_forward) + config["vocab_size"] * config["hidden_size"]
     assert weights == pytest.approx(15e6, rel=0.02)
     assert model.max_model_len == config["max_position_embeddings"]
-    assert len(json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]) == config["vocab_size"]
+    assert len(json.loads((tmp_path / "15M" / "tokenizer.json").read_text())["model"]["vocab"]) == config["vocab_size"]
 
 
 def test_a_checkpoint_says_its_context(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, config: str | None)
         chosen_model(tmp_path, tmp_path)
 
 
-def test_an_engine_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_engine_that_does_not_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     with Pair(["--no-such-flag"], tmp_path / "pair") as pair, pytest.raises(TargetError) as raised:
         pair.wait_until_served()
-    assert "the engine ended while starting:" in str(raised.value)
+    assert "engine ended with status 2 while starting:" in str(raised.value)
     assert "--no-such-flag" in str(raised.value)

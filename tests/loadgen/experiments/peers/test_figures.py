@@ -1,9 +1,9 @@
 import pytest
 
 from chairlift.bench.alternate import Samples
-from engine.bench.serve import Run
-from loadgen.experiments.contest import Contest
+from chairlift.bench.run import Run
 from loadgen.experiments.peers.figures import CHAIRLIFT, MAX_IDLE_CORES, alone_figures, throughput_figures
+from loadgen.experiments.systems import Comparison
 
 
 def run_of(wall_s: float, ttft_s: float) -> Run:
@@ -12,16 +12,16 @@ def run_of(wall_s: float, ttft_s: float) -> Run:
     return Run(((1, 2), (1, 2)), (times_s, times_s), (0.0, 0.0), (), wall_s)
 
 
-def contest_of(seconds: dict[str, tuple[float, ...]], idle_cores: float = 0.0) -> Contest:
+def comparison_of(seconds: dict[str, tuple[float, ...]], idle_cores: float = 0.0) -> Comparison:
     runs = {name: tuple(run_of(value, value / 10) for value in values) for name, values in seconds.items()}
     cpu_s = {name: tuple(2 * value for value in values) for name, values in seconds.items()}
-    return Contest(Samples(seconds), runs, dict.fromkeys(seconds, idle_cores), cpu_s)
+    return Comparison(Samples(seconds), runs, dict.fromkeys(seconds, idle_cores), cpu_s)
 
 
 def test_ratio_is_against_the_better_peer() -> None:
-    figures = throughput_figures("x", contest_of({CHAIRLIFT: (2.0, 4.0), "slow": (9.0, 9.0), "fast": (3.0, 8.0)}))
+    figures = throughput_figures("x", comparison_of({CHAIRLIFT: (2.0, 4.0), "slow": (9.0, 9.0), "fast": (3.0, 8.0)}))
     rate, ttft, cpu, idle = figures.results
-    assert cpu.figure == pytest.approx(11 / 6)  # medians: 11 s of "fast", 6 s of ours
+    assert cpu.figure == pytest.approx(11 / 6)  # medians: 11 s of "fast", 6 s of Chairlift
     assert "CPU 6.00 s" in figures.lines[0]
     assert rate.figure == 1.5
     assert "against fast" in rate.note
@@ -31,11 +31,11 @@ def test_ratio_is_against_the_better_peer() -> None:
 
 
 def test_slower_than_a_peer_is_missed() -> None:
-    rate, _ = alone_figures("x", contest_of({CHAIRLIFT: (2.0,), "peer": (1.0,)})).results
+    rate, _ = alone_figures("x", comparison_of({CHAIRLIFT: (2.0,), "peer": (1.0,)})).results
     assert rate.figure == 0.5
     assert not rate.met
 
 
 def test_busy_idler_is_a_missed_goal() -> None:
-    contest = contest_of({CHAIRLIFT: (1.0,), "peer": (2.0,)}, idle_cores=2 * MAX_IDLE_CORES)
+    contest = comparison_of({CHAIRLIFT: (1.0,), "peer": (2.0,)}, idle_cores=2 * MAX_IDLE_CORES)
     assert not alone_figures("x", contest).results[-1].met

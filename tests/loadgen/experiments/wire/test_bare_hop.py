@@ -9,7 +9,7 @@ def test_every_message_takes_some_time(tmp_path: Path) -> None:
             latencies_ms = hop.latencies_ms(5)
             assert len(latencies_ms) == 5
             assert all(0 < latency_ms < 1000 for latency_ms in latencies_ms)
-    assert hop._process.has_ended
+    assert hop._process.exit_status is not None
 
 
 def test_messages_cost_the_server_something(tmp_path: Path) -> None:

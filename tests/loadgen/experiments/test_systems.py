@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
-from engine.bench.serve import Run
-from loadgen.experiments.contest import Contest, compete, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
+from loadgen.experiments.systems import Comparison, compare, on_cpus, tpot_s, ttfts_s, with_fresh_prompts
 
 WORKLOAD = Workload(((1, 2, 3), (1, 2, 9)), (2, 1))
 
@@ -37,9 +37,9 @@ class Fake:
         return self._generate(workload)
 
 
-def run_contest(contenders: dict[str, Fake], rounds: int = 3) -> Contest:
-    return compete(
-        contenders,
+def run_comparison(systems: dict[str, Fake], rounds: int = 3) -> Comparison:
+    return compare(
+        systems,
         WORKLOAD,
         vocab_size=50,
         measure=lambda run: run.wall_s,
@@ -48,25 +48,25 @@ def run_contest(contenders: dict[str, Fake], rounds: int = 3) -> Contest:
     )
 
 
-def test_every_round_has_prompts_of_its_own_and_all_contenders_get_the_same() -> None:
+def test_every_round_has_prompts_of_its_own_and_all_systems_get_the_same() -> None:
     a, b = Fake(), Fake()
-    contest = run_contest({"a": a, "b": b})
+    comparison = run_comparison({"a": a, "b": b})
     assert a.asked == b.asked
     assert len({workload.prompts for workload in a.asked}) == 4  # three rounds and a warm-up
-    assert len(contest.runs["a"]) == len(contest.samples.raw["a"]) == 3
+    assert len(comparison.runs["a"]) == len(comparison.samples.raw["a"]) == 3
 
 
-def test_cpu_seconds_are_those_of_the_contender_and_of_this_process() -> None:
+def test_cpu_seconds_are_those_of_the_system_and_of_this_process() -> None:
     def burn(workload: Workload) -> Run:
         end_s = time.process_time() + 0.05
         while time.process_time() < end_s:
             pass
         return answer(workload)
 
-    contest = run_contest({"busy": Fake(generate=burn), "idle": Fake()})
-    assert len(contest.cpu_s["busy"]) == 3
-    assert min(contest.cpu_s["busy"]) >= 0.05
-    assert min(contest.cpu_s["idle"]) < 0.05
+    comparison = run_comparison({"busy": Fake(generate=burn), "idle": Fake()})
+    assert len(comparison.cpu_s["busy"]) == 3
+    assert min(comparison.cpu_s["busy"]) >= 0.05
+    assert min(comparison.cpu_s["idle"]) < 0.05
 
 
 def test_fresh_prompts_keep_lengths_and_shared_prefixes() -> None:
@@ -88,14 +88,14 @@ def test_fresh_prompts_stay_in_the_vocabulary_without_the_end_token(turn: int) -
 
 def test_best_run_is_that_of_the_best_sample() -> None:
     walls_s = iter([9.0, 3.0, 1.0, 2.0])
-    contest = run_contest({"a": Fake(generate=lambda workload: answer(workload, next(walls_s)))})
-    assert contest.samples.best("a") == contest.best_run("a").wall_s == 1.0
+    comparison = run_comparison({"a": Fake(generate=lambda workload: answer(workload, next(walls_s)))})
+    assert comparison.samples.best("a") == comparison.best_run("a").wall_s == 1.0
 
 
-def test_answer_of_another_length_ends_the_contest() -> None:
+def test_answer_of_another_length_ends_the_comparison() -> None:
     cut = Fake(generate=lambda workload: answer(Workload(workload.prompts, (2, 0))))
     with pytest.raises(BenchmarkError, match="cut: request 1 got 0 tokens of 1"):
-        run_contest({"whole": Fake(), "cut": cut})
+        run_comparison({"whole": Fake(), "cut": cut})
 
 
 def test_busy_idler_is_seen() -> None:
@@ -111,15 +111,15 @@ def test_busy_idler_is_seen() -> None:
         waits_s.append(time.monotonic() - begun_s)
         return answer(workload)
 
-    contest = run_contest({"idler": Fake(idle_pid), "other": Fake(generate=wait_while_somebody_spins)}, rounds=1)
-    assert contest.idle_cores["idler"] > 0.5 * cpu_s / max(waits_s)  # a busy machine gives it a part of a core
-    assert contest.idle_cores["other"] == 0.0
+    comparison = run_comparison({"idler": Fake(idle_pid), "other": Fake(generate=wait_while_somebody_spins)}, rounds=1)
+    assert comparison.idle_cores["idler"] > 0.5 * cpu_s / max(waits_s)  # a busy machine gives it a part of a core
+    assert comparison.idle_cores["other"] == 0.0
 
 
-def test_contender_is_not_idle_while_another_one_of_its_process_runs() -> None:
+def test_system_is_not_idle_while_another_one_of_its_process_runs() -> None:
     pids = frozenset({os.getpid()})
-    contest = run_contest({"a": Fake(pids), "b": Fake(pids)})
-    assert contest.idle_cores == {"a": 0.0, "b": 0.0}
+    comparison = run_comparison({"a": Fake(pids), "b": Fake(pids)})
+    assert comparison.idle_cores == {"a": 0.0, "b": 0.0}
 
 
 def test_times_of_a_run() -> None:

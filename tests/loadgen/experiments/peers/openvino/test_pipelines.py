@@ -1,4 +1,3 @@
-import functools
 import json
 import sys
 from pathlib import Path
@@ -7,30 +6,28 @@ import pytest
 
 from chairlift.bench.benchmark import Settings
 from chairlift.bench.workload import Workload
-from engine.bench.machine import measure_floors
-from loadgen.experiments.peers.openvino import contenders
-from loadgen.experiments.peers.openvino.contenders import OPENVINO, OPENVINO_CACHED, open_openvino
-from loadgen.experiments.peers.openvino.process import OpenVinoProcess
+from loadgen.experiments.peers.openvino import pipelines
+from loadgen.experiments.peers.openvino.pipelines import OPENVINO, OPENVINO_CACHED, open_openvino
 
 
 @pytest.mark.parametrize(("precision", "kv_cache"), [("fp32", "f32"), ("int8", "u8")])
 def test_both_pipelines_are_loaded_with_their_precision(
     precision: str, kv_cache: str, worker_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contenders, "openvino_python", lambda progress: Path(sys.executable))
-    monkeypatch.setattr(contenders, "convert_checkpoint", lambda python, model, out, weight_format: out)
-    monkeypatch.setattr(contenders, "OpenVinoProcess", functools.partial(OpenVinoProcess, script=worker_script))
+    monkeypatch.setattr(pipelines, "openvino_python", lambda progress: Path(sys.executable))
+    monkeypatch.setattr(pipelines, "convert_checkpoint", lambda python, model, out, weight_format: out)
+    monkeypatch.setattr(pipelines, "_SCRIPT", worker_script)
     settings = Settings(
         rounds=1,
         quick=True,
         threads=1,
         scratch=tmp_path,
-        floors=measure_floors(1, quick=True),
+        floors=None,
         progress=lambda _: None,
     )
-    with open_openvino(precision, Path("checkpoint"), settings) as pipelines:
-        assert list(pipelines) == [OPENVINO, OPENVINO_CACHED]
-        for pipeline in pipelines.values():
+    with open_openvino(precision, Path("checkpoint"), 512, settings) as systems:
+        assert list(systems) == [OPENVINO, OPENVINO_CACHED]
+        for pipeline in systems.values():
             assert pipeline.generate(Workload(((1,),), (3,))).output_ids == ((2, 3, 4),)
     said = [
         json.loads(line) for line in (tmp_path / f"openvino-{precision}.log").read_text().splitlines() if line[0] == "["

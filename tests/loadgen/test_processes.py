@@ -1,10 +1,11 @@
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from loadgen.experiments.processes import Process, cpu_s
+from loadgen.processes import Process, cpu_s, start_module
 
 
 def test_cpu_seconds_are_those_of_the_process() -> None:
@@ -13,30 +14,30 @@ def test_cpu_seconds_are_those_of_the_process() -> None:
     assert before <= measured <= time.process_time()
 
 
-def test_cpu_seconds_of_nobody_are_an_error() -> None:
+def test_cpu_seconds_of_a_missing_process_are_an_error() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         cpu_s(2**22 + 1)  # above the kernel's largest
 
 
 def test_process_prints_to_its_log_and_stops(tmp_path: Path) -> None:
-    process = Process("json.tool", ["--help"], tmp_path / "log")
+    process = start_module("json.tool", ["/nowhere"], tmp_path / "log")
+    process._popen.wait()
+    assert "/nowhere" in process.last_lines()
     process.stop()
-    assert process.has_ended
+    assert process.exit_status is not None
 
 
 def test_last_lines_are_the_end_of_the_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    process = Process("json.tool", ["/nowhere"], log)
+    process = Process([sys.executable, "-c", "print(*range(100), sep='\\n')"], tmp_path / "log")
     process._popen.wait()
-    assert "/nowhere" in process.last_lines()
-    log.write_text("\n".join(map(str, range(100))))
-    assert process.last_lines().splitlines()[-1] == "99"
-    assert len(process.last_lines().splitlines()) < 100
+    lines = process.last_lines().splitlines()
+    assert lines[-1] == "99"
+    assert len(lines) < 100
     process.stop()
 
 
-def test_users_settings_do_not_reach_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_do_not_reach_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAIRLIFT_ENGINE_PORT", "no number")  # the engine would refuse to start
-    process = Process("engine", ["--help"], tmp_path / "log")
+    process = start_module("engine", ["--help"], tmp_path / "log")
     assert process._popen.wait() == 0, process.last_lines()
     process.stop()

@@ -1,4 +1,4 @@
-"""Systems that answer the same requests in turn, each in processes of its own that stay loaded while the others run."""
+"""Compares systems under test: they answer the same requests in turn and stay loaded while the others run."""
 
 import contextlib
 import itertools
@@ -12,33 +12,33 @@ from typing import Protocol
 
 from chairlift.bench.alternate import Samples, alternate
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
-from engine.bench.serve import Run
-from loadgen.experiments.processes import cpu_s
+from loadgen.processes import cpu_s
 
 
-class Contender(Protocol):
-    """A loaded system."""
+class System(Protocol):
+    """A loaded system under test."""
 
     def generate(self, workload: Workload) -> Run:
-        """Answers all requests, sent at once: greedy, each to its full length whatever the model says."""
+        """Answers all requests, sent at once: greedy, each to its full length ignoring end tokens."""
         ...
 
     @property
     def pids(self) -> frozenset[int]:
-        """Its processes; two contenders may share one."""
+        """Its processes; two systems may share one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """What came out.
+class Comparison:
+    """Results of a comparison.
 
     Attributes:
-        samples: seconds per round, by contender.
+        samples: seconds per round, by system.
         runs: the same rounds in full.
-        cpu_s: CPU seconds of the same rounds, by contender: of its processes, and of this one, where the client runs.
-        idle_cores: by contender, the cores it kept busy while contenders of other processes ran.
+        cpu_s: CPU seconds of the same rounds, by system: of its processes and of this one, where the client runs.
+        idle_cores: by system, the cores it used while systems in other processes ran.
     """
 
     samples: Samples
@@ -47,12 +47,12 @@ class Contest:
     cpu_s: Mapping[str, tuple[float, ...]]
 
     def best_run(self, name: str) -> Run:
-        """The round of a contender's best sample."""
+        """The round of a system's best sample."""
         values = self.samples.raw[name]
         return self.runs[name][values.index(min(values))]
 
     def raw(self) -> dict[str, object]:
-        """As a report holds it."""
+        """Raw samples for the report."""
         return {
             "seconds": self.samples.raw,
             "ttft_s": {name: [ttfts_s(run) for run in runs] for name, runs in self.runs.items()},
@@ -62,41 +62,41 @@ class Contest:
         }
 
 
-def compete(
-    contenders: Mapping[str, Contender],
+def compare(
+    systems: Mapping[str, System],
     workload: Workload,
     *,
     vocab_size: int,
     measure: Callable[[Run], float],
     rounds: int,
     progress: Callable[[str], None],
-) -> Contest:
-    """Runs all in turn. Every round has prompts of its own, so that no prefix cache knows them; lengths stay.
+) -> Comparison:
+    """Runs all systems in turn. Every round has new prompts of the same lengths, so that no prefix cache has them.
 
     Args:
-        contenders: by name.
+        systems: by name.
         workload: of the first round.
         vocab_size: of the model.
         measure: the figure of a run, in seconds; less is better.
-        rounds: that count.
-        progress: told every figure.
+        rounds: measured rounds, after one to warm up.
+        progress: called with every figure.
     """
-    runs: dict[str, list[Run]] = {name: [] for name in contenders}
-    cpu_times_s: dict[str, list[float]] = {name: [] for name in contenders}
-    idle = {name: _IdleMeter(contender) for name, contender in contenders.items()}
+    runs: dict[str, list[Run]] = {name: [] for name in systems}
+    cpu_times_s: dict[str, list[float]] = {name: [] for name in systems}
+    idle = {name: _IdleMeter(system) for name, system in systems.items()}
 
-    def contestant(name: str) -> Callable[[], float]:
+    def timed(name: str) -> Callable[[], float]:
         turns = itertools.count()
 
         def run() -> float:
             turn_workload = with_fresh_prompts(workload, next(turns), vocab_size)
             with contextlib.ExitStack() as stack:
                 for other, meter in idle.items():
-                    if not contenders[other].pids & contenders[name].pids:
+                    if not systems[other].pids & systems[name].pids:
                         stack.enter_context(meter)
-                pids = contenders[name].pids | {os.getpid()}
+                pids = systems[name].pids | {os.getpid()}
                 before_s = sum(map(cpu_s, pids))
-                outcome = contenders[name].generate(turn_workload)
+                outcome = systems[name].generate(turn_workload)
                 cpu_times_s[name].append(sum(map(cpu_s, pids)) - before_s)
             check_lengths(name, outcome, turn_workload)
             runs[name].append(outcome)
@@ -104,17 +104,17 @@ def compete(
 
         return run
 
-    samples = alternate({name: contestant(name) for name in contenders}, rounds=rounds, progress=progress)
+    samples = alternate({name: timed(name) for name in systems}, rounds=rounds, progress=progress)
     counted = {name: tuple(all_runs[-rounds:]) for name, all_runs in runs.items()}
     counted_cpu_s = {name: tuple(times_s[-rounds:]) for name, times_s in cpu_times_s.items()}
-    return Contest(samples, counted, {name: meter.cores for name, meter in idle.items()}, counted_cpu_s)
+    return Comparison(samples, counted, {name: meter.cores for name, meter in idle.items()}, counted_cpu_s)
 
 
 class _IdleMeter:
-    """What a contender's processes use during with blocks in which it has nothing to do."""
+    """CPU time of a system's processes inside `with` blocks, in which it has nothing to do."""
 
-    def __init__(self, contender: Contender) -> None:
-        self._pids = contender.pids
+    def __init__(self, system: System) -> None:
+        self._pids = system.pids
         self._cpu_s = self._wall_s = 0.0
 
     @property
@@ -134,14 +134,14 @@ class _IdleMeter:
 
 
 def with_fresh_prompts(workload: Workload, turn: int, vocab_size: int) -> Workload:
-    """The same lengths and the same shared prefixes, other tokens: ids turned by `turn` steps; id 0 stays out."""
+    """The same lengths and shared prefixes with other tokens: ids are rotated by `turn` steps; id 0 is left out."""
     step = 7919 * turn  # a prime: the first thousands of turns differ for any vocabulary
     prompts = tuple(tuple((token_id - 1 + step) % (vocab_size - 1) + 1 for token_id in p) for p in workload.prompts)
     return Workload(prompts, workload.max_tokens)
 
 
 def check_lengths(name: str, run: Run, workload: Workload) -> None:
-    """Raises BenchmarkError where an answer has another length than was asked for."""
+    """Raises BenchmarkError if an answer does not have the requested length."""
     for index, (ids, limit) in enumerate(zip(run.output_ids, workload.max_tokens, strict=True)):
         if len(ids) != limit:
             raise BenchmarkError(f"{name}: request {index} got {len(ids)} tokens of {limit}")
@@ -155,7 +155,7 @@ def ttfts_s(run: Run) -> list[float]:
 def tpot_s(run: Run) -> float:
     """Mean seconds per token after the first, of all requests; 0 where no answer has two tokens.
 
-    Answers that came whole, in one message, say nothing of their tokens: then it is the run's time per token.
+    Where every answer arrived in one message, it is the run's time per token instead.
     """
     gaps = [gap for index in range(len(run.output_ids)) for gap in run.gaps_s(index)]
     if gaps and not any(gaps):
@@ -165,7 +165,7 @@ def tpot_s(run: Run) -> float:
 
 @contextlib.contextmanager
 def on_cpus(num_cpus: int) -> Iterator[None]:
-    """Keeps this thread, and every process it starts meanwhile, on the first `num_cpus` CPUs it may use."""
+    """Restricts this thread, and every process it starts inside the block, to the first `num_cpus` usable CPUs."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[:num_cpus])
     try:

@@ -79,6 +79,6 @@ def worker_script(tmp_path: Path) -> Path:
     (libraries / "openvino.py").write_text(_OPENVINO)
     (libraries / "openvino_genai.py").write_text(_GENAI)
     script = tmp_path / "launcher.py"
-    worker = ROOT / "engine" / "bench" / "openvino" / "worker.py"
+    worker = ROOT / "loadgen" / "experiments" / "peers" / "openvino" / "worker.py"
     script.write_text(_LAUNCHER.format(libraries=str(libraries), worker=str(worker)))
     return script

@@ -1,0 +1,161 @@
+"""Command line of a package of benchmarks: runs one, prints its table and keeps its raw samples.
+
+Exit status: 0 when it ran, whether goals are met or not; 1 when figures are missing or would mean nothing; 2 for a
+wrong flag.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.report import format_table, write_report
+
+
+def find_benchmarks(package: ModuleType) -> list[Benchmark]:
+    """Returns the `BENCHMARK` or `BENCHMARKS` of a package's modules, by id and then by name.
+
+    Only modules that declare one are imported: others may need packages that are not installed.
+    """
+    found: list[Benchmark] = []
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        spec = importlib.util.find_spec(info.name)
+        if spec is None or spec.origin is None or "\nBENCHMARK" not in Path(spec.origin).read_text():
+            continue
+        names = vars(importlib.import_module(info.name))
+        found += [*names.get("BENCHMARKS", ()), *filter(None, [names.get("BENCHMARK")])]
+    return sorted(found, key=_order)
+
+
+def _order(benchmark: Benchmark) -> tuple[str, int, str]:
+    """Numbered ids first, by letter and number; then by name."""
+    if not benchmark.ids:
+        return ("~", 0, benchmark.name)
+    first = benchmark.ids[0]
+    return (first[0], int("".join(filter(str.isdigit, first))), benchmark.name)
+
+
+def run_command(
+    prog: str,
+    benchmarks: Sequence[Benchmark],
+    argv: Sequence[str] | None,
+    *,
+    machine: Mapping[str, Any],
+    errors: tuple[type[Exception], ...],
+    measure_floors: Callable[[int, bool], Any] | None = None,
+    moved: Mapping[str, str] | None = None,
+) -> int:
+    """Runs the command line; returns the exit status.
+
+    Args:
+        prog: package that is run, as after `python -m`.
+        benchmarks: to choose from.
+        argv: command line; None is that of the process.
+        machine: description for the report, with `cpu`, `usable_cpus` and `cpu_flags`.
+        errors: exceptions besides BenchmarkError that are reported in one line.
+        measure_floors: measures what the CPU can do, from threads and `--quick`; its result has `as_json`.
+        moved: former names of benchmarks, and the package that has them now.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if moved and arguments and arguments[0] in moved:
+        print(f"{arguments[0]} has moved: python -m {moved[arguments[0]]}", file=sys.stderr, flush=True)
+        command = [sys.executable, "-m", *moved[arguments[0]].split(), *arguments[1:]]
+        os.execv(sys.executable, command)
+    options = _parse(prog, benchmarks, arguments, int(machine["usable_cpus"]))
+    if options.name == "list":
+        for benchmark in benchmarks:
+            print(f"{benchmark.name:28}{', '.join(benchmark.ids):10}{benchmark.summary}")
+        return 0
+    benchmark = next(b for b in benchmarks if options.name in (b.name, *b.ids))
+    load = os.getloadavg()[0]
+    reported: tuple[type[Exception], ...] = (BenchmarkError, *errors)
+    print(f"{machine['cpu']}, {machine['usable_cpus']} CPUs, {' '.join(machine['cpu_flags'])}; load average {load:.1f}")
+    try:
+        floors = measure_floors(options.threads, options.quick) if measure_floors and benchmark.has_cpu_floors else None
+        if floors is not None:
+            print(floors, flush=True)
+        outcome = _run(benchmark, options, floors)
+    except reported as error:
+        print(f"{prog} {benchmark.name}: error: {error}", file=sys.stderr)
+        return 1
+    print(format_table(outcome.results) if outcome.table is None else outcome.table)
+    if outcome.text:
+        print(outcome.text)
+    if options.quick:
+        print("--quick: the figures mean nothing")
+    if outcome.raw:
+        path = write_report(
+            options.out,
+            benchmark.name,
+            results=outcome.results,
+            raw=outcome.raw,
+            machine={**machine, "load_average": load, "floors": None if floors is None else floors.as_json()},
+            arguments={name: _plain(value) for name, value in sorted(vars(options).items())},
+        )
+        print(f"raw samples: {path}")
+    for problem in outcome.problems:
+        print(f"{prog} {benchmark.name}: error: {problem}", file=sys.stderr)
+    return 1 if outcome.problems else 0
+
+
+def _run(benchmark: Benchmark, options: argparse.Namespace, floors: Any) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="chairlift-bench-") as scratch:
+        return benchmark.run(
+            Settings(
+                rounds=options.rounds,
+                quick=options.quick,
+                threads=options.threads,
+                scratch=Path(scratch),
+                floors=floors,
+                progress=lambda text: print(f"  {text}", file=sys.stderr, flush=True),
+                options=options,
+            )
+        )
+
+
+def _parse(prog: str, benchmarks: Sequence[Benchmark], argv: Sequence[str], num_cpus: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description="Runs one benchmark.")
+    commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    commands.add_parser("list", help="list all benchmarks")
+    for benchmark in benchmarks:
+        command = commands.add_parser(
+            benchmark.name,
+            aliases=benchmark.ids,
+            help=benchmark.summary,
+            description=sys.modules[benchmark.run.__module__].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_argument(
+            "--rounds", type=positive, default=5, metavar="N", help="measured rounds of every system (default: 5)"
+        )
+        command.add_argument(
+            "--out",
+            type=Path,
+            default=Path("bench-results"),
+            metavar="DIR",
+            help="folder for the raw samples (default: bench-results)",
+        )
+        command.add_argument(
+            "--threads",
+            type=positive,
+            default=num_cpus,
+            metavar="N",
+            help="CPU threads of every system (default: one per usable CPU)",
+        )
+        command.add_argument(
+            "--quick", action="store_true", help="tiny sizes: checks that the benchmark runs, measures nothing"
+        )
+        benchmark.add_arguments(command)
+    return parser.parse_args(argv)
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
