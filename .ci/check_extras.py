@@ -30,10 +30,6 @@ PROMISES = {
         "chairlift",
         "engine",
         "kernels",
-        "-engine.demo.checkpoint",
-        "-engine.demo.corpus",
-        "-engine.demo.train",
-        "-engine.demo.evaluate",
     ],
     "loadgen": [
         "chairlift",

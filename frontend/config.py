@@ -77,30 +77,134 @@ class FrontendConfig:
     reuse_port: bool = flag(
         False, switch(), "share the ports with frontends that are started separately (SO_REUSEPORT); see also --workers"
     )
-    shutdown_timeout_s: float = 30.0
-    grammar_timeout_s: float = 2.0
-    grammar_memory_bytes: int = 512 << 20
-    heartbeat_timeout_s: float = 3.0
-    step_timeout_s: float = 300.0
-    failover_timeout_s: float = 30.0
-    max_moves: int = 3
-    workers: int = 1
-    reuse_port: bool = False
-    reflection: bool = True
-    nice: int = 5
+    reflection: bool = flag(True, switch(), "serve gRPC server reflection, which grpcurl and other tools use")
+
+    api_key: tuple[str, ...] = flag(
+        (), repeated(text(metavar="KEY"), ""),
+        "API key that calls must carry; may be repeated. All users of this machine can read the command line: prefer "
+        "the variable or --api-key-file", group="keys and TLS", default_text="none: calls need no key", secret=True,
+    )  # fmt: skip
+    api_key_file: Path | None = flag(None, path(), "file with API keys, one per line; reloaded when it changes")
+    tls_cert: Path | None = flag(
+        None,
+        path(),
+        "certificate chain (PEM), reloaded when it changes; gRPC and HTTP then accept TLS only",
+    )
+    tls_key: Path | None = flag(None, path(), "private key of --tls-cert (PEM, unencrypted)")
+    tls_client_ca: Path | None = flag(
+        None, path(), "CA certificates (PEM) used to verify client certificates (mutual TLS)"
+    )
+    insecure_bind: bool = flag(
+        False, switch(), "allow a non-loopback --host without TLS and an API key, for example behind a proxy"
+    )
+
+    engine: tuple[str, ...] = flag(
+        ("127.0.0.1:50052",), repeated(text("HOST:PORT or unix:PATH", _is_address, metavar="ADDRESS")),
+        "address of an engine: HOST:PORT or unix:PATH; may be repeated, the variable separates addresses by commas. A "
+        "host name stands for all of its addresses, which are looked up repeatedly", group="engines",
+    )  # fmt: skip
+    engine_tls_ca: Path | None = flag(
+        None, path(), "CA certificates (PEM) used to verify engines; connections to unix sockets stay in the clear"
+    )
+    engine_tls_client_cert: Path | None = flag(
+        None, path(), "certificate chain (PEM) that this frontend presents to engines (mutual TLS)"
+    )
+    engine_tls_client_key: Path | None = flag(
+        None, path(), "private key of --engine-tls-client-cert (PEM, unencrypted)"
+    )
+    heartbeat_timeout_s: float = flag(
+        3.0, number(2, 600),
+        "seconds of silence after which an engine counts as lost and its requests move; raise it if hosts pause longer",
+    )  # fmt: skip
+    step_timeout_s: float = flag(
+        300.0, number(0),
+        "seconds without progress of an engine's step loop after which it counts as lost; must exceed the longest "
+        "step. 0 disables",
+    )  # fmt: skip
+    failover_timeout_s: float = flag(
+        30.0, number(0), "seconds that a request whose engine was lost waits for another engine; 0: it fails at once"
+    )
+    max_moves: int = flag(
+        3, integer(0),
+        "maximum number of engines that a request may lose in a row without progress; then it fails as the cause",
+    )  # fmt: skip
+
+    max_queued_requests: int = flag(
+        4096, integer(1), "maximum number of requests without a first token; further ones are refused at once",
+        group="queue and streams",
+    )  # fmt: skip
+    max_queued_tokens: int = flag(
+        1 << 20, integer(1), "maximum prompt tokens of these requests; lower it to bound the wait behind long prompts"
+    )
+    token_window: int = flag(
+        256, integer(1), "maximum tokens that an engine generates ahead of a client that reads slowly (backpressure)"
+    )
+    coalesce: bool = flag(
+        True, switch(), "send tokens that are ready together in one message; off: one message per token, at more CPU"
+    )
+    stall_timeout_s: float = flag(
+        60.0, number(0.001), "seconds after which a client that does not read its answer is disconnected"
+    )
+    # The default is what OpenAI's clients wait, and how long a closing connection waits for its streams.
+    default_timeout_s: float = flag(
+        600.0, number(0), "deadline in seconds of generations whose client sets none; 0: no deadline"
+    )
+    shutdown_timeout_s: float = flag(30.0, number(0), "seconds for running requests to finish after SIGTERM or SIGINT")
+    unknown_parameters: str = flag(
+        "warn", choice(("ignore", "warn", "refuse")),
+        "handling of unknown parameters in HTTP bodies; ignore: drop them; warn: also name them in a response header "
+        "and, at most once a minute, in the log; refuse: answer 400",
+    )  # fmt: skip
+
+    tokenizer: Path | None = flag(
+        None, path(), "folder with the tokenizer's files", group="model", default_text="the engine sends them"
+    )
+    tool_call_parser: str = flag(
+        "auto", choice(TOOL_FORMATS),
+        f"format of the model's tool calls: {', '.join(TOOL_FORMATS)}; auto: detected from the chat template",
+    )  # fmt: skip
+    reasoning_parser: str = flag(
+        "auto", choice(REASONING_FORMATS),
+        f"format of the model's reasoning: {', '.join(REASONING_FORMATS)}; auto: detected from the chat template",
+    )  # fmt: skip
+    grammar_timeout_s: float = flag(
+        2.0, number(0.01, 60), "maximum CPU seconds to compile one structured-output schema or grammar"
+    )
+    grammar_memory_bytes: int = flag(
+        512 << 20, integer(16 << 20), "maximum memory in bytes to compile one structured-output schema or grammar"
+    )
+
+    workers: int = flag(
+        1, integer(1, 256),
+        "processes that share the ports and the engines; raise it only if the frontend saturates a core",
+        group="processes",
+    )  # fmt: skip
+    nice: int = flag(
+        5, integer(0, 19),
+        "nice value of the processes; above 0 an engine on the same cores runs first, and messages carry more tokens",
+    )  # fmt: skip
     # Off: 64 streams, 2-core VM, 19 rounds of `loadgen.experiments endpoints`: CPU per token 0.92x through gRPC, 0.96x
     # through HTTP, single rounds from 0.66x to 1.21x; first tokens over HTTP come no sooner.
-    uvloop: bool = False
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    unknown_parameters: str = "warn"
-    metrics_prefix: str = "chairlift"
-    otlp_traces_endpoint: str = ""
-    log_level: str = "info"
-    log_format: str = "text"
-    log_stats_interval_s: float = 10.0
-    log_requests: bool = False
-    log_prompts: bool = False
+    uvloop: bool = flag(False, switch(), "run on uvloop instead of asyncio's event loop")
+
+    log_level: str = flag(
+        "info", choice(LOG_LEVELS), "lowest level that is logged to stderr", group="logs, metrics and traces"
+    )
+    log_format: str = flag(
+        "text", choice(LOG_FORMATS), "text for people; json: one object per line, for log collectors"
+    )
+    log_stats_interval_s: float = flag(
+        10.0, number(0), "seconds between throughput lines while there is traffic; 0 disables them"
+    )
+    log_requests: bool = flag(False, switch(), "log one line per finished request, without any of its text")
+    log_prompts: bool = flag(False, switch(), "with --log-requests: include the beginning of each prompt")
+    metrics_prefix: str = flag(
+        "chairlift", choice(("chairlift", "vllm")), "prefix of metric names; vllm: works with vLLM's dashboards"
+    )
+    otlp_traces_endpoint: str = flag(
+        "", text("a URL such as http://127.0.0.1:4318", _is_http_url, metavar="URL"),
+        "URL of an OpenTelemetry collector that receives traces as OTLP over HTTP", default_text="no traces",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Checks each value, and what must fit together."""

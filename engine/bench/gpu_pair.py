@@ -25,6 +25,7 @@ import math
 from pathlib import Path
 
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.report import Result
 from engine.bench.engine_options import engine_flags
 from engine.bench.floor import Length
 from engine.bench.gpu.lengths import AZURE_LIKE, mean_length, sample_lengths, scaled, trace_lengths
@@ -32,7 +33,6 @@ from engine.bench.gpu.load import LoadResult, run_load, served_pair
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.wheels import frontend_path
-from kernels.bench.figure import Figure
 
 _TTFT_MS, _TPOT_MS, _SHARE = 500.0, 20.0, 99.0
 _NUM_USERS = 100

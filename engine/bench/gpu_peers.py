@@ -26,6 +26,7 @@ import torch
 
 from chairlift.bench.agreement import require_same_ids
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.report import Result
 from chairlift.bench.shapes import SHAPES
 from chairlift.bench.workload import Workload, uniform_workload
 from engine.bench.agreement import greedy_agreement, load_reference

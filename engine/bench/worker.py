@@ -41,8 +41,8 @@ from engine.bench.transformers_peer import (
     generate_streaming,
     import_transformers,
 )
-from engine.flags import parse_config
-from engine.serving import EngineParts
+from engine.config import parse_config
+from engine.serving.engine import EngineParts
 
 
 class Worker:

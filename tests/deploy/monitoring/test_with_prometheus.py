@@ -19,8 +19,8 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.testing.fake_engine import FakeEngine
 from loadgen.processes import held_port
+from tests.support.frontend.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus, a package of Debian's")
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine.bench.transformers_model import generate
 
 from chairlift.bench.agreement import Agreement, require_same_ids
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.workload import Workload
 from engine.bench.agreement import greedy_agreement, load_reference
 from engine.bench.shapes import save_checkpoint
+from engine.bench.transformers_peer import generate
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def workload() -> Workload:
 
 
 def test_the_models_own_answers_agree(model: Any, workload: Workload) -> None:
-    answers = generate(model, workload, batch_size=2)
+    answers, _ = generate(model, workload, batch_size=2)
     assert [len(answer) for answer in answers] == [6, 3, 5]
     agreement = greedy_agreement(model, workload.prompts, answers)
     assert (agreement.num_tokens, agreement.num_same, agreement.num_wrong) == (14, 14, 0)
@@ -33,7 +33,7 @@ def test_the_models_own_answers_agree(model: Any, workload: Workload) -> None:
 
 
 def test_a_wrong_token_is_one_wrong_position(model: Any, workload: Workload) -> None:
-    answers = [list(answer) for answer in generate(model, workload, batch_size=3)]
+    answers = [list(answer) for answer in generate(model, workload, batch_size=3)[0]]
     answers[1][-1] = answers[1][-1] % 500 + 1  # the last one: what follows a wrong token is judged after it
     agreement = greedy_agreement(model, workload.prompts, answers)
     assert (agreement.num_same, agreement.num_wrong) == (13, 1)
@@ -43,7 +43,7 @@ def test_a_wrong_token_is_one_wrong_position(model: Any, workload: Workload) -> 
 
 
 def test_a_token_as_good_as_the_best_is_a_near_tie(model: Any, workload: Workload) -> None:
-    answers = [list(answer) for answer in generate(model, workload, batch_size=3)]
+    answers = [list(answer) for answer in generate(model, workload, batch_size=3)[0]]
     with torch.inference_mode():
         logits = model(torch.tensor([[*workload.prompts[0], *answers[0][:-1]]])).logits[0, -1]
     best, second = logits.topk(2).values.tolist()

@@ -1,6 +1,5 @@
 from engine.bench.engine_options import engine_flags
-from engine.config import EngineConfig
-from engine.flags import parse_config
+from engine.config import EngineConfig, parse_config
 
 
 def test_flags_give_back_the_configuration() -> None:

@@ -10,7 +10,7 @@ from chairlift.bench.agreement import Agreement
 from chairlift.bench.benchmark import BenchmarkError, Settings
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
-from engine.flags import parse_config
+from engine.config import parse_config
 from loadgen.experiments.peers import comparison as peers
 from loadgen.experiments.peers.comparison import STEP_TOKENS, TRANSFORMERS, engine_flags, judge_ids, workloads
 from loadgen.experiments.peers.figures import CHAIRLIFT
