@@ -39,6 +39,7 @@ from frontend.request.request import (
 )
 from frontend.request.token_prompt import token_prompt
 from frontend.routing import wire
+from frontend.routing.pending import PendingRequest
 from frontend.routing.router import Router
 from frontend.routing.stream import CancelReason, RequestStream
 from frontend.slices import in_slices
@@ -244,7 +245,7 @@ class Generations:
                     elapsed_s=submitted_at_s - accepted_at_s,
                     constraints=constraints,
                 )
-                stream, engine = self._engines.submit(
+                pending = PendingRequest(
                     submission,
                     model.key,
                     window=self._token_window,
@@ -253,7 +254,8 @@ class Generations:
                     on_first_token=lambda: permits[index].release(time.monotonic(), served=True),
                     on_account=None if index else watch.account,
                 )
-                streams[index] = stream
+                engine = self._engines.submit(pending)
+                stream = streams[index] = pending.stream
                 if not index:
                     watch.submit(max_tokens=max_tokens, engine=engine, now_s=submitted_at_s)
                 return Answer(

@@ -26,7 +26,6 @@ from frontend.observability.engine_metrics import EngineMetrics
 from frontend.routing.connection_log import ConnectionLog, EngineLostError, EngineNotReadyError
 from frontend.routing.heartbeat import Heartbeat
 from frontend.routing.pending import PendingRequest
-from frontend.routing.placement import EngineLoad, LoadEstimate
 from frontend.routing.session import EngineSession
 from frontend.routing.tls_probe import tls_problem
 from frontend.text.served_model import ServedModel
@@ -68,12 +67,10 @@ class Attachment:
 
     Attributes:
         engine: its name in the metrics.
-        block_size: tokens in a block of its KV cache.
     """
 
     engine: str
     instance_id: str
-    block_size: int
     model: ServedModel
     session: EngineSession
 
@@ -82,8 +79,8 @@ class ConnectionEvents(Protocol):
     """What a connection reports to the router, and asks it."""
 
     @property
-    def is_urgent(self) -> bool:
-        """Whether no engine serves."""
+    def serving(self) -> bool:
+        """Whether any engine serves."""
         ...
 
     def can_replace(self, attachment: Attachment) -> bool:
@@ -136,7 +133,6 @@ class EngineConnection:
         self._tokenizers = tokenizers
         self.metrics = metrics
         self._events = events
-        self._load = LoadEstimate()
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._step_timeout_s = step_timeout_s
         self._hung: tuple[str, int] | None = None  # the instance that was left because it hangs, and its loop turns
@@ -169,12 +165,6 @@ class EngineConnection:
         """Requests from here that are open in the engine."""
         return self._attachment.session.num_open if self._attachment is not None else 0
 
-    def load(self) -> EngineLoad:
-        """The engine's load now."""
-        assert self._attachment is not None, "no engine is attached"
-        session = self._attachment.session
-        return self._load.now(num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
-
     def start(self) -> None:
         """Starts connecting in the background. May be called again."""
         if self._task is None:
@@ -205,7 +195,7 @@ class EngineConnection:
             if was_attached:
                 backoff_s, max_backoff_s = _MIN_BACKOFF_S, MAX_BACKOFF_S
             else:
-                backoff_s = min(backoff_s * 2, max_backoff_s if self._events.is_urgent else MAX_BACKOFF_S)
+                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S if self._events.serving else max_backoff_s)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     def _detach(self) -> None:
@@ -242,12 +232,12 @@ class EngineConnection:
                 model = await self._served_model(stub, welcome.info)
                 session = EngineSession(
                     vocab_size=model.vocab_size,
+                    block_size=welcome.info.block_size,
                     step_window=welcome.step_window,
                     wake=self._has_commands.set,
                     on_rejected=partial(self._on_rejected, instance_id),
                 )
-                self._load = LoadEstimate()
-                self._attachment = Attachment(self.metrics.engine, instance_id, welcome.info.block_size, model, session)
+                self._attachment = Attachment(self.metrics.engine, instance_id, model, session)
                 self.metrics.attach(welcome)
                 self._log.clear()
                 logger.info(
@@ -338,13 +328,13 @@ class EngineConnection:
                     session.on_step(response.step)
                     self.metrics.note_step(response.step)
                     if response.step.HasField("load"):
-                        self._note_load(response.step.load, session)
+                        session.note_load(response.step.load)
                 case "admission":
                     session.on_admission(response.admission)
                 case "status":
                     self.metrics.note_status(response.status)
                     if response.status.HasField("load"):
-                        self._note_load(response.status.load, session)
+                        session.note_load(response.status.load)
                     self._note_state(response.status)
                     self._note_heartbeat(response.status, heartbeat)
                 case "drain":
@@ -373,15 +363,6 @@ class EngineConnection:
             num_silent = num_silent + 1 if self._num_messages == num_seen else 0
             num_seen = self._num_messages
         raise EngineLostError(f"no message for {self._heartbeat_timeout_s:g} s")
-
-    def _note_load(self, load: pb.LoadStats, session: EngineSession) -> None:
-        if self._attachment is not None:
-            reported = EngineLoad(
-                load.num_running + load.num_waiting,
-                load.num_waiting_prefill_tokens,
-                load.num_free_blocks * self._attachment.block_size,
-            )
-            self._load.note(reported, num_own_requests=session.num_open, num_own_tokens=session.num_waiting_tokens)
 
     def _note_state(self, status: pb.EngineStatus) -> None:
         if status.state != self._engine_state:

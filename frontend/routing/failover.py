@@ -19,7 +19,7 @@ from frontend.errors import DeadlineExceeded, EngineFault, RequestError
 from frontend.routing.pending import PendingRequest
 from frontend.routing.quarantine import Loss, Quarantine
 from frontend.routing.stream import RequestEnd
-from frontend.routing.supervision import EngineEnd, Supervision
+from frontend.routing.supervision import EngineEnd, SupervisorNotes
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class FailoverQueue:
         timeout_s: float,
         max_moves: int,
         on_waiting: Callable[[int], None],
-        supervision: Supervision,
+        supervision: SupervisorNotes,
     ) -> None:
         self._place = place
         self._timeout_s = timeout_s

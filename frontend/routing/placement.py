@@ -40,38 +40,6 @@ class EngineLoad(NamedTuple):
     num_free_tokens: int = 1 << 60
 
 
-class LoadEstimate:
-    """Adds up this process' requests, exact at any moment, and those of other frontends, as of the engine's last
-    report.
-
-    A report includes this process' requests as of a moment ago; the rest belongs to other frontends.
-    """
-
-    def __init__(self) -> None:
-        self._others = EngineLoad()
-
-    def note(self, reported: EngineLoad, *, num_own_requests: int, num_own_tokens: int) -> None:
-        """Takes the engine's report.
-
-        Args:
-            reported: the load of all frontends' requests.
-            num_own_requests: this process' requests there now.
-            num_own_tokens: prompt tokens of those without a first token.
-        """
-        self._others = EngineLoad(
-            max(reported.num_requests - num_own_requests, 0),
-            max(reported.num_waiting_tokens - num_own_tokens, 0),
-            reported.num_free_tokens,
-        )
-
-    def now(self, *, num_own_requests: int, num_own_tokens: int) -> EngineLoad:
-        """The load with this process' requests as they are now."""
-        others = self._others
-        return EngineLoad(
-            others.num_requests + num_own_requests, others.num_waiting_tokens + num_own_tokens, others.num_free_tokens
-        )
-
-
 class Candidate(NamedTuple):
     """An engine that could take the request.
 

@@ -42,16 +42,16 @@ class Resolver:
     Args:
         name, port: of the engines.
         on_addresses: called with the addresses of late, sorted, whenever they have been looked up.
-        is_urgent: whether to hurry, because no engine is there.
+        is_serving: whether any engine serves; while none does, the name is looked up more often.
     """
 
     def __init__(
-        self, name: str, port: int, on_addresses: Callable[[list[str]], None], is_urgent: Callable[[], bool]
+        self, name: str, port: int, on_addresses: Callable[[list[str]], None], is_serving: Callable[[], bool]
     ) -> None:
         self._name = name
         self._port = port
         self._on_addresses = on_addresses
-        self._is_urgent = is_urgent
+        self._is_serving = is_serving
         self._complained = False
         self._hosts: dict[str, int] = {}  # and the answers in a row that were without it
         self._task: asyncio.Task[None] | None = None
@@ -70,7 +70,7 @@ class Resolver:
     async def _run(self) -> None:
         while True:
             await self._look_up()
-            pause_s = _EVERY_WHILE_NONE_S if self._is_urgent() else _EVERY_S
+            pause_s = _EVERY_S if self._is_serving() else _EVERY_WHILE_NONE_S
             await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # not all frontends at once
 
     async def _look_up(self) -> None:

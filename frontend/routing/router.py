@@ -9,10 +9,9 @@ among them. A request goes router -> connection -> session; events come back thr
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
 from weakref import WeakKeyDictionary
 
-from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.access.engine_tls import EngineTls
 from frontend.errors import EngineUnavailable, QueueFull, RequestError
 from frontend.observability.metrics import Metrics
@@ -21,27 +20,13 @@ from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
 from frontend.routing.placement import Candidate, Placement
 from frontend.routing.resolver import Resolver, name_and_port
-from frontend.routing.stream import RequestStream
 from frontend.routing.supervision import SupervisorNotes
 from frontend.text.served_model import ModelKey
 from frontend.text.tokenizer_source import TokenizerSource
-from frontend.types import EngineAccount
 
 logger = logging.getLogger(__name__)
 
 _Usable = tuple[EngineConnection, Attachment]
-
-
-class Submitted(NamedTuple):
-    """A request on its way.
-
-    Attributes:
-        stream: its output.
-        engine: the engine that has it, by its name in the metrics; None: it waits for one.
-    """
-
-    stream: RequestStream
-    engine: str | None
 
 
 class Router:
@@ -70,11 +55,15 @@ class Router:
         on_change: Callable[[], None],
         tls: EngineTls | None = None,
     ) -> None:
-        self._tls = tls
-        self._tokenizers = tokenizers
+        self._connect = partial(
+            EngineConnection,
+            tokenizers=tokenizers,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            step_timeout_s=step_timeout_s,
+            events=self,
+            tls=tls,
+        )
         self._metrics = metrics
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._step_timeout_s = step_timeout_s
         self._on_change = on_change
         self._connections: dict[str, EngineConnection] = {}  # by address
         self._failover = FailoverQueue(
@@ -126,43 +115,21 @@ class Router:
             raise self._unavailable()
         return self._usable[self._placement.least_loaded(_loads(self._usable))][1]
 
-    def submit(
-        self,
-        submission: pb.Submission,
-        model: ModelKey,
-        *,
-        window: int,
-        coalesce: bool,
-        now_s: float,
-        on_first_token: Callable[[], None] | None = None,
-        on_account: Callable[[EngineAccount], None] | None = None,
-    ) -> Submitted:
-        """Sends a request to an engine; if there is none any more, the request waits for one.
+    def submit(self, request: PendingRequest) -> str | None:
+        """Sends a new request to an engine; if there is none any more, the request waits for one.
 
-        Args:
-            submission: all but stream request id and credit; the router owns it from now on.
-            model: what it has been checked against.
-            now_s: time.monotonic().
-            window, coalesce, on_first_token, on_account: see RequestStream.
+        Returns: the engine that has it, by its name in the metrics; None: it waits.
 
         Raises:
             RequestError: the frontend stops.
         """
         if self._stop_error is not None:
             raise self._stop_error
-        request = PendingRequest(
-            submission,
-            model,
-            window=window,
-            coalesce=coalesce,
-            now_s=now_s,
-            on_first_token=on_first_token,
-            on_account=on_account,
-        )
         attachment = self._place(request)
         if attachment is None:
             self._failover.add(request, self._unavailable())
-        return Submitted(request.stream, attachment.engine if attachment is not None else None)
+            return None
+        return attachment.engine
 
     def start(self) -> None:
         """Starts connecting in the background. May be called again."""
@@ -184,11 +151,6 @@ class Router:
         )
 
     # Events of connections, see ConnectionEvents.
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether no engine serves."""
-        return not self._usable
 
     def can_replace(self, attachment: Attachment) -> bool:
         """Whether another engine serves the same model."""
@@ -319,20 +281,13 @@ class Router:
                 self.on_changed()
             self._drop_removed()
 
-        return Resolver(name, port, take, lambda: self.is_urgent)
+        return Resolver(name, port, take, lambda: self.serving)
 
     def _add_connection(self, address: str, *, was_found: bool, server_name: str | None = None) -> None:
-        connection = self._connections[address] = EngineConnection(
-            address,
-            self._tokenizers,
-            self._metrics.engine(),
-            heartbeat_timeout_s=self._heartbeat_timeout_s,
-            step_timeout_s=self._step_timeout_s,
-            events=self,
-            was_found=was_found,
-            tls=self._tls,
-            server_name=server_name,
+        connection = self._connect(
+            address, metrics=self._metrics.engine(), was_found=was_found, server_name=server_name
         )
+        self._connections[address] = connection
         if self._is_running:
             connection.start()
 
@@ -353,7 +308,7 @@ class Router:
 
 
 def _loads(usable: Sequence[_Usable]) -> list[Candidate]:
-    return [Candidate(attachment.instance_id, connection.load()) for connection, attachment in usable]
+    return [Candidate(attachment.instance_id, attachment.session.load()) for _, attachment in usable]
 
 
 def _shown(value: object) -> str:

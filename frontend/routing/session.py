@@ -15,6 +15,7 @@ from frontend.errors import EngineFault, EngineUnavailable, QueueFull, RequestEr
 from frontend.routing import wire
 from frontend.routing.command_outbox import CommandOutbox
 from frontend.routing.pending import PendingRequest
+from frontend.routing.placement import EngineLoad
 from frontend.routing.stream import CancelReason
 
 logger = logging.getLogger(__name__)
@@ -35,22 +36,26 @@ class EngineSession:
 
     Args:
         vocab_size: token ids at or above it are a fault of the engine.
+        block_size: tokens in a block of its KV cache.
         step_window: StepResults the engine sends without an acknowledgement.
         wake: called when there are commands to send.
         on_rejected: called for requests that the engine is too full for, or drops because it stops.
 
     Attributes:
-        num_waiting_tokens: prompt tokens of the requests here that have no first token yet.
         heard_at_s: time.monotonic() when the engine last sent anything that it had computed, for any request.
     """
 
-    def __init__(self, *, vocab_size: int, step_window: int, wake: Callable[[], None], on_rejected: OnRejected) -> None:
+    def __init__(
+        self, *, vocab_size: int, block_size: int, step_window: int, wake: Callable[[], None], on_rejected: OnRejected
+    ) -> None:
         self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._other_load = EngineLoad()  # of other frontends
         self._on_rejected = on_rejected
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)
         self._open: dict[int, PendingRequest] = {}  # by stream request id
         self._waiting_tokens: dict[int, int] = {}  # of those without a first token
-        self.num_waiting_tokens = 0
+        self._num_waiting_tokens = 0
         self._free_ids: list[int] = []
         self._last_step_seq = 0
         self.heard_at_s = time.monotonic()
@@ -60,6 +65,23 @@ class EngineSession:
     def num_open(self) -> int:
         """Stream request ids in use."""
         return len(self._open)
+
+    def note_load(self, reported: pb.LoadStats) -> None:
+        """Takes the engine's load: what exceeds this frontend's own requests belongs to other frontends."""
+        self._other_load = EngineLoad(
+            max(reported.num_running + reported.num_waiting - self.num_open, 0),
+            max(reported.num_waiting_prefill_tokens - self._num_waiting_tokens, 0),
+            reported.num_free_blocks * self._block_size,
+        )
+
+    def load(self) -> EngineLoad:
+        """The engine's load: this frontend's requests as they are now, others' as of the engine's last report."""
+        others = self._other_load
+        return EngineLoad(
+            others.num_requests + self.num_open,
+            others.num_waiting_tokens + self._num_waiting_tokens,
+            others.num_free_tokens,
+        )
 
     def submit(self, request: PendingRequest) -> None:
         """Queues a request for sending, under a free stream request id.
@@ -75,7 +97,7 @@ class EngineSession:
         )
         self._open[stream_id] = request
         self._waiting_tokens[stream_id] = request.num_prompt_tokens + request.stream.num_tokens
-        self.num_waiting_tokens += self._waiting_tokens[stream_id]
+        self._num_waiting_tokens += self._waiting_tokens[stream_id]
         self._outbox.submit(submission)
 
     def _grant(self, stream_id: int, num_tokens: int) -> None:
@@ -132,7 +154,7 @@ class EngineSession:
         for first in step.first_tokens:
             request = self._find(first.handle, first.epoch)
             if request is not None:
-                self.num_waiting_tokens -= self._waiting_tokens.pop(first.handle, 0)
+                self._num_waiting_tokens -= self._waiting_tokens.pop(first.handle, 0)
                 request.stream.note_cached_tokens(first.num_cached_tokens)
         for account in step.time_accounts:
             request = self._find(account.handle, account.epoch)
@@ -198,7 +220,7 @@ class EngineSession:
 
     def _release(self, stream_id: int) -> None:
         del self._open[stream_id]
-        self.num_waiting_tokens -= self._waiting_tokens.pop(stream_id, 0)
+        self._num_waiting_tokens -= self._waiting_tokens.pop(stream_id, 0)
         self._outbox.forget(stream_id)
         self._free_ids.append(stream_id)
 
@@ -207,6 +229,6 @@ class EngineSession:
         assert not set(self._free_ids) & set(self._open), "a stream request id is free and in use"
         assert len(set(self._free_ids)) == len(self._free_ids), "a stream request id is free twice"
         assert self._open.keys() >= self._waiting_tokens.keys()
-        assert self._end_error or self.num_waiting_tokens == sum(self._waiting_tokens.values())
+        assert self._end_error or self._num_waiting_tokens == sum(self._waiting_tokens.values())
         used = self._free_ids + list(self._open)
         assert sorted(used) == list(range(1, len(used) + 1)) or self._end_error, "a stream request id has been lost"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
 
 
 class EngineEnd(Enum):
@@ -34,18 +33,6 @@ class SupervisorNote:
     ends: Mapping[str, EngineEnd] = field(default_factory=dict)
 
 
-class Supervision(Protocol):
-    """What is known about restarts of engines."""
-
-    def restart_until_s(self) -> float:
-        """Until when a restart was, or is, expected; time.monotonic()."""
-        ...
-
-    def end_of(self, instance_id: str) -> EngineEnd | None:
-        """Why an engine that was lost has ended; None: not known yet."""
-        ...
-
-
 class SupervisorNotes:
     """Reads the notes of the engines on unix sockets.
 
@@ -59,12 +46,14 @@ class SupervisorNotes:
         self._is_serving = is_serving
 
     def restart_until_s(self) -> float:
-        """See Supervision."""
+        """Until when a restart was, or is, expected; time.monotonic()."""
         return max((note.restart_until_s for note in self._notes()), default=0.0)
 
     def end_of(self, instance_id: str) -> EngineEnd | None:
-        """See Supervision. A supervisor writes down an end before it starts the next engine. So when an engine serves,
-        an instance without a note has not ended or has no supervisor; without evidence its loss counts as a failure.
+        """Why an engine that was lost has ended; None: not known yet.
+
+        A supervisor writes down an end before it starts the next engine. So when an engine serves, an instance without
+        a note has not ended or has no supervisor; without evidence its loss counts as a failure.
         """
         notes = self._notes()
         for note in notes:

@@ -10,7 +10,6 @@ from frontend.routing.placement import (
     MAX_CHUNKS,
     Candidate,
     EngineLoad,
-    LoadEstimate,
     Placement,
 )
 
@@ -107,13 +106,3 @@ def test_shared_prefix_does_not_draw_everybody_to_one_engine():
         loads = candidates(*(EngineLoad(num) for num in running))
         running[placement.choose(loads, prompt((7, 2048), (rng.randrange(10**6), 64)), b"")] += 1
         assert max(running) - min(running) <= MAX_AFFINITY_TOKENS // EXPECTED_OUTPUT_TOKENS + 1
-
-
-def test_load_is_ours_now_and_others_as_of_the_last_news():
-    estimate = LoadEstimate()
-    assert estimate.now(num_own_requests=2, num_own_tokens=30)[:2] == (2, 30)
-    estimate.note(EngineLoad(5, 100, 7), num_own_requests=2, num_own_tokens=30)
-    assert estimate.now(num_own_requests=2, num_own_tokens=30) == (5, 100, 7)
-    assert estimate.now(num_own_requests=9, num_own_tokens=90) == (12, 160, 7)
-    estimate.note(EngineLoad(1, 0, 7), num_own_requests=9, num_own_tokens=90)  # ours are still on their way
-    assert estimate.now(num_own_requests=9, num_own_tokens=90) == (9, 90, 7)

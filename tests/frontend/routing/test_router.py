@@ -36,7 +36,9 @@ async def test_engine_that_says_it_is_busy_gets_nothing_while_another_is_idle(ma
     first, second = world.engines.values()
     first.load = engine_pb.LoadStats(num_running=40, num_free_blocks=1000)
     first.set_state(engine_pb.ENGINE_STATE_SERVING)
-    await world.until(lambda: world.app.engines._connections[first.address].load().num_requests == 40)
+    await world.until(
+        lambda: world.app.engines._connections[first.address].attachment.session.load().num_requests == 40
+    )
     for number in range(5):
         await read(world, f"number {number}").whole(ids(f"number {number}"))
     assert (len(first.submissions), len(second.submissions)) == (0, 5)

@@ -17,7 +17,7 @@ from chairlift.service.end_reason import EndReason
 from frontend.errors import DeadlineExceeded, EngineUnavailable, QueueFull, ServerDraining
 from frontend.routing import router, wire
 from frontend.routing.connection import Attachment
-from frontend.routing.placement import EngineLoad
+from frontend.routing.pending import PendingRequest
 from frontend.routing.session import EngineSession
 from frontend.routing.stream import CancelReason
 from frontend.text.served_model import ModelKey
@@ -41,7 +41,6 @@ class MemoryConnection:
         self.attachment = None
         self.engine_state = pb.ENGINE_STATE_UNSPECIFIED
         self.requests = {}
-        self.accepted = set()  # ids of all requests that it has taken
         self.is_hung = False
         self.is_full = False
         self.ends_in = 0  # ticks, while it drains
@@ -60,10 +59,6 @@ class MemoryConnection:
     def num_open(self):
         return self.attachment.session.num_open if self.attachment is not None else 0
 
-    def load(self):
-        session = self.attachment.session
-        return EngineLoad(session.num_open, session.num_waiting_tokens)
-
     def start(self):
         pass
 
@@ -76,11 +71,12 @@ class MemoryConnection:
         instance_id = f"{self.address} {self._num_instances}"
         session = EngineSession(
             vocab_size=VOCAB_SIZE,
+            block_size=16,
             step_window=64,
             wake=lambda: None,
             on_rejected=partial(self._events.on_rejected, instance_id),
         )
-        self.attachment = Attachment(self.metrics.engine, instance_id, 16, model, session)
+        self.attachment = Attachment(self.metrics.engine, instance_id, model, session)
         self.requests, self._step_seq = {}, 0
         self.is_hung = self.is_full = False
         self.set_state(SERVING)
@@ -130,7 +126,6 @@ class MemoryConnection:
             else:
                 request = FakeRequest(submission, max_model_len=4096, now_s=time.monotonic())
                 self.requests[submission.handle] = request
-                self.accepted.add(submission.request_id)
         if rejections:
             session.on_admission(pb.AdmissionResult(rejections=rejections))
         for handle in command.cancel.handles:
@@ -156,8 +151,8 @@ class MemoryConnection:
 class Client:
     """One request, and what became of it."""
 
-    def __init__(self, stream, request_id, expected, *, may_be_late, born_at_s):
-        self.stream, self.request_id, self.expected = stream, request_id, expected
+    def __init__(self, request, expected, *, may_be_late, born_at_s):
+        self.request, self.stream, self.expected = request, request.stream, expected
         self.may_be_late, self.born_at_s = may_be_late, born_at_s
         self.token_ids = []
         self.end = self.error = None
@@ -182,7 +177,7 @@ class Client:
         self.stream.close(CancelReason.CLIENT)
         self.task.cancel()
 
-    def check(self, accepted):
+    def check(self):
         stream, now_s = self.stream, time.monotonic()
         assert stream.closed
         assert self.token_ids == self.expected[: len(self.token_ids)]
@@ -197,7 +192,7 @@ class Client:
             assert self.may_be_late
         elif isinstance(self.error, QueueFull):
             assert not self.token_ids
-            assert self.request_id not in accepted, "an engine had accepted it"
+            assert self.request.attempt == 0
         elif self.error is None:
             assert self.token_ids == self.expected
             assert self.end.num_output_tokens == len(self.expected)
@@ -248,13 +243,10 @@ class World:
             remaining_ms=limit_ms if limit_ms and kind == "deadline" else None,
             request_id=f"{model.name} {len(self.clients)}",
         )
-        submitted = self.router.submit(
-            submission, model.key, window=self.window, coalesce=rng.random() < 0.5, now_s=now_s
-        )
+        request = PendingRequest(submission, model.key, window=self.window, coalesce=rng.random() < 0.5, now_s=now_s)
+        self.router.submit(request)
         expected = [*prompt_ids, END_TOKEN_ID][:max_tokens]
-        self.clients.append(
-            Client(submitted.stream, submission.request_id, expected, may_be_late=bool(limit_ms), born_at_s=now_s)
-        )
+        self.clients.append(Client(request, expected, may_be_late=bool(limit_ms), born_at_s=now_s))
 
     def disturb(self):
         rng = self.rng
@@ -340,9 +332,8 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
                 if engine.attachment is None:
                     engine.come("a")
     await asyncio.gather(*(client.task for client in world.clients), return_exceptions=True)
-    accepted = set().union(*(engine.accepted for engine in world.engines))
     for client in world.clients:
-        client.check(accepted)
+        client.check()
     whole = sum(client.end is not None for client in world.clients)
     assert whole > len(world.clients) / 4
     assert world.router.num_waiting == 0

@@ -13,7 +13,7 @@ from frontend.routing.wire import ProtocolViolation
 
 
 def make_session(**arguments):
-    defaults = {"vocab_size": 10, "step_window": 4, "wake": lambda: None, "on_rejected": fail}
+    defaults = {"vocab_size": 10, "block_size": 16, "step_window": 4, "wake": lambda: None, "on_rejected": fail}
     return EngineSession(**{**defaults, **arguments})
 
 
@@ -191,3 +191,16 @@ async def test_first_token_without_all_of_them_fails_its_request_alone():
     session.on_step(first_token(1, prompt_logprobs(1, 1, 3)))
     with pytest.raises(EngineFault, match="with 1 log-probabilities of the prompt missing"):
         await stream.take()
+
+
+def test_load_is_its_own_requests_now_and_others_as_of_the_last_report():
+    session = make_session()
+    prompt = pb.Submission(stops=pb.TokenStops(max_tokens=100), prompt_ids=bytes(4 * 15))
+    submit(session, prompt)
+    assert session.load()[:2] == (1, 15)
+    session.note_load(pb.LoadStats(num_running=1, num_waiting=3, num_waiting_prefill_tokens=100, num_free_blocks=7))
+    assert session.load() == (4, 100, 7 * 16)
+    submit(session, prompt)
+    assert session.load() == (5, 115, 7 * 16)
+    session.note_load(pb.LoadStats(num_running=1, num_free_blocks=7))  # the second request has not arrived there yet
+    assert session.load() == (2, 30, 7 * 16)

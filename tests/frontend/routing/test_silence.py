@@ -29,7 +29,9 @@ class Engine:
     """Takes requests and sends steps by hand."""
 
     def __init__(self):
-        self.session = EngineSession(vocab_size=10, step_window=4, wake=lambda: None, on_rejected=lambda *_, **__: None)
+        self.session = EngineSession(
+            vocab_size=10, block_size=16, step_window=4, wake=lambda: None, on_rejected=lambda *_, **__: None
+        )
         self.num_steps = 0
 
     def step(self, request, num_tokens=1, **times_us):
