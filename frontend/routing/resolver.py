@@ -1,7 +1,7 @@
-"""The addresses of engines, as they are given and as a name server knows them.
+"""Addresses of engines, as given on the command line and as a name server resolves them.
 
-`dns:NAME:PORT`, and NAME:PORT for any name but localhost, stands for all addresses of the name, which may change: each
-is an engine. Everything else (HOST:PORT with a number for a host, unix:PATH) is one engine, always.
+`dns:NAME:PORT`, and NAME:PORT for any name but localhost, stands for all addresses of the name, which may change; each
+address is an engine. Everything else (HOST:PORT with an IP address, unix:PATH) is one engine.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
 _EVERY_WHILE_NONE_S = 0.5
-_MAX_MISSES = 3  # in a row, until an address has vanished: name servers rotate, lag and contradict each other
+_MAX_MISSES = 3  # answers in a row without an address remove it: name servers rotate, lag and contradict each other
 _SCHEME = "dns:"
 
 
 def name_and_port(address: str) -> tuple[str, int] | None:
-    """The name to be looked up and the port; None: the address is one engine's."""
+    """The name to look up and the port; None: the address is that of one engine."""
     if address.startswith("unix:"):
         return None
     explicit = address.startswith(_SCHEME)
@@ -35,13 +35,11 @@ def name_and_port(address: str) -> tuple[str, int] | None:
 
 
 class Resolver:
-    """Looks one name up again and again.
-
-    A name that cannot be looked up keeps the addresses it had: engines do not vanish because a name server does.
+    """Looks one name up periodically. When a lookup fails, the name keeps the addresses it had.
 
     Args:
         name, port: of the engines.
-        on_addresses: called with the addresses of late, sorted, whenever they have been looked up.
+        on_addresses: called with the sorted addresses after every lookup.
         is_serving: whether any engine serves; while none does, the name is looked up more often.
     """
 
@@ -52,17 +50,17 @@ class Resolver:
         self._port = port
         self._on_addresses = on_addresses
         self._is_serving = is_serving
-        self._complained = False
-        self._hosts: dict[str, int] = {}  # and the answers in a row that were without it
+        self._has_logged_failure = False
+        self._hosts: dict[str, int] = {}  # host -> answers in a row without it
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts looking it up. May be called again."""
+        """Starts the lookups. May be called again."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="engine-resolver")
 
     async def stop(self) -> None:
-        """Stops. May be called again."""
+        """Stops the lookups. May be called again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -71,17 +69,17 @@ class Resolver:
         while True:
             await self._look_up()
             pause_s = _EVERY_S if self._is_serving() else _EVERY_WHILE_NONE_S
-            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # not all frontends at once
+            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # so that frontends do not ask all at once
 
     async def _look_up(self) -> None:
         try:
             named = await _in_thread(partial(_hosts_of, self._name, self._port))
         except (OSError, UnicodeError) as error:
-            if not self._complained:
+            if not self._has_logged_failure:
                 logger.info("no address of %s: %s", self._name, error)
-                self._complained = True
+                self._has_logged_failure = True
             return
-        self._complained = False
+        self._has_logged_failure = False
         missed = {host: misses + 1 for host, misses in self._hosts.items() if host not in named}
         self._hosts = dict.fromkeys(named, 0) | {host: m for host, m in missed.items() if m < _MAX_MISSES}
         hosts = sorted(self._hosts)
@@ -89,11 +87,11 @@ class Resolver:
 
 
 async def _in_thread(look_up: Callable[[], set[str]]) -> set[str]:
-    """Runs it on a thread that nobody waits for at the end, as for asyncio's own: a silent name server takes half a
-    minute to give up.
+    """Runs a lookup on a daemon thread, which does not delay the exit. asyncio's own threads would: a lookup at a
+    silent name server takes half a minute.
     """
     found: Future[set[str]] = Future()
-    found.set_running_or_notify_cancel()  # it cannot be cancelled: who does not wait any more just does not hear of it
+    found.set_running_or_notify_cancel()  # it cannot be cancelled
 
     def run() -> None:
         try:

@@ -45,7 +45,7 @@ class World:
         return engine
 
     async def kill(self, index: int) -> None:
-        """Ends an engine without a word, and waits until the frontend has noticed."""
+        """Kills an engine and waits until the frontend has noticed."""
         engine = self.engines.pop(index)
         await engine.kill()
         await self.until(lambda: engine.instance_id not in self.attached())
@@ -57,13 +57,13 @@ class World:
     async def until(self, condition: Callable[[], object], timeout_s: float = 10) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
-                await asyncio.sleep(0.001)  # other ends of sockets are looked at
+                await asyncio.sleep(0.001)  # sockets have another end
 
     async def until_usable(self, num_engines: int) -> None:
         await self.until(lambda: len(self.app.engines._usable) == num_engines)
 
     async def held(self) -> int:
-        """Waits until an engine has the one request there is; returns its index."""
+        """Waits until an engine has the only request; returns the engine's index."""
         await self.until(lambda: sum(engine.num_open for engine in self.engines.values()) == 1)
         ((index, _),) = [(index, engine) for index, engine in self.engines.items() if engine.num_open]
         return index
@@ -118,7 +118,7 @@ async def make_world(tmp_path: Path) -> AsyncIterator[MakeWorld]:
 
 
 class Reading:
-    """One stream, read in the background; checks that it has no gap and exactly one end."""
+    """One stream, read in the background; checks that no token is missing and that it ends exactly once."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
@@ -133,11 +133,11 @@ class Reading:
     async def _read(self) -> None:
         try:
             async for message in self.call:
-                assert not self.finished, "something came behind the end"
+                assert not self.finished, "a message follows the end"
                 if message.HasField("started"):
                     self.started.append(message.started)
                 if message.HasField("chunk"):
-                    assert message.chunk.first_token_index == len(self.token_ids), "a gap"
+                    assert message.chunk.first_token_index == len(self.token_ids), "tokens are missing"
                     self.token_ids += message.chunk.token_ids
                     self.text += message.chunk.text
                     self.logprobs += message.chunk.logprobs.chosen
@@ -151,8 +151,8 @@ class Reading:
             await self.task
         return self
 
-    async def whole(self, expected: list[int]) -> pb.Finished:
-        """Waits for the end, which must be a good one, with these tokens."""
+    async def complete(self, expected: list[int]) -> pb.Finished:
+        """Waits for the end; the stream must end well, with these tokens."""
         await self.end()
         assert self.error is None, self.error
         assert self.token_ids == expected
@@ -177,6 +177,6 @@ def read(text_request: Any) -> Callable[..., Reading]:
 
 @pytest.fixture(scope="session")
 def ids() -> Callable[[str], list[int]]:
-    """ids(text) -> what FakeEngine answers: the prompt, and its end token."""
+    """ids(text) -> the answer of FakeEngine: the prompt and its end token."""
     tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer_files()["tokenizer.json"].decode())
     return lambda text: [*tokenizer.encode(text).ids, END_TOKEN_ID]

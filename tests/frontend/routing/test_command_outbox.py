@@ -36,7 +36,7 @@ def test_cancelled_request_gets_no_credit():
     assert kinds(outbox.take()) == ["cancel"]
 
 
-def test_nothing_is_said_to_a_request_that_has_ended():
+def test_commands_for_an_ended_request_are_dropped():
     outbox = CommandOutbox(step_window=64, wake=lambda: None)
     outbox.cancel(1, CancelReason.CLIENT)
     outbox.cancel(2, CancelReason.CLIENT)
@@ -59,7 +59,7 @@ def test_acknowledgement_wakes_only_when_a_quarter_of_the_window_is_open():
     assert wakes == [1]
 
 
-def test_to_an_engine_that_stops_every_step_is_acknowledged_at_once():
+def test_draining_engine_gets_every_acknowledgement_at_once():
     wakes = []
     outbox = CommandOutbox(step_window=8, wake=lambda: wakes.append(1))
     outbox.acknowledge(1)
@@ -67,7 +67,7 @@ def test_to_an_engine_that_stops_every_step_is_acknowledged_at_once():
     assert wakes == [1]
     assert outbox.take()[0].ack.step_seq == 1
     outbox.acknowledge_at_once()
-    assert wakes == [1]  # it knows already
+    assert wakes == [1]  # nothing new to acknowledge
     outbox.acknowledge(2)
     assert wakes == [1, 1]
 

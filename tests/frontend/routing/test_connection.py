@@ -1,4 +1,4 @@
-"""The link to the engine: there, not there yet, gone, hung, back again, or another one."""
+"""Connection to an engine that is absent, loading, lost, hung, restarted or replaced."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ async def failure(call):
     return caught.value
 
 
-async def test_engine_that_is_not_there_yet_is_waited_for(make_pair, text_request, engine_address):
+async def test_connects_when_an_absent_engine_starts(make_pair, text_request, engine_address):
     engine = FakeEngine(address=engine_address)
     pair = await make_pair(engine=Absent(engine), wait=False)
     stub = pair.stub()
@@ -80,8 +80,8 @@ async def test_loading_engine_takes_no_requests(make_pair, text_request):
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_engine_that_dies_ends_every_stream_at_once_where_nothing_may_wait(make_pair, text_request):
-    pair = await make_pair(failover_timeout_s=0, heartbeat_timeout_s=600.0)  # which nobody waits for
+async def test_without_failover_timeout_a_dead_engine_ends_every_stream_at_once(make_pair, text_request):
+    pair = await make_pair(failover_timeout_s=0, heartbeat_timeout_s=600.0)
     pair.engine.pause()
     stub = pair.stub()
     calls = [asyncio.create_task(failure(stub.StreamGenerate(text_request(str(n))))) for n in range(100)]
@@ -107,7 +107,7 @@ async def test_silent_engine_counts_as_gone(skip, make_pair, text_request, caplo
 
     async def one_check():
         skip(CHECK_S)
-        for _ in range(5):  # turns of the loop: its timer, and who sleeps
+        for _ in range(5):  # turns of the loop, for its timers
             await asyncio.sleep(0)
 
     (connection,) = pair.app.engines._connections.values()
@@ -214,14 +214,14 @@ async def test_steps_are_acknowledged_in_time(make_pair, text_request):
     assert answer.text == "a" * 50
 
 
-async def test_handles_are_used_again(pair, text_request):
+async def test_stream_ids_are_reused(pair, text_request):
     for _ in range(5):
         await pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
         await pair.idle()
     assert {submission.handle for submission in pair.engine.submissions} == {1}
 
 
-async def test_hello_says_who_we_are(pair):
+async def test_hello_identifies_the_frontend(pair):
     (hello,) = pair.engine.hellos
     assert (hello.protocol_major, hello.protocol_minor, hello.tokenizer_sha256) == (1, 0, b"")
     assert len(hello.frontend_id) == 32
@@ -298,7 +298,7 @@ async def test_progress_of_a_loading_engine_is_logged_now_and_then(make_pair, ca
     assert len(said("3 of 47")) == 1
 
 
-async def test_pauses_stay_short_until_an_engine_has_been_there_and_while_it_loads(make_pair, monkeypatch):
+async def test_backoff_stays_short_until_an_engine_was_attached_and_while_it_loads(make_pair, monkeypatch):
     pauses = []
     sleep = asyncio.sleep
 
@@ -331,7 +331,7 @@ async def test_defect_in_the_link_is_logged_with_its_traceback_once(make_pair, c
     assert not pair.app.engines.serving
 
 
-async def test_write_that_meets_the_end_of_the_stream_is_no_defect(make_pair, caplog, monkeypatch):
+async def test_write_on_an_ended_stream_is_no_defect(make_pair, caplog, monkeypatch):
     async def finished(self, request):
         raise asyncio.InvalidStateError("RPC already finished.")
 
@@ -350,5 +350,5 @@ async def test_proxy_of_the_environment_is_not_for_the_engine(make_pair, monkeyp
     for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "grpc_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
     assert (await make_pair()).app.engines.serving

@@ -1,4 +1,4 @@
-"""An engine that breaks the rules of the wire: what it costs, and whom."""
+"""An engine that violates the protocol: which requests fail, and what the stream costs."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ async def failure(call):
 
 
 def mangle_once(pair, change):
-    """Lets `change` mangle the first step with rows; it returns what is sent in its place."""
+    """Replaces the first step with rows by what `change` returns."""
 
     def rewrite(step):
         pair.engine.rewrite_step = lambda step: [step]
@@ -69,7 +69,7 @@ async def test_repeated_row_is_dropped(pair, text_request):
     assert await failure_or_text(pair.stub().StreamGenerate(text_request("abc"))) == "abc"
 
 
-async def test_row_of_an_earlier_epoch_is_dropped(pair, text_request):
+async def test_row_of_an_earlier_attempt_is_dropped(pair, text_request):
     def stale(step):
         old = engine_pb.StepResult()
         old.CopyFrom(step)
@@ -139,7 +139,7 @@ async def test_engine_error_is_internal_with_its_detail(pair, text_request):
     assert "NaN in the logits" in error.details()
 
 
-async def test_request_that_the_engine_gives_up_goes_on(pair, text_request):
+async def test_request_that_the_engine_drops_continues(pair, text_request):
     def cancel(step):
         for completion in step.completions:
             completion.reason = engine_pb.COMPLETION_REASON_CANCELLED

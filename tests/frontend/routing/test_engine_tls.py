@@ -1,4 +1,4 @@
-"""TLS towards engines: who is served, and what the logs say about the others."""
+"""TLS to engines: which connections are accepted, and how the log explains the others."""
 
 import asyncio
 import dataclasses
@@ -12,7 +12,7 @@ import pytest
 from frontend.access.engine_tls import EngineTls
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
-from frontend.routing import connection as client_module
+from frontend.routing import connection
 from tests.support.frontend.fake_engine import FakeEngine
 
 
@@ -84,15 +84,15 @@ REFUSALS: dict[str, tuple[Callable[[Parties], dict[str, Path]], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-async def test_who_is_refused_learns_why_in_one_line(make_pair, parties, caplog, case):
+async def test_refused_connection_is_explained_in_one_log_line(make_pair, parties, caplog, case):
     flags, words = REFUSALS[case]
     await make_pair(engine=parties.engine, wait=False, **flags(parties))
     await said(caplog, words)
-    lines = [record.message for record in caplog.records if record.name == client_module.__name__]
+    lines = [record.message for record in caplog.records if record.name == connection.__name__]
     assert len([line for line in lines if words in line]) == 1
 
 
-async def test_an_engine_without_tls_is_not_spoken_to(make_pair, parties, caplog):
+async def test_engine_without_tls_is_refused(make_pair, parties, caplog):
     await make_pair(wait=False, engine_tls_ca=parties.ca)
     await said(caplog, "the engine uses no TLS but this frontend does")
 
@@ -111,7 +111,7 @@ async def test_a_renewed_certificate_is_used_for_the_next_connection(parties, tm
     tls.credentials()
 
 
-def test_files_that_are_of_no_use_are_named(parties, tmp_path):
+def test_unusable_files_are_named(parties, tmp_path):
     with pytest.raises(ConfigError, match=r"--engine-tls-ca .* holds no certificates"):
         EngineTls(tmp_path / "missing", None, None)
     with pytest.raises(ConfigError, match="belong together"):

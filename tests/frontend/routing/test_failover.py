@@ -1,4 +1,4 @@
-"""An engine dies at every moment of a request's life: its client sees one stream, with every token once."""
+"""An engine dies at any moment of a request: its client sees one stream, with every token once."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ def check_account(finished):
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 30, -2, -1])
-async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, num_steps, caplog, scrape):
+async def test_stream_continues_on_another_engine_after_any_token(make_world, read, ids, num_steps, caplog, scrape):
     world = await make_world(2, make_engine=paused_engine)
     num_steps %= len(ids(TEXT))
     reading = read(world, TEXT, output={"top_logprobs": 1})
@@ -42,7 +42,7 @@ async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, n
     (moved,) = other.submissions
     assert (moved.epoch, moved.start_index, len(moved.output_ids)) == (1, num_steps, 4 * num_steps)
     other.resume()
-    finished = await reading.whole(ids(TEXT))
+    finished = await reading.complete(ids(TEXT))
     assert (reading.text, reading.logprobs) == (TEXT, [-0.5] * (len(TEXT) + 1))
     assert finished.reason == pb.FINISH_REASON_END_TOKEN
     check_account(finished)
@@ -57,7 +57,7 @@ async def test_stream_goes_on_elsewhere_after_any_token(make_world, read, ids, n
 
 
 async def test_engine_whose_step_fails_loses_its_requests_and_not_its_clients(make_world, read, ids):
-    """It says that it has failed, ends every request with ENGINE_ERROR, and exits: `engine/serving/server.py` does."""
+    """Like `engine/serving/server.py`, it reports FAILED, ends every request with ENGINE_ERROR, and exits."""
     world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT)
     index = await world.held()
@@ -76,11 +76,11 @@ async def test_engine_whose_step_fails_loses_its_requests_and_not_its_clients(ma
     engine.set_state(engine_pb.ENGINE_STATE_FAILED)
     await engine.step()
     world.engines[1 - index].resume()
-    check_account(await reading.whole(ids(TEXT)))
+    check_account(await reading.complete(ids(TEXT)))
     await world.kill(index)
 
 
-async def test_engine_that_hangs_and_goes_on_answering_is_left_until_it_turns_again(make_world, read, ids, caplog):
+async def test_hung_engine_that_still_answers_is_left_until_its_step_loop_turns(make_world, read, ids, caplog):
     caplog.set_level(logging.INFO)
     world = await make_world(
         2, make_engine=lambda **options: paused_engine(heartbeat_s=0.02, **options), step_timeout_s=0.3
@@ -92,9 +92,9 @@ async def test_engine_that_hangs_and_goes_on_answering_is_left_until_it_turns_ag
     hung.freeze()
     await world.until_usable(1)
     other.resume()
-    await reading.whole(ids(TEXT))
+    await reading.complete(ids(TEXT))
     num_hellos = len(hung.hellos)
-    await world.until(lambda: len(hung.hellos) > num_hellos + 1)  # it would take it back, and is not believed
+    await world.until(lambda: len(hung.hellos) > num_hellos + 1)  # it accepts connections, but is not trusted
     assert hung.instance_id not in world.attached()
     said = [record.message for record in caplog.records if "stuck for 0.3 s" in record.message]
     assert len(said) == 1
@@ -102,7 +102,7 @@ async def test_engine_that_hangs_and_goes_on_answering_is_left_until_it_turns_ag
     await world.until_usable(2)
 
 
-async def test_engine_that_says_that_it_stalls_is_left_when_another_one_serves(make_world, read, ids, caplog):
+async def test_stalled_engine_is_left_when_another_one_serves(make_world, read, ids, caplog):
     world = await make_world(2, absent=1, make_engine=lambda **options: paused_engine(heartbeat_s=0.02, **options))
     reading = read(world, TEXT)
     stalled = world.engines[0]
@@ -113,12 +113,12 @@ async def test_engine_that_says_that_it_stalls_is_left_when_another_one_serves(m
     num_messages = next(iter(world.app.engines._connections.values()))._num_messages
     await world.until(
         lambda: next(iter(world.app.engines._connections.values()))._num_messages > num_messages + 3
-    )  # nothing is gained by leaving it
+    )  # there is no better engine
     assert "lost the engine" not in caplog.text
     other = await world.start(1)
     await world.until(lambda: stalled.instance_id not in world.attached())
     other.resume()
-    await reading.whole(ids(TEXT))
+    await reading.complete(ids(TEXT))
     assert "its step makes no progress" in caplog.text
     stalled.is_stalled = False
     stalled.thaw()
@@ -144,7 +144,7 @@ async def test_submission_that_never_reached_its_engine_is_sent_to_another(make_
     index = world.addresses.index(client.address)
     assert world.engines[index].submissions == []
     await world.kill(index)
-    await reading.whole(ids(TEXT))
+    await reading.complete(ids(TEXT))
 
 
 async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, monkeypatch):
@@ -163,10 +163,10 @@ async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, 
     go_on.set()
     await world.until(lambda: world.app.engines.num_waiting == 1)
     await world.start(0)
-    check_account(await reading.whole(ids("abc")))
+    check_account(await reading.complete(ids("abc")))
 
 
-async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, ids, scrape):
+async def test_requests_wait_for_the_only_engine_and_continue(skip, make_world, read, ids, scrape):
     world = await make_world(1, make_engine=paused_engine)
     readings = [read(world, TEXT + str(number)) for number in range(3)]
     await world.engines[0].wait_for(lambda: world.engines[0].num_open == 3)
@@ -177,24 +177,24 @@ async def test_alone_it_waits_for_the_same_engine_and_goes_on(make_world, read, 
     assert world.app.engines.num_waiting == 3
     assert scrape(world.app.metrics, "chairlift:requests_without_engine") == 3
     assert not world.app._health.serving
-    await asyncio.sleep(0.05)  # the time that is to be accounted for
+    skip(0.05)
     refused = await read(world, "new").end()
-    assert refused.error.code() is grpc.StatusCode.UNAVAILABLE  # who has no answer yet need not wait
+    assert refused.error.code() is grpc.StatusCode.UNAVAILABLE  # new requests do not wait
     engine = await world.start(0)
     await engine.wait_for(lambda: engine.num_open == 3)
     new = read(world, "new")
     await engine.wait_for(lambda: engine.num_open == 4)
-    assert [submission.epoch for submission in engine.submissions] == [1, 1, 1, 0]  # who has waited goes first
+    assert [submission.epoch for submission in engine.submissions] == [1, 1, 1, 0]  # waiting requests go first
     assert scrape(world.app.metrics, "chairlift:requests_without_engine") == 0
     engine.resume()
     for number, reading in enumerate(readings):
-        finished = await reading.whole(ids(TEXT + str(number)))
+        finished = await reading.complete(ids(TEXT + str(number)))
         check_account(finished)
         assert finished.timing.moved.ToMicroseconds() >= 50_000
-    await new.whole(ids("new"))
+    await new.complete(ids("new"))
 
 
-async def test_row_that_comes_late_from_the_lost_engine_is_nobodys(make_world, read, ids):
+async def test_late_row_of_an_earlier_attempt_is_dropped(make_world, read, ids):
     """The new engine sends a row of the old epoch, as a stream that was cut and joined again might."""
     world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT)
@@ -217,7 +217,7 @@ async def test_row_that_comes_late_from_the_lost_engine_is_nobodys(make_world, r
 
     other.rewrite_step = stale
     other.resume()
-    await reading.whole(ids(TEXT))
+    await reading.complete(ids(TEXT))
 
 
 async def test_text_that_was_held_back_comes_from_the_next_engine(make_world, read):
@@ -236,8 +236,8 @@ async def test_text_that_was_held_back_comes_from_the_next_engine(make_world, re
     assert (finished.reason, finished.stop_text) == (pb.FINISH_REASON_STOP_TEXT, "over the")
 
 
-async def test_reader_without_credit_loses_nothing(make_world, text_request, ids):
-    """The answer lies ready up to its window; its reader comes when the engine is long gone."""
+async def test_paused_stream_loses_nothing(skip, make_world, text_request, ids):
+    """The answer is buffered up to its window; its reader comes long after the engine was lost."""
     world = await make_world(2, token_window=8)
     request = text_request(TEXT)
     async with world.app._generations.open(request.spec, Deadline.at(None)) as answer:
@@ -246,7 +246,7 @@ async def test_reader_without_credit_loses_nothing(make_world, text_request, ids
         index = await world.held()
         (request,) = world.app.engines._usable[index][1].session._open.values()
         await world.until(lambda: request.stream.clock.is_paused)
-        await asyncio.sleep(0.05)  # nobody but the lost engine could have told of it
+        skip(0.05)  # only the lost engine could have reported this time
         await world.kill(index)
         text, finished = "", []
         async for message in messages:
@@ -284,7 +284,7 @@ async def test_request_that_is_cancelled_while_it_waits_is_dropped(make_world, r
 
 
 async def test_engine_that_dies_with_the_completion_on_its_way(make_world, read, ids):
-    """The last token is there, its Completion is not: the next engine has only to say that it is over."""
+    """The last token has arrived but not its Completion: the next engine only ends the request."""
     world = await make_world(2, make_engine=paused_engine)
 
     def without_end(step):
@@ -300,11 +300,11 @@ async def test_engine_that_dies_with_the_completion_on_its_way(make_world, read,
     other.rewrite_step = lambda step: [step]
     other.resume()
     await world.kill(index)
-    finished = await reading.whole(ids(TEXT))
+    finished = await reading.complete(ids(TEXT))
     assert finished.reason == pb.FINISH_REASON_END_TOKEN
 
 
-async def test_log_probabilities_of_the_prompt_are_whole_and_asked_for_no_longer_than_needed(make_world, read, ids):
+async def test_prompt_log_probabilities_are_complete_and_requested_only_until_then(make_world, read, ids):
     world = await make_world(2, make_engine=paused_engine)
 
     def first_part_only(step):
@@ -333,12 +333,12 @@ async def test_log_probabilities_of_the_prompt_are_whole_and_asked_for_no_longer
     await third.wait_for(lambda: third.num_open == 1)
     assert not third.submissions[0].HasField("prompt_logprobs")
     third.resume()
-    await reading.whole(ids(TEXT))
+    await reading.complete(ids(TEXT))
     assert list(reading.started[0].prompt.logprobs.chosen) == [prompt_logprob(n) for n in range(1, len(TEXT))]
     assert reading.started[0].prompt.text == TEXT
 
 
-async def test_deadline_and_budget_go_on_while_nobody_has_the_request(skip, make_world, read):
+async def test_deadline_and_budget_run_while_no_engine_has_the_request(skip, make_world, read):
     world = await make_world(1, make_engine=paused_engine, failover_timeout_s=300)
     late = read(world, TEXT, timeout=20)
     cut = read(world, TEXT, time_budget={"seconds": 20})
@@ -357,12 +357,12 @@ async def test_deadline_and_budget_go_on_while_nobody_has_the_request(skip, make
     check_account(finished)
 
 
-async def test_what_is_left_of_the_times_goes_along(make_world, read):
+async def test_remaining_deadline_and_budget_are_sent_to_the_next_engine(skip, make_world, read):
     world = await make_world(2, make_engine=paused_engine)
     reading = read(world, TEXT, timeout=30, time_budget={"seconds": 20})
     index = await world.held()
     first = world.engines[index].submissions[0]
-    await asyncio.sleep(0.05)  # the time that must be missing
+    skip(0.05)
     await world.kill(index)
     (other,) = world.engines.values()
     await other.wait_for(lambda: other.num_open == 1)
@@ -393,11 +393,11 @@ async def test_full_engine_is_tried_again(make_world, read, ids):
     other.rejections = [rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "full") for _ in range(3)]
     other.resume()
     await world.kill(index)
-    await reading.whole(ids(TEXT))
-    assert [submission.epoch for submission in other.submissions] == [1, 1, 1, 1]  # nobody took it meanwhile
+    await reading.complete(ids(TEXT))
+    assert [submission.epoch for submission in other.submissions] == [1, 1, 1, 1]  # no engine took it meanwhile
 
 
-async def test_several_answers_go_on_each_by_itself(make_world, text_request, ids):
+async def test_several_answers_continue_independently(make_world, text_request, ids):
     world = await make_world(2, make_engine=lambda **options: FakeEngine(step_interval_s=0.002, **options))
     request = text_request(TEXT, output=pb.OutputOptions(token_ids=True), max_tokens=3000)
     request.spec.num_answers = 4
@@ -418,7 +418,7 @@ async def test_several_answers_go_on_each_by_itself(make_world, text_request, id
 
 
 @pytest.mark.parametrize("engine_comes", [True, False])
-async def test_frontend_that_drains_gives_parked_requests_its_grace(make_world, read, ids, engine_comes):
+async def test_draining_frontend_grants_waiting_requests_its_grace(make_world, read, ids, engine_comes):
     world = await make_world(1, make_engine=paused_engine)
     reading = read(world, TEXT)
     engine = world.engines[0]
@@ -429,7 +429,7 @@ async def test_frontend_that_drains_gives_parked_requests_its_grace(make_world, 
     await world.until(lambda: not world.app._health.serving)
     if engine_comes:
         (await world.start(0)).resume()
-        await reading.whole(ids(TEXT))
+        await reading.complete(ids(TEXT))
     else:
         assert (await reading.end()).error.code() is grpc.StatusCode.UNAVAILABLE
         assert "this server has stopped" in reading.error.details()
@@ -447,7 +447,7 @@ async def test_a_loss_and_the_end_of_the_wait_are_logged_once(make_world, read, 
     await world.kill(0)
     (await world.start(0)).resume()
     for reading in readings:
-        await reading.whole(ids(TEXT))
+        await reading.complete(ids(TEXT))
     assert len([message for message in caplog.messages if message.startswith(f"lost the engine at {address}: ")]) == 1
     logged = [record.args for record in caplog.records if record.name == "frontend.routing.router"]
     # Lost, moved, waiting, failed; then: have left the queue, still wait.

@@ -1,4 +1,4 @@
-"""Many requests and engines that die again and again: what kills engines fails alone, all other answers are whole."""
+"""Many requests and engines that die again and again: a poison request fails alone, all other answers are complete."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.routing import quarantine as suspects
+from frontend.routing import quarantine
 from tests.support.frontend.fake_engine import FakeEngine, paused_engine
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody knows why it does so."
@@ -64,7 +64,7 @@ async def test_request_that_kills_engines_fails_alone(make_world, read, text_req
     for text, reading in zip(texts, good, strict=True):
         async with asyncio.timeout(60):
             await reading.task
-        await reading.whole(ids(text))
+        await reading.complete(ids(text))
     async with asyncio.timeout(60):
         status, details = await poison
     assert status is grpc.StatusCode.INTERNAL
@@ -89,10 +89,10 @@ async def test_answer_that_gets_further_may_lose_any_number_of_engines(make_worl
     reading = read(world, text)
     for _ in range(8):
         index = await world.held()
-        for _ in range(suspects.CLEARED_TOKENS):
+        for _ in range(quarantine.CLEARED_TOKENS):
             await world.engines[index].step()
         num_tokens = (
-            len(reading.token_ids) // suspects.CLEARED_TOKENS * suspects.CLEARED_TOKENS + suspects.CLEARED_TOKENS
+            len(reading.token_ids) // quarantine.CLEARED_TOKENS * quarantine.CLEARED_TOKENS + quarantine.CLEARED_TOKENS
         )
         await world.until(lambda num_tokens=num_tokens: len(reading.token_ids) >= num_tokens)
         await world.kill(index)
@@ -100,12 +100,12 @@ async def test_answer_that_gets_further_may_lose_any_number_of_engines(make_worl
         await world.until_usable(2)
     for engine in world.engines.values():
         engine.resume()
-    await reading.whole(ids(text))
+    await reading.complete(ids(text))
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_worlds_with_kills(make_world, text_request, ids, seed, caplog):
-    """Engines die and come back at random under random requests: every stream is whole or says why it is not."""
+    """Engines die and come back at random under random requests: every stream is complete, cancelled or rejected."""
     caplog.set_level(logging.CRITICAL)
     rng = random.Random(seed)
     num_engines = rng.randrange(1, 4)

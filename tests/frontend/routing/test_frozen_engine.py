@@ -1,4 +1,4 @@
-"""An engine's process that stands still is lost by unanswered pings; one that only holds its GIL answers them."""
+"""A stopped engine process is lost by unanswered pings; one that only holds its GIL answers them."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from frontend.routing import connection as client
+from frontend.routing import connection
 
 HEARTBEAT_TIMEOUT_S = 8.0
 GIL_HELD_S = 6.0  # longer than pings get, shorter than heartbeats do
@@ -51,9 +51,9 @@ async def start_app(
     tmp_path: Path, engine: asyncio.subprocess.Process, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[FrontendApp]:
     address = f"unix:{tmp_path / 'e.sock'}"
-    # Pings get a smaller share than usual, so that what misses them and what misses heartbeats lie seconds apart.
-    monkeypatch.setattr(client, "_PING_EVERY", 0.2)
-    monkeypatch.setattr(client, "_PING_TIMEOUT", 0.35)
+    # Pings get a smaller share than usual, so that missed pings and missed heartbeats are seconds apart.
+    monkeypatch.setattr(connection, "_PING_EVERY", 0.2)
+    monkeypatch.setattr(connection, "_PING_TIMEOUT", 0.35)
     config = FrontendConfig(port=0, http=False, engine=(address,), heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
     app = FrontendApp(config)
     await app.start()
@@ -69,7 +69,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.slow
-async def test_a_process_that_stands_still_is_lost_before_its_heartbeats_are_missed(
+async def test_stopped_process_is_lost_before_its_heartbeats_are_missed(
     engine: asyncio.subprocess.Process, app: FrontendApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.send_signal(signal.SIGSTOP)
@@ -81,18 +81,18 @@ async def test_a_process_that_stands_still_is_lost_before_its_heartbeats_are_mis
 
 
 @pytest.mark.slow
-async def test_a_process_that_holds_its_gil_is_not_lost(
+async def test_process_that_holds_its_gil_is_not_lost(
     engine: asyncio.subprocess.Process, app: FrontendApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (link,) = app.engines._connections.values()
-    num_before = link._num_messages
-    await until(lambda: link._num_messages > num_before)
+    (attached,) = app.engines._connections.values()
+    num_before = attached._num_messages
+    await until(lambda: attached._num_messages > num_before)
     engine.send_signal(signal.SIGUSR1)
     silent_s, num_before = 0.0, -1
     while silent_s < GIL_HELD_S - 1:  # until it has been seen to hold it
-        num_before, seen = link._num_messages, num_before
-        silent_s = silent_s + 0.5 if link._num_messages == seen else 0.0
+        num_before, seen = attached._num_messages, num_before
+        silent_s = silent_s + 0.5 if attached._num_messages == seen else 0.0
         await asyncio.sleep(0.5)
-    await until(lambda: link._num_messages > num_before)
+    await until(lambda: attached._num_messages > num_before)
     assert "lost the engine" not in caplog.text
     assert app.engines.serving

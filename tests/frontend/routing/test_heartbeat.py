@@ -1,4 +1,4 @@
-"""When a step loop counts as hung."""
+"""Heartbeats: when a step loop counts as hung."""
 
 from frontend.routing.heartbeat import Heartbeat
 
@@ -6,7 +6,7 @@ BEAT_S = 0.25
 
 
 def stops_after_s(heartbeat, *, num_turns, until_s=1000.0):
-    """Seconds of heartbeats that all say the same until it has stopped; None: it has not."""
+    """Seconds of heartbeats until the loop counts as stopped; None: it never does."""
     now_s = 0.0
     while now_s < until_s:
         now_s += BEAT_S
@@ -16,7 +16,7 @@ def stops_after_s(heartbeat, *, num_turns, until_s=1000.0):
     return None
 
 
-def test_loop_that_stands_still_has_stopped_after_the_timeout():
+def test_stuck_loop_has_stopped_after_the_timeout():
     heartbeat = Heartbeat(timeout_s=60.0, num_turns=7, now_s=0.0)
     assert stops_after_s(heartbeat, num_turns=lambda now_s: 7) == 60.0
 
@@ -31,12 +31,12 @@ def test_without_a_timeout_nothing_is_a_hang():
     assert stops_after_s(heartbeat, num_turns=lambda now_s: 0) is None
 
 
-def test_engine_that_does_not_tell_its_turns_is_not_thought_to_hang():
+def test_engine_that_reports_no_turns_never_hangs():
     assert stops_after_s(Heartbeat(timeout_s=60.0, num_turns=0, now_s=0.0), num_turns=lambda now_s: 0) is None
 
 
-def test_frontend_that_was_held_up_itself_does_not_blame_the_engine():
-    """What it finds first, when it comes back, are heartbeats from before."""
+def test_delay_of_the_frontend_is_no_hang_of_the_engine():
+    """It finds the heartbeats from before first."""
     heartbeat = Heartbeat(timeout_s=60.0, num_turns=0, now_s=0.0)
     for _ in range(3):
         heartbeat.note(5, 500.0)

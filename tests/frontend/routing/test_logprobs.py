@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, gathered from an engine that cuts them as it likes."""
+"""Log-probabilities of a prompt, collected from parts of any size."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from frontend.routing.logprobs import LogprobBatch, PromptLogprobs
 
 
 def columns(start, stop, width=2):
-    """Of the tokens from `start` up to `stop`; every number tells its token."""
+    """Columns of the tokens from `start` up to `stop`; every number identifies its token."""
     tokens = range(start, stop)
     return LogprobBatch(
         width,
@@ -19,7 +19,7 @@ def columns(start, stop, width=2):
 
 
 @pytest.mark.parametrize("cuts", [cuts for n in range(5) for cuts in itertools.combinations(range(2, 6), n)])
-def test_every_cutting_adds_up_to_the_same(cuts):
+def test_parts_of_any_size_add_up_to_the_same(cuts):
     gathered = PromptLogprobs(top_width=2, num_prompt_tokens=6)
     for start, stop in itertools.pairwise([1, *cuts, 6]):
         assert gathered.num_missing == 6 - start
@@ -50,7 +50,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("start", "batch", "words"), WRONG)
-def test_gap_excess_and_wrong_width_are_refused(start, batch, words):
+def test_missing_surplus_and_wrong_width_are_rejected(start, batch, words):
     gathered = PromptLogprobs(top_width=2, num_prompt_tokens=6)
     with pytest.raises(ValueError, match=words):
         gathered.add(start, batch)

@@ -1,4 +1,4 @@
-"""Which engine gets a request: the least loaded one, and a known prefix only while the gap is small."""
+"""Load balancing: the least loaded engine gets a request; a cached prefix counts up to a limit."""
 
 import random
 import struct
@@ -15,7 +15,7 @@ from frontend.routing.placement import (
 
 
 def prompt(*parts):
-    """Token ids, each part so many tokens of one value."""
+    """Token ids; each part is (value, number of tokens)."""
     ids = [value for value, num_tokens in parts for _ in range(num_tokens)]
     return struct.pack(f"<{len(ids)}I", *ids)
 
@@ -43,18 +43,18 @@ def test_least_loaded_gets_the_request():
     assert placement.least_loaded(waiting) == 0
 
 
-def test_equals_take_turns():
+def test_ties_are_broken_in_turn():
     placement = Placement()
     chosen = [placement.choose(candidates(IDLE, IDLE, IDLE), prompt((n, 10)), b"") for n in range(9)]
     assert chosen == [0, 1, 2] * 3
 
 
-def test_known_prefix_wins_while_the_gap_is_smaller_than_it():
+def test_known_prefix_wins_while_the_load_differs_by_less():
     for num_tokens in (CHUNK_TOKENS, 3 * CHUNK_TOKENS):
-        for gap, expected in ((0, 0), (num_tokens - 1, 0), (num_tokens + 1, 1)):
+        for difference, expected in ((0, 0), (num_tokens - 1, 0), (num_tokens + 1, 1)):
             placement = Placement()
             assert placement.choose(candidates(IDLE, IDLE), prompt((7, num_tokens), (8, 50)), b"") == 0
-            again = candidates(EngineLoad(0, gap), IDLE)
+            again = candidates(EngineLoad(0, difference), IDLE)
             assert placement.choose(again, prompt((7, num_tokens), (9, 50)), b"") == expected
 
 
@@ -98,8 +98,8 @@ def test_memory_is_bounded_and_the_oldest_goes_first():
     assert endless.num_prefixes("0") == MAX_CHUNKS
 
 
-def test_shared_prefix_does_not_draw_everybody_to_one_engine():
-    """Every request begins alike and stays: the engines never differ by more than the cap allows."""
+def test_shared_prefix_does_not_send_every_request_to_one_engine():
+    """All requests share a prefix and none ends: engines never differ by more than the cap allows."""
     rng = random.Random(1)
     placement, running = Placement(), [0, 0, 0]
     for _ in range(600):

@@ -1,4 +1,4 @@
-"""Engines that refuse a request, or give it up: who is asked next, for how long, and what it counts as."""
+"""Engines that reject or drop a request: which engine is tried next, for how long, and how it counts."""
 
 import grpc
 import pytest
@@ -13,7 +13,7 @@ DRAINING = engine_pb.REJECTION_REASON_DRAINING
 
 
 class AlwaysFull(FakeEngine):
-    """Refuses everything."""
+    """Rejects everything."""
 
     def _submit(self, session, batch):
         self.rejections = [rejection(FULL, "full") for _ in batch.submissions]
@@ -25,14 +25,14 @@ async def test_new_request_that_finds_a_queue_full_goes_to_another_engine(make_w
     engines = list(world.engines.values())
     for engine in engines[:2]:
         engine.rejections = [rejection(FULL, "full")]
-    finished = await read(world, TEXT).whole(ids(TEXT))
+    finished = await read(world, TEXT).complete(ids(TEXT))
     assert [len(engine.submissions) for engine in engines] == [1, 1, 1]
-    assert all(engine.submissions[0].epoch == 0 for engine in engines)  # nobody has had it: it is as new as any
+    assert all(engine.submissions[0].epoch == 0 for engine in engines)  # no engine has taken it
     assert finished.timing.moved.ToMicroseconds() == 0
     assert world.app.engines.num_waiting == 0
 
 
-async def test_new_request_that_finds_all_queues_full_is_refused_and_asks_each_once(make_world, read):
+async def test_new_request_that_finds_all_queues_full_is_rejected_after_asking_each_engine_once(make_world, read):
     world = await make_world(2, make_engine=AlwaysFull)
     reading = await read(world, TEXT).end()
     assert reading.error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -57,11 +57,11 @@ async def test_second_answer_that_finds_a_queue_full_goes_to_another_engine(make
 
 
 async def test_draining_engine_is_not_asked_again(make_world, read, ids):
-    """Its refusal comes before the message that says that it drains, as it does on the real wire."""
+    """Its rejection arrives before the message that it drains, as on the real wire."""
     world = await make_world(2)
     engines = list(world.engines.values())
     engines[0].rejections = [rejection(DRAINING, "draining") for _ in range(3)]
-    await read(world, TEXT).whole(ids(TEXT))
+    await read(world, TEXT).complete(ids(TEXT))
     assert [len(engine.submissions) for engine in engines] == [1, 1]
 
 
@@ -79,8 +79,8 @@ async def test_what_no_engine_takes_waits_no_longer_than_the_timeout_however_oft
     assert 2 <= len(other.submissions) <= 5
 
 
-async def test_answer_under_way_that_finds_no_room_does_not_begin_again(make_world, text_request, ids):
-    """The second answer of two is lost in its middle and refused until the timeout: nothing of it comes twice."""
+async def test_answer_under_way_that_no_engine_takes_does_not_begin_again(make_world, text_request, ids):
+    """The second of two answers is lost in its middle and rejected until the timeout: no token is sent twice."""
     world = await make_world(2, make_engine=paused_engine, failover_timeout_s=0.3)
     request = text_request(TEXT, output=pb.OutputOptions(token_ids=True), max_tokens=100)
     request.spec.num_answers = 2
@@ -108,8 +108,8 @@ async def test_answer_under_way_that_finds_no_room_does_not_begin_again(make_wor
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_world, read, ids, scrape):
-    """A rolling restart with a short grace: nothing was lost by an accident, whatever had not been computed yet."""
+async def test_rolling_restart_makes_no_request_a_suspect(make_world, read, ids, scrape):
+    """A rolling restart with a short grace loses nothing by accident, however little was computed."""
     world = await make_world(2, make_engine=paused_engine, max_moves=1)
     reading = read(world, TEXT)
     for _ in range(6):
@@ -122,18 +122,18 @@ async def test_engines_that_stop_one_after_the_other_make_nobody_suspect(make_wo
                 request.cancelled = True
         await engine.step()
         other = world.engines[1 - index]
-        await other.wait_for(lambda other=other: other.num_open == 1)  # so the frontend has got it back
+        await other.wait_for(lambda other=other: other.num_open == 1)  # so the first engine has dropped it
         await world.kill(index)
         await world.start(index)
         await world.until_usable(2)
     for engine in world.engines.values():
         engine.resume()
-    await reading.whole(ids(TEXT))
+    await reading.complete(ids(TEXT))
     assert sum(scrape(world.app.metrics, "chairlift:requests_lost_engine_total", "engine").values()) == 6
 
 
-async def test_give_ups_end_with_the_timeout_of_nobody(skip, make_world, read, ids):
-    """An engine that took it has kept its promise for a while: waiting begins anew."""
+async def test_failover_timeout_starts_anew_after_an_engine_has_taken_the_request(skip, make_world, read, ids):
+    """Time with an engine does not count as waiting."""
     world = await make_world(1, make_engine=paused_engine, failover_timeout_s=10.0)
     reading = read(world, TEXT)
     for _ in range(2):
@@ -142,4 +142,4 @@ async def test_give_ups_end_with_the_timeout_of_nobody(skip, make_world, read, i
         await world.kill(0)
         await world.start(0)
     world.engines[0].resume()
-    await reading.whole(ids(TEXT))
+    await reading.complete(ids(TEXT))

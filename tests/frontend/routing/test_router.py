@@ -1,4 +1,4 @@
-"""Several engines behind one frontend: all are used, and one that is missing is missed by nobody."""
+"""Several engines behind one frontend: load balancing, models, names, and engines that are absent or drain."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
 
-async def test_requests_are_dealt_out_to_all_engines(make_world, read, ids):
+async def test_requests_are_distributed_to_all_engines(make_world, read, ids):
     world = await make_world(3)
     for engine in world.engines.values():
         engine.pause()
@@ -23,10 +23,10 @@ async def test_requests_are_dealt_out_to_all_engines(make_world, read, ids):
     for engine in world.engines.values():
         engine.resume()
     for number, reading in enumerate(readings):
-        await reading.whole(ids(f"number {number}"))
+        await reading.complete(ids(f"number {number}"))
 
 
-async def test_engine_that_says_it_is_busy_gets_nothing_while_another_is_idle(make_world, read, ids):
+async def test_busy_engine_gets_nothing_while_another_is_idle(make_world, read, ids):
     def busy(**options):
         engine = FakeEngine(**options)
         engine.load = engine_pb.LoadStats(num_free_blocks=1000)
@@ -40,7 +40,7 @@ async def test_engine_that_says_it_is_busy_gets_nothing_while_another_is_idle(ma
         lambda: world.app.engines._connections[first.address].attachment.session.load().num_requests == 40
     )
     for number in range(5):
-        await read(world, f"number {number}").whole(ids(f"number {number}"))
+        await read(world, f"number {number}").complete(ids(f"number {number}"))
     assert (len(first.submissions), len(second.submissions)) == (0, 5)
 
 
@@ -49,20 +49,20 @@ async def test_prompt_goes_where_its_beginning_is_known(make_world, read, ids):
     first, second = world.engines.values()
     texts = ["a" * 500, "b" * 500]
     for text in texts:
-        await read(world, text).whole(ids(text))
+        await read(world, text).complete(ids(text))
     for number in range(6):
         text = texts[number % 2] + str(number)
-        await read(world, text).whole(ids(text))
+        await read(world, text).complete(ids(text))
     for engine, text in ((first, "a"), (second, "b")):
         assert len(engine.submissions) == 4
         assert {submission.prompt_ids[0] for submission in engine.submissions} == {ids(text)[0]}
 
 
-async def test_absent_engine_is_missed_by_nobody(make_world, read, ids, caplog):
+async def test_absent_engine_disturbs_no_request(make_world, read, ids, caplog):
     with caplog.at_level(logging.INFO):
         world = await make_world(2, absent=1)
         for _ in range(5):
-            await read(world, "abc").whole(ids("abc"))
+            await read(world, "abc").complete(ids("abc"))
     assert world.app._health.serving
     assert len([record for record in caplog.records if "no engine at" in record.message]) <= 1
     await world.start(1)
@@ -91,10 +91,10 @@ async def test_draining_engine_finishes_what_it_has_and_gets_nothing_new(make_wo
     first.set_state(engine_pb.ENGINE_STATE_DRAINING)
     await world.until_usable(1)
     for _ in range(3):
-        await read(world, "de").whole(ids("de"))
+        await read(world, "de").complete(ids("de"))
     assert len(second.submissions) == 3
     first.resume()
-    await reading.whole(ids("abc"))
+    await reading.complete(ids("abc"))
     assert len(first.submissions) == 1
 
 
@@ -106,13 +106,13 @@ async def test_draining_engine_finishes_what_it_has_and_gets_nothing_new(make_wo
         ({"files": {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}}, "tokenizer_sha256 "),
     ],
 )
-async def test_engine_with_another_model_is_not_used_and_named_once(make_world, read, ids, caplog, options, said):
+async def test_engine_with_another_model_is_not_used_and_logged_once(make_world, read, ids, caplog, options, said):
     caplog.set_level(logging.INFO)
     world = await make_world(2, absent=1)
     other = await world.start(1, **options)
     await world.until(lambda: other.instance_id in world.attached())
     for _ in range(4):
-        await read(world, "abc").whole(ids("abc"))
+        await read(world, "abc").complete(ids("abc"))
     other.set_state(engine_pb.ENGINE_STATE_LOADING)
     other.set_state(engine_pb.ENGINE_STATE_SERVING)
     await world.until(lambda: caplog.messages.count(f"engine {other.address} is serving") == 2)
@@ -120,13 +120,13 @@ async def test_engine_with_another_model_is_not_used_and_named_once(make_world, 
     complaints = [record.message for record in caplog.records if "is not used" in record.message]
     assert len(complaints) == 1
     assert said in complaints[0]
-    await world.kill(0)  # now it is the only one: its model is the model
+    await world.kill(0)  # now the other one is the only one
     await world.until_usable(1)
     assert (await read(world, "abc", max_tokens=50).end()).text == "abc"
     assert len(other.submissions) == 1
 
 
-async def test_new_model_takes_over_as_soon_as_the_last_old_engine_drains(make_world, read, ids):
+async def test_new_model_takes_over_when_the_last_old_engine_drains(make_world, read, ids):
     world = await make_world(2, absent=1)
     old, new = world.engines[0], await world.start(1, weights_revision="new")
     old.pause()
@@ -136,13 +136,13 @@ async def test_new_model_takes_over_as_soon_as_the_last_old_engine_drains(make_w
     old.set_state(engine_pb.ENGINE_STATE_DRAINING)
     await world.until(lambda: world.app.engines._connections[old.address].state == "draining")
     assert world.app._health.serving
-    await read(world, "abc").whole(ids("abc"))
+    await read(world, "abc").complete(ids("abc"))
     assert (len(old.submissions), len(new.submissions)) == (1, 1)
     old.resume()
-    await reading.whole(ids("under way"))
+    await reading.complete(ids("under way"))
 
 
-async def test_answer_under_way_goes_on_with_its_own_model_among_engines_with_another(make_world, read, ids):
+async def test_answer_under_way_keeps_its_model_among_engines_with_another(make_world, read, ids):
     world = await make_world(3, absent=2)
     first = world.engines[0]
     first.pause()
@@ -153,9 +153,9 @@ async def test_answer_under_way_goes_on_with_its_own_model_among_engines_with_an
     old = await world.start(2)
     await world.until_usable(2)
     await world.kill(0)
-    await reading.whole(ids("under way"))
+    await reading.complete(ids("under way"))
     assert [submission.epoch for submission in old.submissions] == [1]
-    await read(world, "abc").whole(ids("abc"))
+    await read(world, "abc").complete(ids("abc"))
     assert len(new.submissions) == 1
 
 
@@ -168,13 +168,13 @@ async def test_engine_with_two_addresses_counts_once(make_world, read, ids, tmp_
     await world.engines[0].wait_for(lambda: world.engines[0].num_sessions == 2)
     await world.until(lambda: world.app.engines._connections[alias].serving)
     assert len(world.app.engines._usable) == 1
-    await read(world, "abc").whole(ids("abc"))
+    await read(world, "abc").complete(ids("abc"))
 
 
 async def test_metrics_have_an_engine_each(make_world, read, ids, scrape):
     world = await make_world(3, absent=1)
     for number in range(4):
-        await read(world, f"text {number}").whole(ids(f"text {number}"))
+        await read(world, f"text {number}").complete(ids(f"text {number}"))
     metrics = world.app.metrics
     assert scrape(metrics, "chairlift:engine_up", "engine") == {"0": 1, "1": 1, "2": 0}
     ended = scrape(metrics, "chairlift:request_success_total", "engine", "finished_reason")
@@ -189,7 +189,7 @@ def test_names_are_looked_up_and_numbers_are_not():
         assert name_and_port(address) is None
 
 
-def test_name_server_that_is_silent_holds_up_no_exit(monkeypatch):
+def test_silent_name_server_does_not_delay_the_exit(monkeypatch):
     asked, answers = threading.Event(), threading.Event()
 
     def wait(name, port):
@@ -239,8 +239,8 @@ async def names(monkeypatch):
     return names
 
 
-async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read, ids, names, caplog, scrape):
-    """Three addresses of this machine with one port; the last one refuses, as that of a container that only waits."""
+async def test_name_resolves_to_all_its_addresses_as_they_change(make_world, read, ids, names, caplog, scrape):
+    """Three addresses of this machine with one port; the last one refuses connections."""
     first = FakeEngine(address="127.0.0.1:0")
     port = (await first.start()).rpartition(":")[2]
     second = FakeEngine(address=f"127.0.0.2:{port}")
@@ -251,7 +251,7 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
     names.hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     await world.until_usable(2)
     for number in range(4):
-        await read(world, f"text {number}").whole(ids(f"text {number}"))
+        await read(world, f"text {number}").complete(ids(f"text {number}"))
     assert (len(first.submissions), len(second.submissions)) == (2, 2)
     await world.until(lambda: len(world.app.engines._connections) == 3)
     assert not [record for record in caplog.records if "no engine at" in record.message]
@@ -261,11 +261,11 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
     await second.wait_for(lambda: second.num_open == 1)
     names.hosts = ["127.0.0.1"]
     await world.until_usable(1)
-    assert second.num_sessions == 1  # it has something to do for us
+    assert second.num_sessions == 1  # it has an open request
     assert f"127.0.0.3:{port}" not in world.app.engines._connections
     second.resume()
     for reading in held:
-        await reading.whole(ids("held"))
+        await reading.complete(ids("held"))
     await second.wait_for(lambda: second.num_sessions == 0)
     assert scrape(world.app.metrics, "chairlift:engine_up", "engine") == {"0": 1}
 
@@ -282,7 +282,7 @@ async def test_name_stands_for_all_its_addresses_as_they_change(make_world, read
     names.hosts = []  # the name server is gone, the engine is not
     asked = names.num_asked
     await world.until(lambda: names.num_asked > asked + 2)
-    await read(world, "abc").whole(ids("abc"))
+    await read(world, "abc").complete(ids("abc"))
     names.hosts = ["127.0.0.1", "127.0.0.2"]
     await world.until_usable(2)
     assert set(scrape(world.app.metrics, "chairlift:engine_up", "engine")) == {"0", "1"}

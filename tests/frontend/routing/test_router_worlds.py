@@ -209,7 +209,7 @@ class World:
             heartbeat_timeout_s=5.0,
             step_timeout_s=0.0,
             failover_timeout_s=FAILOVER_TIMEOUT_S,
-            max_moves=10_000,  # here nobody is to blame
+            max_moves=10_000,  # no request is a poison request here
             on_change=lambda: None,
         )
         self.router.start()
@@ -258,7 +258,7 @@ class World:
                 engine.come(rng.choice(["a", "a", "a", "b"]))
             case 5 if engine.serving:
                 engine.ends_in = rng.randrange(30)
-                engine.engine_state = DRAINING  # and says so only later
+                engine.engine_state = DRAINING  # and reports it only later
             case 6:
                 self.router.on_changed()
             case 7:
@@ -326,7 +326,7 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
     while not world.is_idle():
         await world.tick()
         num_ticks += 1
-        assert num_ticks * TICK_S < FAILOVER_TIMEOUT_S + 30, "somebody waits for ever"
+        assert num_ticks * TICK_S < FAILOVER_TIMEOUT_S + 30, "a request waits for ever"
         if not any(engine.serving for engine in world.engines):
             for engine in world.engines:
                 if engine.attachment is None:

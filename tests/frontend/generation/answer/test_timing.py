@@ -99,7 +99,7 @@ async def test_every_answer_has_a_whole_account(make_pair, text_request, stop, r
         assert tokenized_us > 0
 
 
-async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_that(make_pair, text_request):
+async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_that(skip, make_pair, text_request):
     """The reader comes back when the engine has long used up its credit, and finds the stop text in what it missed."""
     pair = await make_pair(engine=FakeEngine(tokens_per_step=4), token_window=8)
     attachment = pair.app.engines.attachment()
@@ -119,7 +119,7 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
         await pair.engine.wait_for(lambda: pair.engine.num_steps >= 2)
         while streams[0].num_tokens < 8 or not pair.engine.all_parked:
             await asyncio.sleep(0)
-        await asyncio.sleep(0.05)  # the time that is to be accounted for
+        skip(0.05)
         finished = finished_of([message async for message in messages])[0]
     assert finished.reason == pb.FINISH_REASON_STOP_TEXT
     check_sum(finished.timing)
@@ -127,7 +127,7 @@ async def test_time_without_credit_is_parked_and_a_stop_text_does_not_change_tha
     assert parked_us >= 47_000  # FakeEngine says 2 ms of prefill, however little it took
 
 
-async def test_answer_that_lies_ready_is_parked_until_it_is_taken(make_pair, text_request):
+async def test_answer_that_lies_ready_is_parked_until_it_is_taken(skip, make_pair, text_request):
     pair = await make_pair()
     async with pair.app._generations.open(text_request("abc").spec, Deadline.at(None)) as answer:
         messages = answer.messages()
@@ -135,7 +135,7 @@ async def test_answer_that_lies_ready_is_parked_until_it_is_taken(make_pair, tex
         await pair.engine.wait_for(lambda: pair.engine.num_open == 0)
         while pair.session.num_open:
             await asyncio.sleep(0)
-        await asyncio.sleep(0.05)  # the time that is to be accounted for
+        skip(0.05)
         finished = finished_of([message async for message in messages])[0]
     check_sum(finished.timing)
     assert microseconds(finished.timing, "parked")[0] >= 47_000  # as above
