@@ -57,3 +57,14 @@ def test_far_deadlines_of_finished_requests_are_forgotten(make_request: MakeRequ
         deadlines.add(make_request(index, 1, deadline_s=1e9))
         deadlines.discard(RequestId(index))
     assert len(deadlines._heap) < 100
+
+
+def test_the_earliest_is_first_after_many_were_discarded(make_request: MakeRequest) -> None:
+    """What is left is put in order again when the discarded ones are dropped."""
+    deadlines = Deadlines()
+    deadlines.add(make_request(1, 1, deadline_s=9.0))
+    deadlines.add(make_request(2, 1, deadline_s=5.0))
+    for index in range(3, 1000):
+        deadlines.add(make_request(index, 1, deadline_s=1.0))
+        deadlines.discard(RequestId(index))
+    assert [request_id for request_id, _ in deadlines.pop_due(10.0)] == [2, 1]

@@ -157,3 +157,18 @@ def test_check_integrity_notices_tokens_beyond_the_table(manager: KVCacheManager
     request.num_computed_tokens = 9
     with pytest.raises(IntegrityError, match="9 tokens in 8 slots"):
         manager.check_integrity([request], [])
+
+
+def test_hits_in_use_need_no_free_block(make_request: MakeRequest) -> None:
+    manager = KVCacheManager(num_blocks=3, block_size=BLOCK_SIZE)
+    compute(manager, make_request(1, 8))
+    twin = make_request(2, 9)
+    hits = manager.get_computed_blocks(twin)
+    assert len(hits) == 2
+    assert len(manager.allocate_slots(twin, 9, hits) or ()) == 1  # the only free block
+
+
+def test_published_tokens_are_those_of_full_blocks(manager: KVCacheManager, make_request: MakeRequest) -> None:
+    request = make_request(1, 11)
+    compute(manager, request)
+    assert manager.num_published_tokens(request) == 8
