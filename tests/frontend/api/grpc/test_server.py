@@ -47,7 +47,7 @@ async def test_buffered_tokens_go_out_as_one_chunk(pair, text_request):
     assert (await call.read()).HasField("started")
     assert (await call.read()).chunk.text == "a"  # the first token does not wait for a second one
     for _ in range(3):  # one turn of the event loop has room for no sender between these
-        pair.session.deal_step(next_step(pair))
+        pair.session.on_step(next_step(pair))
     chunk = (await call.read()).chunk
     assert (chunk.text, chunk.num_tokens) == ("bcd", 3)
     call.cancel()
