@@ -3,8 +3,7 @@
 import grpc
 
 from chairlift import GenerationError
-from chairlift.client.connection import KEY_VARIABLE
-from chairlift.client.request import DEFAULT_TARGET
+from chairlift.client.connection import DEFAULT_TARGET, KEY_VARIABLE
 
 
 def complaint(error: GenerationError, target: str) -> str:

@@ -7,8 +7,7 @@ import argparse
 import os
 
 from chairlift import Tls
-from chairlift.client.connection import KEY_VARIABLE
-from chairlift.client.request import DEFAULT_TARGET
+from chairlift.client.connection import DEFAULT_TARGET, KEY_VARIABLE
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

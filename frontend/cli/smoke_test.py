@@ -6,8 +6,7 @@ import sys
 import time
 
 from chairlift import AsyncClient
-from chairlift.client.connection import KEY_VARIABLE
-from chairlift.client.request import DEFAULT_TARGET
+from chairlift.client.connection import DEFAULT_TARGET, KEY_VARIABLE
 
 _PROMPT = "Once upon a time"
 _MAX_TOKENS = 96

@@ -1,38 +1,30 @@
-"""The asyncio client: the same calls as `sync_client.py`, to be awaited."""
+"""The asyncio client: the methods of `Client`, as coroutines."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import grpc
 from grpc import aio
 
-from chairlift.client.connection import Tls, key_metadata
+from chairlift.client.connection import CHANNEL_OPTIONS, DEFAULT_TARGET, Tls, key_metadata
 from chairlift.client.errors import GenerationError, closed_error, generation_error
 from chairlift.client.progress import Progress
-from chairlift.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
-from chairlift.client.request import (
-    CHANNEL_OPTIONS,
-    DEFAULT_TARGET,
-    ChatTurns,
-    GenerationOptions,
-    count_request,
-    generation_spec,
-)
+from chairlift.client.prompt_batch import ManyOptions, Params, Prompt, PromptBatch
+from chairlift.client.request import ChatTurns, GenerationOptions, count_request, generation_spec
 from chairlift.client.streamed_answer import StreamedAnswer
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 
+Call = TypeVar("Call")
 Response = TypeVar("Response")
-Started = TypeVar("Started")
 
 
 class AsyncGenerationStream(StreamedAnswer):
-    """An answer while it is generated: iterate over its chunks. Leaving an `async with` block, or `cancel`, ends the
-    generation. What has come so far is in the attributes of StreamedAnswer.
+    """A streamed answer: iterate over its chunks. Leaving an `async with` block, or `cancel`, ends the generation.
+
+    StreamedAnswer's attributes hold what was received so far.
     """
 
     def __init__(self, call: aio.UnaryStreamCall[pb.StreamGenerateRequest, pb.StreamGenerateResponse]) -> None:
@@ -44,10 +36,10 @@ class AsyncGenerationStream(StreamedAnswer):
         return self
 
     async def __anext__(self) -> pb.Chunk:
-        """The next chunk.
+        """Returns the next chunk.
 
         Raises:
-            GenerationError: the call failed; what came before stays valid.
+            GenerationError: the call failed; chunks before it remain valid.
         """
         try:
             async for response in self._responses:
@@ -65,29 +57,20 @@ class AsyncGenerationStream(StreamedAnswer):
         raise StopAsyncIteration
 
     def cancel(self) -> None:
-        """Ends the generation; the engine frees its memory within two steps. Harmless when it is over."""
+        """Ends the generation; the engine frees its memory within two steps. Does nothing if it has ended."""
         self._call.cancel()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
 
 class AsyncClient:
-    """Calls a Chairlift frontend. Make it inside a running event loop; close it, or use it in an `async with` block.
+    """Calls a Chairlift server. Create it inside a running event loop; close it, or use it in an `async with` block.
 
-    Args:
-        target: address of the frontend, as gRPC spells it: HOST:PORT or unix:PATH.
-        api_key: for servers that want one; None: the environment variable CHAIRLIFT_API_KEY, if it has a value.
-        tls: for servers that speak TLS.
-
-    Raises:
-        OSError: a file of `tls` cannot be read.
-        ValueError: no header can carry the key.
+    Arguments and errors of the class and of its methods are those of `Client`.
     """
 
     def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None, tls: Tls | None = None) -> None:
@@ -102,91 +85,41 @@ class AsyncClient:
     async def generate(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
     ) -> pb.GenerateResponse:
-        """Runs a request to its end.
-
-        Args:
-            text: the prompt; or give `token_ids` or `chat`.
-            timeout_s: deadline, seconds; the server schedules by it.
-            options: see GenerationOptions.
-
-        Raises:
-            GenerationError: the call failed.
-            TypeError: an unknown option, or not exactly one prompt.
-            ValueError: a number that its field cannot hold.
-        """
+        """Runs a request to its end; see `Client.generate`."""
         request = pb.GenerateRequest(spec=generation_spec(text, options))
-        return await _call(lambda: self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        return await _outcome(self._start(self._stub.Generate, request, timeout_s))
 
     def stream(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
     ) -> AsyncGenerationStream:
-        """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
+        """Starts a request and returns its answer as a stream; see `Client.stream`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
-        return AsyncGenerationStream(
-            _start(lambda: self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
-        )
+        return AsyncGenerationStream(self._start(self._stub.StreamGenerate, request, timeout_s))
 
     @overload
     async def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        timeout_s: float | None = None,
-        return_errors: Literal[False] = False,
-        progress: bool | None = None,
-    ) -> list[pb.GenerateResponse]: ...
+        self, prompts: Iterable[Prompt], params: Params = None, *, return_errors: Literal[False] = False,
+        **options: Unpack[ManyOptions],
+    ) -> list[pb.GenerateResponse]: ...  # fmt: skip
 
     @overload
     async def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        timeout_s: float | None = None,
-        return_errors: bool,
-        progress: bool | None = None,
+        self, prompts: Iterable[Prompt], params: Params = None, *, return_errors: bool, **options: Unpack[ManyOptions]
     ) -> list[pb.GenerateResponse | GenerationError]: ...
 
     async def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        timeout_s: float | None = None,
-        return_errors: bool = False,
-        progress: bool | None = None,
-    ) -> Sequence[pb.GenerateResponse | GenerationError]:
-        """Runs many prompts and returns their answers in the prompts' order.
-
-        As many as `max_in_flight` are under way at any time, so that the engine's batch stays full; what the server has
-        no room for, or no engine, is sent again after the time it says, for five minutes.
-
-        Args:
-            prompts: text, token ids or chat turns each.
-            params: options of `generate` for all prompts, or one set for each.
-            max_in_flight: more than the engine's seats (`--max-num-seqs`) keeps it busy.
-            timeout_s: deadline of each prompt's call, seconds.
-            return_errors: an error takes the place of its answer; otherwise the first one ends everything.
-            progress: draw a progress bar; None: on a terminal, if tqdm is installed.
-
-        Raises:
-            GenerationError: a prompt failed; its note says which.
-            TypeError: an unknown option, a prompt of another kind, or not as many params as prompts.
-            ValueError: a number that its field cannot hold.
-        """
-        batch = PromptBatch(prompts, params, max_in_flight=max_in_flight, return_errors=return_errors)
+        self, prompts: Iterable[Prompt], params: Params = None, *, return_errors: bool = False,
+        **options: Unpack[ManyOptions],
+    ) -> Sequence[pb.GenerateResponse | GenerationError]:  # fmt: skip
+        """Runs many prompts and returns their answers in the prompts' order; see `Client.generate_many`."""
+        batch = PromptBatch(prompts, params, return_errors=return_errors, **options)
         calls: dict[int, Any] = {}
         done: asyncio.Queue[int] = asyncio.Queue()
         try:
-            with Progress(len(batch.requests), show=progress) as bar:
+            with Progress(len(batch.requests), show=batch.progress) as bar:
                 while not batch.complete:
                     for index in batch.take_due(time.monotonic()):
-                        start = partial(self._stub.Generate, batch.requests[index])
-                        calls[index] = _start(partial(start, timeout=timeout_s, metadata=self._metadata))
+                        calls[index] = self._start(self._stub.Generate, batch.requests[index], batch.timeout_s)
                         calls[index].add_done_callback(lambda _, index=index: done.put_nowait(index))
                     try:
                         async with asyncio.timeout(batch.wait_s(time.monotonic())):
@@ -204,54 +137,32 @@ class AsyncClient:
         return batch.outcomes()
 
     async def count_tokens(
-        self,
-        text: str | None = None,
-        *,
-        chat: ChatTurns | None = None,
-        model: str | None = None,
-        return_token_ids: bool = False,
-        timeout_s: float | None = None,
-    ) -> pb.CountTokensResponse:
-        """Tokens that a prompt would have, its template and special tokens included.
-
-        Raises:
-            GenerationError: the call failed.
-            TypeError: not exactly one prompt.
-        """
+        self, text: str | None = None, *, chat: ChatTurns | None = None, model: str | None = None,
+        return_token_ids: bool = False, timeout_s: float | None = None,
+    ) -> pb.CountTokensResponse:  # fmt: skip
+        """Counts the tokens of a prompt; see `Client.count_tokens`."""
         request = count_request(text, chat, model, return_token_ids)
-        return await _call(lambda: self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
+        return await _outcome(self._start(self._stub.CountTokens, request, timeout_s))
 
     async def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
-        """The model that is served and its limits.
-
-        Raises:
-            GenerationError: the call failed.
-        """
-        request = pb.GetModelRequest(model=model)
-        return await _call(lambda: self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
+        """Returns the served model and its limits; see `Client.get_model`."""
+        return await _outcome(self._start(self._stub.GetModel, pb.GetModelRequest(model=model), timeout_s))
 
     async def close(self) -> None:
-        """Closes the channel. Calls that run end with a GenerationError, as do later ones (reason CLIENT_CLOSED)."""
+        """Closes the channel. Running and later calls raise a GenerationError; see `Client.close`."""
         await self._channel.close()
+
+    def _start(self, method: Callable[..., Call], request: object, timeout_s: float | None) -> Call:
+        try:
+            return method(request, timeout=timeout_s, metadata=self._metadata)
+        except aio.UsageError as error:  # grpc's error for a closed channel
+            raise closed_error() from error
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-async def _call(call: Callable[[], Awaitable[Response]]) -> Response:
-    return await _outcome(_start(call))
-
-
-def _start(call: Callable[[], Started]) -> Started:
-    try:
-        return call()
-    except aio.UsageError as error:  # grpc's way to say that the channel is closed
-        raise closed_error() from error
 
 
 async def _outcome(call: Awaitable[Response]) -> Response:
@@ -262,7 +173,7 @@ async def _outcome(call: Awaitable[Response]) -> Response:
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
-        raise closed_error() from error  # nothing else cancels a call under the task that waits for it
+        raise closed_error() from error  # only a closing channel cancels a call under a task that awaits it
 
 
 def _is_being_cancelled() -> bool:

@@ -1,4 +1,4 @@
-"""How a client shows who it is, and checks who the server is."""
+"""Channels, API keys and TLS of both clients."""
 
 import os
 from dataclasses import dataclass
@@ -7,15 +7,21 @@ from pathlib import Path
 import grpc
 
 KEY_VARIABLE = "CHAIRLIFT_API_KEY"
+DEFAULT_TARGET = "127.0.0.1:50051"
+MAX_MESSAGE_BYTES = 16 << 20
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS to a server. `Tls()` trusts whom gRPC trusts by default.
+    """TLS to a server. `Tls()` trusts gRPC's default CA certificates.
 
     Attributes:
-        ca: file with the certificates to trust instead, PEM.
-        cert, key: the client's own certificate and its key, PEM, for servers that want one (mTLS).
+        ca: file with the CA certificates to trust instead, PEM.
+        cert, key: files with the client's certificate and its key, PEM, for servers that require one (mutual TLS).
     """
 
     ca: str | Path | None = None
@@ -23,12 +29,12 @@ class Tls:
     key: str | Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuses half a pair."""
+        """Checks that certificate and key are given together."""
         if (self.cert is None) != (self.key is None):
             raise ValueError("a certificate and its key belong together: one is missing")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """What a channel takes.
+        """Returns the credentials of a channel.
 
         Raises:
             OSError: a file cannot be read.
@@ -37,13 +43,13 @@ class Tls:
 
 
 def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """The metadata of every call: the key, or that of the environment, if there is one.
+    """Returns the metadata of every call: the key, by default that of the environment, if there is one.
 
     Raises:
-        ValueError: no header can carry it.
+        ValueError: the key has characters that no header can carry.
     """
     key = os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key
-    if not (key.isascii() and key.isprintable()):  # gRPC would complain later, and say the key
+    if not (key.isascii() and key.isprintable()):  # gRPC's own error would contain the key
         raise ValueError("the API key has other characters than printable ASCII")
     return (("authorization", f"Bearer {key}"),) if key else ()
 

@@ -1,7 +1,7 @@
-"""What a failed call says, decoded from the gRPC status and its google.rpc details.
+"""Errors of failed calls, decoded from the gRPC status and its google.rpc details.
 
-The details travel as a google.rpc.Status in the trailing metadata. Its messages belong to a package that the client
-does not need for anything else, so their few fields are read by number: numbers of published messages never change.
+The details are a google.rpc.Status in the trailing metadata. Its messages are in a package that the client would need
+for nothing else, so their few fields are read by number; numbers of published messages never change.
 """
 
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ _LENGTH_DELIMITED = 2  # wire type
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One field of the request with a value that cannot be served.
+    """One field of the request with an invalid value.
 
     Attributes:
-        field: its path, as in `spec.sampling.temperature`.
+        field: its path, such as `spec.sampling.temperature`.
         description: what is wrong, with the numbers.
     """
 
@@ -37,11 +37,11 @@ class GenerationError(Exception):
 
     Attributes:
         status: the gRPC status code.
-        message: what the server says.
-        reason: what happened in one word for programs, as QUEUE_FULL; empty if the server did not say. CLIENT_CLOSED:
-            this client has been closed, nothing was sent or the answer was given up.
-        field_violations: the fields at fault.
-        retry_delay_s: after how long trying again may help, seconds; None if the server did not say.
+        message: the server's message.
+        reason: the cause as one word for programs, such as QUEUE_FULL; empty if the server named none. CLIENT_CLOSED:
+            this client was closed before the answer was complete.
+        field_violations: the invalid fields.
+        retry_delay_s: seconds after which a retry may succeed; None if the server named none.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class GenerationError(Exception):
 
 
 def closed_error() -> GenerationError:
-    """The error of a call through a client that has been closed."""
+    """Returns the error of a call through a closed client."""
     return GenerationError(grpc.StatusCode.CANCELLED, "this client has been closed", reason="CLIENT_CLOSED")
 
 
 def generation_error(error: grpc.RpcError) -> GenerationError:
-    """From what grpc raised. Details that cannot be read are left out: the status says enough."""
-    call = cast("grpc.Call", error)  # every error of a call, sync or asyncio, is also the call
+    """Converts an error of grpc. Details that cannot be decoded are omitted."""
+    call = cast("grpc.Call", error)  # grpc's errors of a call, sync and asyncio, are the call too
     reason, violations, retry_delay_s = "", [], None
     try:
         for type_name, detail in _details(call.trailing_metadata() or ()):
@@ -92,7 +92,7 @@ def generation_error(error: grpc.RpcError) -> GenerationError:
 
 
 def _details(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[tuple[str, bytes]]:
-    """(type, content) of each entry of google.rpc.Status.details, field 3."""
+    """Yields (type, content) of each entry of google.rpc.Status.details, field 3."""
     for key, value in metadata:
         if key == _DETAILS_KEY and isinstance(value, bytes):
             for packed in _fields(value).get(3, []):
@@ -101,7 +101,7 @@ def _details(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[tuple[str,
 
 
 def _fields(data: bytes) -> dict[int, list[bytes]]:
-    """Strings and messages inside any message, by field number; to an empty message all fields are unknown ones."""
+    """Returns strings and messages inside any message, by field number: an empty message has only unknown fields."""
     values: dict[int, list[bytes]] = {}
     unknown = UnknownFieldSet(Empty.FromString(data))
     for i in range(len(unknown)):

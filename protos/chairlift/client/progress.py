@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 
 class _Bar(Protocol):
-    """What is needed of tqdm."""
+    """The part of tqdm that is used."""
 
     def update(self, n: float | None = 1) -> object: ...
 
@@ -17,11 +17,11 @@ class _Bar(Protocol):
 
 
 class Progress:
-    """Shows how far a batch of prompts is; use it in a `with` block.
+    """Draws the progress of a batch of prompts; use it in a `with` block.
 
     Args:
-        total: prompts in all.
-        show: None: if standard error is a terminal and tqdm is installed.
+        total: number of prompts.
+        show: None: only on a terminal, if tqdm is installed.
 
     Raises:
         ModuleNotFoundError: `show` is True and tqdm is not installed.
@@ -33,7 +33,7 @@ class Progress:
         self._started_at_s = time.monotonic()
 
     def update(self, num_settled: int, num_output_tokens: int) -> None:
-        """Shows the state of the batch."""
+        """Draws the state of the batch."""
         if self._bar is not None:
             elapsed_s = max(time.monotonic() - self._started_at_s, 1e-9)
             self._bar.set_postfix_str(f"{num_output_tokens / elapsed_s:.0f} output tokens/s", refresh=False)

@@ -1,13 +1,14 @@
-"""Many prompts on their way through one server: which to send when, what came back, in the order of the prompts.
+"""State of `generate_many`: which prompt to send when, and the outcomes in the order of the prompts.
 
-Knows neither channels nor clocks: both clients drive it, and pass the time in. A prompt that the server is too busy for
-(its error says when to come back) keeps its place among those in flight and is sent again; so a full server is not
-asked more often the more prompts wait.
+Knows neither channels nor clocks: both clients drive it and pass the time in. A prompt that a busy server rejects (its
+error says when to retry) keeps its place among those in flight until it is sent again, so that waiting prompts do not
+add load to a full server.
 """
 
 import heapq
 import random
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 from chairlift.client.errors import GenerationError
 from chairlift.client.request import PROMPT_FORMS, ChatTurns, GenerationOptions, generation_spec
@@ -16,7 +17,18 @@ from chairlift.v1 import generation_service_pb2 as pb
 Prompt = str | Sequence[int] | ChatTurns
 """Text, token ids, or the turns of a conversation."""
 
-DEFAULT_IN_FLIGHT = 256
+Params = GenerationOptions | Sequence[GenerationOptions] | None
+"""Options of all prompts, or one set for each."""
+
+
+class ManyOptions(TypedDict, total=False):
+    """Further arguments of `generate_many`."""
+
+    max_in_flight: int  # maximum number of prompts sent at once, 256 by default; more than the engine's slots fill it
+    timeout_s: float | None  # deadline of each prompt's call, seconds; None: the server's
+    progress: bool | None  # draw a progress bar; None: on a terminal, if tqdm is installed
+
+
 _RETRY_FOR_S = 300.0
 _RETRY_JITTER = 0.5
 
@@ -24,30 +36,35 @@ _RETRY_JITTER = 0.5
 class PromptBatch:
     """The prompts of one `generate_many`.
 
-    Invariant: every index is in exactly one of: not sent yet, in flight, waiting to be sent again, settled.
+    Invariant: every index is in exactly one of: not sent, in flight, waiting for a retry, settled.
 
     Args:
-        prompts: at least none.
+        prompts: text, token ids or chat turns each.
         params: options of all prompts, or one set for each.
-        max_in_flight: most prompts sent and not settled.
         return_errors: an error takes the place of its answer; otherwise the first one is raised.
+        max_in_flight: maximum number of prompts sent and not settled.
+        timeout_s, progress: kept for the client; see ManyOptions.
 
     Raises:
-        TypeError: a prompt or an option of the wrong kind, or another number of params than of prompts.
+        TypeError: a prompt or an option of the wrong type, or not as many params as prompts.
         ValueError: a number that its field cannot hold, or max_in_flight below 1.
     """
 
     def __init__(
         self,
         prompts: Iterable[Prompt],
-        params: GenerationOptions | Sequence[GenerationOptions] | None,
+        params: Params,
         *,
-        max_in_flight: int,
         return_errors: bool,
+        max_in_flight: int = 256,
+        timeout_s: float | None = None,
+        progress: bool | None = None,
     ) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}, it must be at least 1")
         self.requests = _requests(prompts, params)
+        self.timeout_s = timeout_s
+        self.progress = progress
         self.num_settled = 0
         self.num_output_tokens = 0
         self._max_in_flight = max_in_flight
@@ -59,11 +76,11 @@ class PromptBatch:
 
     @property
     def complete(self) -> bool:
-        """Whether every prompt has its answer or its error."""
+        """Whether every prompt has an answer or an error."""
         return self.num_settled == len(self.requests)
 
     def take_due(self, now_s: float) -> list[int]:
-        """Indices of the prompts to send now."""
+        """Returns the indices of the prompts to send now, which are then in flight."""
         due = []
         while self._again and self._again[0][0] <= now_s:
             due.append(heapq.heappop(self._again)[1])
@@ -73,20 +90,20 @@ class PromptBatch:
         return due
 
     def wait_s(self, now_s: float) -> float | None:
-        """How long there is nothing to send unless an answer comes; None: for ever."""
+        """Returns the seconds until the next retry; None if there is none to wait for."""
         return max(self._again[0][0] - now_s, 0.0) if self._again else None
 
     def answered(self, index: int, response: pb.GenerateResponse) -> None:
-        """Takes an answer."""
+        """Records the answer to a prompt."""
         self.num_output_tokens += response.finished.usage.num_output_tokens
         self.num_output_tokens += sum(other.finished.usage.num_output_tokens for other in response.other_answers)
         self._settle(index, response)
 
     def failed(self, index: int, error: GenerationError, now_s: float) -> None:
-        """Takes an error: sends the prompt again later where the server says that this helps.
+        """Records an error, or schedules a retry if the server says when, for five minutes at most.
 
         Raises:
-            GenerationError: this one, if errors are not to be returned; its note says which prompt it was.
+            GenerationError: this error, unless errors are returned; its note says which prompt failed.
         """
         waited_s = now_s - self._first_refusal_s.setdefault(index, now_s)
         if error.retry_delay_s is not None and waited_s < _RETRY_FOR_S:
@@ -99,7 +116,7 @@ class PromptBatch:
             raise error
 
     def outcomes(self) -> list[pb.GenerateResponse | GenerationError]:
-        """One per prompt, in their order; call it when the batch is complete."""
+        """Returns the outcomes in the prompts' order; call it when the batch is complete."""
         return [outcome for outcome in self._outcomes if outcome is not None]
 
     def _settle(self, index: int, outcome: pb.GenerateResponse | GenerationError) -> None:
@@ -107,9 +124,7 @@ class PromptBatch:
         self.num_settled += 1
 
 
-def _requests(
-    prompts: Iterable[Prompt], params: GenerationOptions | Sequence[GenerationOptions] | None
-) -> list[pb.GenerateRequest]:
+def _requests(prompts: Iterable[Prompt], params: Params) -> list[pb.GenerateRequest]:
     if isinstance(prompts, str):
         raise TypeError("prompts is one string; give a list of prompts, or call generate")
     prompts = list(prompts)
@@ -132,7 +147,7 @@ def _request(prompt: Prompt, options: GenerationOptions) -> pb.GenerateRequest:
         return pb.GenerateRequest(spec=generation_spec(prompt, options))
     own: GenerationOptions
     if all(isinstance(each, int) for each in prompt):
-        own = {"token_ids": prompt}  # type: ignore[typeddict-item] # just looked at
+        own = {"token_ids": prompt}  # type: ignore[typeddict-item] # checked above
     else:
-        own = {"chat": prompt}  # type: ignore[typeddict-item] # what else a prompt may be
+        own = {"chat": prompt}  # type: ignore[typeddict-item] # the remaining form
     return pb.GenerateRequest(spec=generation_spec(None, {**options, **own}))

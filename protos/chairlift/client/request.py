@@ -1,4 +1,4 @@
-"""Keyword arguments to request messages of chairlift.v1; only what is given is set, the server owns the defaults."""
+"""Builds requests of chairlift.v1 from keyword arguments. Only given fields are set; the server has the defaults."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,31 +8,22 @@ from google.protobuf.duration_pb2 import Duration
 
 from chairlift.v1 import generation_service_pb2 as pb
 
-DEFAULT_TARGET = "127.0.0.1:50051"
-MAX_MESSAGE_BYTES = 16 << 20
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-)
-
 _Message = TypeVar("_Message")
 
 ChatTurns = Sequence[tuple[str, str] | pb.ChatMessage]
-"""A conversation: (role, content) of each turn, oldest first, or a message where it has more, as calls."""
+"""A conversation, oldest turn first: (role, content), or a ChatMessage for turns with tool calls."""
 
 
 class GenerationOptions(TypedDict, total=False):
-    """What `generate` and `stream` take besides the text. Names, ranges and defaults are those of
-    generation_service.proto.
+    """Options of `generate` and `stream`. Names, ranges and defaults are those of generation_service.proto.
 
-    Some names differ: `return_text` and `return_token_ids` are OutputOptions.text and OutputOptions.token_ids, which
-    would be said twice; `time_budget_s`, `tools` and `template_variables` take Python's values. None is the same as not
-    given.
+    Exceptions: `return_text` and `return_token_ids` are OutputOptions.text and OutputOptions.token_ids;
+    `time_budget_s`, `tools` and `template_variables` take Python values. None means not given.
     """
 
-    token_ids: Sequence[int] | None  # instead of the text
-    chat: ChatTurns | None  # instead of the text
-    tools: Sequence[Mapping[str, Any]] | None  # these four: with a chat
+    token_ids: Sequence[int] | None  # instead of a text
+    chat: ChatTurns | None  # instead of a text
+    tools: Sequence[Mapping[str, Any]] | None  # these four need a chat
     template_variables: Mapping[str, Any] | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
@@ -54,7 +45,7 @@ class GenerationOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
 
-    json_schema: Mapping[str, Any] | str | None  # the form of the answer: at most one of these five
+    json_schema: Mapping[str, Any] | str | None  # structured output: at most one of these five
     json_object: bool | None
     regex: str | None
     choice: Sequence[str] | None
@@ -80,7 +71,7 @@ class GenerationOptions(TypedDict, total=False):
 PROMPT_FORMS = ("text", "token_ids", "chat")
 _SPEC_FIELDS = ("model", "request_id", "priority", "cache_salt", "num_answers")
 _CHAT_FIELDS = ("tools", "template_variables", "add_generation_prompt", "continue_final_message")
-_FORMS = ("json_schema", "json_object", "regex", "choice", "grammar")
+_FORMATS = ("json_schema", "json_object", "regex", "choice", "grammar")
 _TEXT_LISTS = ("stop_texts", "bad_words", "choice")
 _STOP_FIELDS = tuple(name for name in pb.StopOptions.DESCRIPTOR.fields_by_name if name != "time_budget")
 _OUTPUT_FIELDS = {
@@ -95,18 +86,18 @@ _OUTPUT_FIELDS = {
 
 
 def generation_spec(text: str | None, options: GenerationOptions) -> pb.GenerationSpec:
-    """The request that these arguments say.
+    """Builds the request of `generate` and `stream`.
 
     Raises:
-        TypeError: an unknown argument, not exactly one of text, token_ids and chat, more than one form of the answer,
-            what belongs to a chat without one, or a value of the wrong type; names the argument.
+        TypeError: an unknown argument, not exactly one of text, token_ids and chat, more than one structured-output
+            format, a chat option without a chat, or a value of the wrong type; names the argument.
         ValueError: a value that its field cannot hold; names the argument.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if text is not None:
         given["text"] = text
     for name in _TEXT_LISTS:
-        if isinstance(given.get(name), str):  # protobuf would take its letters
+        if isinstance(given.get(name), str):  # protobuf would store its letters
             raise TypeError(f"{name} is one text; give a list of texts")
     prompts = [name for name in PROMPT_FORMS if name in given]
     if len(prompts) != 1:
@@ -116,12 +107,12 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
         spec.text = given.pop("text")
     elif "token_ids" in given:
         spec.token_ids.ids.extend(given.pop("token_ids"))
-        spec.token_ids.SetInParent()  # an empty list is still the prompt form that was chosen
+        spec.token_ids.SetInParent()  # an empty list still selects this form
     else:
         spec.chat.CopyFrom(chat_prompt(given.pop("chat"), _take(given, _CHAT_FIELDS)))
-    forms = _take(given, _FORMS)
-    if forms:
-        spec.structured_output.CopyFrom(_structured_output(forms))
+    formats = _take(given, _FORMATS)
+    if formats:
+        spec.structured_output.CopyFrom(_structured_output(formats))
     spec.sampling.CopyFrom(_message(pb.SamplingOptions, _take(given, pb.SamplingOptions.DESCRIPTOR.fields_by_name)))
     spec.stop.CopyFrom(_message(pb.StopOptions, _take(given, _STOP_FIELDS)))
     if "time_budget_s" in given:
@@ -129,7 +120,7 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
     output = {_OUTPUT_FIELDS[name]: value for name, value in _take(given, _OUTPUT_FIELDS).items()}
     spec.output.CopyFrom(_message(pb.OutputOptions, output))
     if not given.keys().isdisjoint(_CHAT_FIELDS):
-        raise TypeError(f"{next(name for name in _CHAT_FIELDS if name in given)} belongs to a chat, and there is none")
+        raise TypeError(f"{next(name for name in _CHAT_FIELDS if name in given)} needs a chat, and there is none")
     if given:
         known = ", ".join(("text", *GenerationOptions.__annotations__))
         raise TypeError(f"unknown argument {sorted(given)[0]!r}; known: {known}")
@@ -139,7 +130,7 @@ def generation_spec(text: str | None, options: GenerationOptions) -> pb.Generati
 def count_request(
     text: str | None, chat: ChatTurns | None, model: str | None, return_token_ids: bool
 ) -> pb.CountTokensRequest:
-    """The request of `count_tokens`.
+    """Builds the request of `count_tokens`.
 
     Raises:
         TypeError: not exactly one of text and chat.
@@ -155,13 +146,14 @@ def count_request(
 
 
 def chat_prompt(turns: ChatTurns, options: Mapping[str, Any] | None = None) -> pb.ChatPrompt:
-    """A conversation as its message.
+    """Builds the message of a conversation.
 
     Args:
-        options: what else the prompt is made of, by the names of GenerationOptions.
+        turns: its turns.
+        options: the chat's options, by their names in GenerationOptions.
 
     Raises:
-        ValueError: JSON cannot say the tools or the variables.
+        ValueError: the tools or the variables cannot be encoded as JSON.
     """
     given = dict(options or {})
     chat = pb.ChatPrompt(
@@ -177,10 +169,10 @@ def chat_prompt(turns: ChatTurns, options: Mapping[str, Any] | None = None) -> p
     return chat
 
 
-def _structured_output(forms: dict[str, Any]) -> pb.StructuredOutput:
-    if len(forms) > 1:
-        raise TypeError(f"give at most one of {', '.join(_FORMS)}, not {' and '.join(forms)}")
-    ((name, value),) = forms.items()
+def _structured_output(formats: dict[str, Any]) -> pb.StructuredOutput:
+    if len(formats) > 1:
+        raise TypeError(f"give at most one of {', '.join(_FORMATS)}, not {' and '.join(formats)}")
+    ((name, value),) = formats.items()
     if name == "json_schema":
         value = value if isinstance(value, str) else _json(name, value)
     if name == "choice":
@@ -192,7 +184,7 @@ def _json(name: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be said in JSON: {error}") from error
+        raise ValueError(f"{name} cannot be encoded as JSON: {error}") from error
 
 
 def _duration(name: str, seconds: float) -> Duration:
@@ -207,7 +199,7 @@ def _duration(name: str, seconds: float) -> Duration:
 
 
 def _message(kind: Callable[..., _Message], values: Mapping[str, Any]) -> _Message:
-    # One field at a time: protobuf's own error does not say which one it is about.
+    # One field at a time: protobuf's own error does not name the field.
     for name, value in values.items():
         try:
             kind(**{name: value})

@@ -1,4 +1,4 @@
-"""What a client knows of a stream so far; both clients' streams are made of it."""
+"""The state of a streamed answer, shared by both clients."""
 
 from chairlift.v1 import generation_service_pb2 as pb
 
@@ -7,12 +7,11 @@ class StreamedAnswer:
     """An answer while it is generated.
 
     Attributes:
-        started: request id, the prompt if asked for, and the values in force; None until the first chunk is there.
-        finished: why it ended, what it used, where the time went; None until then. Of several answers, this is the
-            first one's.
-        all_finished: the same for every answer, by its index; `num_answers` asks for more than one.
-        tool_calls: calls of the first answer as far as they have come; `parse` asks for them.
-        all_tool_calls: the same for every answer that has any, by its index.
+        started: request id, the prompt if requested, and the effective options; None until the first chunk.
+        finished: finish reason, usage and timing of the first answer; None until it ends.
+        all_finished: the same for each answer, by index; `num_answers` requests more than one.
+        tool_calls: calls of the first answer received so far; `parse` requests them.
+        all_tool_calls: the same for each answer that has any, by index.
     """
 
     def __init__(self) -> None:
@@ -23,11 +22,11 @@ class StreamedAnswer:
 
     @property
     def tool_calls(self) -> list[pb.ToolCall]:
-        """Calls of the first answer."""
+        """Calls of the first answer received so far."""
         return self.all_tool_calls.get(0, [])
 
     def _take(self, response: pb.StreamGenerateResponse) -> pb.Chunk | None:
-        """Notes what a message says; returns the chunk, if it is one."""
+        """Applies a message; returns the chunk if it is one."""
         match response.WhichOneof("event"):
             case "chunk":
                 for delta in response.chunk.tool_calls:

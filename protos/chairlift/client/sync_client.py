@@ -3,24 +3,15 @@
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 import grpc
 
-from chairlift.client.connection import Tls, key_metadata
+from chairlift.client.connection import CHANNEL_OPTIONS, DEFAULT_TARGET, Tls, key_metadata
 from chairlift.client.errors import GenerationError, closed_error, generation_error
 from chairlift.client.progress import Progress
-from chairlift.client.prompt_batch import DEFAULT_IN_FLIGHT, Prompt, PromptBatch
-from chairlift.client.request import (
-    CHANNEL_OPTIONS,
-    DEFAULT_TARGET,
-    ChatTurns,
-    GenerationOptions,
-    count_request,
-    generation_spec,
-)
+from chairlift.client.prompt_batch import ManyOptions, Params, Prompt, PromptBatch
+from chairlift.client.request import ChatTurns, GenerationOptions, count_request, generation_spec
 from chairlift.client.streamed_answer import StreamedAnswer
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -29,7 +20,7 @@ Response = TypeVar("Response")
 
 
 class _ResponseCall(Protocol):
-    """What a server-streaming call of grpc is here."""
+    """A server-streaming call of grpc."""
 
     def __iter__(self) -> Iterator[pb.StreamGenerateResponse]: ...
 
@@ -37,8 +28,9 @@ class _ResponseCall(Protocol):
 
 
 class GenerationStream(StreamedAnswer):
-    """An answer while it is generated: iterate over its chunks. Leaving a `with` block, or `cancel`, ends the
-    generation. What has come so far is in the attributes of StreamedAnswer.
+    """A streamed answer: iterate over its chunks. Leaving a `with` block, or `cancel`, ends the generation.
+
+    StreamedAnswer's attributes hold what was received so far.
     """
 
     def __init__(self, call: _ResponseCall) -> None:
@@ -49,10 +41,10 @@ class GenerationStream(StreamedAnswer):
         return self
 
     def __next__(self) -> pb.Chunk:
-        """The next chunk.
+        """Returns the next chunk.
 
         Raises:
-            GenerationError: the call failed; what came before stays valid.
+            GenerationError: the call failed; chunks before it remain valid.
         """
         try:
             for response in self._call:
@@ -64,29 +56,27 @@ class GenerationStream(StreamedAnswer):
         raise StopIteration
 
     def cancel(self) -> None:
-        """Ends the generation; the engine frees its memory within two steps. Harmless when it is over."""
+        """Ends the generation; the engine frees its memory within two steps. Does nothing if it has ended."""
         self._call.cancel()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
 
 class Client:
-    """Calls a Chairlift frontend. Close it, or use it in a `with` block.
+    """Calls a Chairlift server. Close it, or use it in a `with` block.
 
     Args:
-        target: address of the frontend, as gRPC spells it: HOST:PORT or unix:PATH.
-        api_key: for servers that want one; None: the environment variable CHAIRLIFT_API_KEY, if it has a value.
-        tls: for servers that speak TLS.
+        target: address of the server in gRPC's form: HOST:PORT or unix:PATH.
+        api_key: key for servers that require one; None: the environment variable CHAIRLIFT_API_KEY, if set.
+        tls: for servers that use TLS.
 
     Raises:
         OSError: a file of `tls` cannot be read.
-        ValueError: no header can carry the key.
+        ValueError: the key has characters that no header can carry.
     """
 
     def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None, tls: Tls | None = None) -> None:
@@ -105,8 +95,8 @@ class Client:
         """Runs a request to its end.
 
         Args:
-            text: the prompt; or give `token_ids` or `chat`.
-            timeout_s: deadline, seconds; the server schedules by it.
+            text: the prompt; or pass `token_ids` or `chat`.
+            timeout_s: deadline, seconds; the server's scheduler knows it.
             options: see GenerationOptions.
 
         Raises:
@@ -115,78 +105,54 @@ class Client:
             ValueError: a number that its field cannot hold.
         """
         request = pb.GenerateRequest(spec=generation_spec(text, options))
-        return self._call(lambda: self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        return self._call(self._stub.Generate, request, timeout_s)
 
     def stream(
         self, text: str | None = None, *, timeout_s: float | None = None, **options: Unpack[GenerationOptions]
     ) -> GenerationStream:
-        """Starts a request and returns its answer as it comes. Arguments and errors as `generate`."""
+        """Starts a request and returns its answer as a stream. Arguments and errors as in `generate`."""
         request = pb.StreamGenerateRequest(spec=generation_spec(text, options))
-        return GenerationStream(
-            self._call(lambda: self._stub.StreamGenerate(request, timeout=timeout_s, metadata=self._metadata))
-        )
+        return GenerationStream(self._call(self._stub.StreamGenerate, request, timeout_s))
 
     @overload
     def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        timeout_s: float | None = None,
-        return_errors: Literal[False] = False,
-        progress: bool | None = None,
-    ) -> list[pb.GenerateResponse]: ...
+        self, prompts: Iterable[Prompt], params: Params = None, *, return_errors: Literal[False] = False,
+        **options: Unpack[ManyOptions],
+    ) -> list[pb.GenerateResponse]: ...  # fmt: skip
 
     @overload
     def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        timeout_s: float | None = None,
-        return_errors: bool,
-        progress: bool | None = None,
+        self, prompts: Iterable[Prompt], params: Params = None, *, return_errors: bool, **options: Unpack[ManyOptions]
     ) -> list[pb.GenerateResponse | GenerationError]: ...
 
     def generate_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: GenerationOptions | Sequence[GenerationOptions] | None = None,
-        *,
-        max_in_flight: int = DEFAULT_IN_FLIGHT,
-        timeout_s: float | None = None,
-        return_errors: bool = False,
-        progress: bool | None = None,
-    ) -> Sequence[pb.GenerateResponse | GenerationError]:
+        self, prompts: Iterable[Prompt], params: Params = None, *, return_errors: bool = False,
+        **options: Unpack[ManyOptions],
+    ) -> Sequence[pb.GenerateResponse | GenerationError]:  # fmt: skip
         """Runs many prompts and returns their answers in the prompts' order.
 
-        As many as `max_in_flight` are under way at any time, so that the engine's batch stays full; what the server has
-        no room for, or no engine, is sent again after the time it says, for five minutes.
+        Keeps `max_in_flight` prompts in flight, so that the engine's batch stays full. A prompt that the server rejects
+        for lack of capacity is retried after the delay that the server names, for five minutes.
 
         Args:
             prompts: text, token ids or chat turns each.
             params: options of `generate` for all prompts, or one set for each.
-            max_in_flight: more than the engine's seats (`--max-num-seqs`) keeps it busy.
-            timeout_s: deadline of each prompt's call, seconds.
-            return_errors: an error takes the place of its answer; otherwise the first one ends everything.
-            progress: draw a progress bar; None: on a terminal, if tqdm is installed.
+            return_errors: an error takes the place of its answer; otherwise the first one is raised.
+            options: see ManyOptions.
 
         Raises:
             GenerationError: a prompt failed; its note says which.
-            TypeError: an unknown option, a prompt of another kind, or not as many params as prompts.
+            TypeError: an unknown option, a prompt of another type, or not as many params as prompts.
             ValueError: a number that its field cannot hold.
         """
-        batch = PromptBatch(prompts, params, max_in_flight=max_in_flight, return_errors=return_errors)
-        calls: dict[int, Any] = {}  # grpc's own class for them is private
+        batch = PromptBatch(prompts, params, return_errors=return_errors, **options)
+        calls: dict[int, Any] = {}  # grpc's class for them is private
         done: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
-            with Progress(len(batch.requests), show=progress) as bar:
+            with Progress(len(batch.requests), show=batch.progress) as bar:
                 while not batch.complete:
                     for index in batch.take_due(time.monotonic()):
-                        start = partial(self._stub.Generate.future, batch.requests[index])
-                        calls[index] = self._call(partial(start, timeout=timeout_s, metadata=self._metadata))
+                        calls[index] = self._call(self._stub.Generate.future, batch.requests[index], batch.timeout_s)
                         calls[index].add_done_callback(lambda _, index=index: done.put(index))
                     try:
                         index = done.get(timeout=batch.wait_s(time.monotonic()))
@@ -204,54 +170,45 @@ class Client:
         return batch.outcomes()
 
     def count_tokens(
-        self,
-        text: str | None = None,
-        *,
-        chat: ChatTurns | None = None,
-        model: str | None = None,
-        return_token_ids: bool = False,
-        timeout_s: float | None = None,
-    ) -> pb.CountTokensResponse:
-        """Tokens that a prompt would have, its template and special tokens included.
+        self, text: str | None = None, *, chat: ChatTurns | None = None, model: str | None = None,
+        return_token_ids: bool = False, timeout_s: float | None = None,
+    ) -> pb.CountTokensResponse:  # fmt: skip
+        """Counts the tokens of a prompt, including its template and special tokens.
 
         Raises:
             GenerationError: the call failed.
             TypeError: not exactly one prompt.
         """
-        request = count_request(text, chat, model, return_token_ids)
-        return self._call(lambda: self._stub.CountTokens(request, timeout=timeout_s, metadata=self._metadata))
+        return self._call(self._stub.CountTokens, count_request(text, chat, model, return_token_ids), timeout_s)
 
     def get_model(self, model: str = "", *, timeout_s: float | None = None) -> pb.GetModelResponse:
-        """The model that is served and its limits.
+        """Returns the served model and its limits.
 
         Raises:
             GenerationError: the call failed.
         """
-        request = pb.GetModelRequest(model=model)
-        return self._call(lambda: self._stub.GetModel(request, timeout=timeout_s, metadata=self._metadata))
+        return self._call(self._stub.GetModel, pb.GetModelRequest(model=model), timeout_s)
 
     def close(self) -> None:
-        """Closes the channel. Calls that run end with a GenerationError, as do later ones (reason CLIENT_CLOSED)."""
+        """Closes the channel. Running and later calls raise a GenerationError with the reason CLIENT_CLOSED."""
         self._is_closed = True
         self._channel.close()
 
-    def _call(self, call: Callable[[], Response]) -> Response:
+    def _call(self, method: Callable[..., Response], request: object, timeout_s: float | None) -> Response:
         try:
-            return call()
+            return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             failure = generation_error(error)
             if self._is_closed and failure.status is grpc.StatusCode.CANCELLED:
                 raise closed_error() from error
             raise failure from error
         except ValueError as error:
-            if self._is_closed:  # grpc's way to say so
+            if self._is_closed:  # grpc's error for a closed channel
                 raise closed_error() from error
             raise
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""Many prompts through both clients against a real frontend; `blocking` runs in a thread."""
+"""Many prompts through both clients against a real frontend."""
 
 import asyncio
 import builtins
@@ -6,24 +6,14 @@ import builtins
 import grpc
 import pytest
 
-from chairlift import AsyncClient, Client, GenerationError
+from chairlift import AsyncClient, GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from tests.support.frontend.fake_engine import rejection
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-async def generate_many(request, target):
-    """The method of either client, to be awaited."""
-    if request.param == "blocking":
-        with Client(target) as client:
-
-            async def run(*args, **kwargs):
-                return await asyncio.to_thread(client.generate_many, *args, **kwargs)
-
-            yield run
-    else:
-        async with AsyncClient(target) as client:
-            yield client.generate_many
+@pytest.fixture
+def generate_many(client):
+    return client.generate_many
 
 
 async def test_answers_come_in_the_order_of_the_prompts(generate_many):

@@ -1,11 +1,9 @@
-"""What both clients' streams know of an answer: the prompt, its calls, where the time went."""
+"""State of a streamed answer in both clients: the prompt, its tool calls, its timing."""
 
-import asyncio
 import json
 
 import pytest
 
-from chairlift import AsyncClient, Client
 from chairlift.client.streamed_answer import StreamedAnswer
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
@@ -31,22 +29,9 @@ async def target(make_pair):
     return f"127.0.0.1:{(await make_pair(engine=engine)).app.port}"
 
 
-async def read_blocking(target):
-    def read():
-        with Client(target) as client, client.stream(**REQUEST) as stream:
-            return stream, list(stream)
-
-    return await asyncio.to_thread(read)
-
-
-async def read_async(target):
-    async with AsyncClient(target) as client, client.stream(**REQUEST) as stream:
-        return stream, [chunk async for chunk in stream]
-
-
-@pytest.mark.parametrize("read", [read_blocking, read_async])
-async def test_stream_knows_prompt_calls_and_time(target, read):
-    stream, chunks = await read(target)
+async def test_stream_has_prompt_calls_and_timing(client):
+    async with client.stream(**REQUEST) as stream:
+        chunks = [chunk async for chunk in stream]
     assert stream.started.prompt.text == REQUEST["chat"][0][1]
     assert len(stream.started.prompt.logprobs.chosen) == stream.started.num_prompt_tokens - 1
     assert [(call.name, json.loads(call.arguments_json)) for call in stream.tool_calls] == [
@@ -58,9 +43,8 @@ async def test_stream_knows_prompt_calls_and_time(target, read):
     assert stream.finished.timing.total.ToNanoseconds() > 0
 
 
-async def test_unary_answer_has_the_same(target):
-    async with AsyncClient(target) as client:
-        answer = await client.generate(**REQUEST)
+async def test_unary_answer_has_the_same(client):
+    answer = await client.generate(**REQUEST)
     assert (answer.text, answer.reasoning, len(answer.tool_calls)) == ("Well.", "hm", 2)
     assert answer.prompt.text == REQUEST["chat"][0][1]
 

@@ -118,7 +118,7 @@ def test_prompt_forms():
         ("x", {"token_ids": [1]}, "not text and token_ids"),
         ("x", {"max_token": 1}, "unknown argument 'max_token'; known: text, token_ids"),
         ("x", {"time_budget": 1}, "unknown argument 'time_budget'"),
-        ("x", {"tools": []}, "tools belongs to a chat, and there is none"),
+        ("x", {"tools": []}, "tools needs a chat, and there is none"),
         ("x", {"regex": "a", "grammar": "b"}, "at most one of json_schema, .*, not regex and grammar"),
         ("x", {"choice": "ab"}, "choice is one text"),
         ("x", {"bad_words": "ab"}, "bad_words is one text"),
@@ -166,5 +166,5 @@ def test_value_of_the_wrong_type_is_named(name, value):
 
 def test_schema_that_json_cannot_say_is_named():
     for schema in ({"a": {1, 2}}, {"a": math.nan}):
-        with pytest.raises(ValueError, match="json_schema cannot be said in JSON"):
+        with pytest.raises(ValueError, match="json_schema cannot be encoded as JSON"):
             generation_spec("x", {"json_schema": schema})
