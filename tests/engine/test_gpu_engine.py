@@ -198,6 +198,7 @@ def test_kernels_that_can_be_written_nowhere_are_one_line(
         build(model_dir)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -83,6 +83,7 @@ def test_greedy_tokens_are_those_of_transformers(tiny_engine, hf_reference, prom
         assert run.num_cached_tokens >= 16
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 def test_greedy_tokens_are_those_of_generate(tiny_engine, hf_reference, prompts, architecture):
     run = tiny_engine(architecture).serve(prompts)

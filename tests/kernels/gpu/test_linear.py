@@ -49,6 +49,7 @@ def test_unquantized_layers_are_torch_s(device, seed, dtype, has_bias):
     assert torch.equal(linear(x, packed), torch.nn.functional.linear(x, weight, bias))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_rows", "size_in", "size_out"), [(1, 16, 32), (5, 576, 96), (33, 896, 64)])

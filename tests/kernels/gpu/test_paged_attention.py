@@ -151,6 +151,7 @@ def test_paged_attention_equals_reference_for_shape(device, target, head_dim, bl
     check(batch, device, target, dtype=dtype, sliding_window=90)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block_size", [32, 64, 128, 256])
 def test_paged_attention_equals_reference_where_keys_of_a_step_share_a_block(device, target, float8, block_size):
     batch = make_ragged_batch([1, 1, 70], [7, 300, 260], block_size=block_size, num_heads=6)
@@ -286,6 +287,7 @@ def padded(metadata, num_rows):
     )
 
 
+@pytest.mark.slow
 def test_more_rows_than_are_searched_at_once(device, target, monkeypatch):
     """Each of 150 rows finds its tokens, 64 being looked at together."""
     monkeypatch.setattr("kernels.gpu.prefill_attention._ROWS_AT_ONCE", 64)

@@ -118,6 +118,7 @@ def test_a_cache_may_have_another_dtype(device, seed):
     assert_all_equal(Step(seed, 5, 64), device, torch.float32, torch.bfloat16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_rows_of_padding_are_written_nowhere(device, seed, cache_dtype):
     assert_all_equal(Step(seed, 3, 64, norms=True, padding=5), device, torch.bfloat16, cache_dtype)

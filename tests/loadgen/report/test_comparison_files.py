@@ -88,6 +88,7 @@ def test_labels_are_text_however_they_look(tmp_path: Path) -> None:
     assert "<script>" not in (tmp_path / "comparison.html").read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "runs",
     [

@@ -175,6 +175,7 @@ def test_settings_are_in_words() -> None:
     assert "ignore_eos" not in words
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "run",
     [

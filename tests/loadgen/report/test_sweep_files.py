@@ -103,6 +103,7 @@ def test_dots_are_where_the_figures_are_and_invalid_ones_are_apart() -> None:
     assert "4 requests/s invalid" in pictures["sweep-latency"].caption
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "result",
     [

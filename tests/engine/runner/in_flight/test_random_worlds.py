@@ -9,6 +9,7 @@ OPERATIONS_PER_WORLD = 150
 NUM_WORLDS = 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2, 3])
 def test_every_answer_is_that_of_the_request_alone_in_fresh_worlds(simulate, max_steps_in_flight):
     """Without a count of what happens: 40 worlds drawn by chance may lack anything that is rare."""
