@@ -1,11 +1,11 @@
 """C12: how fast paged attention reads the KV cache.
 
-Claim: decode attention does nothing but read keys and values once, and pages in random order do not slow it down.
+Claim: decode attention is bound by one read of keys and values, and blocks in random order do not slow it down.
 
 Goal: 60 % of the machine's read bandwidth with an fp32 cache, for 32 sequences of 512 tokens and for 32 of 1 to 1,024.
 
 Method: 16 query heads, 8 KV heads of 128 (Qwen3-0.6B's), blocks of 16 tokens, shuffled; one query per sequence. Each
-call goes through so many layers' caches that they are 512 MiB or more, beyond any cache of the CPU's, as a model does.
+call reads the caches of several layers, 512 MiB or more in all, which exceeds the CPU's caches as in a model.
 In turn with the calls, the same amount is read by a plain sum. Before that, rows are compared with attention over the
 unquantised keys and values. An int8 cache has a quarter of the bytes and the same arithmetic: its share is lower where
 arithmetic is the limit, and its gain is printed as time.
@@ -32,7 +32,7 @@ _TOLERANCES = {"fp32": 1e-5, "int8": 2e-2}
 
 
 def run(settings: Settings) -> Outcome:
-    """Measures both batches with both kinds of cache, and the machine's reading, in turn."""
+    """Measures both batches with both kinds of cache, alternating with a plain read of memory."""
     shape = SHAPES["tiny" if settings.quick else settings.options.shape]
     num_bytes = 2**20 if settings.quick else _BYTES
     mean = 32 if settings.quick else 512
@@ -51,9 +51,9 @@ def run(settings: Settings) -> Outcome:
             _check(name, calls[name], _TOLERANCES[precision], seq_lens)
 
     array = torch.ones(num_bytes // 4)
-    contestants: dict[str, Callable[[], float]] = {name: _seconds_of(call.run) for name, call in calls.items()}
-    contestants["read"] = _seconds_of(array.sum)
-    samples = alternate(contestants, rounds=settings.rounds, progress=settings.progress)
+    variants: dict[str, Callable[[], float]] = {name: _seconds_of(call.run) for name, call in calls.items()}
+    variants["read"] = _seconds_of(array.sum)
+    samples = alternate(variants, rounds=settings.rounds, progress=settings.progress)
     bandwidth = num_bytes / samples.best("read")
     results = []
     for name, call in calls.items():
@@ -95,16 +95,18 @@ def _seconds_of(function: Callable[[], object]) -> Callable[[], float]:
 
 
 def _check(name: str, call: AttentionCall, tolerance: float, seq_lens: Sequence[int]) -> None:
-    """Raises BenchmarkError where a row of the shortest, the longest or the last sequence is wrong."""
+    """Raises BenchmarkError if a row of the shortest, the longest or the last sequence is wrong."""
     rows = call.run()
     for index in {seq_lens.index(min(seq_lens)), seq_lens.index(max(seq_lens)), len(seq_lens) - 1}:
         error = float((rows[index] - call.expected(index)).abs().max())
         if not error <= tolerance:  # NaN is wrong too
-            raise BenchmarkError(f"{name}: row {index} is {error:.2g} off, at most {tolerance:.2g} is rounding")
+            raise BenchmarkError(f"{name}: error of row {index} is {error:.2g}, must be at most {tolerance:.2g}")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6B", help="whose heads (default: 0.6B)")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), default="0.6B", help="model shape that defines the heads (default: 0.6B)"
+    )
 
 
 BENCHMARK = Benchmark("attention", ("C12",), "paged attention's share of the read bandwidth", run, _add_arguments)

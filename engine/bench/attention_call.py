@@ -1,7 +1,4 @@
-"""Decode attention by itself: some layers' caches filled with random keys and values, and one compiled call over them.
-
-All that knows the kernels' interface is here.
-"""
+"""Decode attention alone: caches of some layers filled with random keys and values, and one compiled call over them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +11,7 @@ from kernels.interface import KernelOps, KVCache, Step
 from kernels.metadata import AttentionMetadata, StepInputs
 
 _BLOCK_SIZE = 16
-_FILL_TOKENS = 2048  # at once, so that filling needs little memory beside the cache
+_FILL_TOKENS = 2048  # tokens written at once, to limit the memory beside the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +19,9 @@ class AttentionCall:
     """One query per sequence against all its keys, layer after layer.
 
     Attributes:
-        kv_bytes: keys and values that a call has to read; scales are left out.
+        kv_bytes: bytes of keys and values that a call reads, without scales.
         q: [num_seqs, num_heads, head_dim].
-        k, v: per sequence [seq_len, num_kv_heads, head_dim], as they were before the cache took them.
+        k, v: per sequence [seq_len, num_kv_heads, head_dim], before the cache quantised them.
     """
 
     kv_bytes: int
@@ -35,11 +32,11 @@ class AttentionCall:
     _inputs: StepInputs
 
     def run(self) -> torch.Tensor:
-        """[num_seqs, num_heads * head_dim] of the last layer; valid until the next call."""
+        """Returns [num_seqs, num_heads * head_dim] of the last layer; valid until the next call."""
         return self._step(self._inputs)
 
     def expected(self, index: int) -> torch.Tensor:
-        """What a sequence's row should be, [num_heads * head_dim], from the unquantised keys and values."""
+        """Returns the exact row of a sequence, [num_heads * head_dim], from the unquantised keys and values."""
         group_size = self.q.shape[1] // self.k[index].shape[1]
         keys, values = (x[index].transpose(0, 1).repeat_interleave(group_size, dim=0) for x in (self.k, self.v))
         query = self.q[index].unsqueeze(1)  # [num_heads, 1, head_dim]
@@ -55,8 +52,8 @@ def make_attention_call(
         shape: heads and their size.
         seq_lens: tokens of each sequence.
         dtype: of the cache, float32 or int8.
-        num_layers: caches, all with the same content: enough to be larger than what the CPU caches.
-        num_threads: that compute.
+        num_layers: caches with the same content; together they should exceed the CPU's caches.
+        num_threads: compute threads.
     """
     ops = cpu_ops(num_threads=num_threads)
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +84,7 @@ def make_attention_call(
 def _fill(
     ops: KernelOps, cache: KVCache, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, num_heads: int
 ) -> None:
-    """Writes keys and values [T, num_kv_heads, head_dim] to their slots, rotated by nothing."""
+    """Writes keys and values [T, num_kv_heads, head_dim] to their slots, without rotation."""
     head_dim = k.shape[2]
     cos, sin = torch.ones(1, head_dim // 2), torch.zeros(1, head_dim // 2)
     for start in range(0, len(k), _FILL_TOKENS):
@@ -100,7 +97,7 @@ def _fill(
 
 
 def _every_token(seq_lens: Sequence[int], generator: torch.Generator) -> tuple[AttentionMetadata, int]:
-    """Metadata of a step that computes every token of every sequence, over shuffled blocks; and how many."""
+    """Returns metadata of a step that computes all tokens of all sequences over shuffled blocks, and their number."""
     blocks_per_seq = [-(-seq_len // _BLOCK_SIZE) for seq_len in seq_lens]
     num_blocks = sum(blocks_per_seq)
     blocks = torch.split_with_sizes(torch.randperm(num_blocks, generator=generator), blocks_per_seq)
@@ -121,7 +118,7 @@ def _every_token(seq_lens: Sequence[int], generator: torch.Generator) -> tuple[A
 
 
 def _decode_inputs(every_token: AttentionMetadata, seq_lens: Sequence[int]) -> StepInputs:
-    """The step that has just computed the last token of every sequence."""
+    """Returns the inputs of the step that computes the last token of every sequence."""
     num_seqs = len(seq_lens)
     last_tokens = torch.tensor(seq_lens).cumsum(0) - 1
     metadata = replace(

@@ -1,16 +1,16 @@
-"""C5, C6: what a long prompt does to those who are decoding, and what chunks do to the prompt.
+"""C5, C6: effect of a long prompt on decoding requests, and of chunks on the prompt.
 
-Claim: a prompt that is computed in chunks beside the decoding rows stalls them for about one chunk, not for the whole
-prompt (Sarathi-Serve, OSDI'24), and itself waits little longer for it.
+Claim: a prompt computed in chunks beside decoding rows stalls them for about one chunk, not for the whole prompt
+(Sarathi-Serve, OSDI'24), and its own TTFT grows little.
 
 Goal: C5: the worst time between two tokens (TBT) at least 13x lower with chunks of 64 than unchunked. C6: the prompt's
 TTFT at most 2.1x (chunks of 64) and 1.3x (chunks of 256) of what it is unchunked with the decodes paused.
 
-Method: 8 requests decode; once all of them do, a prompt of 2,048 tokens arrives, always after the same step. A chunk of
-c is a budget of c + 8 tokens per step: the scheduler gives decoding rows theirs first. "Unchunked" takes prompt and
-decodes in one step; "alone" is the prompt on the idle engine, in one step, as if the decodes were paused. TBT counts
-all gaps of the 8 that end after the prompt's arrival. All contestants share one loaded model, and all must give the
-same tokens. Limits count tokens: what would hold if every token of a step cost the same.
+Method: once 8 requests decode, a prompt of 2,048 tokens arrives, always after the same step. Chunks of c are a budget
+of c + 8 tokens per step, because the scheduler serves decoding rows first. "Unchunked" takes prompt and decodes in one
+step; "alone" is the prompt on an idle engine in one step, as if the decodes were paused. TBT counts all inter-token
+latencies of the 8 that end after the prompt's arrival. All variants share one loaded model and must give the same
+tokens. The floors count tokens, as if every token of a step cost the same.
 """
 
 import argparse
@@ -45,33 +45,33 @@ class Scene:
 
     @property
     def arrival_step(self) -> int:
-        """When the prompt comes: a few steps after the smallest budget has taken in the streams' own prompts."""
+        """Step after which the prompt arrives: the streams' prompts are computed by then with any budget."""
         budget = self.chunks[0] + self.num_streams
         return -(-self.num_streams * self.stream_prompt_len // budget) + 6
 
     @property
     def stream_tokens(self) -> int:
-        """Output of each stream: it decodes until the most finely chunked prompt is answered, and a little longer."""
+        """Output tokens of each stream: enough to decode until the prompt in the smallest chunks is answered."""
         return self.arrival_step + -(-self.prompt_len // self.chunks[0]) + _PROMPT_OUTPUT_TOKENS + 2
 
     @property
     def max_model_len(self) -> int:
-        """Room for the longest request."""
+        """Tokens of the longest request."""
         return max(self.prompt_len + _PROMPT_OUTPUT_TOKENS, self.stream_prompt_len + self.stream_tokens)
 
     def workload(self, vocab_size: int) -> Workload:
-        """The streams, and last the prompt."""
+        """Returns the streams and, last, the prompt."""
         rng = np.random.default_rng(0)
         lengths = [self.stream_prompt_len] * self.num_streams + [self.prompt_len]
         prompts = tuple(tuple(rng.integers(1, vocab_size, length).tolist()) for length in lengths)
         return Workload(prompts, (self.stream_tokens,) * self.num_streams + (_PROMPT_OUTPUT_TOKENS,))
 
     def worst_gap_s(self, run: Run) -> float:
-        """The longest wait of any stream for its next token since the prompt's arrival."""
+        """Returns the longest inter-token latency of any stream after the prompt's arrival."""
         return max(max(self._gaps_s(run, index)) for index in range(self.num_streams))
 
     def median_gap_s(self, run: Run) -> float:
-        """The usual wait."""
+        """Returns the median inter-token latency of the streams after the prompt's arrival."""
         return statistics.median(gap for index in range(self.num_streams) for gap in self._gaps_s(run, index))
 
     def _gaps_s(self, run: Run, index: int) -> list[float]:
@@ -84,7 +84,7 @@ _QUICK_SCENE = Scene(prompt_len=64, num_streams=3, stream_prompt_len=8, chunks=(
 
 
 def run(settings: Settings) -> Outcome:
-    """Serves the scene under every budget in turn."""
+    """Serves the scene under every budget, alternating."""
     scene = _QUICK_SCENE if settings.quick else _SCENE
     parts = engine(
         engine_config(
@@ -101,12 +101,12 @@ def run(settings: Settings) -> Outcome:
     def with_budget(budget: int) -> Callable[[], Run]:
         return lambda: serve_anew(parts, workload, max_num_batched_tokens=budget, after_steps=arrivals)
 
-    contestants: dict[str, Callable[[], Run]] = {
+    variants: dict[str, Callable[[], Run]] = {
         _chunk(chunk): with_budget(chunk + scene.num_streams) for chunk in scene.chunks
     }
-    contestants[_UNCHUNKED] = with_budget(scene.prompt_len + scene.num_streams)
-    contestants[_ALONE] = lambda: serve_anew(parts, prompt_alone)
-    rounds = alternate_runs(contestants, settings)
+    variants[_UNCHUNKED] = with_budget(scene.prompt_len + scene.num_streams)
+    variants[_ALONE] = lambda: serve_anew(parts, prompt_alone)
+    rounds = alternate_runs(variants, settings)
     reference = rounds.runs[_UNCHUNKED][0].output_ids
     for chunk in scene.chunks:
         require_equal_ids(f"{_chunk(chunk)} and unchunked", rounds.runs[_chunk(chunk)][0].output_ids, reference)

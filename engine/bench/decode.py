@@ -1,6 +1,6 @@
-"""C13, C14: a step in which every request decodes, beside the time the machine needs for its bytes and products.
+"""C13, C14: a decode-only step compared with the time the machine needs for its bytes and products.
 
-Claim: little is lost around the matrix products and the reading of the cache, with one request and with 32.
+Claim: matrix products and reads of the cache take most of a step, with one request and with 32.
 
 Goal: C13: a step of 32 rows at a context of 256, int8 weights and int8 KV, reaches 55 % of the model time. C14: 32
 streams get at least 6x the tokens per second of one.
@@ -8,7 +8,7 @@ streams get at least 6x the tokens per second of one.
 Method: 32 requests, then one, with 240 prompt tokens; counted are steps in which all decode, while contexts go from 240
 to about 275; a run's figure is its median step. The model time (`model_time`) takes the bandwidth of the same run and
 the rate that PyTorch's best product of this type reaches with 32 rows. Because other products may be better than
-PyTorch's, the share of the harder floor is printed too: the machine's peak rate on large matrices.
+PyTorch's, the share of a harder floor is printed too, from the machine's peak rate on large matrices.
 """
 
 import argparse
@@ -31,15 +31,15 @@ from engine.config import DEFAULT_STEP_LIMITS
 
 _NUM_ROWS = 32
 _CONTEXT = 256
-_NUM_STEPS = 20  # in which all rows decode
+_NUM_STEPS = 20  # steps in which all rows decode
 
 
 def run(settings: Settings) -> Outcome:
-    """Decodes with all streams and with one in turn."""
+    """Runs the decode with all streams and with one, alternating."""
     context = 32 if settings.quick else _CONTEXT
     prompt_len = context - 16
     budget = DEFAULT_STEP_LIMITS["cpu"].max_num_batched_tokens
-    # The first to be admitted decodes until the last has been, and then as long as all do.
+    # The first admitted request decodes until the last one is admitted, and then through the measured steps.
     max_tokens = -(-_NUM_ROWS * (prompt_len + 1) // budget) + 2 + _NUM_STEPS
     parts = engine(
         engine_config(
@@ -54,10 +54,10 @@ def run(settings: Settings) -> Outcome:
     workload = Workload(tuple(map(tuple, prompts.tolist())), (max_tokens,) * _NUM_ROWS)
     first = Workload(workload.prompts[:1], workload.max_tokens[:1])
 
-    def contestant(work: Workload) -> Callable[[], Run]:
+    def variant(work: Workload) -> Callable[[], Run]:
         return lambda: serve_anew(parts, work)
 
-    rounds = alternate_runs({"all": contestant(workload), "one": contestant(first)}, settings)
+    rounds = alternate_runs({"all": variant(workload), "one": variant(first)}, settings)
     together, alone = rounds.runs["all"][0].output_ids[:1], rounds.runs["one"][0].output_ids
     require_equal_ids(f"1 and {_NUM_ROWS} streams", alone, together)
     step_s = rounds.samples(median_decode_s)
@@ -107,11 +107,11 @@ def run(settings: Settings) -> Outcome:
 
 
 def median_decode_s(run: Run) -> float:
-    """Seconds of the middle one of the steps in which every request decodes."""
+    """Returns the median seconds of the steps in which every request decodes."""
     num_requests = len(run.output_ids)
     seconds = [step.seconds for step in run.steps if step.num_rows == step.num_tokens == num_requests]
     if len(seconds) < _NUM_STEPS:
-        raise BenchmarkError(f"{len(seconds)} steps had {num_requests} decodes, {_NUM_STEPS} should have")
+        raise BenchmarkError(f"{len(seconds)} steps had {num_requests} decodes, at least {_NUM_STEPS} are required")
     return statistics.median(seconds)
 
 

@@ -1,4 +1,4 @@
-"""The flags and the configuration that benchmarks of one engine share: which shape, and how it is quantised."""
+"""Flags and configuration shared by benchmarks of one engine: shape and quantisation."""
 
 import argparse
 import dataclasses
@@ -19,22 +19,28 @@ def add_engine_arguments(
     kv_cache_dtype: str = "auto",
 ) -> None:
     """Adds --shape, --quantization and --kv-cache-dtype with these defaults."""
-    parser.add_argument("--shape", choices=sorted(SHAPES), default=shape, help=f"default: {shape}")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default=shape, help=f"model shape (default: {shape})")
     parser.add_argument(
-        "--quantization", choices=("none", "int8"), default=quantization, help=f"default: {quantization}"
+        "--quantization",
+        choices=("none", "int8"),
+        default=quantization,
+        help=f"quantization of weights (default: {quantization})",
     )
     parser.add_argument(
-        "--kv-cache-dtype", choices=("auto", "int8"), default=kv_cache_dtype, help=f"default: {kv_cache_dtype}"
+        "--kv-cache-dtype",
+        choices=("auto", "int8"),
+        default=kv_cache_dtype,
+        help=f"dtype of the KV cache (default: {kv_cache_dtype})",
     )
 
 
 def shape_name(settings: Settings) -> str:
-    """The shape's name: the one chosen, or the tiny one if quick."""
+    """Returns the name of the chosen shape, or of the tiny one with --quick."""
     return _QUICK_SHAPE if settings.quick else str(settings.options.shape)
 
 
 def chosen_shape(settings: Settings) -> Shape:
-    """The shape that will be served."""
+    """Returns the shape that will be served."""
     return SHAPES[shape_name(settings)]
 
 
@@ -46,10 +52,10 @@ def engine_config(
     max_model_len: int,
     batch_invariant: bool = False,
 ) -> EngineConfig:
-    """An engine of the chosen shape with random weights, its cache just large enough for all to be as long as allowed.
+    """Returns an engine with random weights and a cache just large enough for max_num_seqs sequences of max_model_len.
 
     Args:
-        settings: with the flags of `add_engine_arguments`.
+        settings: settings with the flags of `add_engine_arguments`.
         max_num_seqs, max_num_batched_tokens, max_model_len, batch_invariant: see `EngineConfig`.
     """
     options = settings.options
@@ -69,7 +75,7 @@ def engine_config(
 
 
 def describe(settings: Settings) -> str:
-    """The engine of these settings in a few words, for notes."""
+    """Describes the engine of these settings, for notes."""
     options = settings.options
     weights = "fp32" if options.quantization == "none" else options.quantization
     cache = "fp32" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype

@@ -1,4 +1,4 @@
-"""The time that no implementation beats: weights and keys read once per step, products at the rate the machine reached.
+"""Lower bounds of execution time: weights and KV cache read once per step, products at the rate the machine reached.
 
 For any dense decoder, from the sizes in its config.json and rates measured in the same run. "Sequential" adds up
 operations that each are perfect; "overlap" lets products and reads run at the same time and is harder. Approximations,
@@ -23,7 +23,7 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecoderSize:
-    """What of a dense decoder costs time.
+    """Sizes of a dense decoder that determine its time.
 
     Attributes:
         body_weights: of the matrices inside all layers.
@@ -39,7 +39,7 @@ class DecoderSize:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "DecoderSize":
-        """The sizes that the fields of a config.json say: gated feed-forward, grouped queries."""
+        """Returns the sizes from a config.json: gated feed-forward, grouped queries."""
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
         head_dim = config.get("head_dim") or hidden // heads
@@ -78,11 +78,11 @@ FP32 = Precision("fp32", 4, 4, 4)
 BF16 = Precision("bf16", 2, 2, 2)
 FP8 = Precision("fp8", 1, 2, 1)
 INT8 = Precision("int8", 1, 1, 1)
-"""int8 is for rehearsals on a CPU, where the head is quantised too."""
+"""int8 is for test runs on a CPU, where the head is quantised too."""
 
 
 class Rates(NamedTuple):
-    """What the machine reached on large inputs.
+    """Rates of the machine on large inputs.
 
     Attributes:
         bytes_per_s: of a copy, read and written bytes both counted.
@@ -105,44 +105,44 @@ class Floor:
 
     @property
     def weight_bytes(self) -> int:
-        """Read in every step, whatever its size."""
+        """Bytes of weights read in every step, whatever its size."""
         size, precision = self.size, self.precision
         return size.body_weights * precision.weight_bytes + size.head_weights * precision.head_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of keys and values of one token in all layers."""
         return self.size.kv_values_per_token * self.precision.kv_bytes
 
     def linear_s(self, num_tokens: float, num_sampled: float) -> float:
-        """All matrix products of a step: the weights are read, or the products computed, whichever takes longer."""
+        """Returns the seconds of all matrix products of a step: reading or computing, whichever takes longer."""
         read_s = self.weight_bytes / self.rates.bytes_per_s
         return max(read_s, num_tokens * self._body_s_per_token + num_sampled * self._head_s_per_token)
 
     def decode_attention_s(self, num_context_tokens: float) -> float:
-        """Attention of rows with one query token: the keys and values of all their contexts are read once."""
+        """Returns the seconds of attention of decode rows: the KV cache of their contexts is read once."""
         return num_context_tokens * self.kv_bytes_per_token / self.rates.bytes_per_s
 
     def prefill_attention_s(self, num_tokens: float) -> float:
-        """Causal attention of a prompt: half of all pairs of its tokens."""
+        """Returns the seconds of causal attention of a prompt: half of all pairs of its tokens."""
         return self.size.attention_flop_per_pair * num_tokens**2 / 2 / self.rates.flops
 
     def decode_step_s(self, batch: int, context: float) -> float:
-        """A step in which `batch` requests of this context decode."""
+        """Returns the seconds of a step in which `batch` requests of this context decode."""
         return self.linear_s(batch, batch) + self.decode_attention_s(batch * context)
 
     def prefill_s(self, num_tokens: int) -> float:
-        """A prompt alone, to its first token."""
+        """Returns the seconds of a single prompt, to its first token."""
         return self.linear_s(num_tokens, 1) + self.prefill_attention_s(num_tokens)
 
     def batch_that_fits(self, lengths: Sequence[Length], memory_bytes: float, *, most: int = 1024) -> int:
-        """How many requests fit beside the weights, each at the mean of its life; at least 1."""
+        """Returns the requests that fit beside the weights at their mean lengths; at least 1."""
         total = _Totals.of(lengths)
         per_request = total.context_tokens / total.output_tokens * self.kv_bytes_per_token
         return max(1, min(most, math.floor((memory_bytes - self.weight_bytes) / per_request)))
 
     def seconds_per_output_token(self, lengths: Sequence[Length], batch: int) -> float:
-        """Sequential floor of serving requests of these lengths for ever, `batch` of them at a time.
+        """Returns the sequential floor of serving requests of these lengths in steady state, `batch` at a time.
 
         Prompts are computed in steps large enough to be bound by their products; every output token takes its share of
         a decode step of `batch` rows.
@@ -154,7 +154,7 @@ class Floor:
         return (prompts_s + decodes_s + self.decode_attention_s(total.context_tokens)) / total.output_tokens
 
     def overlapped_seconds_per_output_token(self, lengths: Sequence[Length], batch: int) -> float:
-        """The same if reading and computing never waited for each other (NanoFlow, arXiv:2408.12757)."""
+        """Returns the same if reading and computing overlap perfectly (NanoFlow, arXiv:2408.12757)."""
         total = _Totals.of(lengths)
         pairs = total.squared_prompts / 2 + total.context_tokens
         compute_s = (total.prompt_tokens + total.output_tokens) * self._body_s_per_token
@@ -165,7 +165,7 @@ class Floor:
         return max(compute_s, read_s) / total.output_tokens
 
     def all_at_once_s(self, lengths: Sequence[Length]) -> float:
-        """Sequential floor of requests that all come at once, have a seat each, and leave when they are done."""
+        """Returns the sequential floor of requests that arrive at once and all run until they are done."""
         total = _Totals.of(lengths)
         seconds = self.linear_s(total.prompt_tokens, len(lengths)) + self.decode_attention_s(total.context_tokens)
         seconds += self.size.attention_flop_per_pair * total.squared_prompts / 2 / self.rates.flops

@@ -1,9 +1,9 @@
-"""What an engine thinks of given texts, token by token, through the same door as any request.
+"""Scores given texts token by token through normal requests of the engine.
 
-A token is scored by a request whose prompt is all before it and whose only output is forced to be it, with a bias; the
-log-probability that is reported is the model's own, before biases. Short prefixes come first, so that a longer one
-finds all but its last block in the prefix cache: a text of n tokens costs about n times half a block, and what a token
-attends to has been through the cache as in any answer.
+A token is scored by a request whose prompt is the text before it and whose only output is forced to that token by a
+bias; the reported log-probability is from the raw logits. Short prefixes come first, so that longer ones find all but
+their last block in the prefix cache: a text of n tokens costs about n times half a block, and each token attends to
+cached keys and values as in any answer.
 """
 
 import itertools
@@ -20,24 +20,24 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.interfaces import execute
 from engine.serving.engine import EngineParts
 
-# Far beyond any logit, and small enough for fp32 to tell biased logits apart from others.
+# Far above any logit, and small enough for fp32 to keep the differences of biased logits.
 _FORCE = 1e6
 _request_ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of every scored token in turn, texts in order.
+    """Scores of all tokens, texts in order.
 
     Attributes:
-        logprobs: `chosen` is the token's own; `top_ids` begins with what greedy decoding would have taken.
+        logprobs: `chosen` is the token's own; `top_ids` starts with the greedy token.
     """
 
     logprobs: tuple[TokenLogprobs, ...]
 
     @property
     def loss(self) -> float:
-        """Mean cross entropy, nats a token."""
+        """Mean cross entropy in nats per token."""
         return -math.fsum(score.chosen for score in self.logprobs) / len(self.logprobs)
 
     @property
@@ -52,8 +52,8 @@ def score_texts(parts: EngineParts, texts: Sequence[Sequence[int]], *, num_top: 
     Args:
         parts: the engine.
         texts: token ids.
-        num_top: how many of the best alternatives to report.
-        every: score only every so manyth token.
+        num_top: number of alternatives to report.
+        every: score every n-th token only.
     Raises: BenchmarkError: a token could not be scored.
     """
     positions = [(index, at) for index, text in enumerate(texts) for at in range(1, len(text), every)]
@@ -95,5 +95,5 @@ def _step(
     for output in scheduled.scheduler.update(plan, result, time.perf_counter()):
         if not output.logprobs:
             detail = output.completion.detail if output.completion is not None else ""
-            raise BenchmarkError(f"request {output.request_id} got no token: {detail}")
+            raise BenchmarkError(f"request {output.request_id} returned no token: {detail}")
         found[asked.pop(output.request_id)] = output.logprobs[0]

@@ -1,6 +1,6 @@
-"""Many schedulers on one loaded model: contestants that differ in the scheduler's limits only need not load it twice.
+"""New schedulers on one loaded model, for variants that differ only in limits of the scheduler.
 
-Every run gets a scheduler of its own, whose prefix cache is empty: what it finds there, this run has put there.
+Every run gets a new scheduler with an empty prefix cache.
 """
 
 import time
@@ -18,7 +18,7 @@ from engine.serving.engine import EngineParts
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A scheduler of its own on a runner that others use too, one after the other."""
+    """A scheduler on a runner that is shared sequentially."""
 
     scheduler: Scheduler
     runner: ModelRunner
@@ -31,11 +31,11 @@ def schedule_anew(
     enable_prefix_caching: bool = False,
     policy: SchedulingPolicyName = "fcfs",
 ) -> Scheduled:
-    """A new scheduler over an engine's runner and its whole cache.
+    """Returns a new scheduler over an engine's runner and its whole cache.
 
     Args:
-        parts: the engine; its own scheduler must not have served.
-        max_num_batched_tokens: budget of a step, at most the engine's; None is the engine's.
+        parts: the engine, whose own scheduler must be unused.
+        max_num_batched_tokens: token budget of a step, at most the engine's; None is the engine's.
         enable_prefix_caching, policy: see `SchedulerConfig`.
     """
     own = parts.scheduler.config
@@ -53,7 +53,7 @@ def serve_anew(
     enable_prefix_caching: bool = False,
     after_steps: Sequence[int] | None = None,
 ) -> Run:
-    """`serve` on a new scheduler."""
+    """Serves a workload on a new scheduler."""
     scheduled = schedule_anew(
         parts, max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=enable_prefix_caching
     )
@@ -63,8 +63,8 @@ def serve_anew(
 
 
 def forget_requests(parts: Steppable) -> None:
-    """Tells the runner which requests have ended: what the next plan would say, were it of the same scheduler."""
+    """Makes the runner forget the finished requests, as the scheduler's next plan would."""
     now_s = time.perf_counter()
-    farewell = parts.scheduler.schedule(now_s)
-    assert not farewell.rows, f"{len(farewell.rows)} requests are still running"
-    parts.scheduler.update(farewell, execute(parts.runner, farewell), now_s)
+    last_plan = parts.scheduler.schedule(now_s)
+    assert not last_plan.rows, f"{len(last_plan.rows)} requests are still running"
+    parts.scheduler.update(last_plan, execute(parts.runner, last_plan), now_s)

@@ -1,18 +1,18 @@
-"""A check of everything on a machine with a GPU, stage by stage: `make gpu-check STAGE=...`.
+"""Checks everything on a machine with a GPU, stage by stage: `make gpu-check STAGE=...`.
 
-Claim: what docs/performance.md says of a GPU was measured, by these commands.
+Claim: the figures for a GPU in docs/performance.md were measured by these commands.
 
-Method: a stage runs the kernels' tests or a benchmark as processes of their own, with the time that is left of
-`--budget`; one that does not end is stopped, and what it had measured by then counts. Every figure stands beside its
-goal and its floor, from rates of the same run. The stage writes a table for a terminal (printed), the same in Markdown
-(STAGE-TIME.md in `--out`) and a JSON file with every sample, the GPU, the versions, the commit and the command. Nothing
-is printed that was not measured; what did not fit is named. Exit status 1 when something could not run.
+Method: a stage runs the kernels' tests or a benchmark in separate processes, within the time left of `--budget`. A
+process that exceeds it is stopped, and its results so far count. Every figure is shown beside its goal and its floor,
+from rates of the same run. The stage prints a table and writes it in Markdown (STAGE-TIME.md in `--out`), with a JSON
+file of every sample, the GPU, the versions, the commit and the command. Measurements that did not fit are listed as
+left out. Exit status 1 if something could not run.
 
 It needs no network and installs nothing: plain `python3` with `PYTHONPATH=.:protos` and torch, triton, numpy, numba,
 grpcio, protobuf, tokenizers, huggingface_hub, safetensors, tqdm; pytest and pytest-timeout for the tests; transformers
 for the peers; aiohttp, rich, matplotlib and jinja2 for the load generator. The frontend also needs
 grpcio-health-checking, grpcio-reflection, grpcio-status, googleapis-common-protos and prometheus-client: where they are
-not installed, put their wheels into a folder and name it in CHAIRLIFT_WHEELS. A rehearsal on a CPU:
+not installed, put their wheels into a folder and set CHAIRLIFT_WHEELS to it. To test the stages on a CPU:
 `--device cpu --shape tiny --quick`.
 """
 
@@ -38,13 +38,13 @@ from engine.bench.shapes import model_names
 from kernels.bench.budget import Budget
 from kernels.bench.journal import Journal
 
-_LEAST_S = 20.0  # with less left a command is not begun
+_LEAST_S = 20.0  # no command is started with less time left
 _STOP_S = 10.0
 _LOG_LINES = 25
 
 
 def run(settings: Settings) -> Outcome:
-    """Runs a stage, or says what stages there are."""
+    """Runs a stage, or lists the stages."""
     options = settings.options
     if options.stage is None:
         lines = [f"  make gpu-check STAGE={name:10}{text}" for name, text in STAGES.items()]
@@ -62,7 +62,7 @@ def run(settings: Settings) -> Outcome:
 
 
 def _run(command: Command, settings: Settings, budget: Budget, journal: Journal) -> list[str]:
-    """Runs one command to its end or to its time's, and takes over what it found -> what is to be said besides."""
+    """Runs one command within its time limit, adds its results to the journal and returns lines to print."""
     if not budget.allows(_LEAST_S):
         journal.leave_out(command.title)
         return []
@@ -77,15 +77,15 @@ def _run(command: Command, settings: Settings, budget: Budget, journal: Journal)
     last = log.read_text(errors="replace").splitlines()
     journal.keep({f"log of {command.title}": last[-_LOG_LINES:], f"command of {command.title}": arguments})
     if status is None:
-        journal.fail(f"{command.title}: stopped after {seconds:.0f} s, not at its end")
+        journal.fail(f"{command.title}: stopped at its limit of {seconds:.0f} s")
     elif status and len(journal.problems) == num_problems:
         text = "\n".join(last[-_LOG_LINES:])
-        journal.fail(f"{command.title}: ended with status {status}:\n{text}")
+        journal.fail(f"{command.title}: failed with exit status {status}:\n{text}")
     return [] if command.reports or not last else [f"{command.title}: {last[-1]}"]
 
 
 def _status(arguments: list[str], changes: dict[str, str], log: Path, seconds: float) -> int | None:
-    """Runs Python -> its exit status, None if it had to be stopped, with all it had started."""
+    """Runs Python; returns the exit status, or None if the process group was stopped at the time limit."""
     environ = {**os.environ, **changes}
     for name in (name for name, value in changes.items() if not value):
         del environ[name]
@@ -112,7 +112,7 @@ def _status(arguments: list[str], changes: dict[str, str], log: Path, seconds: f
 
 def _write_markdown(out: Path, stage: str, journal: Journal, said: Sequence[str]) -> None:
     lines = [markdown_table(journal.results), "", *(f"- {line}" for line in said)]
-    lines += [f"- Left out, the time was over: {line}" for line in journal.left_out]
+    lines += [f"- Left out, --budget was used up: {line}" for line in journal.left_out]
     lines += [f"- Could not run: {line.splitlines()[0]}" for line in journal.problems]
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"gpu-{stage}-{datetime.now(UTC):%Y%m%d-%H%M%S}.md"
@@ -121,25 +121,31 @@ def _write_markdown(out: Path, stage: str, journal: Journal, said: Sequence[str]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stage", choices=tuple(STAGES), help="none: what stages there are")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, with --quick")
-    parser.add_argument("--shape", choices=model_names(), help="model (default: an 8B one; a tiny one on a CPU)")
+    parser.add_argument("--stage", choices=tuple(STAGES), help="stage to run; without it the stages are listed")
     parser.add_argument(
-        "--budget", type=float, default=STAGE_BUDGET_S, metavar="S", help="wall clock in seconds (default: %(default)g)"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: test the stage, with --quick (default: cuda)"
+    )
+    parser.add_argument("--shape", choices=model_names(), help="model shape (default: llama-3.1-8b; tiny on a CPU)")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=STAGE_BUDGET_S,
+        metavar="S",
+        help="wall-clock limit in seconds (default: %(default)g)",
     )
     parser.add_argument(
         "--extra",
         type=shlex.split,
         default=[],
         metavar="FLAGS",
-        help="more flags for the stage's benchmark, as one argument: --extra='--precision fp8 --cases 1000/1000'",
+        help="flags for the benchmark of the stage, in one argument: --extra='--precision fp8 --cases 1000/1000'",
     )
 
 
 BENCHMARK = Benchmark(
     "gpu-check",
     (),
-    "on a GPU: one stage of the check behind `make gpu-check`",
+    "on a GPU: runs one stage of `make gpu-check`",
     run,
     _add_arguments,
     has_cpu_floors=False,

@@ -1,17 +1,17 @@
-"""G1, G2, G3, G13, G14: steps of an 8B model on a GPU as fractions of their floor, and what of them the GPU idles.
+"""G1, G2, G3, G13, G14: steps of an 8B model on a GPU as fractions of their floor, and the GPU's idle time.
 
-Claim: a decode step takes little more than reading the weights and the batch's keys and values once, at one request and
-at 256; a prefill step little more than its matrix products; between two steps the GPU does not wait for the host.
+Claim: a decode step takes little more time than one read of the weights and of the batch's KV cache, with one request
+and with 256; a prefill step little more than its matrix products; the GPU does not wait for the host between steps.
 
 Goal: decode within 86 % of the floor at batch 1 (G1), 85 % at batch 64 and 82 % at 256 (G2); prompts of 2,048 tokens in
-steps of 8,192 within 85 % (G3); at most 1 % of the time idle between the decode steps of 32 requests (G13); the sampler
+steps of 8,192 within 85 % (G3); at most 1 % idle time between the decode steps of 32 requests (G13); the sampler
 with top-k and top-p at most 3 % of the step of 256 (G14).
 
 Method: dummy weights, normally distributed, made on the device; the engine's own step loop in this process, two steps
 in flight, greedy. A batch of requests computes its prompts, settles, and then 48 steps are timed from one delivery to
 the next; the figure is the median. The floor is `engine.bench.floor`'s, with the copy bandwidth and the matrix rates
 that the device reached in the same run, for the mean context in the middle of the timed steps. Idle time is what
-PyTorch's profiler finds between kernels: of N steps the N - 1 largest gaps. The sampler is timed alone, in a graph.
+PyTorch's profiler finds between kernels: the N - 1 largest gaps of N steps. The sampler is timed alone, in a graph.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def _measure(setting: GpuSetting, sizes: _Sizes) -> None:
 
 
 class _Bench:
-    """One engine, one measurement after the other."""
+    """Measurements on one engine, in sequence."""
 
     def __init__(self, setting: GpuSetting, sizes: _Sizes, parts: EngineParts) -> None:
         self._setting = setting
@@ -93,13 +93,13 @@ class _Bench:
         self._maker = RequestMaker(setting.vocab_size)
 
     def prefill(self) -> None:
-        """G3: prompts in full steps."""
+        """G3: measures prompts in full steps."""
         sizes, setting = self._sizes, self._setting
         what = f"prefill, {sizes.prefill_len:,}-token prompts in steps of {sizes.max_num_batched_tokens:,}"
         floor_s = setting.floor.prefill_s(sizes.prefill_len)
         if not self._allows(what, 4 * sizes.num_prefills * floor_s):
             return
-        for _ in range(2):  # the first warms up libraries for these sizes
+        for _ in range(2):  # the first run warms up libraries for these sizes
             seconds = prefill_seconds(self._driver(), self._maker, sizes.prefill_len, sizes.num_prefills)
         floor = sizes.prefill_len / floor_s
         setting.journal.add(
@@ -114,7 +114,7 @@ class _Bench:
         )
 
     def decode(self, point: DecodePoint) -> float | None:
-        """G1, G2: the median step; None where it was left out."""
+        """G1, G2: measures and returns the median step; None if it was left out."""
         setting = self._setting
         what = f"decode step, batch {point.batch}, context {point.context:,}"
         seconds = 2 * point.batch * setting.floor.prefill_s(point.context)
@@ -129,7 +129,7 @@ class _Bench:
         return statistics.median(timed.step_s)
 
     def idle(self, point: DecodePoint) -> None:
-        """G13: what the GPU idles between steps."""
+        """G13: measures the idle time of the GPU between steps."""
         what = f"GPU idle between decode steps, batch {point.batch}, context {point.context:,}"
         if not self._setting.device.is_gpu:
             self._setting.progress(f"{what}: only a GPU can be profiled")
@@ -142,7 +142,7 @@ class _Bench:
 
         with Decoding(self._driver(), self._maker, point, self._sizes.max_num_batched_tokens) as decoding:
             intervals = device_intervals(lambda: decoding.steps(point.num_steps))
-        idle = idle_shares(intervals, point.num_steps + 2)  # one was on its way, one is launched ahead
+        idle = idle_shares(intervals, point.num_steps + 2)  # one step was in flight, one is launched ahead
         self._setting.journal.keep({what: {"span_us": idle.span_us, "between": idle.between_steps, "all": idle.total}})
         self._setting.journal.add(
             Result(
@@ -158,7 +158,7 @@ class _Bench:
         )
 
     def sampler(self, batch: int, step_s: float | None) -> None:
-        """G14: the sampler's share of the step of this batch at the shorter context."""
+        """G14: measures the sampler's share of the step of this batch at the shorter context."""
         setting = self._setting
         what = f"sampler with top-k 50, top-p 0.9, share of the decode step, batch {batch}"
         if not setting.device.is_gpu:
@@ -219,16 +219,22 @@ def _positives(text: str) -> Sequence[int]:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpu_arguments(parser)
-    parser.add_argument("--batches", type=_positives, default=_SIZES.batches, metavar="N,..", help="default: all six")
     parser.add_argument(
-        "--contexts", type=_positives, default=_SIZES.contexts, metavar="N,..", help="default: 512,2048"
+        "--batches", type=_positives, default=_SIZES.batches, metavar="N,..", help="batch sizes (default: all six)"
+    )
+    parser.add_argument(
+        "--contexts",
+        type=_positives,
+        default=_SIZES.contexts,
+        metavar="N,..",
+        help="context lengths in tokens (default: 512,2048)",
     )
 
 
 BENCHMARK = Benchmark(
     "gpu-decode",
     ("G1", "G2", "G3", "G13", "G14"),
-    "on a GPU: decode and prefill steps as fractions of their floor, idle time",
+    "on a GPU: decode and prefill steps as fractions of their floor; idle time",
     run,
     _add_arguments,
     has_cpu_floors=False,

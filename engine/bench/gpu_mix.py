@@ -1,4 +1,4 @@
-"""G4, G5, G6, G7: tokens per second of an 8B model on a GPU with every seat taken, continuous and static, bf16 and fp8.
+"""G4, G5, G6, G7: tokens per second of an 8B model on a GPU with every slot taken, continuous and static, bf16 and fp8.
 
 Claim: with prompts and answers mixed as servers see them the engine stays near the sequential floor, above what
 TensorRT-LLM publishes for its own in fp8; static batches on the same kernels do not.
@@ -9,10 +9,10 @@ in bf16 (G7). Goals in tokens/s are for Llama-3.1-8B on an H200.
 
 Method: a case is PROMPT/OUTPUT, fixed lengths, or `sharegpt`, log-normal ones with its means, 202 and 179; with
 `:static` after it, in static batches. The engine's own step loop in this process, dummy weights, greedy, random
-prompts, no prefix cache. Continuous: the seats are filled with requests in progress, each at a random point of its
-answer, so that steady state is there from the first step; when all have a token the window begins, at least 60 s, and
-whoever leaves is followed by another. Static: the window goes from the end of a batch to the end of another. The figure
-is the output tokens delivered in the window over its length. The floor is `engine.bench.floor`'s for the mean number of
+prompts, no prefix cache. Continuous: the slots are filled with requests in progress, each at a random point of its
+answer, so that the load is steady from the first step; when all have a token the window of at least 60 s starts, and
+each finished request is replaced. Static: the window lasts from the end of a batch to the end of a later one. The
+figure is the output tokens delivered in the window over its length. The floor is `engine.bench.floor`'s for the mean number of
 requests that ran. Cases run in the order given, as far as the budget goes.
 """
 
@@ -46,16 +46,16 @@ _RATE_GOALS = {
     ("fp8", "2048/2048"): ("G6", 12_200.0),
     ("fp8", "128/128"): ("G6", 28_000.0),
 }
-_NUM_SEATS = 512
+_NUM_SLOTS = 512
 _MAX_NUM_BATCHED_TOKENS = 8192
 _WINDOW_S = 60.0
-_OVERRUN = 1.6  # filling the seats, beside what the floor says of it
+_OVERRUN = 1.6  # time to fill the slots, over its floor
 _QUICK_CASES = ("8/12", "sharegpt", "sharegpt:static")
 _QUICK_SCALE = 1 / 16
 
 
 class _Case(NamedTuple):
-    """What runs: `lengths` come again and again."""
+    """A case; its `lengths` are repeated cyclically."""
 
     name: str
     lengths: tuple[Length, ...]
@@ -70,47 +70,47 @@ def run(settings: Settings) -> Outcome:
 def _measure(setting: GpuSetting, settings: Settings) -> None:
     options = settings.options
     names = options.cases or (_QUICK_CASES if settings.quick else _CASES[options.precision])
-    num_seats = 4 if settings.quick else options.seats
+    num_slots = 4 if settings.quick else options.slots
     window_s = 0.2 if settings.quick else options.window
     cases = [_case(name, quick=settings.quick) for name in names]
     longest = max(sum(length) for case in cases for length in case.lengths)
     budget = 64 if settings.quick else _MAX_NUM_BATCHED_TOKENS
-    setting.progress(f"starting the engine, {setting.label}, {num_seats} seats")
+    setting.progress(f"starting the engine, {setting.label}, {num_slots} slots")
     parts = engine(
         setting.engine_config(
-            max_num_seqs=num_seats,
-            max_num_batched_tokens=max(budget, num_seats),
+            max_num_seqs=num_slots,
+            max_num_batched_tokens=max(budget, num_slots),
             max_model_len=longest + 1,
-            cache_tokens=num_seats * (longest + 32) if settings.quick else None,
+            cache_tokens=num_slots * (longest + 32) if settings.quick else None,
         )
     )
     for case in cases:
         filling_s = _OVERRUN * sum(
-            setting.floor.prefill_s(length.prompt) for length in in_progress(case.lengths, num_seats)
+            setting.floor.prefill_s(length.prompt) for length in in_progress(case.lengths, num_slots)
         )
         if not setting.budget.allows(filling_s + window_s * (1.3 if case.is_static else 1.05) + 2):
             setting.journal.leave_out(f"{case.name}, {setting.label}")
             continue
         setting.progress(f"{case.name}, {setting.label}")
-        window = _serve(parts, case, RequestMaker(setting.vocab_size), num_seats, window_s)
+        window = _serve(parts, case, RequestMaker(setting.vocab_size), num_slots, window_s)
         setting.journal.keep({f"{case.name}, {setting.label}": window.as_json()})
-        setting.journal.add(_figure(setting, case, window, num_seats))
+        setting.journal.add(_figure(setting, case, window, num_slots))
 
 
-def _serve(parts: EngineParts, case: _Case, maker: RequestMaker, num_seats: int, window_s: float) -> Window:
+def _serve(parts: EngineParts, case: _Case, maker: RequestMaker, num_slots: int, window_s: float) -> Window:
     measure = static_window if case.is_static else continuous_window
     driver = EngineDriver(schedule_anew(parts, policy="static" if case.is_static else "fcfs"))
-    return measure(driver, maker, case.lengths, num_seats, window_s)
+    return measure(driver, maker, case.lengths, num_slots, window_s)
 
 
-def _figure(setting: GpuSetting, case: _Case, window: Window, num_seats: int) -> Result:
+def _figure(setting: GpuSetting, case: _Case, window: Window, num_slots: int) -> Result:
     batch = max(1, round(window.mean_running))
     floor = 1 / setting.floor.seconds_per_output_token(case.lengths, batch)
     overlapped = 1 / setting.floor.overlapped_seconds_per_output_token(case.lengths, batch)
     prompt, output = mean_length(case.lengths)
     notes = [
         f"{window.seconds:.0f} s, {window.num_finished:,} requests of {prompt:,.0f}/{output:,.0f} tokens",
-        f"{window.mean_running:.0f} of {num_seats} seats taken on average",
+        f"{window.mean_running:.0f} of {num_slots} slots taken on average",
         f"overlap floor {overlapped:,.0f}",
     ]
     key = setting.precision.name, case.name
@@ -133,7 +133,7 @@ def _figure(setting: GpuSetting, case: _Case, window: Window, num_seats: int) ->
 
 
 def _case(name: str, *, quick: bool = False) -> _Case:
-    """From its name. Raises: ValueError: it is none."""
+    """Parses the name of a case. Raises: ValueError: it is not a name of a case."""
     workload = name.removesuffix(_STATIC)
     if workload == _SHAREGPT:
         lengths = sample_lengths(SHAREGPT_LIKE)
@@ -160,18 +160,26 @@ def _case_names(text: str) -> Sequence[str]:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpu_arguments(parser)
     parser.add_argument(
-        "--cases", type=_case_names, metavar="NAME,..", help="as 1000/1000,sharegpt:static (default: by precision)"
+        "--cases",
+        type=_case_names,
+        metavar="NAME,..",
+        help="cases, such as 1000/1000,sharegpt:static (default: depends on --precision)",
     )
-    parser.add_argument("--seats", type=positive, default=_NUM_SEATS, help="requests at a time (default: %(default)s)")
+    parser.add_argument("--slots", type=positive, default=_NUM_SLOTS, help="running requests (default: %(default)s)")
+    parser.add_argument("--seats", dest="slots", type=positive, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--window", type=float, default=_WINDOW_S, metavar="S", help="seconds of a window (default: %(default)g)"
+        "--window",
+        type=float,
+        default=_WINDOW_S,
+        metavar="S",
+        help="least length of a window in seconds (default: %(default)g)",
     )
 
 
 BENCHMARK = Benchmark(
     "gpu-mix",
     ("G4", "G5", "G6", "G7"),
-    "on a GPU: tokens/s with full seats, continuous and static, as fractions of the floor",
+    "on a GPU: tokens/s with all slots taken, continuous and static, as fractions of the floor",
     run,
     _add_arguments,
     has_cpu_floors=False,

@@ -1,12 +1,12 @@
-"""What int8 costs in quality, on the bundled demo model.
+"""Quality loss of int8, on the bundled demo model.
 
-Claim: weights of 8 bits per output channel, activations quantised per token and an int8 KV cache leave a model's
-answers about as good as they were.
+Claim: 8-bit weights with a scale per output channel, activations quantised per token and an int8 KV cache keep the
+quality of a model's answers.
 
 Goal: perplexity within 1 % of fp32, with int8 weights and with int8 weights and KV cache.
 
 Method: held-out stories of the demo's generator, none of them trained on. Every token is scored by the engine itself
-(`forced_scores`), so that the texts go through quantised products and cache as any request does. First the fp32
+(`forced_scores`), so that the texts use quantised products and cache as any request does. First the fp32
 engine's loss must be that of `transformers`. Also printed: the error of the logits (all of them at some positions, each
 position's mean taken out, since no probability depends on it) relative to their spread; how often the greedy token is
 the same after the same text; and how far free greedy answers agree before their first difference, up to the end token
@@ -45,14 +45,14 @@ _MODES: dict[str, tuple[Quantization | None, KVCacheDtypeName]] = {
 HELD_OUT_DOCUMENTS = Path(__file__).parent / "held_out_documents.json"
 _EXACT = "fp32"
 _MAX_PERPLEXITY_LOSS_PERCENT = 1.0
-_MAX_LOSS_ERROR = 1e-4  # nats a token between two programs that both compute in fp32
+_MAX_LOSS_ERROR = 1e-4  # nats per token between two fp32 implementations
 _PROMPT_LEN = 16
-_FULL_EVERY = 7  # positions with all their logits: enough, and at no fixed place in a block
+_FULL_EVERY = 7  # of every n-th position all logits; n is coprime to the block size
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """What one mode made of the texts.
+    """Results of one mode.
 
     Attributes:
         scores: every token, with the greedy one.
@@ -113,18 +113,18 @@ def _answer(parts: EngineParts, texts: Sequence[Sequence[int]], num_full: int, a
 
 
 def up_to_end(answer: Sequence[int], end_token_ids: Collection[int]) -> tuple[int, ...]:
-    """The answer to its first end token, that included: what follows was never trained."""
+    """Returns the answer up to and including its first end token; the model was not trained beyond it."""
     ends = [index for index, token_id in enumerate(answer) if token_id in end_token_ids]
     return tuple(answer[: ends[0] + 1] if ends else answer)
 
 
 def _all_logits(scores: Scores, vocab_size: int) -> npt.NDArray[np.float64]:
-    """[positions, vocab_size] from log-probabilities of all tokens, the mean of each position taken out."""
+    """Returns logits [positions, vocab_size] from log-probabilities of all tokens, minus the mean of each position."""
     logits = np.full((len(scores.logprobs), vocab_size), np.nan)
     for row, score in zip(logits, scores.logprobs, strict=True):
         row[list(score.top_ids)] = score.top_values
     if np.isnan(logits).any():
-        raise BenchmarkError("a position does not report the log-probabilities of all tokens")
+        raise BenchmarkError("a position lacks log-probabilities of some tokens")
     centred: npt.NDArray[np.float64] = logits - logits.mean(axis=1, keepdims=True)
     return centred
 
@@ -167,12 +167,12 @@ def _results(name: str, mode: _Answered, exact: _Answered) -> list[Result]:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Tokens before the first difference, or the end of the shorter one."""
+    """Returns the number of tokens before the first difference or the end of the shorter one."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _held_out_texts(count: int) -> list[list[int]]:
-    """Token ids of documents that training never drew; tests/engine/demo compares them with their generator."""
+    """Returns token ids of held-out documents; tests/engine/demo compares them with their generator."""
     import_transformers()  # names the extra to install if `tokenizers` is missing
     from tokenizers import Tokenizer
 
@@ -192,7 +192,7 @@ def _check_loss(loss: float, texts: Sequence[Sequence[int]]) -> None:
         num_tokens += len(text) - 1
     expected = total / num_tokens
     if abs(loss - expected) > _MAX_LOSS_ERROR:
-        raise BenchmarkError(f"fp32 loss is {loss:.6f} nats a token, transformers has {expected:.6f}")
+        raise BenchmarkError(f"fp32 loss is {loss:.6f} nats per token, that of transformers is {expected:.6f}")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

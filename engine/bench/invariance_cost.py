@@ -1,11 +1,11 @@
-"""What `--batch-invariant` costs.
+"""Cost of `--batch-invariant`.
 
-Claim: every element of a product is summed in one order whatever the batch, so there is no slower mode to fall back to.
+Claim: every element of a product is summed in a fixed order in any batch, so batch invariance needs no slower mode.
 
-Goal: none; the cost is measured and printed. Claimed is 1.00, within what two equal contestants differ by.
+Goal: none; the cost is measured and printed. The claim is 1.00, within the difference of two equal variants.
 
 Method: the peers' mixed workload, 64 requests at once, on two engines that differ in the flag only. Both must give the
-same tokens in every round; a third contestant without the flag shows how far equals differ.
+same tokens in every round; a third variant without the flag shows the noise.
 """
 
 import argparse
@@ -26,13 +26,13 @@ _FAST, _INVARIANT, _FAST_AGAIN = "fast", "batch-invariant", "fast again"
 
 
 def run(settings: Settings) -> Outcome:
-    """Serves the workload with and without the flag in turn."""
+    """Serves the workload with and without the flag, alternating."""
     vocab_size = chosen_shape(settings).vocab_size
     workload = mixed_workload(64, vocab_size=vocab_size)
     if settings.quick:
         workload = Workload(tuple(prompt[:24] for prompt in workload.prompts[:8]), (4,) * 8)
 
-    def contestant(batch_invariant: bool) -> Callable[[], Run]:
+    def variant(batch_invariant: bool) -> Callable[[], Run]:
         limits = DEFAULT_STEP_LIMITS["cpu"]
         longest = max(
             len(prompt) + num_tokens for prompt, num_tokens in zip(workload.prompts, workload.max_tokens, strict=True)
@@ -48,7 +48,7 @@ def run(settings: Settings) -> Outcome:
         )
         return lambda: serve_anew(parts, workload)
 
-    fast, invariant = contestant(False), contestant(True)
+    fast, invariant = variant(False), variant(True)
     rounds = alternate_runs({_FAST: fast, _INVARIANT: invariant, _FAST_AGAIN: fast}, settings)
     answers = {name: runs[0].output_ids for name, runs in rounds.runs.items()}
     require_equal_ids("with and without --batch-invariant", answers[_INVARIANT], answers[_FAST])
@@ -59,7 +59,7 @@ def run(settings: Settings) -> Outcome:
         "throughput, fast mode over batch-invariant",
         cost.best,
         "x",
-        note=f"{cost.low:.3f}..{cost.high:.3f}; two equal contestants {noise.low:.3f}..{noise.high:.3f}; "
+        note=f"{cost.low:.3f}..{cost.high:.3f}; two equal variants {noise.low:.3f}..{noise.high:.3f}; "
         f"{workload.num_output_tokens / wall_s.best(_INVARIANT):,.0f} tok/s; {describe(settings)}",
     )
     return Outcome((result,), raw={"wall_s": wall_s.raw})
@@ -69,4 +69,4 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser, shape="135M")
 
 
-BENCHMARK = Benchmark("invariance-cost", (), "what --batch-invariant costs", run, _add_arguments)
+BENCHMARK = Benchmark("invariance-cost", (), "cost of --batch-invariant", run, _add_arguments)

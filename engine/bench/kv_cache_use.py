@@ -1,18 +1,18 @@
-"""C11: how much of the KV cache paging wastes, and how many sequences it admits.
+"""C11: waste of the paged KV cache, and the number of sequences it admits.
 
-Claim: with blocks of 16 tokens only the end of each sequence's last block is empty, and because blocks are taken as
-sequences grow, several times the sequences run that would if each reserved room for the longest answer (PagedAttention,
+Claim: with blocks of 16 tokens only the end of each sequence's last block is empty. Blocks are allocated as sequences
+grow, so several times as many sequences run as with memory reserved for the longest answer (PagedAttention,
 arXiv:2309.06180).
 
 Goal: at most 3 % of the slots held are empty at a mean length of 300 tokens; at least 6 times the sequences of
 reserving to a maximum of 2,048.
 
 Method: the real scheduler and KV cache manager, a cache of 64 x 2,048 tokens, no model. 6,000 requests wait; prompts of
-100 to 380 tokens, answers of 1 to 180, which nobody knows beforehand: each may have 2,048 tokens and ends with an end
-token. The same requests run twice: paged, and with `max_preemptions=0`, under which the scheduler reserves for each
-request all that it may ever need. Once the first generation has gone and while requests still wait, every step counts
-sequences, slots held, and tokens in them. The price of admitting by what is needed now is that some must yield again:
-preemptions are printed, and so is the ratio of steps, which includes them.
+100 to 380 tokens, answers of 1 to 180. The scheduler does not know the lengths: each request may have 2,048 tokens and
+ends with an end token. The same requests run twice: paged, and with `max_preemptions=0`, with which the scheduler
+reserves the maximum of each request. After the first generation of requests and while some still wait, every step
+counts sequences, slots held, and tokens in them. Admitting by present need can cause preemptions: they are printed, and
+so is the ratio of steps, which includes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _END_ID, _TOKEN_ID = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of one request, in tokens."""
+    """Lengths of one request in tokens."""
 
     prompt: int
     output: int
@@ -41,12 +41,12 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """What was in the cache, per step that counts.
+    """Contents of the cache per counted step.
 
     Attributes:
-        num_sequences: that held blocks.
-        num_slots: in their blocks.
-        num_tokens: in these slots.
+        num_sequences: sequences that held blocks.
+        num_slots: slots in their blocks.
+        num_tokens: tokens in these slots.
         num_steps: of the whole run.
         num_preemptions: of the whole run.
     """
@@ -74,7 +74,7 @@ class Occupancy:
 
 
 def run(settings: Settings) -> Outcome:
-    """Runs the requests paged and reserved; counts are exact, so once is enough."""
+    """Runs the requests paged and reserved, once each: the counts are exact."""
     max_len, num_places, num_requests, settle_steps = (256, 8, 200, 20) if settings.quick else (2048, 64, 6000, 180)
     scale = max_len / 2048
     rng = np.random.default_rng(0)
@@ -143,7 +143,7 @@ def occupy(lengths: Sequence[Lengths], *, num_blocks: int, max_len: int, settle_
         num_blocks=num_blocks,
         block_size=_BLOCK_SIZE,
         max_num_seqs=len(lengths),
-        max_num_batched_tokens=num_blocks * _BLOCK_SIZE,  # a prompt never waits for budget: blocks alone decide
+        max_num_batched_tokens=num_blocks * _BLOCK_SIZE,  # prompts never wait for budget; only blocks limit admission
         max_model_len=max_len,
         end_token_ids=frozenset({_END_ID}),
         enable_prefix_caching=False,
@@ -172,7 +172,7 @@ def occupy(lengths: Sequence[Lengths], *, num_blocks: int, max_len: int, settle_
 
 
 def _answer(plan: SchedulerOutput, end_of: Mapping[RequestId, int]) -> ModelRunnerOutput:
-    """Any token for each row, and the end token for one that reaches its end."""
+    """Returns a token for each row, the end token for a row at its end."""
     token_ids = tuple(
         _END_ID if row.num_computed_tokens + row.num_scheduled_tokens + 1 >= end_of[row.request_id] else _TOKEN_ID
         for row in plan.rows

@@ -1,4 +1,4 @@
-"""What this machine is and what it can do: figures are only worth something beside their floors."""
+"""Description of this machine, and its rates (floors) measured on the CPU."""
 
 import math
 import os
@@ -21,18 +21,18 @@ _DISTRIBUTIONS = ("torch", "numba", "numpy", "grpcio", "transformers")
 
 # Far beyond any last-level cache; small enough for a machine with 4 GiB.
 _READ_BYTES = 512 * 2**20
-# Three matrices of fp32 fit a last-level cache: the rate of computing, not of reading.
+# Three fp32 matrices fit into a last-level cache, so that the rate is that of computing, not of reading.
 _MATRIX_SIZE = 1024
 _TURNS = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The hardware and the software.
+    """Hardware and software versions.
 
     Attributes:
-        cpu_flags: of the vector extensions that matter to us, those there are.
-        versions: of Python and the libraries that do the work.
+        cpu_flags: relevant vector extensions that this CPU has.
+        versions: of Python and the relevant libraries.
     """
 
     cpu: str
@@ -43,7 +43,7 @@ class Machine:
 
     @classmethod
     def here(cls, cpuinfo: Path = Path("/proc/cpuinfo")) -> "Machine":
-        """This machine."""
+        """Describes this machine."""
         fields: dict[str, str] = {}
         for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
             name, _, value = line.partition(":")
@@ -64,13 +64,13 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """What the machine did at its best just now, on `threads` threads.
+    """Best rates of the machine, measured on `threads` threads.
 
     Attributes:
-        read_bytes_per_s: reading memory that is in no cache.
-        fp32_flops: multiply-adds of fp32 matrices count two, per second.
+        read_bytes_per_s: reading memory that is not cached.
+        fp32_flops: operations of fp32 matrix products per second; a multiply-add counts two.
         int8_ops: the same of 8-bit integers.
-        matrix_products: by name, the rate of every product that was tried.
+        matrix_products: rate of every measured product, by name.
     """
 
     threads: int
@@ -81,11 +81,11 @@ class Floors:
 
     @classmethod
     def unknown(cls, threads: int) -> "Floors":
-        """Not measured."""
+        """Returns rates that were not measured (NaN)."""
         return cls(threads, math.nan, math.nan, math.nan, {})
 
     def as_json(self) -> dict[str, object]:
-        """As a report holds it."""
+        """Returns the fields for a report."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -96,11 +96,11 @@ class Floors:
 
 
 def measure_floors(threads: int, *, quick: bool = False) -> Floors:
-    """Measures the floors, in about two seconds.
+    """Measures the rates, in about two seconds.
 
     Args:
-        threads: CPU threads, for this and for what follows in this process.
-        quick: sizes that show only that it works, in a few milliseconds.
+        threads: CPU threads, for this measurement and for the rest of the process.
+        quick: use tiny sizes, for a few milliseconds.
     """
     set_num_threads(threads)
     size, turns = (128, 1) if quick else (_MATRIX_SIZE, _TURNS)
@@ -108,8 +108,8 @@ def measure_floors(threads: int, *, quick: bool = False) -> Floors:
     array = torch.ones(num_bytes // 4)
     read_s = best_s(array.sum, turns)
     num_ops = 2 * size**3
-    fp32_ways = {"fp32 ours": our_product(size, threads), **fp32_products(size, size, size)}
-    int8_ways = {"int8 ours": our_product(size, threads, "int8"), **int8_products(size, size, size)}
+    fp32_ways = {"fp32 Chairlift": chairlift_product(size, threads), **fp32_products(size, size, size)}
+    int8_ways = {"int8 Chairlift": chairlift_product(size, threads, "int8"), **int8_products(size, size, size)}
     fp32 = {name: num_ops / best_s(product, turns) for name, product in fp32_ways.items()}
     int8 = {name: num_ops / best_s(product, turns) for name, product in int8_ways.items()}
     return Floors(
@@ -122,7 +122,7 @@ def measure_floors(threads: int, *, quick: bool = False) -> Floors:
 
 
 def fp32_products(rows: int, size_in: int, size_out: int) -> dict[str, Callable[[], object]]:
-    """By name, ways to multiply x [rows, size_in] by a weight matrix: PyTorch's, the last one private and prepacked."""
+    """Returns PyTorch's products of x [rows, size_in] and a weight matrix by name; the last is private, prepacked."""
     x, weight = torch.rand(rows, size_in), torch.rand(size_out, size_in)
     transposed = weight.T.contiguous()
     products: dict[str, Callable[[], object]] = {
@@ -142,7 +142,7 @@ def fp32_products(rows: int, size_in: int, size_out: int) -> dict[str, Callable[
 
 
 def int8_products(rows: int, size_in: int, size_out: int) -> dict[str, Callable[[], object]]:
-    """The same of 8-bit integers: private operations of PyTorch, those that this build and this CPU can run."""
+    """Returns the same for 8-bit integers: private operations of PyTorch that this build and this CPU support."""
     x = torch.randint(-127, 128, (rows, size_in), dtype=torch.int8)
     weight = torch.randint(-127, 128, (size_out, size_in), dtype=torch.int8)
     transposed = weight.T.contiguous()
@@ -162,15 +162,15 @@ def int8_products(rows: int, size_in: int, size_out: int) -> dict[str, Callable[
     return {**products, "int8 onednn": onednn}
 
 
-def our_product(size: int, threads: int, quantization: Quantization | None = None) -> Callable[[], object]:
-    """Our own way to multiply square matrices; in int8 the fp32 input is quantised first."""
+def chairlift_product(size: int, threads: int, quantization: Quantization | None = None) -> Callable[[], object]:
+    """Returns a product of square matrices by Chairlift's kernels; in int8 the fp32 input is quantised first."""
     ops = cpu_ops(quantization=quantization, num_threads=threads)
     x, weights = torch.rand(size, size), ops.pack_linear(torch.rand(size, size), None)
     return lambda: ops.linear(x, weights)
 
 
 def best_s(function: Callable[[], object], turns: int) -> float:
-    """The least seconds of a call, after one that does not count."""
+    """Returns the least seconds of a call, after a warm-up call."""
     function()
     times = []
     for _ in range(turns):
@@ -181,5 +181,5 @@ def best_s(function: Callable[[], object], turns: int) -> float:
 
 
 def load_average() -> float:
-    """Processes that wanted a core in the last minute, ours included: above the cores, figures are too low."""
+    """Returns the load average of the last minute, this process included; above the cores, figures are too low."""
     return os.getloadavg()[0]

@@ -1,15 +1,15 @@
-"""What structured output costs the steps it is in.
+"""Cost of structured output per step.
 
-Claim: masks cost little beside drawing from the logits, and beside a step of even the smallest model next to nothing.
+Claim: masks cost little compared with sampling, and very little compared with a step of even the smallest model.
 
 Goal: none; the cost is measured and printed.
 
-Method: 64 rows at temperature 1, either all free or 32 of them under a JSON schema of medium size (nested objects, an
-array, a pattern, bounds), objects of which follow each other without end; every row draws in every step. "draws" is the
-sampler alone on logits made once: masks computed, tokens drawn, tokens told to the grammars, with the demo model's
+Method: 64 rows at temperature 1, either all free or 32 of them constrained to an endless sequence of objects of a JSON
+schema of medium size (nested objects, an array, a pattern, bounds); every row samples in every step. "draws" is the
+sampler alone on fixed logits: it computes masks, draws tokens and advances the grammars, with the demo model's
 vocabulary and with one of 128,000 tokens grown from it. "steps" are whole steps of the demo model. A sample is the
-mean over the steps of a run (a median would hide the few masks that are slow); contestants take turns. The note says
-how long the masks alone took.
+mean over the steps of a run (a median would hide the few slow masks); variants alternate. The note gives the time of
+the masks alone.
 """
 
 import json
@@ -93,7 +93,7 @@ def _add(
     results: list[Result],
     raw: dict[str, object],
 ) -> None:
-    """One pair of contestants."""
+    """Measures one pair of variants."""
     masks_ms: list[float] = []
     samples: Samples = alternate(
         {_FREE: lambda: measure(0, []), _STRUCTURED: lambda: measure(_NUM_STRUCTURED, masks_ms)},
@@ -122,7 +122,7 @@ class _Draws:
         self._logits = [3.0 * torch.randn(_NUM_ROWS, vocab_size, generator=generator) for _ in range(4)]
 
     def run(self, num_structured: int, masks_ms: list[float]) -> float:
-        """Milliseconds per step; what the masks took in each run is appended."""
+        """Returns milliseconds per step; appends the time of the masks in each run."""
         masks = RowMasks(max_num_seqs=_NUM_ROWS, vocab_size=self._vocab_size, stream=InlineStream())
         constraints = [_endless(self._vocab_size, self._matcher) for _ in range(num_structured)]
         masking_s = 0.0
@@ -145,7 +145,7 @@ _request_ids = count(1)
 
 
 def _steps(parts: EngineParts, matcher: GrammarMatcher, num_steps: int, num_structured: int, _: list[float]) -> float:
-    """Milliseconds per step of an engine in which every row draws."""
+    """Returns milliseconds per step of an engine in which every row samples."""
     params = SamplingParams(seed=0, max_tokens=num_steps + 2, ignore_eos=True)
     for row in range(_NUM_ROWS):
         constraint = _endless(parts.info.vocab_size, matcher) if row < num_structured else None
@@ -169,7 +169,7 @@ def _endless(vocab_size: int, matcher: GrammarMatcher) -> Constraint:
 
 
 def grown_tokenizer(tokenizer_json: bytes, vocab_size: int) -> bytes:
-    """A byte-level BPE tokenizer with more tokens: words of the first one, letter by letter longer."""
+    """Returns a byte-level BPE tokenizer with more tokens: words of the first one, extended letter by letter."""
     tokenizer = json.loads(tokenizer_json)
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
     words = [token for token in vocabulary if token.isascii() and token.isalpha()]
@@ -212,4 +212,4 @@ def _sampling_batch(step: int, masks: TokenMasks | None) -> SamplingBatch:
     )
 
 
-BENCHMARK = Benchmark("masks", (), "what structured output costs the steps it is in", run, has_cpu_floors=False)
+BENCHMARK = Benchmark("masks", (), "cost of structured output per step", run, has_cpu_floors=False)

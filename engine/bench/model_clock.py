@@ -1,6 +1,6 @@
-"""How much of a step is the model: a clock around the compiled step, from the batch's tensors to its logits.
+"""Times the model in each step: the compiled step, from the batch's tensors to its logits.
 
-What is left of a step is ours: planning it, packing the batch, sampling, keeping the books.
+The rest of a step is scheduling, packing the batch, sampling and KV cache accounting.
 """
 
 import contextlib
@@ -16,19 +16,19 @@ from kernels.metadata import StepInputs
 
 
 class ModelClock:
-    """Notes how long each of the model's steps takes."""
+    """Records the duration of each step of the model."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
 
     def take(self) -> list[float]:
-        """Seconds of every step since the last call."""
+        """Returns the seconds of every step since the last call."""
         seconds, self._seconds = self._seconds, []
         return seconds
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Engines built meanwhile have this clock around their model, for ever."""
+        """Attaches this clock to engines built inside the block, for their lifetime."""
         compile_step = CpuOps.compile_step
 
         def compile_timed(ops: CpuOps, step: Step, largest: StepInputs, decode_sizes: Sequence[int]) -> Step:

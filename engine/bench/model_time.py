@@ -1,8 +1,8 @@
-"""The time a decode step cannot beat, from the model's shape and what the machine did in the same run.
+"""Lower bound of the time of a decode step, from the model's shape and the rates measured in the same run.
 
     t = max(weight bytes / bandwidth, 2 * weights * rows / operations per second) + KV bytes / bandwidth
 
-One operation after the other, each perfect; norms, rotations, sampling and everything around the model cost nothing.
+Assumes perfect operations in sequence; norms, rotations, sampling and everything around the model are free.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class DecodeTime:
     ops_per_s: float
 
     def seconds(self, num_rows: int, context: int) -> float:
-        """A step of this many rows, each with `context` tokens in the cache."""
+        """Returns the seconds of a step of num_rows rows, each with `context` tokens in the cache."""
         num_weights = self.shape.num_body_weights + self.shape.num_head_weights
         weights_s = num_weights * self.weight_bytes / self.read_bytes_per_s
         products_s = 2 * num_weights * num_rows / self.ops_per_s
@@ -40,12 +40,12 @@ class DecodeTime:
 
 
 def peak_ops_per_s(floors: Floors, quantization: str) -> float:
-    """The machine's best rate on large matrices, of 8-bit integers ("int8") or fp32 ("none")."""
+    """Returns the best rate on large matrices, of 8-bit integers ("int8") or fp32 ("none")."""
     return floors.int8_ops if quantization == "int8" else floors.fp32_flops
 
 
 def library_ops_per_s(quantization: str, num_rows: int, shape: Shape) -> float:
-    """The best rate that PyTorch reaches with as few rows as a decode step has, on matrices of an MLP's size."""
+    """Returns PyTorch's best rate with num_rows rows, on matrices of the size of an MLP."""
     products = int8_products if quantization == "int8" else fp32_products
     size_in, size_out = shape.hidden_size, 2 * shape.intermediate_size
     num_ops = 2 * num_rows * size_in * size_out

@@ -1,14 +1,14 @@
-"""C7: decoding rows that ride along with a chunk of a prompt.
+"""C7: decoding rows in the step of a prompt chunk.
 
-Claim: a step that has a prompt's chunk to compute takes a few decoding rows along almost for nothing (Sarathi-Serve,
-OSDI'24, Table 2): the weights have been read anyway.
+Claim: a few decoding rows add almost no time to a step that computes a prompt chunk (Sarathi-Serve, OSDI'24, Table 2),
+because the weights are read anyway.
 
 Goal: a step of a chunk of 256 and 8 decodes at a context of 256 takes at most 1.10x a step of the chunk alone.
 
-Method: a prompt of four chunks and one more token, once on the idle engine, once arriving when 8 requests with 256
-tokens of context decode. The seconds of the four steps that hold a full chunk are compared, so that both sides attend
-to the same prefixes. One loaded model serves both; the prompt's answer must be the same. The limit counts the
-operations of the matrices only: a chunk's tokens need the body, the decodes the body and the output head.
+Method: a prompt of four chunks and one more token, once on an idle engine and once while 8 requests with 256 tokens of
+context decode. The seconds of the four steps with a full chunk are compared, so that both sides attend to the same
+prefixes. One loaded model serves both; the prompt's answer must be the same. The floor counts matrix operations only:
+a chunk's tokens need the body, the decodes the body and the output head.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _PROMPT_OUTPUT_TOKENS = 4
 
 
 def run(settings: Settings) -> Outcome:
-    """Serves the prompt with and without company in turn."""
+    """Serves the prompt with and without decoding requests, alternating."""
     chunk, context = (16, 24) if settings.quick else (256, 256)
     budget = chunk + _NUM_STREAMS
     arrival_step = -(-_NUM_STREAMS * context // budget) + 4
@@ -80,7 +80,7 @@ def run(settings: Settings) -> Outcome:
 
 
 def seconds_of_chunks(run: Run, chunk: int) -> float:
-    """Seconds of the steps that hold a full chunk of the prompt, which is the last request."""
+    """Returns the seconds of the steps with a full chunk of the prompt, which is the last request."""
     num_companions = len(run.output_ids) - 1
     start = next(i for i, step in enumerate(run.steps) if step.ended_s > run.arrivals_s[-1])
     steps = run.steps[start : start + _NUM_CHUNKS]
@@ -97,4 +97,4 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser, quantization="int8")
 
 
-BENCHMARK = Benchmark("piggyback", ("C7",), "decodes that ride along with a prompt's chunk", run, _add_arguments)
+BENCHMARK = Benchmark("piggyback", ("C7",), "decoding rows in the step of a prompt chunk", run, _add_arguments)

@@ -1,13 +1,13 @@
-"""C9: what the prefix cache costs those who never find anything in it.
+"""C9: cost of the prefix cache without hits.
 
-Claim: hashing blocks and keeping an index of them is too cheap to notice, so that the cache can be on by default.
+Claim: hashing and indexing blocks is cheap enough for the cache to be on by default.
 
 Goal: at most 1 % of the throughput lost at 0 % hits, over 256 requests.
 
-Method: the same 256 prompts, no two of which share a block, with the cache on and off; every run begins with an empty
-cache. Both sides compute the same batches on one loaded model and must give the same tokens, so the only difference is
-the scheduler's own work. That is measured directly too: the seconds outside the runner, on minus off, as a share of the
-wall clock. It is far steadier than the ratio of two wall clocks.
+Method: the same 256 prompts, no two of which share a block, with the cache on and off; every run starts with an empty
+cache. Both sides compute the same batches on one loaded model and must give the same tokens, so only the scheduler's
+work differs. That is also measured directly: the seconds outside the runner, on minus off, as a share of the wall
+clock, which is far less noisy than the ratio of two wall clocks.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _OUTPUT_LENS = (8, 24)
 
 
 def run(settings: Settings) -> Outcome:
-    """Serves the workload with the cache on and off in turn."""
+    """Serves the workload with the cache on and off, alternating."""
     num_requests = 12 if settings.quick else settings.options.requests
     limits = DEFAULT_STEP_LIMITS["cpu"]
     parts = engine(
@@ -47,7 +47,7 @@ def run(settings: Settings) -> Outcome:
     )
     block_size = parts.info.block_size
     if len({prompt[:block_size] for prompt in workload.prompts}) != num_requests:
-        raise BenchmarkError("two prompts share their first block: there would be hits")
+        raise BenchmarkError("two prompts share their first block, which would be a prefix cache hit")
     rounds = alternate_runs(
         {
             "on": lambda: serve_anew(parts, workload, enable_prefix_caching=True),
@@ -91,9 +91,7 @@ def _seconds_outside(run: Run) -> float:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser, quantization="int8")
-    parser.add_argument("--requests", type=int, default=256, help="default: 256")
+    parser.add_argument("--requests", type=int, default=256, help="requests per run (default: 256)")
 
 
-BENCHMARK = Benchmark(
-    "prefix-cache-cost", ("C9",), "the prefix cache on and off when nothing is found", run, _add_arguments
-)
+BENCHMARK = Benchmark("prefix-cache-cost", ("C9",), "cost of the prefix cache without hits", run, _add_arguments)

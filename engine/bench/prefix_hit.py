@@ -1,13 +1,13 @@
-"""C8: the first token of a prompt whose beginning has been computed before.
+"""C8: first token of a prompt with a cached prefix.
 
-Claim: a prompt that shares 1,024 tokens with an earlier one costs no more than its own 32 (prefix caching, as in
+Claim: a prompt that shares 1,024 tokens with an earlier one costs no more than its other 32 (prefix caching, as in
 RadixAttention, arXiv:2312.07104, and vLLM).
 
 Goal: TTFT at least 12x lower.
 
 Method: "cold" is a prompt of 1,024 + 32 tokens on an idle engine with an empty prefix cache. "Warm" is the same prompt
 on an engine that has just answered one with the same 1,024 and 32 others. 16 output tokens each, which must be the
-same; the warm one must have found 1,024 tokens. The limit counts tokens.
+same; the warm one must find 1,024 tokens. The floor counts tokens.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _NUM_UNIQUE = 32
 
 
 def run(settings: Settings) -> Outcome:
-    """Serves the prompt to a cold and to a warm cache in turn."""
+    """Serves the prompt with a cold and with a warm cache, alternating."""
     num_shared = 64 if settings.quick else 1024
     prompt_len = num_shared + _NUM_UNIQUE
     parts = engine(
@@ -53,7 +53,7 @@ def run(settings: Settings) -> Outcome:
             run = serve(scheduled, [shared + own], [_NUM_OUTPUT_TOKENS])
             hits = scheduled.scheduler.stats().prefix_cache_hits_total
             if hits != num_hits:
-                raise BenchmarkError(f"{hits} tokens were found in the prefix cache, {num_hits} were there")
+                raise BenchmarkError(f"{hits} tokens were found in the prefix cache, expected {num_hits}")
             forget_requests(scheduled)
             return run
 

@@ -1,15 +1,15 @@
-"""C16: what a step costs besides the model: the scheduler and the packing of its batch.
+"""C16: overhead of a step outside the model: the scheduler and the packing of its batch.
 
-Claim: planning a step, packing its tensors and taking in its tokens is small beside any model, with many requests
-running and many of them coming and going.
+Claim: planning a step, packing its tensors and processing its tokens takes little time compared with any model, with
+many running requests and high churn.
 
 Goal: with 256 running and 20 % churn, at most 0.5 ms per step.
 
 Method: the real scheduler with prefix caching, request state and batch builder, which packs sampling parameters too; no
 model, every row gets a token at once. Churn of 20 % means that a fifth of the requests ends in every step and as many
-new ones, with prompts of 32 tokens, are admitted in the next; without churn all have a context of 256 tokens and go on.
-A sample is the median time of a step, from adding the new requests to the outputs; sizes take turns. The note says
-where the time went.
+new ones, with prompts of 32 tokens, are admitted in the next; without churn all have a context of 256 tokens and
+continue. A sample is the median time of a step, from adding the new requests to the outputs; sizes alternate. The note
+gives the parts.
 """
 
 import time
@@ -57,7 +57,7 @@ class StepTimes(NamedTuple):
 
 
 class PackingRunner:
-    """Does all that the real runner does before the model, and gives every sampling row the same token."""
+    """Does the work of the real runner before the model, and gives every sampling row the same token."""
 
     def __init__(self, num_running: int, num_step_tokens: int) -> None:
         sampling = SamplingState(max_num_seqs=num_running, vocab_size=_VOCAB_SIZE, end_token_ids=frozenset())
@@ -90,11 +90,11 @@ def run(settings: Settings) -> Outcome:
     num_steps = 12 if settings.quick else 200
     sizes = (1, 8) if settings.quick else _SIZES
     times: dict[str, list[StepTimes]] = {}
-    contestants: dict[str, Callable[[], float]] = {}
+    variants: dict[str, Callable[[], float]] = {}
     for size in sizes:
         for churn in (True, False):
-            contestants[_name(size, churn=churn)] = partial(_measure, size, num_steps, churn, times)
-    samples = alternate(contestants, rounds=settings.rounds, progress=settings.progress)
+            variants[_name(size, churn=churn)] = partial(_measure, size, num_steps, churn, times)
+    samples = alternate(variants, rounds=settings.rounds, progress=settings.progress)
     times = {name: rounds[-settings.rounds :] for name, rounds in times.items()}  # without the warm-up
     results = [
         Result(
@@ -106,7 +106,7 @@ def run(settings: Settings) -> Outcome:
             direction="at most",
             note=str(min(times[name])),
         )
-        for name in contestants
+        for name in variants
     ]
     return Outcome(tuple(results), raw={"median_step_ms": samples.raw, "parts_ms": times})
 
@@ -122,12 +122,12 @@ def _measure(num_running: int, num_steps: int, churn: bool, times: dict[str, lis
 
 
 def median_step(num_running: int, num_steps: int, *, churn: bool) -> StepTimes:
-    """The medians over steps.
+    """Returns medians over steps.
 
     Args:
-        num_running: requests at once.
-        num_steps: steps that count; as many steps as a request lives come before.
-        churn: a fifth of the requests ends with every step, and others take their place.
+        num_running: running requests.
+        num_steps: measured steps, after as many steps as a request lives.
+        churn: whether a fifth of the requests ends in every step and is replaced.
     """
     prompt_len = _CHURN_PROMPT if churn else _STEADY_PROMPT
     num_step_tokens = num_running * prompt_len

@@ -1,11 +1,11 @@
-"""Where a step goes: the time of each kind of instruction, by size of step.
+"""Profile of a step: the time of each kind of instruction, by size of step.
 
-Claim: none to meet; this says where the next gain is.
+Claim: none; the profile shows where to optimise next.
 
 Method: the mixed workload of the peers' comparison, served twice, the second time counted. A step is a recorded
-program, and every instruction leaves the time at which it ended: the difference between neighbours is what an
-instruction took, waiting for the other threads included. What of a step lies outside its program (packing, sampling,
-scheduling) is a part of its own. Steps are grouped by their number of tokens; parts are means over a group's steps.
+program, and every instruction records the time at which it ended: the difference between neighbours is the duration of
+an instruction, including the wait for other threads. Time outside the program (packing, sampling, scheduling) is a
+separate part. Steps are grouped by their number of tokens; parts are means over a group's steps.
 `--draw` draws the groups as bars.
 """
 
@@ -62,19 +62,19 @@ class Group:
 
 
 class ProgramClock:
-    """Notes what each part of every program took."""
+    """Records the duration of each part of every program."""
 
     def __init__(self) -> None:
         self._seconds: list[dict[str, float]] = []
 
     def take(self) -> list[dict[str, float]]:
-        """Seconds by part of every program since the last call."""
+        """Returns the seconds of every program since the last call, by part."""
         seconds, self._seconds = self._seconds, []
         return seconds
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Programs that run meanwhile are noted."""
+        """Records programs that run inside the block."""
         run = WorkerPool.run
 
         def run_noted(pool: WorkerPool, program: Program) -> None:
@@ -86,7 +86,7 @@ class ProgramClock:
 
 
 def part_seconds(opcodes: "npt.NDArray[np.int64]", seconds: "npt.NDArray[np.float64]") -> dict[str, float]:
-    """Adds up a program's instructions by part.
+    """Sums a program's instructions by part.
 
     Args:
         opcodes, seconds: [instructions].
@@ -95,7 +95,7 @@ def part_seconds(opcodes: "npt.NDArray[np.int64]", seconds: "npt.NDArray[np.floa
 
 
 def grouped(num_tokens: Sequence[int], parts: Sequence[dict[str, float]]) -> list[Group]:
-    """Groups steps by their tokens, largest steps first; groups without steps are left out."""
+    """Groups steps by their tokens, largest first; omits empty groups."""
     index = np.searchsorted(_LARGEST, num_tokens)
     groups = []
     for number in reversed(range(len(_LARGEST) + 1)):
@@ -113,7 +113,7 @@ def _group_name(number: int) -> str:
 
 
 def run(settings: Settings) -> Outcome:
-    """Serves the workload and divides its steps."""
+    """Serves the workload and profiles its steps."""
     limits = DEFAULT_STEP_LIMITS["cpu"]
     workload = mixed_workload(8 if settings.quick else 64, vocab_size=chosen_shape(settings).vocab_size)
     parts = engine(
@@ -161,7 +161,7 @@ def draw(groups: Sequence[Group], title: str, path: Path) -> None:
         groups: from top to bottom.
         title: above the bars.
         path: .svg or .png; overwritten.
-    Raises: BenchmarkError: matplotlib is missing, or knows no such kind of file.
+    Raises: BenchmarkError: matplotlib is missing or does not support the file type.
     """
     try:
         from matplotlib import rc_context
@@ -192,9 +192,9 @@ def draw(groups: Sequence[Group], title: str, path: Path) -> None:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser, shape="135M")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw the profile: a .svg or .png file")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="also draw the profile to this .svg or .png file")
 
 
 BENCHMARK = Benchmark(
-    "step-profile", (), "where a step goes: time by kind of instruction and size of step", run, _add_arguments
+    "step-profile", (), "profile of a step: time by kind of instruction and size of step", run, _add_arguments
 )

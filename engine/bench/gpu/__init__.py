@@ -1,5 +1,5 @@
-"""What the benchmarks on a GPU share: the engine in this process, lengths, windows of steady state, profiles, the load
-generator as a process, and their common flags.
+"""Shared parts of the benchmarks on a GPU: an engine in this process, lengths, steady-state windows, profiles, the load
+generator as a process, and common flags.
 
-They all run on a CPU too, with `--device cpu --quick`: that rehearses every line and measures nothing.
+With `--device cpu --quick` they run on a CPU, which tests them and measures nothing.
 """

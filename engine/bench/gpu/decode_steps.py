@@ -1,4 +1,4 @@
-"""Steps of one kind, timed from one delivery to the next: batches in which every request decodes, and prefill steps."""
+"""Times decode-only steps and prefill steps, from one delivery to the next."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,17 +8,17 @@ from engine.bench.floor import Length
 from engine.bench.gpu.driver import GREEDY, Delivery, EngineDriver, RequestMaker
 from engine.core.request import RequestId, SamplingParams
 
-_SETTLE = 8  # steps after the last prompt, until those in flight are all decodes
+_SETTLE = 8  # steps after the last prompt, until all steps in flight are decodes
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePoint:
-    """A batch in which all decode.
+    """A decode-only batch.
 
     Attributes:
-        batch: requests.
-        context: tokens of each, about, in the middle of what is timed.
-        num_steps: that are timed.
+        batch: number of requests.
+        context: approximate tokens of each in the middle of the timed steps.
+        num_steps: timed steps.
     """
 
     batch: int
@@ -26,7 +26,7 @@ class DecodePoint:
     num_steps: int
 
     def length(self, max_num_batched_tokens: int) -> Length:
-        """Prompt and answer that put the requests there: the first of them decode while the last are still prompts."""
+        """Lengths that reach this point: the first requests decode while the last are still in prefill."""
         num_prefill_steps = -(-self.batch * self.context // max_num_batched_tokens)
         ahead = num_prefill_steps // 2 + _SETTLE + self.num_steps // 2
         return Length(max(1, self.context - ahead), 2 * num_prefill_steps + 2 * _SETTLE + self.num_steps)
@@ -34,11 +34,11 @@ class DecodePoint:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """What was timed.
+    """Timed steps.
 
     Attributes:
         step_s: seconds from each delivery to the next.
-        mean_context: tokens per request in the middle of it.
+        mean_context: tokens per request in the middle of the steps.
     """
 
     step_s: tuple[float, ...]
@@ -46,14 +46,14 @@ class DecodeSteps:
 
 
 class Decoding:
-    """A batch that decodes, for the length of a `with` block.
+    """A decoding batch, as a context manager.
 
     Args:
-        driver: of a scheduler with room for it and nothing else to do.
-        maker: of its requests.
+        driver: driver of an idle scheduler with enough capacity.
+        maker: makes the requests.
         point: the batch.
-        max_num_batched_tokens: of the engine's steps.
-        params: how to sample.
+        max_num_batched_tokens: token budget of the engine's steps.
+        params: sampling parameters.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Decoding:
         self._driver.finish()
 
     def steps(self, num_steps: int) -> DecodeSteps:
-        """Times so many steps.
+        """Times num_steps steps.
 
-        Raises: BenchmarkError: in one of them not every request got a token.
+        Raises: BenchmarkError: a request got no token in one of them.
         """
         deliveries: list[Delivery] = []
         contexts = []
@@ -109,16 +109,17 @@ class Decoding:
 
 
 def prefill_seconds(driver: EngineDriver, maker: RequestMaker, prompt_len: int, num_prompts: int) -> float:
-    """Seconds from the first delivery to the last of prompts that come at once and answer with one token: every step
-    in between is full.
+    """Times prompts with one output token that arrive at once, from the first delivery to the last.
+
+    All steps in between are full.
 
     Args:
-        driver: as of `Decoding`.
-        maker: of the requests.
+        driver: as in `Decoding`.
+        maker: makes the requests.
         prompt_len: tokens of each prompt.
-        num_prompts: of which those of the first step are not timed.
+        num_prompts: number of prompts; those of the first step are not timed.
     Returns: seconds per prompt.
-    Raises: BenchmarkError: all were done in one step.
+    Raises: BenchmarkError: all prompts were computed in one step.
     """
     driver.submit([maker.make(Length(prompt_len, 1)) for _ in range(num_prompts)])
     deliveries: list[Delivery] = []
@@ -127,5 +128,7 @@ def prefill_seconds(driver: EngineDriver, maker: RequestMaker, prompt_len: int, 
     driver.finish()
     num_timed = sum(len(delivery.outputs) for delivery in deliveries[1:])
     if not num_timed:
-        raise BenchmarkError(f"{num_prompts} prompts of {prompt_len} tokens were one step: nothing to time")
+        raise BenchmarkError(
+            f"{num_prompts} prompts of {prompt_len} tokens were computed in one step, at least two are required"
+        )
     return (deliveries[-1].ended_s - deliveries[0].ended_s) / num_timed

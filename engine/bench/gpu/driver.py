@@ -1,5 +1,5 @@
-"""The engine's own step loop, turned by hand in this process: no threads, no sockets, as many steps in flight as the
-engine has.
+"""The engine's step loop, driven in this process without threads and sockets, with as many steps in flight as in the
+engine.
 """
 
 import itertools
@@ -20,18 +20,18 @@ from engine.interfaces import AdmissionReport, Cancel, Inbox, Report, StepReport
 from engine.step_loop import StepLoop
 
 _SESSION = "bench"
-_request_ids = itertools.count(1 << 32)  # a runner never sees one twice, whoever schedules
+_request_ids = itertools.count(1 << 32)  # unique for the runner over all schedulers
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
 class Delivery(NamedTuple):
-    """What one step yielded.
+    """Results of one step.
 
     Attributes:
-        ended_s: `time.perf_counter` when its outputs were there.
-        outputs: news of requests.
-        num_tokens: of the step.
-        num_running: requests that held blocks in it.
+        ended_s: `time.perf_counter` at its outputs.
+        outputs: outputs of requests.
+        num_tokens: tokens of the step.
+        num_running: running requests.
     """
 
     ended_s: float
@@ -41,14 +41,14 @@ class Delivery(NamedTuple):
 
 
 class EngineDriver:
-    """Requests in, deliveries out, one turn of the loop at a time.
+    """Submits requests and yields deliveries, one iteration of the loop at a time.
 
     Attributes:
-        num_open: requests submitted and not completed.
+        num_open: submitted requests that are not completed.
     """
 
     def __init__(self, scheduled: Scheduled) -> None:
-        """Takes a scheduler that nobody else uses, with the engine's runner."""
+        """Takes a scheduler for exclusive use, with the engine's runner."""
         self._scheduled = scheduled
         self._inbox = Inbox()
         self._loop = StepLoop(scheduled.scheduler, scheduled.runner, self._inbox, self._take)
@@ -62,32 +62,32 @@ class EngineDriver:
         return len(self._open)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues requests for the next turn."""
+        """Queues requests for the next iteration."""
         self._open.update(request.request_id for request in requests)
         self._inbox.put(Submit(_SESSION, next(self._commands), tuple(requests)))
 
     def turn(self) -> list[Delivery]:
-        """One turn of the loop -> what came of it: nothing while the first steps are on their way.
+        """Runs one iteration and returns its deliveries: none while the first steps are in flight.
 
-        Raises: BenchmarkError: a request was refused or failed.
+        Raises: BenchmarkError: a request was rejected or failed.
         """
         self._deliveries = []
         self._loop.turn()
         return self._deliveries
 
     def finish(self) -> None:
-        """Cancels what is open, lets the steps in flight end, and has the runner forget all requests."""
+        """Cancels open requests, collects the steps in flight, and makes the runner forget all requests."""
         if self._open:
             self._inbox.put(Cancel(_SESSION, next(self._commands), tuple(self._open), EndReason.CANCELLED))
         while self._open or self._scheduled.scheduler.has_work():
             self._loop.turn()
         self._inbox.wake()
-        self._loop.turn()  # with nothing to launch it collects whatever is in flight
+        self._loop.turn()  # with nothing to launch it collects the steps in flight
         forget_requests(self._scheduled)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, AdmissionReport) and report.rejected:
-            raise BenchmarkError(f"the engine refused a request: {report.rejected[0][1]}")
+            raise BenchmarkError(f"the engine rejected a request: {report.rejected[0][1]}")
         if not isinstance(report, StepReport):
             return
         snapshot = report.snapshot
@@ -105,18 +105,18 @@ class EngineDriver:
 
 
 def new_request(prompt_ids: tuple[int, ...], max_tokens: int, params: SamplingParams = GREEDY) -> Request:
-    """A request that nobody has made before, whose answer has exactly this length; its id is its seed."""
+    """Makes a request with a unique id, which is also its seed, and an answer of exactly this length."""
     request_id = RequestId(next(_request_ids))
     own = replace(params, seed=int(request_id), max_tokens=max_tokens, ignore_eos=True)
     return Request(request_id, prompt_ids, own, arrival_s=time.monotonic())
 
 
 class RequestMaker:
-    """Requests with random prompts.
+    """Makes requests with random prompts.
 
     Args:
         vocab_size: ids are drawn from 1 to below it: 0 may be an end token.
-        seed: of the ids.
+        seed: random seed of the ids.
     """
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
@@ -124,6 +124,6 @@ class RequestMaker:
         self._random = np.random.default_rng(seed)
 
     def make(self, length: Length, params: SamplingParams = GREEDY) -> Request:
-        """A request of these lengths."""
+        """Makes a request of these lengths."""
         prompt = self._random.integers(1, self._vocab_size, length.prompt)
         return new_request(tuple(prompt.tolist()), length.output, params)

@@ -1,7 +1,7 @@
-"""What a profile says of a GPU's idle time: the time in which no kernel and no copy ran.
+"""Idle time of a GPU from a profile: the time without a kernel or copy.
 
-The gaps between the kernels of one step belong to the step; those between steps are the host's fault. Between N steps
-lie N - 1 gaps, and these are taken to be the N - 1 largest: a gap inside a recorded graph lasts a microsecond.
+Gaps between the kernels of a step are part of the step; gaps between steps are caused by the host. N steps have N - 1
+gaps between them, taken to be the N - 1 largest: a gap inside a recorded graph lasts a microsecond.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """Something that ran on the device, in microseconds of one clock."""
+    """A kernel or copy on the device, in microseconds of one clock."""
 
     start_us: float
     end_us: float
@@ -19,9 +19,9 @@ class Idle(NamedTuple):
     """Shares of the time from the first kernel to the last.
 
     Attributes:
-        span_us: that time.
-        between_steps: of the gaps between steps.
-        total: of all gaps.
+        span_us: the time from the first kernel to the last.
+        between_steps: share of the gaps between steps.
+        total: share of all gaps.
     """
 
     span_us: float
@@ -30,11 +30,11 @@ class Idle(NamedTuple):
 
 
 def idle_shares(intervals: Iterable[Interval], num_steps: int) -> Idle:
-    """Adds up the gaps.
+    """Sums the gaps.
 
     Args:
         intervals: in any order; they may overlap.
-        num_steps: how many steps they are of, at least 1.
+        num_steps: number of steps in them, at least 1.
     Raises: ValueError: there are none.
     """
     ordered = sorted(intervals)

@@ -1,6 +1,6 @@
-"""Lengths of prompts and answers: fixed pairs, and samples as spread as those of public traces.
+"""Lengths of prompts and answers: fixed pairs, and samples with the spread of public traces.
 
-Pure. Samples are our own, log-normal, cut and scaled to the traces' means: `--trace` plays a real one.
+Pure. Samples are log-normal, clipped and scaled to the means of the traces; `--trace` uses a real one.
 """
 
 import csv
@@ -22,9 +22,9 @@ class Spread(NamedTuple):
     """A log-normal distribution of whole tokens.
 
     Attributes:
-        mean: of the sample, after cutting.
-        sigma: deviation of the logarithm before it.
-        most: the longest.
+        mean: mean of the sample, after clipping.
+        sigma: standard deviation of the logarithm before clipping.
+        most: longest length.
     """
 
     mean: float
@@ -32,10 +32,10 @@ class Spread(NamedTuple):
     most: int
 
     def sample(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """[count] lengths from 1 to `most`, whose mean is `mean` within half a token."""
+        """Draws [count] lengths from 1 to `most` whose mean is `mean` within half a token."""
         drawn = random.lognormal(0.0, self.sigma, count)
         low, high = 0.0, 64.0 * self.mean
-        for _ in range(64):  # cutting moves the mean: find the factor that brings it back
+        for _ in range(64):  # clipping changes the mean: find the factor that restores it
             factor = (low + high) / 2
             lengths = np.clip(np.rint(factor * drawn), 1, self.most)
             low, high = (factor, high) if lengths.mean() < self.mean else (low, factor)
@@ -52,21 +52,21 @@ samples' medians are about 880 and 135.
 
 
 def sample_lengths(spreads: tuple[Spread, Spread], count: int = _SAMPLE, *, seed: int = 0) -> tuple[Length, ...]:
-    """Prompts and answers, drawn apart from each other."""
+    """Draws prompts and answers independently."""
     random = np.random.default_rng(seed)
     prompts, outputs = (spread.sample(count, random) for spread in spreads)
     return tuple(map(Length, prompts.tolist(), outputs.tolist()))
 
 
 def scaled(lengths: Sequence[Length], factor: float) -> tuple[Length, ...]:
-    """Every length times a factor, at least 1: the same shape for a small model."""
+    """Scales every length, to at least 1, for a small model."""
     return tuple(Length(*(max(1, round(factor * tokens)) for tokens in length)) for length in lengths)
 
 
 def trace_lengths(path: Path) -> tuple[Length, ...]:
-    """The lengths in a trace of Azure's form (`ContextTokens`, `GeneratedTokens`), plain or gzipped.
+    """Reads the lengths of a trace in Azure's format (`ContextTokens`, `GeneratedTokens`), plain or gzipped.
 
-    Raises: ValueError: it has no such columns, or a length below 1.
+    Raises: ValueError: a column is missing, or a length is below 1.
     """
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         rows = csv.DictReader(file)
@@ -80,8 +80,8 @@ def trace_lengths(path: Path) -> tuple[Length, ...]:
 
 
 def in_progress(lengths: Sequence[Length], count: int, *, seed: int = 0) -> tuple[Length, ...]:
-    """Requests as a snapshot of a server that has run for ever would find them: long answers more often, each at a
-    random point of its answer. What it has generated counts as prompt.
+    """Returns a snapshot of running requests in steady state: long answers are more frequent, each at a random point of
+    its answer. Tokens generated so far count as prompt.
     """
     random = np.random.default_rng(seed)
     outputs = np.array([length.output for length in lengths], dtype=np.float64)
@@ -95,5 +95,5 @@ def in_progress(lengths: Sequence[Length], count: int, *, seed: int = 0) -> tupl
 
 
 def mean_length(lengths: Sequence[Length]) -> tuple[float, float]:
-    """Of prompts and of answers."""
+    """Returns the mean length of prompts and of answers."""
     return sum(p for p, _ in lengths) / len(lengths), sum(o for _, o in lengths) / len(lengths)

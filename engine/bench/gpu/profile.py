@@ -1,4 +1,4 @@
-"""Records what ran on the GPU meanwhile, with PyTorch's profiler."""
+"""Records kernels and copies on the GPU with PyTorch's profiler."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from engine.bench.gpu.idle import Interval
 
 
 def device_intervals(work: Callable[[], object]) -> list[Interval]:
-    """Kernels and copies that ran on a GPU while `work` did; it must not leave any running."""
+    """Returns the kernels and copies that ran on a GPU during `work`, which must wait for all of them."""
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         work()
         torch.cuda.synchronize()

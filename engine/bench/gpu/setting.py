@@ -1,4 +1,4 @@
-"""What a benchmark on a GPU starts from: the device, its rates just now, the model's folder and its floor."""
+"""Setting of a benchmark on a GPU: the device, its measured rates, the model's folder and its floor."""
 
 import argparse
 import gc
@@ -19,40 +19,51 @@ from kernels.bench.ceilings import Ceilings, dtype_name, measure_ceilings
 from kernels.bench.device import BenchDevice, describe_device, open_device
 from kernels.bench.journal import Journal
 
-DEFAULT_SHAPE, REHEARSED_SHAPE = "llama-3.1-8b", "tiny"
+DEFAULT_SHAPE, CPU_SHAPE = "llama-3.1-8b", "tiny"
 STAGE_BUDGET_S = 530.0
 _BLOCK_SIZE = 16
 
 
 def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that all of them have."""
+    """Adds the flags that all of these benchmarks have."""
     group = parser.add_argument_group("GPU")
-    group.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal, with --quick")
     group.add_argument(
-        "--shape", choices=model_names(), help=f"model (default: {DEFAULT_SHAPE}; {REHEARSED_SHAPE} on a CPU)"
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: test the benchmark, with --quick (default: cuda)",
     )
     group.add_argument(
-        "--precision", choices=("bf16", "fp8"), default="bf16", help="of weights and KV cache (default: bf16)"
+        "--shape", choices=model_names(), help=f"model shape (default: {DEFAULT_SHAPE}; {CPU_SHAPE} on a CPU)"
     )
     group.add_argument(
-        "--budget", type=float, default=STAGE_BUDGET_S, metavar="S", help="wall clock in seconds (default: %(default)g)"
+        "--precision", choices=("bf16", "fp8"), default="bf16", help="precision of weights and KV cache (default: bf16)"
     )
-    group.add_argument("--journal", type=Path, metavar="FILE", help="figures as they come, one JSON line each")
+    group.add_argument(
+        "--budget",
+        type=float,
+        default=STAGE_BUDGET_S,
+        metavar="S",
+        help="wall-clock limit in seconds (default: %(default)g)",
+    )
+    group.add_argument(
+        "--journal", type=Path, metavar="FILE", help="append results as they are measured, one JSON object per line"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSetting:
-    """A device, a model and what there is to find out.
+    """A device, a model and the settings of a run.
 
     Attributes:
         shape: name of the model.
         model_dir: its folder: config.json and a tokenizer.
-        floor: of the model in the precision asked for, at this run's rates.
-        ceilings: these rates with their samples.
-        budget: what does not fit is left out.
-        threads: of the engine, where it computes on a CPU.
-        quick: sizes that show only that it works.
-        progress: told what is being done.
+        floor: floor of the model in the chosen precision, at the measured rates.
+        ceilings: the measured rates with their samples.
+        budget: time limit; cases that do not fit are left out.
+        threads: threads of the engine on a CPU.
+        quick: use tiny sizes; the figures are meaningless.
+        progress: called with lines that describe the progress.
     """
 
     device: BenchDevice
@@ -68,17 +79,17 @@ class GpuSetting:
 
     @property
     def vocab_size(self) -> int:
-        """Of the model."""
+        """Vocabulary size of the model."""
         return int(read_config(self.model_dir)["vocab_size"])
 
     @property
     def precision(self) -> Precision:
-        """Of weights and cache."""
+        """Precision of weights and cache."""
         return self.floor.precision
 
     @property
     def label(self) -> str:
-        """Model and precision, for what a figure is of."""
+        """Model and precision, for the names of results."""
         return f"{self.shape} {self.precision.name}"
 
     def engine_config(
@@ -90,12 +101,12 @@ class GpuSetting:
         cache_tokens: int | None = None,
         precision: Precision | None = None,
     ) -> EngineConfig:
-        """An engine with dummy weights and a cold prefix cache.
+        """Returns an engine with dummy weights and without a prefix cache.
 
         Args:
             max_num_seqs, max_num_batched_tokens, max_model_len: see `EngineConfig`.
-            cache_tokens: room in the KV cache; None takes the memory there is.
-            precision: another one than the floor's.
+            cache_tokens: capacity of the KV cache; None uses the available memory.
+            precision: overrides that of the floor.
         """
         is_narrow = (precision or self.precision).kv_bytes == 1
         narrow = "fp8" if self.device.is_gpu else "int8"
@@ -109,7 +120,7 @@ class GpuSetting:
             num_gpu_blocks_override=None if cache_tokens is None else -(-cache_tokens // _BLOCK_SIZE),
             block_size=_BLOCK_SIZE,
             enable_prefix_caching=False,
-            async_scheduling=True,  # a rehearsal too: the loop is what is rehearsed
+            async_scheduling=True,  # on a CPU too, to test the loop
             threads=None if self.device.is_gpu else self.threads,
             quantization=cast("Any", narrow if is_narrow else None),
             kv_cache_dtype=cast("Any", narrow if is_narrow else "auto"),
@@ -117,19 +128,19 @@ class GpuSetting:
 
 
 def open_setting(settings: Settings) -> GpuSetting:
-    """Looks for the device, measures its rates (seconds) and writes the model's folder.
+    """Opens the device, measures its rates (seconds) and writes the model's folder.
 
     Raises: BenchmarkError: there is no GPU.
     """
     options = settings.options
     if options.device == "cpu" and not settings.quick:
-        raise BenchmarkError("--device cpu only rehearses: give --quick too")
+        raise BenchmarkError("--device cpu only tests the benchmark: add --quick")
     try:
         device = open_device(options.device)
     except (RuntimeError, ValueError) as error:
         raise BenchmarkError(str(error)) from error
     budget, journal = Budget(options.budget), Journal(options.journal)
-    shape = options.shape or (DEFAULT_SHAPE if device.is_gpu else REHEARSED_SHAPE)
+    shape = options.shape or (DEFAULT_SHAPE if device.is_gpu else CPU_SHAPE)
     model_dir = write_model(shape, settings.scratch)
     ceilings = measure_ceilings(
         device.device, float8=device.target.fp8_dtype, quick=settings.quick, seconds=0.05 if settings.quick else 0.5
@@ -155,13 +166,13 @@ def open_setting(settings: Settings) -> GpuSetting:
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """A model's config.json."""
+    """Reads a model's config.json."""
     fields: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
     return fields
 
 
 def release_memory(device: torch.device) -> None:
-    """Gives back what an engine that is gone has held, so that the next one finds it."""
+    """Frees the memory of a deleted engine for the next one."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

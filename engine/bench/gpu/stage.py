@@ -10,7 +10,7 @@ from kernels.bench.journal import Journal
 def run_stage(settings: Settings, measure: Callable[[GpuSetting], None]) -> Outcome:
     """Opens the setting, measures into its journal, and makes an outcome of that.
 
-    Raises: BenchmarkError: there is no GPU, or the figures would mean nothing.
+    Raises: BenchmarkError: there is no GPU, or the figures are invalid.
     """
     setting = open_setting(settings)
     measure(setting)
@@ -22,6 +22,6 @@ def outcome_of(journal: Journal) -> Outcome:
     return Outcome(
         results=tuple(journal.results),
         raw=journal.raw,
-        text="\n".join(f"left out, the budget is spent: {line}" for line in journal.left_out),
+        text="\n".join(f"left out, --budget was used up: {line}" for line in journal.left_out),
         problems=tuple(journal.problems),
     )

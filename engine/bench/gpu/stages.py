@@ -1,4 +1,4 @@
-"""The stages of a check on a GPU, and the commands each is made of. Pure."""
+"""Stages of the check on a GPU, and the commands of each. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ _REHEARSED_TESTS = "tests/kernels/gpu/test_rms_norm.py"
 _TEST_TIMEOUT_S = 120
 _MARKERS = "gpu: needs a GPU\nslow: takes more than ten seconds"
 _TESTS_SHARE = 0.45
-_RESERVE_S = 15.0  # for ending a command that was told to stop in time
+_RESERVE_S = 15.0  # reserved for stopping a command in time
 
 STAGES = {
     "kernels": "the kernels' tests on the device, then their bandwidth and FLOP/s against copy and matrix products",
     "decode": "steps of an 8B model as fractions of the floor, bf16 and fp8, and what the GPU idles between them",
-    "mix": "tokens/s with full seats, continuous and static (--precision fp8 for fp8)",
+    "mix": "tokens/s with all slots taken, continuous and static (--precision fp8 for fp8)",
     "pair": "frontend, gRPC and load generator: 100 users and Poisson arrivals",
     "peers": "transformers' generate and its continuous batching on the same weights",
 }
@@ -24,13 +24,13 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """How the commands of a stage are to run: as they are meant to, or small and on a CPU.
+    """Options of the commands of a stage: on a GPU, or small and on a CPU.
 
     Attributes:
         device: "cuda" or "cpu".
-        shape: of the model; None is the usual one.
+        shape: model shape; None is the default.
         quick: tiny sizes.
-        threads: on a CPU.
+        threads: CPU threads.
     """
 
     device: str = "cuda"
@@ -39,7 +39,7 @@ class Rehearsal:
     threads: int = 1
 
     def flags(self) -> list[str]:
-        """Of a benchmark of the engine."""
+        """Flags of a benchmark of the engine."""
         flags = ["--device", self.device, "--threads", str(self.threads)]
         if self.shape is not None:
             flags += ["--shape", self.shape]
@@ -48,14 +48,14 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A Python module to run as a process.
+    """A Python module to run in a process.
 
     Attributes:
-        title: for people.
-        arguments: after the interpreter.
-        share: of the time that is left when it begins, at most.
-        environ: variables to set; an empty value takes one away.
-        reports: whether it keeps a journal, whose path is then to be added, with the time it has.
+        title: name in the output.
+        arguments: arguments of the interpreter.
+        share: largest share of the time left at its start.
+        environ: variables to set; an empty value removes one.
+        reports: whether it takes --journal and --budget.
     """
 
     title: str
@@ -65,7 +65,7 @@ class Command:
     reports: bool = True
 
     def full_arguments(self, journal: Path, seconds: float) -> list[str]:
-        """With its journal and its budget."""
+        """Returns the arguments with journal and budget."""
         if not self.reports:
             return list(self.arguments)
         arguments = [*self.arguments, "--journal", str(journal), "--budget", f"{max(1.0, seconds - _RESERVE_S):.0f}"]
@@ -75,14 +75,14 @@ class Command:
 def commands_of(
     stage: str, rehearsal: Rehearsal, extra: Sequence[str], *, has_xdist: bool, seed: int
 ) -> tuple[Command, ...]:
-    """What a stage runs, in order.
+    """Returns the commands of a stage, in order.
 
     Args:
-        stage: of STAGES.
-        rehearsal: how.
-        extra: flags for its benchmark, such as ("--precision", "fp8").
-        has_xdist: whether tests may run in several processes, which then compile at the same time.
-        seed: of the tests' random inputs.
+        stage: name in STAGES.
+        rehearsal: options of the commands.
+        extra: more flags of its benchmark, such as ("--precision", "fp8").
+        has_xdist: whether tests may run, and compile, in several processes.
+        seed: random seed of the tests' inputs.
     """
     if stage == "kernels":
         bench = ["--device", rehearsal.device, *(["--quick"] if rehearsal.quick else [])]
@@ -106,7 +106,7 @@ def commands_of(
 
 
 def _tests(rehearsal: Rehearsal, *, has_xdist: bool, seed: int) -> Command:
-    """The kernels' tests with pytest and pytest-timeout alone: no plugin of the project's own configuration."""
+    """Returns the kernels' tests with only pytest and pytest-timeout, without the project's pytest configuration."""
     arguments = ["-m", "pytest", "-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider", "-q"]
     arguments += ["--import-mode=importlib", "-p", "pytest_timeout", "-o", f"timeout={_TEST_TIMEOUT_S}"]
     arguments += ["-o", f"markers={_MARKERS}", "--maxfail=20"]
@@ -118,7 +118,7 @@ def _tests(rehearsal: Rehearsal, *, has_xdist: bool, seed: int) -> Command:
     arguments += [f"--ignore={_KERNEL_TESTS}/test_compile.py"]
     environ = (
         ("CHAIRLIFT_TEST_SEED", str(seed)),
-        ("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"),  # whatever else is installed there
+        ("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"),  # regardless of other installed plugins
         ("TRITON_INTERPRET", "" if is_gpu else "1"),
     )
     return Command("kernel tests", tuple(arguments), share=_TESTS_SHARE, environ=environ, reports=False)

@@ -1,7 +1,7 @@
-"""Packages that a machine without a network lacks: wheels carried to it in a folder that CHAIRLIFT_WHEELS names.
+"""Packages of the frontend for a machine without a network: wheels in the folder CHAIRLIFT_WHEELS.
 
-The frontend, without its HTTP door, needs a few small packages beside grpcio; the engine and the load generator need
-none of them.
+Without its HTTP API the frontend needs a few small packages beside grpcio; the engine and the load generator need none
+of them.
 """
 
 import importlib.util
@@ -27,20 +27,20 @@ FRONTEND_NEEDS = {
 
 
 def frontend_path(scratch: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Folders that the frontend's process needs on its path beside this one's: none, or the unpacked wheels.
+    """Returns folders to add to the path of the frontend's process: none, or the unpacked wheels.
 
     Args:
-        scratch: where to unpack them.
-        environ: may name the folder of wheels.
-    Raises: BenchmarkError: a package is missing, or the folder holds no wheels; says what to do.
+        scratch: folder to unpack them into.
+        environ: environment, which may have CHAIRLIFT_WHEELS.
+    Raises: BenchmarkError: a package is missing, or the folder holds no wheels.
     """
     folder = environ.get(VARIABLE)
     unpacked = () if not folder else (_unpack(Path(folder), scratch / "wheels"),)
     missing = [needed for name, needed in FRONTEND_NEEDS.items() if not _is_there(name, unpacked)]
     if missing:
         raise BenchmarkError(
-            f"the frontend needs {', '.join(missing)}: where there is a network, run `python3 -m pip download "
-            f"--no-deps -d wheels {' '.join(missing)}`, bring the folder, and name it in {VARIABLE}"
+            f"the frontend needs {', '.join(missing)}: on a machine with a network, run `python3 -m pip download "
+            f"--no-deps -d wheels {' '.join(missing)}`, copy the folder here and set {VARIABLE} to it"
         )
     return unpacked
 
@@ -59,7 +59,7 @@ def _unpack(folder: Path, into: Path) -> Path:
 
 
 def _is_there(name: str, folders: tuple[Path, ...]) -> bool:
-    """Whether a module can be found, without importing it; `google` is spread over several folders."""
+    """Tells whether a module can be found, without importing it; `google` is a namespace package."""
     relative = Path(*name.split("."))
     places = [*folders, *(Path(entry or ".") for entry in sys.path)]
     if any((place / relative).is_dir() or (place / relative).with_suffix(".py").is_file() for place in places):

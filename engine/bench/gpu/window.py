@@ -1,4 +1,4 @@
-"""A window of steady state: every seat taken, requests in every phase of their answers, one comes when one leaves."""
+"""A window of steady state: every slot is taken, by requests in all phases, and each finished request is replaced."""
 
 import contextlib
 import gc
@@ -13,20 +13,20 @@ from engine.bench.gpu.driver import Delivery, EngineDriver, RequestMaker
 from engine.bench.gpu.lengths import in_progress
 from engine.core.request import Request, RequestId
 
-_BACKLOG = 8  # requests that wait, so that no step finds a seat and nobody to take it
+_BACKLOG = 8  # waiting requests, so that no slot stays empty in a step
 _SETTLE_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was delivered in it.
+    """Deliveries in a window.
 
     Attributes:
         seconds: its length.
         num_tokens: output tokens.
-        num_finished: requests.
-        mean_running: requests that held blocks, over the steps.
-        step_s: of every step, from one delivery to the next.
+        num_finished: finished requests.
+        mean_running: mean number of running requests over the steps.
+        step_s: seconds of every step, from one delivery to the next.
         step_tokens: tokens of every step.
     """
 
@@ -39,11 +39,11 @@ class Window:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens."""
+        """Output tokens per second."""
         return self.num_tokens / self.seconds
 
     def as_json(self) -> dict[str, Any]:
-        """As a report holds it."""
+        """Returns the fields for a report."""
         return {
             "seconds": self.seconds,
             "num_tokens": self.num_tokens,
@@ -55,19 +55,19 @@ class Window:
 
 
 def continuous_window(
-    driver: EngineDriver, maker: RequestMaker, lengths: Sequence[Length], num_seats: int, seconds: float
+    driver: EngineDriver, maker: RequestMaker, lengths: Sequence[Length], num_slots: int, seconds: float
 ) -> Window:
-    """Continuous batching: seats are filled with requests in progress, and when each has had a token and some steps
-    have passed, the window begins.
+    """Measures continuous batching. Slots are filled with requests in progress; the window starts when each has had a
+    token and some steps have passed.
 
     Args:
-        driver: of a scheduler with so many seats and nothing to do; it has nothing to do again afterwards.
-        maker: of the requests.
-        lengths: of the requests that come, again and again.
-        num_seats: requests at a time.
-        seconds: of the window, at least.
+        driver: driver of an idle scheduler with num_slots slots; idle again afterwards.
+        maker: makes the requests.
+        lengths: lengths of the requests, repeated cyclically.
+        num_slots: slots.
+        seconds: least length of the window.
     """
-    first = [maker.make(length) for length in in_progress(lengths, num_seats)]
+    first = [maker.make(length) for length in in_progress(lengths, num_slots)]
     flow = _Flow(driver, maker, lengths)
     driver.submit(first)
     flow.add(_BACKLOG)
@@ -86,20 +86,21 @@ def continuous_window(
 
 
 def static_window(
-    driver: EngineDriver, maker: RequestMaker, lengths: Sequence[Length], num_seats: int, seconds: float
+    driver: EngineDriver, maker: RequestMaker, lengths: Sequence[Length], num_slots: int, seconds: float
 ) -> Window:
-    """Static batches: the window begins with the end of the first batch and ends with that of another; arguments as of
-    `continuous_window`.
+    """Measures static batches. The window starts at the end of the first batch and ends at that of a later one.
+
+    Arguments as in `continuous_window`.
     """
     flow = _Flow(driver, maker, lengths)
-    flow.add(3 * num_seats)
+    flow.add(3 * num_slots)
     window: list[Delivery] = []
     num_finished = 0
     with _no_collections(driver):
         while True:
             for delivery, newly_finished in flow.turn():
                 num_finished += newly_finished
-                ends_batch = newly_finished > 0 and num_finished % num_seats == 0
+                ends_batch = newly_finished > 0 and num_finished % num_slots == 0
                 if window or ends_batch:
                     window.append(delivery)
                 if ends_batch and delivery.ended_s - window[0].ended_s >= seconds:
@@ -107,19 +108,19 @@ def static_window(
 
 
 class _Flow:
-    """Turns the loop; whoever leaves is followed by another."""
+    """Runs the loop and replaces each finished request."""
 
     def __init__(self, driver: EngineDriver, maker: RequestMaker, lengths: Sequence[Length]) -> None:
         self._driver = driver
         self._coming: Iterator[Request] = (maker.make(length) for length in itertools.cycle(lengths))
 
     def add(self, count: int) -> None:
-        """So many more."""
+        """Adds requests."""
         if count:
             self._driver.submit(list(itertools.islice(self._coming, count)))
 
     def turn(self) -> Iterator[tuple[Delivery, int]]:
-        """Deliveries, each with the number of requests that it completed."""
+        """Returns deliveries, each with the number of requests that it completed."""
         for delivery in self._driver.turn():
             num_finished = sum(output.completion is not None for output in delivery.outputs)
             self.add(num_finished)
@@ -128,9 +129,7 @@ class _Flow:
 
 @contextlib.contextmanager
 def _no_collections(driver: EngineDriver) -> Iterator[None]:
-    """No garbage collection meanwhile: it walks all that the engine has, which the server freezes for that reason. The
-    driver has nothing to do afterwards.
-    """
+    """Disables garbage collection, which would scan all objects of the engine; the server freezes them instead."""
     gc.collect()
     gc.disable()
     try:
@@ -141,7 +140,7 @@ def _no_collections(driver: EngineDriver) -> Iterator[None]:
 
 
 def _window(deliveries: Sequence[Delivery]) -> Window:
-    """Of what came after the first delivery, up to and with the last."""
+    """Makes a window from the deliveries after the first."""
     counted = deliveries[1:]
     return Window(
         seconds=deliveries[-1].ended_s - deliveries[0].ended_s,

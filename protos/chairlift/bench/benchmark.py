@@ -1,4 +1,4 @@
-"""What a benchmark is: a name, the goals it answers to, and a function from settings to results."""
+"""Definition of a benchmark: a name, goals, and a function from settings to results."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -10,20 +10,20 @@ from chairlift.bench.report import Result
 
 
 class BenchmarkError(Exception):
-    """The figures would mean nothing: outputs differ, or something that is needed is missing."""
+    """The benchmark cannot give valid figures: outputs differ, or a requirement is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a benchmark is run.
+    """Settings of a run.
 
     Attributes:
-        rounds: turns of every contestant.
-        quick: sizes so small that the figures mean nothing: shows that the benchmark works.
-        threads: CPU threads for every contestant.
-        scratch: an empty folder that is removed afterwards: checkpoints and the like.
-        floors: what the CPU could do, measured just before; NaN where the benchmark has no use for it.
-        progress: told what is being done, for people.
+        rounds: measured rounds of every variant.
+        quick: use tiny sizes, to test the benchmark; the figures are meaningless.
+        threads: CPU threads of every variant.
+        scratch: an empty folder for checkpoints and the like, removed afterwards.
+        floors: rates of the CPU, measured just before; NaN if the benchmark does not use them.
+        progress: called with lines that describe the progress.
         options: the benchmark's own flags, see `Benchmark.add_arguments`.
     """
 
@@ -38,14 +38,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out.
+    """Outcome of a run.
 
     Attributes:
         results: the rows of the table.
-        raw: every sample behind them, as JSON can hold it; empty if nothing was measured, and no report is written.
-        text: more for people to read, below the table.
-        table: shown instead of the usual one.
-        problems: what could not be measured, or was wrong: shown last, and the command fails.
+        raw: every sample, as JSON values; if it is empty, no report is written.
+        text: printed below the table.
+        table: printed instead of the table of results.
+        problems: what failed or was wrong; printed last, and the exit status is 1.
     """
 
     results: tuple[Result, ...]
@@ -56,10 +56,10 @@ class Outcome:
 
 
 def positive(text: str) -> int:
-    """A number on the command line that must be at least 1."""
+    """Parses a number on the command line that must be at least 1."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+        raise argparse.ArgumentTypeError(f"is {value}, must be at least 1")
     return value
 
 
@@ -69,15 +69,15 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A module's `BENCHMARK`; the claim, the goal and the method are in the module's docstring.
+    """The `BENCHMARK` of a module, whose docstring has the claim, the goal and the method.
 
     Attributes:
-        name: as typed on the command line.
-        ids: of the goals it answers to, such as ("C1",); each also works as a name.
+        name: name on the command line.
+        ids: ids of its goals, such as ("C1",); each is an alias of the name.
         summary: one line for `list`.
         run: measures; raises BenchmarkError where the figures would mean nothing.
-        add_arguments: adds flags of its own, found in `Settings.options`.
-        has_cpu_floors: whether `Settings.floors` shall be measured.
+        add_arguments: adds its flags; their values are in `Settings.options`.
+        has_cpu_floors: whether to measure `Settings.floors`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Prompts and output lengths, drawn from a seed: every contestant gets the same."""
+"""Prompts and output lengths, drawn from a seed: the same for every variant."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Workload:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all answers."""
+        """Number of output tokens of all requests."""
         return sum(self.max_tokens)
 
 

@@ -29,7 +29,7 @@ def test_without_a_gpu_one_line_says_so(name: str, tmp_path: Path, capsys: pytes
 
 def test_a_rehearsal_must_be_quick(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu-decode", "--device", "cpu"]) == 1
-    assert "give --quick too" in capsys.readouterr().err
+    assert "add --quick" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -44,7 +44,7 @@ def test_decode_steps_stand_beside_their_floors(
     assert report["raw"]["ceilings"]["bytes_per_s"] > 0
     out = capsys.readouterr().out
     assert "fraction" in out
-    assert "the figures mean nothing" in out
+    assert "the figures are meaningless" in out
 
 
 def test_a_mix_runs_continuous_and_static(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_mix_runs_continuous_and_static(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = rehearse("gpu-mix", tmp_path, "--budget", "0")
     assert report["results"] == []
-    assert "left out, the budget is spent: 8/12, tiny fp32" in capsys.readouterr().out
+    assert "left out, --budget was used up: 8/12, tiny fp32" in capsys.readouterr().out
 
 
 def test_a_mix_has_names_for_its_cases() -> None:
@@ -103,10 +103,10 @@ def test_a_stage_that_cannot_run_fails_and_keeps_what_it_had(
 ) -> None:
     arguments = ["gpu-check", *_REHEARSAL, "--out", str(tmp_path), "--stage", "mix", "--extra=--cases nonsense"]
     assert main(arguments) == 1
-    assert "error: gpu-mix: ended with status 2" in capsys.readouterr().err
+    assert "error: gpu-mix: failed with exit status 2" in capsys.readouterr().err
     assert "Could not run: gpu-mix" in next(tmp_path.glob("*.md")).read_text()
 
 
 def test_a_stage_without_time_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu-check", *_REHEARSAL, "--out", str(tmp_path), "--stage", "mix", "--budget", "1"]) == 0
-    assert "left out, the budget is spent: gpu-mix" in capsys.readouterr().out
+    assert "left out, --budget was used up: gpu-mix" in capsys.readouterr().out

@@ -88,8 +88,8 @@ def test_prefills_are_timed_between_full_steps(driver: EngineDriver, maker: Requ
         prefill_seconds(driver, maker, prompt_len=4, num_prompts=2)
 
 
-def test_a_continuous_window_keeps_its_seats(driver: EngineDriver, maker: RequestMaker) -> None:
-    window = continuous_window(driver, maker, [Length(10, 12), Length(30, 3)], num_seats=4, seconds=0.2)
+def test_a_continuous_window_keeps_its_slots(driver: EngineDriver, maker: RequestMaker) -> None:
+    window = continuous_window(driver, maker, [Length(10, 12), Length(30, 3)], num_slots=4, seconds=0.2)
     assert window.seconds >= 0.2
     assert window.num_tokens > window.num_finished > 0
     assert window.mean_running == pytest.approx(4, abs=0.3)
@@ -103,7 +103,7 @@ def test_a_static_window_is_whole_batches(parts: EngineParts, maker: RequestMake
     window = static_window(driver, maker, [Length(5, 2), Length(5, 2), Length(5, 2), Length(5, 40)], 4, seconds=0.1)
     assert window.num_finished % 4 == 0
     assert window.num_tokens == window.num_finished // 4 * 46
-    assert statistics.median(window.step_tokens) == 1  # three seats wait for the fourth
+    assert statistics.median(window.step_tokens) == 1  # three slots wait for the fourth
 
 
 def test_requests_that_stand_in_line_are_random_and_repeatable() -> None:

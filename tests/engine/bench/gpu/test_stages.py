@@ -39,8 +39,8 @@ def test_decode_runs_both_precisions_unless_one_is_asked_for() -> None:
 
 def test_a_command_gets_a_journal_and_less_time_than_its_keeper() -> None:
     rehearsal = Rehearsal("cpu", "tiny", quick=True, threads=2)
-    (command,) = commands_of("mix", rehearsal, ("--seats", "2"), has_xdist=False, seed=0)
+    (command,) = commands_of("mix", rehearsal, ("--slots", "2"), has_xdist=False, seed=0)
     assert command.full_arguments(Path("a/1.jsonl"), 100.0) == [
         *("-m", "engine.bench", "gpu-mix", "--device", "cpu", "--threads", "2", "--shape", "tiny", "--quick"),
-        *("--seats", "2", "--journal", "a/1.jsonl", "--budget", "85", "--out", "a/1.out"),
+        *("--slots", "2", "--journal", "a/1.jsonl", "--budget", "85", "--out", "a/1.out"),
     ]
