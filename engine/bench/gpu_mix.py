@@ -12,8 +12,8 @@ Method: a case is PROMPT/OUTPUT, fixed lengths, or `sharegpt`, log-normal ones w
 prompts, no prefix cache. Continuous: the slots are filled with requests in progress, each at a random point of its
 answer, so that the load is steady from the first step; when all have a token the window of at least 60 s starts, and
 each finished request is replaced. Static: the window lasts from the end of a batch to the end of a later one. The
-figure is the output tokens delivered in the window over its length. The floor is `engine.bench.floor`'s for the mean number of
-requests that ran. Cases run in the order given, as far as the budget goes.
+figure is the output tokens delivered in the window over its length. The floor is `engine.bench.floor`'s for the mean
+number of running requests. Cases run in the given order, within the budget.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Attention over a paged cache: decodes against the copy ceiling, prompts against the matrix ceiling, and both at once.
+"""Attention over a paged cache: decodes against the copy ceiling, prompts against the matrix ceiling, and mixed.
 
-Blocks are dealt out in random order. A case's calls share one cache but read blocks of their own.
+Blocks are assigned in random order. The calls of a case share one cache but read different blocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,10 @@ from kernels.metadata import AttentionMetadata
 from kernels.reference.paged_attention import paged_attention as reference_attention
 
 _BLOCK_SIZE = 16
-_FILL_BLOCKS = 1 << 14  # at once, so that filling needs little memory beside the cache
-_CHECKED_TOKENS = 64  # query tokens of a row that are compared
-_MAX_ERROR = 1e-2  # of bf16 and fp16 inputs
-_MAX_FLOAT8_ERROR = 4e-2  # where the probabilities are rounded to 3 bits of mantissa too
+_FILL_BLOCKS = 1 << 14  # filled at once, to limit the memory beside the cache
+_CHECKED_TOKENS = 64  # compared query tokens at each end of a row
+_MAX_ERROR = 1e-2  # for bf16 and fp16 inputs
+_MAX_FLOAT8_ERROR = 4e-2  # probabilities are rounded to 3 bits of mantissa too
 _DECODE_GOAL, _DECODE_GOAL_TOKENS = 0.88, 128 << 10
 _PREFILL_GOAL_TFLOPS, _PREFILL_GOAL_TOKENS = 420.0, 8192
 
@@ -31,8 +31,8 @@ class Batch:
     """Rows of one attention call.
 
     Attributes:
-        query_lens: of each row; rows of one token come first.
-        seq_lens: of each row, these included.
+        query_lens: query tokens of each row; rows of one token come first.
+        seq_lens: tokens of each row, including its query tokens.
     """
 
     query_lens: tuple[int, ...]
@@ -40,25 +40,23 @@ class Batch:
 
     @property
     def num_one_token(self) -> int:
-        """Rows of one query token."""
+        """Number of rows of one query token."""
         return sum(query_len == 1 for query_len in self.query_lens)
 
     @property
     def num_pairs(self) -> int:
-        """Query and key tokens that see each other, in rows of more than one query token; half a pair on the
-        diagonal.
-        """
+        """Number of visible pairs of query and key tokens in rows of several query tokens; the diagonal counts half."""
         pairs = [q * (n - q) + q * q // 2 for q, n in zip(self.query_lens, self.seq_lens, strict=True) if q > 1]
         return sum(pairs)
 
     @property
     def num_decode_keys(self) -> int:
-        """Key tokens of rows of one query token."""
+        """Number of key tokens in rows of one query token."""
         return sum(n for q, n in zip(self.query_lens, self.seq_lens, strict=True) if q == 1)
 
 
 def decode_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """One query token per row, at every batch and context, cache in bf16 and in 8 bits."""
+    """Yields decode batches: every batch size and context, with the cache in bf16 and in 8 bits."""
     batches, contexts = ((1, 3), (40,)) if quick else ((1, 8, 32, 64, 128, 256), (512, 2048, 8192))
     for kv_dtype in _kv_dtypes(device):
         for context in contexts:
@@ -76,7 +74,7 @@ def decode_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Ca
 
 
 def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Whole prompts, as many as make a step of 8,192 tokens."""
+    """Yields whole prompts that fill a step of 8,192 tokens."""
     for length in (33,) if quick else (512, 1024, 2048, 4096, 8192):
         rows = 1 if quick else max(1, 8192 // length)
         has_goal = length == _PREFILL_GOAL_TOKENS and dims.head_dim == 128
@@ -94,7 +92,7 @@ def prefill_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[C
 
 
 def mixed_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Decodes with chunks of prompts in one call: first chunks, and chunks behind 2,048 tokens."""
+    """Yields decodes with prompt chunks in one call: first chunks, and chunks after 2,048 tokens."""
     if quick:
         batch = Batch((1, 1, 20, 9), (30, 17, 20, 40))
     else:
@@ -120,7 +118,7 @@ def _case(
         token_bytes += 2 * dims.num_kv_heads * 4  # scales
     num_queries = sum(batch.query_lens)
     is_decode, is_prefill = not batch.num_pairs, not batch.num_decode_keys
-    # A prompt's keys are read far more often than once, out of caches; what bounds it are its products.
+    # A prompt's keys are read many times, from caches; products are its bound.
     num_bytes = batch.num_decode_keys * token_bytes
     if is_decode:
         num_bytes += 2 * num_queries * dims.num_heads * dims.head_dim * 2
@@ -163,7 +161,7 @@ def _prepare(device: BenchDevice, dims: Dims, batch: Batch, kv_dtype: torch.dtyp
 
 
 def _filled_cache(device: BenchDevice, dims: Dims, num_blocks: int, kv_dtype: torch.dtype) -> GpuKVCache:
-    """Keys and values of unit scale in every slot."""
+    """Returns a cache with keys and values of unit scale in every slot."""
     cache = make_kv_cache(
         num_blocks,
         _BLOCK_SIZE,
@@ -175,7 +173,7 @@ def _filled_cache(device: BenchDevice, dims: Dims, num_blocks: int, kv_dtype: to
     )
     scale = 1.0
     if cache.is_quantized:
-        scale = 4.0 / torch.finfo(kv_dtype).max  # of four standard deviations
+        scale = 4.0 / torch.finfo(kv_dtype).max  # four standard deviations
         cache.k_scales.fill_(scale)
         cache.v_scales.fill_(scale)
     for tensor in (cache.k, cache.v):
@@ -210,7 +208,7 @@ def _error(
     metadata: AttentionMetadata,
     scale: float,
 ) -> float:
-    """The worst of some rows, at their first and their last query tokens, NaN if any value is."""
+    """Returns the largest error at the first and last query tokens of some rows; NaN if any value is NaN."""
     if bool(out.isnan().any()):
         return float("nan")
     rows = sorted({0, len(batch.seq_lens) // 2, max(0, batch.num_one_token - 1), len(batch.seq_lens) - 1})
@@ -238,7 +236,7 @@ def _expected(
     last: int,
     scale: float,
 ) -> torch.Tensor:
-    """The reference's answer for query tokens [n, num_heads, head_dim] that end before token `last` of a row."""
+    """Returns the reference for query tokens [n, num_heads, head_dim] that end before token `last` of a row."""
     seq_len = batch.seq_lens[row] - batch.query_lens[row] + last
     positions = torch.arange(seq_len, device=q.device)
     slots = metadata.block_table[row, positions // _BLOCK_SIZE].long() * _BLOCK_SIZE + positions % _BLOCK_SIZE

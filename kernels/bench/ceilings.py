@@ -1,7 +1,6 @@
-"""What the device reaches at its best: a copy, and products of large matrices of normally distributed numbers.
+"""Best rates of the device: a copy, and products of large matrices of normally distributed numbers.
 
-Zeros would flatter: a product of them draws less power and runs at higher clocks. A figure elsewhere is worth something
-only beside these, measured in the same run.
+Products of zeros would draw less power and run at higher clocks. Other figures are compared with rates of the same run.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ import torch
 
 from kernels.bench.timing import time_calls
 
-_COPY_BYTES = 4 << 30  # of each of the two buffers: far more than any cache
+_COPY_BYTES = 4 << 30  # of each of the two buffers, far above any cache size
 _SIZE = 8192
 _CPU_COPY_BYTES, _CPU_SIZE = 256 << 20, 1024
 _QUICK_COPY_BYTES, _QUICK_SIZE = 1 << 22, 256
@@ -20,13 +19,13 @@ _QUICK_COPY_BYTES, _QUICK_SIZE = 1 << 22, 256
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Rates of this device, just now.
+    """Measured rates of a device.
 
     Attributes:
         bytes_per_s: device to device, bytes read and bytes written both counted.
-        flops: by dtype ("bfloat16", "float8_e4m3fn", ...), per second, multiply and add counted apart; the best of its
-            variants.
-        samples_s: by what was timed, seconds of every sample.
+        flops: by dtype ("bfloat16", "float8_e4m3fn", ...), per second; a multiply-add counts two;
+            the best of the variants.
+        samples_s: seconds of every sample, by measurement.
     """
 
     bytes_per_s: float
@@ -34,7 +33,7 @@ class Ceilings:
     samples_s: Mapping[str, tuple[float, ...]]
 
     def as_json(self) -> dict[str, Any]:
-        """As a report holds it."""
+        """Returns the fields for a report."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -45,13 +44,13 @@ class Ceilings:
 def measure_ceilings(
     device: torch.device, *, float8: torch.dtype | None = None, quick: bool = False, seconds: float = 0.5
 ) -> Ceilings:
-    """Measures them, in a few seconds.
+    """Measures the rates, in a few seconds.
 
     Args:
         device: a GPU; on a CPU the products are of float32 alone.
         float8: the device's 8-bit float, if it has one.
-        quick: small sizes, whose rates mean nothing.
-        seconds: about how long to measure each.
+        quick: use small sizes, whose rates are meaningless.
+        seconds: approximate duration of each measurement.
     """
     num_bytes, size = (_COPY_BYTES, _SIZE) if device.type == "cuda" else (_CPU_COPY_BYTES, _CPU_SIZE)
     if quick:
@@ -74,11 +73,11 @@ def _copy(device: torch.device, num_bytes: int) -> Callable[[], object]:
 
 
 def _products(device: torch.device, size: int, float8: torch.dtype | None) -> list[tuple[str, Callable[[], object]]]:
-    """Square products, a dtype and perhaps a variant in each name."""
+    """Returns square products by name: the dtype and, if there are several, the variant."""
     dtypes = (torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.float32,)
     products = [(dtype_name(dtype), _product(device, size, dtype)) for dtype in dtypes]
     if float8 is not None and device.type == "cuda":
-        # Scales of the whole, and of rows and channels as our linear layers have them.
+        # Scales per tensor, and per row and channel as in `kernels.gpu.linear`.
         for variant, shapes in (("per tensor", ((), ())), ("per row", ((size, 1), (1, size)))):
             products.append((f"{dtype_name(float8)} {variant}", _scaled_product(device, size, float8, *shapes)))
     return products
@@ -100,5 +99,5 @@ def _scaled_product(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As `Ceilings.flops` names it."""
+    """Returns the name of a dtype in `Ceilings.flops`."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Where kernels are measured: a GPU, or a CPU with Triton's interpreter to rehearse on."""
+"""The device of the benchmarks: a GPU, or a CPU with Triton's interpreter, to test them."""
 
 import platform
 import shutil
@@ -11,19 +11,19 @@ import torch
 
 from kernels.gpu.targets import TARGETS, Target, target_of
 
-_REHEARSED_TARGET = "sm_90"
+_CPU_TARGET = "sm_90"
 _DISTRIBUTIONS = ("torch", "triton", "numpy", "transformers", "grpcio")
 _SMI_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "power.limit")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchDevice:
-    """A device and what choosing sizes needs to know of it.
+    """A device and the properties that decide sizes.
 
     Attributes:
-        target: what kernels are compiled for; on a CPU one that is pretended.
+        target: architecture that kernels are compiled for; a stand-in on a CPU.
         num_processors: multiprocessors.
-        l2_bytes: of the cache that inputs must not fit into.
+        l2_bytes: size of the L2 cache, which inputs must exceed.
     """
 
     device: torch.device
@@ -33,30 +33,28 @@ class BenchDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether figures mean something."""
+        """Whether it is a GPU, so that figures are meaningful."""
         return self.device.type == "cuda"
 
 
 def open_device(name: str) -> BenchDevice:
-    """The first GPU for "cuda", the processor for "cpu".
+    """Opens the current GPU for "cuda", the processor for "cpu".
 
     Raises:
-        RuntimeError: there is no GPU that PyTorch sees.
-        UnsupportedTargetError: it is one that there are no kernels for.
+        RuntimeError: PyTorch sees no GPU.
+        UnsupportedTargetError: the GPU is not supported.
     """
     if name != "cuda":
-        return BenchDevice(torch.device("cpu"), TARGETS[_REHEARSED_TARGET], num_processors=4, l2_bytes=1 << 10)
+        return BenchDevice(torch.device("cpu"), TARGETS[_CPU_TARGET], num_processors=4, l2_bytes=1 << 10)
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            "PyTorch sees no GPU here; --device cpu --quick shows that everything works, without figures"
-        )
+        raise RuntimeError("PyTorch sees no GPU here; use --device cpu --quick to test the benchmark without one")
     device = torch.device("cuda", torch.cuda.current_device())
     properties = torch.cuda.get_device_properties(device)
     return BenchDevice(device, target_of(device), properties.multi_processor_count, properties.L2_cache_size)
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
-    """The hardware and the software, for a report."""
+    """Describes hardware and software, for a report."""
     versions = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:
@@ -78,7 +76,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 
 def _nvidia_smi() -> dict[str, str]:
-    """Driver, clocks and limits as they are found; read, never set."""
+    """Reads driver, clocks and limits."""
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]

@@ -1,10 +1,10 @@
-"""Sizes of models as kernels see them; the shapes are those of public checkpoints."""
+"""Sizes of models that determine the shapes of kernels, from public checkpoints."""
 
 from typing import NamedTuple
 
 
 class Dims(NamedTuple):
-    """What the shapes of a model's kernels follow from."""
+    """Sizes of a model."""
 
     num_heads: int
     num_kv_heads: int

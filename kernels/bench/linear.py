@@ -1,5 +1,5 @@
-"""Linear layers of a model at the rows of decode and prefill steps: in bf16, and in 8 bits with the rounding of the
-activations, on its own and as the norm before hands them over.
+"""Linear layers of a model for decode and prefill steps: in bf16, and in 8 bits with and without the rounding of the
+activations.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +15,11 @@ from kernels.gpu.quantize import QuantizedRows, quantize_rows
 
 _DTYPE = torch.bfloat16
 _MAX_ERROR = 1e-2
-_MAX_FLOAT8_ERROR = 6e-2  # both sides rounded to 3 bits of mantissa, and summed up in fewer bits than fp32
+_MAX_FLOAT8_ERROR = 6e-2  # both sides are rounded to 3 bits of mantissa and summed in fewer bits than fp32
 
 
 def linear_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """The four matrices of a layer at each number of rows."""
+    """Yields the four matrices of a layer at each number of rows."""
     sizes = {
         "qkv": (dims.hidden_size, dims.qkv_size),
         "attention output": (dims.num_heads * dims.head_dim, dims.hidden_size),
@@ -45,7 +45,7 @@ def _case(
     *,
     is_rounded: bool = False,
 ) -> Case:
-    """is_rounded: the rows come in 8 bits, so that rounding them is not part of the time."""
+    """Makes a case; with is_rounded the rows are 8-bit already, so that the time excludes their rounding."""
     weight_bytes = size_in * size_out * (2 if float8 is None else 1)
     row_bytes = size_in * (1 if is_rounded else 2) + 2 * size_out
     kind = "bf16" if float8 is None else "fp8, rows in fp8" if is_rounded else "fp8"

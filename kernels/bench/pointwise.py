@@ -1,4 +1,4 @@
-"""Kernels that only move bytes: norms, the gate of the feed-forward layer, rotation with the write to the cache."""
+"""Kernels bound by memory: norms, the gate of the feed-forward layer, rotation with the write to the cache."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +30,7 @@ Made = tuple[Callable[[], object], Callable[[], float]]
 
 
 def pointwise_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Each kernel at the tokens of decode steps and of a prefill step, with and without rounding to 8 bits."""
+    """Yields each kernel for decode steps and a prefill step, with and without rounding to 8 bits."""
     float8 = device.target.fp8_dtype
     n, m = dims.hidden_size, dims.intermediate_size
     for t in (5,) if quick else (64, 256, 8192):

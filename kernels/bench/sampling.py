@@ -1,4 +1,4 @@
-"""The sampler, logits to token ids, for every kind of request; the bytes counted are the logits, read once."""
+"""The sampler, from logits to token ids, for every kind of request; its floor is one read of the logits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from kernels.sampling import SamplingBatch, TokenMasks
 
 _NUM_ROWS = 256
 _CHECKED_ROWS = 16
-_MAX_SHARE_WRONG = 1 / 16  # draws whose two best scores tie within rounding may go either way
+_MAX_SHARE_WRONG = 1 / 16  # draws may differ where the two best scores tie within rounding
 _HISTORY = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How requests sample: fields of `SamplingBatch`, the same for every row but for its seed."""
+    """Sampling parameters of a case: fields of `SamplingBatch`, the same for every row except the seed."""
 
     name: str
     temperature: float = 0.8
@@ -46,7 +46,7 @@ KINDS = (
 
 
 def sampler_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[Case]:
-    """Every kind at a full batch, and greedy for one row."""
+    """Yields every kind for a full batch, and greedy for one row."""
     num_rows = 2 if quick else _NUM_ROWS
     for kind in KINDS:
         yield sampler_case(device, dims.vocab_size, num_rows, kind)
@@ -54,7 +54,7 @@ def sampler_cases(device: BenchDevice, dims: Dims, *, quick: bool) -> Iterator[C
 
 
 def sampler_case(device: BenchDevice, vocab_size: int, num_rows: int, kind: Kind) -> Case:
-    """So many rows that all sample alike."""
+    """Makes a case of rows with the same parameters."""
     return Case(
         what=f"sampler, {kind.name}, {num_rows} rows of {vocab_size:,}",
         prepare=partial(_prepare, device, vocab_size, num_rows, kind),
@@ -67,7 +67,7 @@ def sampler_case(device: BenchDevice, vocab_size: int, num_rows: int, kind: Kind
 def _prepare(device: BenchDevice, vocab_size: int, num_rows: int, kind: Kind) -> Prepared:
     copies = num_copies(device, num_rows * vocab_size * 4, most=16)
     batch = sampling_batch(kind, num_rows, vocab_size, device.device)
-    # Spread as a trained model's: a few likely tokens in front of a long tail.
+    # The spread of a trained model: a few likely tokens and a long tail.
     logits = [3.0 * torch.randn(num_rows, vocab_size, device=device.device) for _ in range(copies)]
 
     def call(rows: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ def _prepare(device: BenchDevice, vocab_size: int, num_rows: int, kind: Kind) ->
 
 
 def sampling_batch(kind: Kind, num_rows: int, vocab_size: int, device: torch.device) -> SamplingBatch:
-    """The same values for every row; the history has 1,024 tokens, half of them prompt."""
+    """Returns the same values for every row; the history has 1,024 tokens, half of them prompt."""
 
     def full(value: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         return torch.full((num_rows,), value, dtype=dtype, device=device)

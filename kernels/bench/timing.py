@@ -1,7 +1,7 @@
-"""How long calls take on a device: CUDA graphs timed with events, medians; on a CPU the clock.
+"""Times calls on a device: CUDA graphs with events on a GPU, the clock on a CPU; medians.
 
-A graph of many calls hides what the host needs to launch them: what is left is the kernel. Calls come as a list over
-different inputs, together larger than the L2 cache, so that nothing is found there that a model would not find.
+A graph of many calls excludes the launch overhead of the host. Calls use different inputs, together larger than the L2
+cache, so that the cache holds no more than in a model.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 
 Call = Callable[[], object]
 
-_GRAPH_S = 2e-3  # what a graph should last: events are exact to a microsecond
+_GRAPH_S = 2e-3  # duration of a graph; events are exact to a microsecond
 _MOST_CALLS = 512  # in a graph
 _MOST_SAMPLES, _LEAST_SAMPLES = 100, 10
 
@@ -23,8 +23,8 @@ class Timing(NamedTuple):
     """Seconds per call, one value per sample, in order.
 
     Attributes:
-        samples_s: each the mean over the calls of one sample.
-        method: how they were taken; "events" means that a graph could not be captured, and includes launch gaps.
+        samples_s: mean over the calls of each sample.
+        method: "events" means that no graph could be captured, so that launch gaps are included.
     """
 
     samples_s: tuple[float, ...]
@@ -32,30 +32,30 @@ class Timing(NamedTuple):
 
     @property
     def median_s(self) -> float:
-        """The middle one."""
+        """The median sample."""
         return statistics.median(self.samples_s)
 
     @property
     def spread(self) -> float:
-        """Distance of the 10th and 90th percentile over the median."""
+        """Distance of the 10th and 90th percentiles, relative to the median."""
         ordered = sorted(self.samples_s)
         low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
         return (high - low) / self.median_s
 
 
 def time_calls(calls: Sequence[Call], device: torch.device, *, seconds: float = 0.25) -> Timing:
-    """Times calls that follow each other.
+    """Times a sequence of calls.
 
     Args:
-        calls: each with inputs of its own; they are run in turn, again and again.
-        device: where they compute.
-        seconds: about how long to measure, warm-up not counted.
+        calls: calls on different inputs, repeated cyclically.
+        device: device of the calls.
+        seconds: approximate duration of the measurement, without warm-up.
     """
     if device.type != "cuda":
         return _by_clock(calls, seconds)
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        for call in calls:  # compiles, and makes handles and workspaces, none of which a capture allows
+        for call in calls:  # compiles kernels and creates handles and workspaces, which is not allowed in a capture
             call()
         pass_s = _pass_s(calls)
         num_passes = max(1, min(math.ceil(_GRAPH_S / pass_s), _MOST_CALLS // len(calls)))
