@@ -1,4 +1,4 @@
-"""Decode attention by itself computes attention, and counts what it reads."""
+"""Decode attention alone is correct and counts its bytes."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_rows_are_attention_over_their_own_keys(dtype: torch.dtype, tolerance: f
     assert call.kv_bytes == 2 * 2 * sum(SEQ_LENS) * 2 * 16 * dtype.itemsize
 
 
-def test_filling_goes_on_where_the_last_piece_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_filled_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.bench.attention_call._FILL_TOKENS", 7)
     call = make_attention_call(SHAPES["tiny"], SEQ_LENS, torch.float32, num_layers=1, num_threads=1)
     torch.testing.assert_close(call.run()[3], call.expected(3), atol=1e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""Figures read off runs: which gaps and which steps count."""
+"""Figures computed from runs: which inter-token latencies and which steps count."""
 
 import pytest
 
@@ -22,15 +22,15 @@ def run_of(
     return Run(tuple((1,) * len(t) for t in times), times, arrivals_s, tuple(steps), wall_s=1.0)
 
 
-def test_a_stall_counts_gaps_that_end_after_the_prompt_has_come() -> None:
+def test_stall_counts_latencies_that_end_after_the_prompts_arrival() -> None:
     scene = Scene(prompt_len=64, num_streams=2, stream_prompt_len=8, chunks=(16, 32))
-    streams = ((0.0, 5.0, 6.0, 8.0), (0.0, 4.0, 5.0, 8.0))  # 5 and 4 s long gaps come before
+    streams = ((0.0, 5.0, 6.0, 8.0), (0.0, 4.0, 5.0, 8.0))  # latencies of 5 and 4 s end before it
     run = run_of([], (0.0, 0.0, 5.5), (*streams, (9.0,)))
     assert scene.worst_gap_s(run) == 3.0
     assert scene.median_gap_s(run) == 2.0
 
 
-def test_streams_outlive_the_most_finely_chunked_prompt() -> None:
+def test_streams_decode_longer_than_the_prompt_takes() -> None:
     scene = Scene(prompt_len=2048, num_streams=8, stream_prompt_len=32, chunks=(64, 256))
     assert scene.arrival_step >= 8 * 32 / 72
     assert scene.stream_tokens >= scene.arrival_step + 2048 / 64
@@ -60,7 +60,7 @@ def test_answers_agree_up_to_their_first_difference_or_end() -> None:
     assert up_to_end((5, 6), {1}) == (5, 6)
 
 
-def test_a_step_is_divided_without_the_prompts() -> None:
+def test_step_parts_exclude_the_prompts_step() -> None:
     steps = [Step(0.0, 99.0, 99.0, 1, 32, 1), Step(0.0, 10.0, 9.0, 1, 1, 1), Step(0.0, 20.0, 18.0, 1, 1, 1)]
     parts = step_parts(run_of(steps, (0.0,)), (99.0, 8.0, 16.0))
     assert parts == pytest.approx((12.0, 1.5, 1.5))

@@ -45,23 +45,12 @@ def test_sizes_of_llama_8b() -> None:
     ("batch", "context", "bf16_ms", "fp8_ms"),
     [
         (1, 256, "3.50", "1.87"),
-        (1, 1024, "3.52", "1.88"),
-        (1, 2048, "3.55", "1.90"),
         (1, 8192, "3.74", "1.99"),
         (16, 256, "3.62", None),
-        (16, 1024, "3.99", "2.12"),
-        (16, 2048, "4.49", "2.37"),
         (16, 8192, "7.49", "3.86"),
         (64, 256, "3.99", None),
-        (64, 1024, "5.49", "2.87"),
-        (64, 2048, "7.49", "3.86"),
         (64, 8192, "19.5", "9.86"),
-        (128, 256, "4.49", None),
-        (128, 1024, "7.49", "3.86"),
-        (128, 2048, "11.5", "5.86"),
         (128, 8192, None, "17.9"),
-        (256, 256, "6.86", None),
-        (256, 1024, "12.9", "6.89"),
         (256, 2048, "20.8", "10.9"),
     ],
 )
@@ -78,8 +67,7 @@ def test_prefill(tokens: int, thousands_per_s: str) -> None:
     assert_prints_as(tokens / BF16_FLOOR.prefill_s(tokens) / 1e3, thousands_per_s)
 
 
-def test_a_prompt_alone() -> None:
-    assert_prints_as(1e3 * BF16_FLOOR.prefill_s(1024), "18.4")
+def test_prefill_in_8_bits() -> None:
     assert_prints_as(1e3 * FP8_FLOOR.prefill_s(1024), "10.6")
 
 
@@ -87,14 +75,10 @@ def test_a_prompt_alone() -> None:
     ("prompt", "output", "bf16", "fp8"),
     [
         (128, 128, "23.5", "41.2"),
-        (128, 2048, "18.1", "33.9"),
         (202, 179, "20.9", "36.9"),
-        (500, 2000, "14.5", "27.3"),
         (1000, 1000, "12.1", "22.5"),
         (1024, 128, "5.1", "9.1"),
-        (2048, 128, "2.65", "4.68"),
         (2048, 2048, "7.6", "14.5"),
-        (5000, 500, "2.67", "4.82"),
         (20000, 2000, "1.03", "1.97"),
     ],
 )
@@ -112,13 +96,13 @@ def test_overlap_is_a_harder_floor() -> None:
         assert_prints_as(1e-3 / floor.overlapped_seconds_per_output_token(lengths, batch), expected)
 
 
-def test_lengths_are_averaged_by_what_they_cost() -> None:
+def test_lengths_are_weighted_by_their_cost() -> None:
     mixed = [Length(100, 10), Length(10, 100)]
     parts = [BF16_FLOOR.seconds_per_output_token([length], 200) * length.output for length in mixed]
     assert BF16_FLOOR.seconds_per_output_token(mixed, 200) == pytest.approx(sum(parts) / 110)
 
 
-def test_requests_that_come_all_at_once() -> None:
+def test_requests_that_arrive_at_once() -> None:
     """The benchmark of nano-vllm: 256 requests, lengths from its own seed."""
     random.seed(0)
     prompts = []

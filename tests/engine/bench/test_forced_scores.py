@@ -1,4 +1,4 @@
-"""Scoring texts by forced tokens gives what a plain forward of the text gives."""
+"""Scores of forced tokens equal those of a forward pass of the text."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def expected_logprobs(checkpoint: Path) -> list[torch.Tensor]:
     return [model(torch.tensor([text[:-1]])).logits[0].log_softmax(dim=-1) for text in TEXTS]
 
 
-def test_scores_are_those_of_a_forward_of_the_whole_text(checkpoint: Path, parts: EngineParts) -> None:
+def test_scores_equal_a_forward_pass_of_the_whole_text(checkpoint: Path, parts: EngineParts) -> None:
     scores = score_texts(parts, TEXTS)
     expected = expected_logprobs(checkpoint)
     own = [
@@ -45,7 +45,7 @@ def test_scores_are_those_of_a_forward_of_the_whole_text(checkpoint: Path, parts
     assert scores.perplexity == pytest.approx(np.exp(scores.loss))
 
 
-def test_all_of_the_vocabulary_at_every_so_manyth_token(checkpoint: Path, parts: EngineParts) -> None:
+def test_scores_of_the_whole_vocabulary_at_every_13th_token(checkpoint: Path, parts: EngineParts) -> None:
     scores = score_texts(parts, TEXTS[:1], num_top=512, every=13)
     expected = expected_logprobs(checkpoint)[0][::13]
     assert len(scores.logprobs) == len(expected) == 3

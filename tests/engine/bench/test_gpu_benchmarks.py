@@ -1,4 +1,4 @@
-"""The benchmarks for a GPU, rehearsed on a CPU: every line runs, and what cannot run is said in one line."""
+"""The benchmarks for a GPU, tested on a CPU: every line runs, and errors are one line."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ import torch
 
 from engine.bench.__main__ import main
 
-_REHEARSAL = ["--quick", "--device", "cpu", "--shape", "tiny", "--threads", "1"]
+_QUICK = ["--quick", "--device", "cpu", "--shape", "tiny", "--threads", "1"]
 
 
-def rehearse(name: str, out: Path, *flags: str) -> dict:
-    assert main([name, *_REHEARSAL, "--out", str(out), *flags]) == 0
+def run_quick(name: str, out: Path, *flags: str) -> dict:
+    assert main([name, *_QUICK, "--out", str(out), *flags]) == 0
     (path,) = out.glob("*.json")
     return json.loads(path.read_text())
 
@@ -27,7 +27,7 @@ def test_without_a_gpu_one_line_says_so(name: str, tmp_path: Path, capsys: pytes
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rehearsal_must_be_quick(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpu_needs_quick(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu-decode", "--device", "cpu"]) == 1
     assert "add --quick" in capsys.readouterr().err
 
@@ -36,7 +36,7 @@ def test_a_rehearsal_must_be_quick(capsys: pytest.CaptureFixture[str]) -> None:
 def test_decode_steps_stand_beside_their_floors(
     precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = rehearse("G1", tmp_path, "--precision", precision)
+    report = run_quick("G1", tmp_path, "--precision", precision)
     names = {"bf16": "fp32", "fp8": "int8"}  # what a CPU has instead
     assert len(report["results"]) == 3
     assert all(names[precision] in result["what"] and result["floor"] > 0 for result in report["results"])
@@ -48,26 +48,26 @@ def test_decode_steps_stand_beside_their_floors(
 
 
 def test_a_mix_runs_continuous_and_static(tmp_path: Path) -> None:
-    report = rehearse("gpu-mix", tmp_path)
+    report = run_quick("gpu-mix", tmp_path)
     assert [result["what"].partition(",")[0] for result in report["results"]] == ["8/12", "sharegpt", "sharegpt"]
     assert "static" in report["results"][2]["what"]
     assert all(result["figure"] > 0 for result in report["results"])
 
 
-def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = rehearse("gpu-mix", tmp_path, "--budget", "0")
+def test_cases_beyond_the_budget_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run_quick("gpu-mix", tmp_path, "--budget", "0")
     assert report["results"] == []
     assert "left out, --budget was used up: 8/12, tiny fp32" in capsys.readouterr().out
 
 
 def test_a_mix_has_names_for_its_cases() -> None:
     with pytest.raises(SystemExit):
-        main(["gpu-mix", *_REHEARSAL, "--cases", "sharegpt,1000"])
+        main(["gpu-mix", *_QUICK, "--cases", "sharegpt,1000"])
 
 
 @pytest.mark.slow
 def test_the_pair_serves_users_and_poisson_arrivals(tmp_path: Path) -> None:
-    report = rehearse("gpu-pair", tmp_path)
+    report = run_quick("gpu-pair", tmp_path)
     whats = [result["what"] for result in report["results"]]
     assert len(whats) == 8
     assert sum("Poisson" in what for what in whats) == 4
@@ -76,7 +76,7 @@ def test_the_pair_serves_users_and_poisson_arrivals(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_peers_answer_the_same_requests(tmp_path: Path) -> None:
-    report = rehearse("G9", tmp_path)
+    report = run_quick("G9", tmp_path)
     ratios = [result for result in report["results"] if result["unit"] == "x"]
     assert len(ratios) == 2
     assert all(ratio["figure"] > 0 for ratio in ratios)
@@ -91,7 +91,7 @@ def test_stages_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_a_stage_leaves_a_table_and_a_report(tmp_path: Path) -> None:
-    report = rehearse("gpu-check", tmp_path, "--stage", "decode")
+    report = run_quick("gpu-check", tmp_path, "--stage", "decode")
     assert len(report["results"]) == 6
     (table,) = tmp_path.glob("gpu-decode-*.md")
     assert table.read_text().startswith("| id | figure | goal | floor | measured | fraction |")
@@ -101,12 +101,12 @@ def test_a_stage_leaves_a_table_and_a_report(tmp_path: Path) -> None:
 def test_a_stage_that_cannot_run_fails_and_keeps_what_it_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["gpu-check", *_REHEARSAL, "--out", str(tmp_path), "--stage", "mix", "--extra=--cases nonsense"]
+    arguments = ["gpu-check", *_QUICK, "--out", str(tmp_path), "--stage", "mix", "--extra=--cases nonsense"]
     assert main(arguments) == 1
     assert "error: gpu-mix: failed with exit status 2" in capsys.readouterr().err
     assert "Could not run: gpu-mix" in next(tmp_path.glob("*.md")).read_text()
 
 
 def test_a_stage_without_time_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gpu-check", *_REHEARSAL, "--out", str(tmp_path), "--stage", "mix", "--budget", "1"]) == 0
+    assert main(["gpu-check", *_QUICK, "--out", str(tmp_path), "--stage", "mix", "--budget", "1"]) == 0
     assert "left out, --budget was used up: gpu-mix" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What is said of the machine."""
+"""Description and rates of the machine."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 from engine.bench.machine import Machine, measure_floors
 
 
-def test_of_the_cpu_flags_those_that_matter_are_kept(tmp_path: Path) -> None:
+def test_relevant_cpu_flags_are_kept(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
         "processor\t: 0\nmodel name\t: Some CPU 3\nflags\t\t: fpu avx2 sse avx512_vnni\n\nprocessor\t: 1\n"
@@ -19,7 +19,7 @@ def test_of_the_cpu_flags_those_that_matter_are_kept(tmp_path: Path) -> None:
     assert machine.versions["torch"] == torch.__version__
 
 
-def test_a_machine_that_says_nothing_still_has_a_name(tmp_path: Path) -> None:
+def test_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
     machine = Machine.here(tmp_path / "none")
     assert machine.cpu
     assert machine.cpu_flags == ()

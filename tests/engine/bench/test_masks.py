@@ -1,4 +1,4 @@
-"""The vocabulary that masks are measured with is one that a tokenizer could have."""
+"""The grown vocabulary and the grammar of the benchmark of masks."""
 
 import json
 
@@ -22,8 +22,7 @@ def test_a_grown_tokenizer_uses_its_tokens() -> None:
     assert [grown.decode(found) for found in ids] == [f"{word}" for word in new]
 
 
-def test_the_grammar_goes_on_and_on() -> None:
-    """Objects follow each other: after one, the end is allowed and so is the next."""
+def test_grammar_accepts_an_endless_sequence_of_objects() -> None:
     matcher = GrammarMatcher.compile(_GRAMMAR, GrammarTokenizer(SMALL, 3072, {1}))
     person = {"name": "a", "age": 3, "tags": [], "address": {"street": "b", "zip": "12345"}, "status": "active"}
     tokenizer = Tokenizer.from_str(SMALL.decode())

@@ -1,4 +1,4 @@
-"""The clock around the model sees every step of engines built under it, and of no others."""
+"""The clock times every step of engines built while it is installed, and of no others."""
 
 from pathlib import Path
 

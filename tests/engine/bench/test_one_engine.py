@@ -1,4 +1,4 @@
-"""The command line: each benchmark of one engine against itself runs small and leaves its samples."""
+"""Each benchmark of variants of one engine runs with --quick and writes its samples."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
 
 
 @pytest.mark.parametrize(
-    ("name", "ids", "figure", "contestants"),
+    ("name", "ids", "figure", "variants"),
     [
         ("C5", {"C5", "C6"}, "ttft_s", CHUNKS | {"alone"}),
         ("C5", {"C5", "C6"}, "worst_gap_s", CHUNKS),
@@ -29,19 +29,19 @@ CHUNKS = {"chunk 16", "chunk 32", "unchunked"}
         ),
     ],
 )
-def test_runs_small_and_leaves_its_samples(
-    name: str, ids: set[str], figure: str, contestants: set[str], tmp_path: Path
+def test_quick_run_writes_its_samples(
+    name: str, ids: set[str], figure: str, variants: set[str], tmp_path: Path
 ) -> None:
     assert main([name, "--quick", "--rounds", "2", "--threads", "1", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     report = json.loads(path.read_text())
     assert {result["benchmark_id"] for result in report["results"]} == ids
     samples = report["raw"][figure]
-    assert {contestant: len(values) for contestant, values in samples.items()} == dict.fromkeys(contestants, 2)
+    assert {variant: len(values) for variant, values in samples.items()} == dict.fromkeys(variants, 2)
     assert all(value > 0 for values in samples.values() for value in values)
 
 
-def test_int8_quality_keeps_every_token_it_judged(tmp_path: Path) -> None:
+def test_int8_quality_writes_every_scored_token(tmp_path: Path) -> None:
     assert main(["int8-quality", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     raw = json.loads(path.read_text())["raw"]

@@ -1,4 +1,4 @@
-"""Whole runs in turn: what is kept, and what is refused."""
+"""Alternating runs: kept samples and rejected answers."""
 
 import argparse
 from pathlib import Path
@@ -34,16 +34,16 @@ def test_the_warm_up_round_is_not_kept() -> None:
     assert samples.best("only") == 1.0
 
 
-def test_a_figure_may_belong_to_some_contestants() -> None:
+def test_figure_of_some_variants() -> None:
     rounds = alternate_runs({"a": lambda: run_of(1.0, (1,)), "b": lambda: run_of(2.0, (1,))}, SETTINGS)
     assert set(rounds.samples(lambda run: run.wall_s, ["b"]).raw) == {"b"}
 
 
-def test_answers_that_change_between_rounds_are_refused() -> None:
+def test_answers_that_differ_between_rounds_are_rejected() -> None:
     last = iter((5, 5, 6))
     with pytest.raises(BenchmarkError, match="two rounds of drifting: answers of request 1 differ from token 2 on"):
         alternate_runs({"drifting": lambda: run_of(1.0, (1,), (1, 2, next(last)))}, SETTINGS)
 
 
-def test_equal_answers_pass_whatever_holds_them() -> None:
+def test_equal_answers_in_lists_and_tuples_pass() -> None:
     require_equal_ids("lists and tuples", [[1, 2], (3,)], ((1, 2), [3]))

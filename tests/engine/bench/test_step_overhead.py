@@ -1,4 +1,4 @@
-"""What the measured steps consist of."""
+"""Requests and parts of the measured steps."""
 
 from collections import Counter
 from itertools import islice
@@ -13,12 +13,12 @@ def test_under_churn_a_fifth_ends_in_every_step() -> None:
     assert {request.params.max_tokens for request in later} == {5}
 
 
-def test_without_churn_nobody_ends() -> None:
+def test_without_churn_no_request_ends() -> None:
     requests = list(islice(arriving_requests(10, 4, churn=False), 10))
     assert {request.params.max_tokens for request in requests} == {1024}
 
 
-def test_no_two_prompts_are_alike() -> None:
+def test_prompts_are_unique() -> None:
     requests = list(islice(arriving_requests(10, 32, churn=True), 50))
     assert len({request.prompt_ids for request in requests}) == 50
 

@@ -1,4 +1,4 @@
-"""A tiny engine driven by hand: batches that decode, prefills, windows."""
+"""A tiny engine driven step by step: decode batches, prefills, windows."""
 
 import statistics
 
@@ -59,14 +59,14 @@ def test_answers_are_those_of_the_engine(parts: EngineParts, driver: EngineDrive
     assert tuple(map(tuple, answers.values())) == serve_anew(parts, Workload(tuple(prompts), (9, 9))).output_ids
 
 
-def test_a_refused_request_is_an_error(driver: EngineDriver) -> None:
+def test_rejected_request_is_an_error(driver: EngineDriver) -> None:
     driver.submit([new_request((1,) * 200, 1)])
-    with pytest.raises(BenchmarkError, match="refused"):
+    with pytest.raises(BenchmarkError, match="rejected"):
         driver.turn()
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_point_decodes_at_its_context(driver: EngineDriver, maker: RequestMaker, batch: int) -> None:
+def test_decode_point_has_its_context(driver: EngineDriver, maker: RequestMaker, batch: int) -> None:
     point = DecodePoint(batch, context=60, num_steps=8)
     with Decoding(driver, maker, point, _STEP_TOKENS) as decoding:
         timed = decoding.steps(8)
@@ -76,7 +76,7 @@ def test_a_point_decodes_at_its_context(driver: EngineDriver, maker: RequestMake
     assert driver.num_open == 0
 
 
-def test_points_follow_each_other_on_one_runner(parts: EngineParts, maker: RequestMaker) -> None:
+def test_decode_points_share_one_runner(parts: EngineParts, maker: RequestMaker) -> None:
     for _ in range(4):  # requests that were cancelled must not keep the runner's rows
         with Decoding(EngineDriver(schedule_anew(parts)), maker, DecodePoint(4, 40, 2), _STEP_TOKENS) as decoding:
             decoding.steps(2)
@@ -84,7 +84,7 @@ def test_points_follow_each_other_on_one_runner(parts: EngineParts, maker: Reque
 
 def test_prefills_are_timed_between_full_steps(driver: EngineDriver, maker: RequestMaker) -> None:
     assert 0 < prefill_seconds(driver, maker, prompt_len=24, num_prompts=6) < 1
-    with pytest.raises(BenchmarkError, match="nothing to time"):
+    with pytest.raises(BenchmarkError, match="at least two are required"):
         prefill_seconds(driver, maker, prompt_len=4, num_prompts=2)
 
 
@@ -106,7 +106,7 @@ def test_a_static_window_is_whole_batches(parts: EngineParts, maker: RequestMake
     assert statistics.median(window.step_tokens) == 1  # three slots wait for the fourth
 
 
-def test_requests_that_stand_in_line_are_random_and_repeatable() -> None:
+def test_requests_are_random_and_repeatable() -> None:
     first, second = (RequestMaker(512, seed=3).make(Length(7, 2)) for _ in range(2))
     assert first.prompt_ids == second.prompt_ids
     assert first.request_id != second.request_id

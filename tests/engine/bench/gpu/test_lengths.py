@@ -1,4 +1,4 @@
-"""Lengths of requests: means, traces, and snapshots of a server that has run for long."""
+"""Lengths of requests: means, traces, and snapshots of a server in steady state."""
 
 import gzip
 from pathlib import Path
@@ -18,7 +18,7 @@ from engine.bench.gpu.lengths import (
 
 
 @pytest.mark.parametrize(("spreads", "means"), [(AZURE_LIKE, (1155, 211)), (SHAREGPT_LIKE, (202, 179))])
-def test_samples_have_the_means_they_promise(spreads, means) -> None:
+def test_samples_have_their_means(spreads, means) -> None:
     lengths = sample_lengths(spreads)
     assert mean_length(lengths) == pytest.approx(means, abs=1.0)
     assert min(map(min, lengths)) >= 1
@@ -28,7 +28,7 @@ def test_samples_have_the_means_they_promise(spreads, means) -> None:
     assert lengths != sample_lengths(spreads, seed=1)
 
 
-def test_a_snapshot_finds_long_answers_more_often_and_anywhere() -> None:
+def test_snapshot_has_long_answers_more_often_at_any_point() -> None:
     lengths = [Length(50, 10), Length(70, 190)]
     found = in_progress(lengths, 4000)
     totals = [sum(length) for length in found]
@@ -40,7 +40,7 @@ def test_a_snapshot_finds_long_answers_more_often_and_anywhere() -> None:
     assert max(left) == 190
 
 
-def test_a_trace_is_read_with_its_carriage_returns(tmp_path: Path) -> None:
+def test_trace_with_carriage_returns_is_read(tmp_path: Path) -> None:
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\nx,396,109"
     plain, packed = tmp_path / "trace.csv", tmp_path / "trace.csv.gz"
     plain.write_text(text, newline="")
@@ -51,11 +51,11 @@ def test_a_trace_is_read_with_its_carriage_returns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["a,b\n1,2\n", "ContextTokens,GeneratedTokens\n", "ContextTokens,GeneratedTokens\n0,1\n"]
 )
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_without_lengths_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(ValueError, match=r"x\.csv: "):
         trace_lengths(tmp_path / "x.csv")
 
 
-def test_scaling_leaves_nobody_without_a_token() -> None:
+def test_scaled_lengths_are_at_least_one() -> None:
     assert scaled([Length(100, 3)], 0.1) == (Length(10, 1),)

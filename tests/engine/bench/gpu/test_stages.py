@@ -1,4 +1,4 @@
-"""What each stage of the check on a GPU runs."""
+"""Commands of each stage of the check on a GPU."""
 
 from pathlib import Path
 
@@ -30,14 +30,14 @@ def test_tests_run_with_pytest_and_its_timeout_alone() -> None:
     assert set(tests.arguments) - set(alone.arguments) == {"xdist.plugin", "-n", "8"}
 
 
-def test_decode_runs_both_precisions_unless_one_is_asked_for() -> None:
+def test_decode_runs_both_precisions_by_default() -> None:
     titles = [command.title for command in commands_of("decode", Rehearsal(), (), has_xdist=False, seed=0)]
     assert titles == ["gpu-decode, bf16", "gpu-decode, fp8"]
     (only,) = commands_of("decode", Rehearsal(), ("--precision", "fp8"), has_xdist=False, seed=0)
     assert only.arguments[-2:] == ("--precision", "fp8")
 
 
-def test_a_command_gets_a_journal_and_less_time_than_its_keeper() -> None:
+def test_command_gets_a_journal_and_a_smaller_budget() -> None:
     rehearsal = Rehearsal("cpu", "tiny", quick=True, threads=2)
     (command,) = commands_of("mix", rehearsal, ("--slots", "2"), has_xdist=False, seed=0)
     assert command.full_arguments(Path("a/1.jsonl"), 100.0) == [

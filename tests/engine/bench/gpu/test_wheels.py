@@ -1,4 +1,4 @@
-"""Packages for the frontend that are carried as wheels."""
+"""Wheels of the frontend's packages for a machine without a network."""
 
 import subprocess
 import sys
@@ -13,37 +13,37 @@ from engine.bench.gpu import wheels
 
 def write_wheel(folder: Path, name: str, module: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{module.replace('.', '/')}/__init__.py", "carried = True\n")
+        archive.writestr(f"{module.replace('.', '/')}/__init__.py", "is_unpacked = True\n")
 
 
 @pytest.fixture
-def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+def missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels, "FRONTEND_NEEDS", {"no_such_module": "no-such-module", "google.nothing": "nothing"})
 
 
-def test_nothing_is_needed_where_everything_is_installed(tmp_path: Path) -> None:
+def test_installed_packages_need_no_wheels(tmp_path: Path) -> None:
     assert wheels.frontend_path(tmp_path, {}) == ()
 
 
-def test_what_is_missing_is_named_with_the_way_to_bring_it(lacking: None, tmp_path: Path) -> None:
-    with pytest.raises(BenchmarkError, match=r"needs no-such-module, nothing: .* name it in CHAIRLIFT_WHEELS"):
+def test_error_names_missing_packages_and_what_to_do(missing_packages: None, tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match=r"needs no-such-module, nothing: .* set CHAIRLIFT_WHEELS to it"):
         wheels.frontend_path(tmp_path, {})
 
 
-def test_wheels_are_unpacked_and_importable(lacking: None, tmp_path: Path) -> None:
-    folder = tmp_path / "carried"
+def test_wheels_are_unpacked_and_importable(missing_packages: None, tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
     folder.mkdir()
     write_wheel(folder, "no_such_module", "no_such_module")
     write_wheel(folder, "nothing", "google.nothing")
     (path,) = wheels.frontend_path(tmp_path, {"CHAIRLIFT_WHEELS": str(folder)})
     # google is also a folder of protobuf's, elsewhere on the path
-    code = "import no_such_module, google.nothing, google.protobuf; print(google.nothing.carried)"
+    code = "import no_such_module, google.nothing, google.protobuf; print(google.nothing.is_unpacked)"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(path)}, capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
 
 
-def test_a_wheel_that_is_still_missing_is_named(lacking: None, tmp_path: Path) -> None:
-    folder = tmp_path / "carried"
+def test_error_names_a_missing_wheel(missing_packages: None, tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
     folder.mkdir()
     write_wheel(folder, "no_such_module", "no_such_module")
     with pytest.raises(BenchmarkError, match="needs nothing: "):
@@ -51,7 +51,7 @@ def test_a_wheel_that_is_still_missing_is_named(lacking: None, tmp_path: Path) -
 
 
 def test_a_folder_without_wheels_and_a_broken_wheel_are_errors(tmp_path: Path) -> None:
-    folder = tmp_path / "carried"
+    folder = tmp_path / "wheels"
     folder.mkdir()
     environ = {"CHAIRLIFT_WHEELS": str(folder)}
     with pytest.raises(BenchmarkError, match="holds no wheels"):
