@@ -1,4 +1,4 @@
-"""Judges greedy ids by `transformers` on the same checkpoint, see `chairlift.bench.agreement`."""
+"""Checks greedy ids against `transformers` on the same checkpoint, see `chairlift.bench.agreement`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from engine.bench.transformers_peer import import_transformers
 def greedy_agreement(
     model: Any, prompts: Sequence[Sequence[int]], output_ids: Sequence[Sequence[int]], *, near_tie: float = NEAR_TIE
 ) -> Agreement:
-    """Judges greedy answers with one forward pass of prompt and answer each.
+    """Checks greedy answers with one forward pass of prompt and answer each.
 
     Args:
         model: a causal model of `transformers` in fp32, see `load_reference`.
@@ -38,5 +38,5 @@ def greedy_agreement(
 
 
 def load_reference(path: Path) -> Any:
-    """The checkpoint in `transformers`, fp32."""
+    """Loads the checkpoint in `transformers`, fp32."""
     return import_transformers().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -1,13 +1,13 @@
-"""One user alone: time per token at batch 1, and what of a step is not the model.
+"""A single request: time per token at batch 1, and the part of a step outside the model.
 
-Claim: batching many does not make one slow, and scheduling, packing, sampling and bookkeeping are a small part of a
-step even when the step is short.
+Claim: continuous batching does not slow down a single request; scheduling, packing, sampling and bookkeeping are a
+small part of a step even when the step is short.
 
 Goal: under 10 % of a decode step spent outside the model on the 135M shape; TPOT below that of `transformers`
 `generate`.
 
-Method: one random checkpoint in both, one prompt of 32 tokens, 64 greedy tokens, in turn. Before anything is timed,
-`transformers` judges every id, position by position (int8 ids are only counted). TPOT is the mean time between tokens.
+Method: one random checkpoint in both, one prompt of 32 tokens, 64 greedy tokens, alternating. Before the timing,
+`transformers` checks every id, position by position (int8 ids are only counted). TPOT is the mean time between tokens.
 The model is the compiled step, from the batch's tensors to its logits; its share is taken over the decode steps.
 """
 
@@ -36,12 +36,12 @@ from engine.bench.transformers_peer import generate_streaming
 from engine.config import DEFAULT_STEP_LIMITS
 from engine.serving.engine import EngineParts
 
-_OURS, _THEIRS = "Chairlift", "transformers"
+_CHAIRLIFT, _TRANSFORMERS = "Chairlift", "transformers"
 _PROMPT_LEN = 32
 
 
 def run(settings: Settings) -> Outcome:
-    """Answers the prompt with both in turn."""
+    """Answers the prompt with both, alternating."""
     num_tokens = 8 if settings.quick else 64
     shape = shape_name(settings)
     settings.progress(f"saving a random checkpoint of shape {shape}")
@@ -62,10 +62,13 @@ def run(settings: Settings) -> Outcome:
 
     agreement = greedy_agreement(reference, workload.prompts, serve_anew(parts, workload).output_ids)
     if settings.options.quantization == "none" and settings.options.kv_cache_dtype == "auto":
-        require_same_ids(_OURS, agreement)
+        require_same_ids(_CHAIRLIFT, agreement)
     model_s: list[list[float]] = []
     rounds = alternate_runs(
-        {_OURS: _timed(parts, workload, clock, model_s), _THEIRS: lambda: generate_streaming(reference, workload)},
+        {
+            _CHAIRLIFT: _timed(parts, workload, clock, model_s),
+            _TRANSFORMERS: lambda: generate_streaming(reference, workload),
+        },
         settings,
     )
     model_s = model_s[-settings.rounds :]
@@ -84,18 +87,18 @@ def _timed(parts: EngineParts, workload: Workload, clock: ModelClock, model_s: l
 
 def _outcome(rounds: Rounds, model_s: list[list[float]], note: str) -> Outcome:
     tpot_s = rounds.samples(lambda run: statistics.fmean(run.gaps_s(0)))
-    ratio = tpot_s.ratio(_THEIRS, _OURS)
-    parts = [step_parts(run, seconds) for run, seconds in zip(rounds.runs[_OURS], model_s, strict=True)]
+    ratio = tpot_s.ratio(_TRANSFORMERS, _CHAIRLIFT)
+    parts = [step_parts(run, seconds) for run, seconds in zip(rounds.runs[_CHAIRLIFT], model_s, strict=True)]
     best = min(parts, key=lambda part: part.share_outside)
     results = (
-        Result("solo", "TPOT", 1e3 * tpot_s.best(_OURS), "ms", note=note),
+        Result("solo", "TPOT", 1e3 * tpot_s.best(_CHAIRLIFT), "ms", note=note),
         Result(
             "solo",
             "TPOT, transformers over Chairlift",
             ratio.best,
             "x",
             goal=1.0,
-            note=f"{ratio.low:.2f}..{ratio.high:.2f}; transformers {1e3 * tpot_s.best(_THEIRS):.2f} ms, fp32",
+            note=f"{ratio.low:.2f}..{ratio.high:.2f}; transformers {1e3 * tpot_s.best(_TRANSFORMERS):.2f} ms, fp32",
         ),
         Result(
             "solo",
@@ -113,13 +116,13 @@ def _outcome(rounds: Rounds, model_s: list[list[float]], note: str) -> Outcome:
         "tpot_s": tpot_s.raw,
         "mean_decode_step": [part._asdict() for part in parts],
         "model_s": model_s,
-        "step_s": [[step.seconds for step in run.steps] for run in rounds.runs[_OURS]],
+        "step_s": [[step.seconds for step in run.steps] for run in rounds.runs[_CHAIRLIFT]],
     }
     return Outcome(results, raw)
 
 
 class StepParts(NamedTuple):
-    """Where the mean decode step of a run went, in seconds: the model, the runner around it, and the scheduler."""
+    """Parts of the mean decode step of a run in seconds: the model, the runner around it, and the scheduler."""
 
     model_s: float
     runner_s: float
@@ -127,7 +130,7 @@ class StepParts(NamedTuple):
 
     @property
     def share_outside(self) -> float:
-        """What was not the model."""
+        """Share of the step outside the model."""
         return 1 - self.model_s / sum(self)
 
 

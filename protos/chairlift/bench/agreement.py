@@ -21,7 +21,7 @@ class Agreement:
         num_tokens: positions compared.
         num_same: positions with the reference's token.
         num_near_ties: of the others, those where it is at most NEAR_TIE behind the reference's best.
-        worst_gap: how far behind the worst choice is, in logits.
+        worst_gap: largest distance of a chosen logit to the best one.
     """
 
     num_tokens: int
@@ -49,7 +49,7 @@ class Agreement:
 def require_same_ids(name: str, agreement: Agreement) -> None:
     """Requires that rounding explains every difference.
 
-    Raises: BenchmarkError: a position has a wrong token, so speed would mean nothing.
+    Raises: BenchmarkError: a position has a wrong token.
     """
     if agreement.num_wrong:
         raise BenchmarkError(f"{name}: {agreement.num_wrong} ids are wrong; {agreement}")
@@ -58,7 +58,7 @@ def require_same_ids(name: str, agreement: Agreement) -> None:
 def require_equal_ids(what: str, answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> None:
     """Requires the same answers of two runs.
 
-    Raises: BenchmarkError: an answer differs, so speed would mean nothing; names the first difference.
+    Raises: BenchmarkError: an answer differs; names the first difference.
     """
     for index, (answer, other) in enumerate(zip(answers, others, strict=True)):
         if tuple(answer) != tuple(other):

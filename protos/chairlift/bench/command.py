@@ -1,7 +1,7 @@
-"""Command line of a package of benchmarks: runs one, prints its table and keeps its raw samples.
+"""Command line of a package of benchmarks: runs one, prints its table and writes its raw samples.
 
-Exit status: 0 when it ran, whether goals are met or not; 1 when figures are missing or would mean nothing; 2 for a
-wrong flag.
+Exit status: 0 if it ran, whether its goals are met or not; 1 if its figures are invalid or incomplete; 2 for a wrong
+flag.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def run_command(
     if outcome.text:
         print(outcome.text)
     if options.quick:
-        print("--quick: the figures mean nothing")
+        print("--quick: the figures are meaningless")
     if outcome.raw:
         path = write_report(
             options.out,
@@ -151,7 +151,7 @@ def _parse(prog: str, benchmarks: Sequence[Benchmark], argv: Sequence[str], num_
             help="CPU threads of every system (default: one per usable CPU)",
         )
         command.add_argument(
-            "--quick", action="store_true", help="tiny sizes: checks that the benchmark runs, measures nothing"
+            "--quick", action="store_true", help="use tiny sizes, to test the benchmark; its figures are meaningless"
         )
         benchmark.add_arguments(command)
     return parser.parse_args(argv)

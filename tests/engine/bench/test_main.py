@@ -1,4 +1,4 @@
-"""The command line: each benchmark of scheduling runs small and leaves its samples."""
+"""The command line: benchmarks of scheduling run with --quick and write their samples."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def test_paging_wastes_half_a_block_per_sequence_and_reserving_the_rest_of_the_m
     assert set(report["raw"]["reserved"]["num_sequences"]) == {8}
 
 
-def test_step_overhead_says_where_its_time_goes(tmp_path: Path) -> None:
+def test_step_overhead_reports_its_parts(tmp_path: Path) -> None:
     assert main(["step-overhead", *_QUICK, "--out", str(tmp_path)]) == 0
     report = report_of(tmp_path)
     assert len(report["results"]) == 4
@@ -48,7 +48,7 @@ def test_more_threads_than_there_are_is_an_error_in_one_line(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("arguments", [["no-such-benchmark"], [], ["C5", "--rounds", "0"], ["C5", "--threads", "x"]])
-def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
+def test_wrong_command_line_is_rejected(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 2
