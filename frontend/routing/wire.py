@@ -4,7 +4,6 @@ import math
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason, reasons_by_value
@@ -177,11 +176,11 @@ def rows(step: pb.StepResult) -> Iterator[tuple[int, int, int, list[int], Logpro
     """
     stream_ids, starts, token_ids = list(step.handles), list(step.start_indices), list(step.token_ids)
     counts = list(step.token_counts) or [1] * len(stream_ids)
-    attempts = list(step.epochs) or repeat(0, len(stream_ids))
-    if not (len(starts) == len(counts) == len(stream_ids) and sum(counts) == len(token_ids)):
+    attempts = list(step.epochs) or [0] * len(stream_ids)
+    if not (len(attempts) == len(starts) == len(counts) == len(stream_ids) and sum(counts) == len(token_ids)):
         raise ProtocolViolation(
-            f"step {step.step_seq}: {len(stream_ids)} handles, {len(starts)} start_indices, {len(counts)} token_counts "
-            f"of {sum(counts)} tokens, {len(token_ids)} token_ids"
+            f"step {step.step_seq}: {len(stream_ids)} handles, {len(attempts)} epochs, {len(starts)} start_indices, "
+            f"{len(counts)} token_counts of {sum(counts)} tokens, {len(token_ids)} token_ids"
         )
     logprobs = _row_logprobs(step.logprobs, counts) if step.logprobs.rows else {}
     position = 0

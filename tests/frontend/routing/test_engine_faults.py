@@ -154,6 +154,7 @@ async def test_request_that_the_engine_drops_continues(pair, text_request):
 BROKEN_STREAMS = {
     "a step is missing": lambda step: setattr(step, "step_seq", step.step_seq + 1),
     "columns do not match": lambda step: step.start_indices.append(0),
+    "epochs do not match": lambda step: step.epochs.append(0),
 }
 
 
