@@ -20,7 +20,7 @@ from chairlift.service.logs import log_to_stderr, report_error, terminal
 from chairlift.service.process_limits import NUM_THREADS, ProcessLimitError, check_process_limits
 from engine.config import EngineConfig, parse_config
 from engine.errors import CheckpointError, ConfigError, DeviceError, EngineError, IntegrityError, StepError
-from engine.serving.engine import FAREWELL_S, Engine
+from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.io_thread import IoThread
 from engine.serving.outgoing import CoalescePolicy
 from engine.serving.server import EngineService
@@ -110,7 +110,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
             raise StepError("the IO thread failed") from None
         raise
     finally:
-        io.stop(FAREWELL_S)
+        io.stop(STOP_GRACE_S)
         if step_log is not None:
             step_log.close()
 
@@ -130,7 +130,7 @@ def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Calla
         report_error(_PROGRAM, error, config.log_format)
         with contextlib.suppress(RuntimeError):  # the event loop is gone too
             io.call(service.fail, str(error))
-        io.stop(FAREWELL_S)
+        io.stop(STOP_GRACE_S)
         os._exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)
 
     return end

@@ -3,14 +3,14 @@
 EngineError
 |-- ConfigError          a flag or the machine: says what to change, with numbers; exit status 2
 |-- CheckpointError      the model's files: names the file; exit status 2
-|-- StepError            a step failed as a whole: the process reports it and exits with status 1
-|   `-- DeviceError      the device did: one line, and the process ends at once, for nothing on it can be used again
-|-- IntegrityError       our own books contradict each other, a defect: one line, and the process ends with status 1
+|-- StepError            a whole step failed: logged; exit status 1
+|   `-- DeviceError      the device failed: one line, immediate exit with status 1
+|-- IntegrityError       the KV cache accounting is inconsistent, a defect: one line; exit status 1
 `-- RequestError         one request: becomes a Rejection on the wire
-|-- InvalidRequest   a field has a value that cannot be served
-|-- RequestTooLong   cannot fit the context or the empty cache
-|-- QueueFull        try again later
-`-- EngineDraining   try another engine, or this one after its restart
+    |-- InvalidRequest   a field has a value that cannot be served
+    |-- RequestTooLong   exceeds the context or the empty cache
+    |-- QueueFull        retry later
+    `-- EngineDraining   retry on another engine, or on this one after its restart
 """
 
 
@@ -19,14 +19,13 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError):
-    """A flag, or a model that does not fit this machine."""
+    """A flag is invalid, or the model does not fit this machine."""
 
 
 class CheckpointError(EngineError):
-    """A model folder that cannot be loaded.
+    """A model folder cannot be loaded.
 
-    The message quotes names and values from the model's files. It stays one line of moderate length, and nothing in it
-    reaches a terminal as a control character.
+    The message quotes names and values from the model's files. It is limited to one line of printable characters.
     """
 
     def __init__(self, message: str) -> None:
@@ -42,19 +41,19 @@ def _one_line(message: str) -> str:
 
 
 class StepError(EngineError):
-    """A step failed as a whole; the engine's state can no longer be trusted."""
+    """A whole step failed; the engine must not continue."""
 
 
 class DeviceError(StepError):
-    """The device has failed, and with it all memory of it that this process has."""
+    """The device failed; its memory is lost for this process."""
 
 
 class IntegrityError(EngineError):
-    """A check_integrity() found a contradiction: a defect of ours."""
+    """A consistency check failed, because of a defect."""
 
 
 class RequestError(EngineError):
-    """One request cannot be accepted; nobody else is affected."""
+    """One request cannot be accepted; others are unaffected."""
 
 
 class InvalidRequest(RequestError):  # noqa: N818 - reads as the reason it is
@@ -70,4 +69,4 @@ class QueueFull(RequestError):  # noqa: N818
 
 
 class EngineDraining(RequestError):  # noqa: N818
-    """The engine finishes what it has and takes nothing new."""
+    """The engine finishes its open requests and accepts no new ones."""

@@ -16,33 +16,32 @@ from engine.errors import RequestError
 
 
 class ModelRunner(Protocol):
-    """Runs plans on a model, several at a time if it was made for it.
+    """Runs plans on a model, up to `max_steps_in_flight` at a time.
 
     `engine.runner.model_runner.TorchModelRunner` is the real one; tests use `FakeModelRunner`.
     """
 
     def launch(self, plan: SchedulerOutput) -> None:
-        """Starts one step. It may still run when this returns, and the next one may be launched meanwhile: up to the
-        scheduler's `max_steps_in_flight` of them.
+        """Starts one step. It may still run when this returns, and the next one may be launched meanwhile.
 
         Args:
-            plan: differences since the last plan and the rows of this step; without rows only the differences are
-                applied. A plan without rows is collected like any other.
-        Raises: EngineError: the whole step failed; the process cannot go on.
+            plan: differences since the last plan and the rows of this step. A plan without rows applies only the
+                differences, and is collected like any other.
+        Raises: EngineError: the whole step failed; the process cannot continue.
         """
         ...
 
     def collect(self) -> ModelRunnerOutput:
-        """Waits for the oldest step launched and not collected.
+        """Waits for the oldest step that was launched and not yet collected.
 
         Returns: one sampled token per sampling row.
-        Raises: EngineError: the whole step failed; the process cannot go on.
+        Raises: EngineError: the whole step failed; the process cannot continue.
         """
         ...
 
 
 def execute(runner: ModelRunner, plan: SchedulerOutput) -> ModelRunnerOutput:
-    """One step from its launch to its end, for those who have no other in flight: warm-up, benchmarks, tests."""
+    """Launches and collects one step, if no other is in flight (warm-up, benchmarks, tests)."""
     runner.launch(plan)
     return runner.collect()
 
@@ -52,8 +51,8 @@ class Submit:
     """New requests, already validated.
 
     Attributes:
-        session_id: the stream they came by.
-        command_seq: their number on that stream; comes back in `seen_commands` of the reports.
+        session_id: the stream of the command.
+        command_seq: number of the command on that stream; returned in `StepReport.seen_commands`.
     """
 
     session_id: str
@@ -63,7 +62,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Requests to stop. Unknown and finished ones are ignored."""
+    """Requests to cancel. Unknown and finished ones are ignored."""
 
     session_id: str
     command_seq: int
@@ -73,7 +72,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class GrantCredit:
-    """Tokens that requests may generate in addition: pairs of request and number."""
+    """Token credit: pairs of request and number of additional output tokens."""
 
     session_id: str
     command_seq: int
@@ -84,11 +83,11 @@ Command = Submit | Cancel | GrantCredit
 
 
 class Inbox:
-    """Commands on their way to the step loop: any thread puts, the step loop drains.
+    """Queue of commands to the step loop: any thread puts, the step loop drains.
 
-    It is bounded by its writers: a session stops reading its stream while `MAX_PENDING_COMMANDS` wait here, and HTTP/2
-    flow control then holds the frontend. `SimpleQueue.put` is safe in a signal handler that interrupts `drain` on the
-    same thread.
+    Writers keep the bound: a session stops reading its stream while `MAX_PENDING_COMMANDS` are queued, and HTTP/2 flow
+    control then blocks the frontend. `SimpleQueue.put` is safe in a signal handler that interrupts `drain` on the same
+    thread.
     """
 
     MAX_PENDING_COMMANDS = 1024
@@ -98,7 +97,7 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether writers should wait."""
+        """Whether writers must wait."""
         return self._queue.qsize() >= self.MAX_PENDING_COMMANDS
 
     def put(self, command: Command) -> None:
@@ -106,15 +105,15 @@ class Inbox:
         self._queue.put(command)
 
     def wake(self) -> None:
-        """Ends a `drain` that waits, without a command."""
+        """Wakes a waiting `drain` without a command."""
         self._queue.put(None)
 
     def drain(self, timeout_s: float) -> list[Command]:
-        """Takes all that is there, in order.
+        """Takes all queued commands, in order.
 
         Args:
-            timeout_s: how long to wait for something if nothing is there; 0 does not wait.
-        Returns: the commands; empty after the timeout or a bare `wake`.
+            timeout_s: how long to wait if the queue is empty; 0 does not wait.
+        Returns: the commands; empty after the timeout or a `wake`.
         """
         commands: list[Command] = []
         try:
@@ -128,12 +127,12 @@ class Inbox:
 
 
 class StepTimes(NamedTuple):
-    """The borders of a step's parts, perf_counter nanoseconds: scheduling, running, taking in its tokens.
+    """Start of a step and ends of its phases (schedule, execute, update), in perf_counter nanoseconds.
 
-    With two steps in flight a step is scheduled and launched while the one before it runs. Its time then begins, with
-    its part in the runner, when that one has been collected: `started_ns` and `scheduled_ns` are the same, and the step
-    before is updated in the meantime. Times of steps that follow each other without a pause thus add up to the time
-    that has passed, but for these updates, which are counted twice.
+    With two steps in flight, a step is scheduled and launched while the previous one runs. Its time then starts when
+    the previous one has been collected: `started_ns` equals `scheduled_ns`, and its execution overlaps the update of
+    the previous step. The times of consecutive steps therefore add up to the elapsed time, except that these updates
+    count twice.
     """
 
     started_ns: int
@@ -143,19 +142,19 @@ class StepTimes(NamedTuple):
 
     @property
     def step_us(self) -> int:
-        """The whole step."""
+        """Duration of the step, microseconds."""
         return (self.updated_ns - self.started_ns) // 1000
 
     @property
     def execute_us(self) -> int:
-        """Its part in the runner: from its launch, or from the collection of the step before if that is later, to its
-        own collection.
+        """Time in the runner, microseconds: from launch, or from collection of the previous step if later, to its own
+        collection.
         """
         return (self.executed_ns - self.scheduled_ns) // 1000
 
 
 class EngineState(Enum):
-    """Life of an engine, in this order; FAILED can follow any."""
+    """States of an engine, in this order; FAILED can follow any."""
 
     LOADING = auto()
     SERVING = auto()
@@ -165,16 +164,16 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoopSnapshot:
-    """The pulse of the step loop, published after every turn and read by other threads without a lock.
+    """State of the step loop, published after every iteration and read by other threads without a lock.
 
     Attributes:
         engine_step: steps collected since start.
-        loop_turns: turns of the loop since start, idle ones included: stands still only if the loop does.
-        step_us, execute_us: duration of the last step collected, and of its part in the runner; see `StepTimes`.
+        loop_turns: iterations of the loop since start, including idle ones; constant only if the loop hangs.
+        step_us, execute_us: duration of the last step, and of its time in the runner; see `StepTimes`.
         num_batched_tokens: tokens in the last step.
-        num_prompt_tokens_total: prompt tokens computed since start (rows of one token are counted as decodes).
+        num_prompt_tokens_total: prompt tokens computed since start (rows of one token count as decodes).
         num_late_compiles: kernels compiled since the engine was ready.
-        num_integrity_checks, num_integrity_failures: looks through the scheduler's books, and contradictions found.
+        num_integrity_checks, num_integrity_failures: KV cache consistency checks made, and failed.
     """
 
     engine_step: int
@@ -191,11 +190,11 @@ class LoopSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionReport:
-    """What became of submissions, sent before the step that may run them.
+    """Result of submissions, sent before the step that may run them.
 
     Attributes:
-        accepted: requests in the queue.
-        rejected: those that are not, each with the reason.
+        accepted: requests that were queued.
+        rejected: requests that were not, each with the error.
     """
 
     accepted: tuple[RequestId, ...]
@@ -204,11 +203,11 @@ class AdmissionReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step yielded.
+    """Outputs of a step.
 
     Attributes:
         sampled_at_ns: CLOCK_MONOTONIC after the runner returned.
-        seen_commands: last command the step had seen, for the sessions that sent one since the last report.
+        seen_commands: last command applied before the step, for each session that sent one since the last report.
     """
 
     outputs: tuple[RequestOutput, ...]
@@ -219,7 +218,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """The engine has begun to drain and stops after `grace_s` at the latest."""
+    """The engine has started to drain and stops within `grace_s`."""
 
     grace_s: float
 

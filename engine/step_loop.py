@@ -1,10 +1,10 @@
-"""The engine's heart, on a thread of its own: drain the inbox, schedule, launch, collect, update, hand over; for ever.
+"""The step loop: drains the inbox, schedules, launches, collects, updates and reports, on its own thread.
 
-With two steps in flight the next step is scheduled and launched while one runs, and what the one has yielded is handed
-out as soon as it has ended: the host's work is hidden behind the device's, and no token waits for the step after it.
+With two steps in flight, the next step is scheduled and launched while the current one runs. The host's work overlaps
+with the device's, and the outputs of a step are reported as soon as it ends.
 
-It never waits for a socket, only for work: commands come by an `Inbox`, news leave by a callable that must not block.
-It knows requests by id and nothing of streams, handles or protobuf.
+The loop never waits for a socket: commands arrive in an `Inbox`, and reports leave through a callable that must not
+block. It knows requests by id, and no streams, handles or protobuf.
 """
 
 import logging
@@ -33,8 +33,8 @@ from engine.interfaces import (
     Submit,
 )
 
-# How long a turn without work waits for a command: bounds how late a deadline is noticed while every request is parked,
-# and keeps `loop_turns` moving, so that a frozen loop shows in the heartbeats (every 250 ms).
+# How long an idle iteration waits for a command. `loop_turns` keeps counting meanwhile, so that heartbeats (every 250
+# ms) reveal a frozen loop.
 IDLE_TURN_S = 0.05
 
 StepListener = Callable[[SchedulerOutput, list[RequestOutput], LoopSnapshot, StepTimes], None]
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Launched(NamedTuple):
-    """A step in flight, and when its scheduling began and ended, perf_counter nanoseconds."""
+    """A step in flight; start and end of its scheduling in perf_counter nanoseconds."""
 
     plan: SchedulerOutput
     started_ns: int
@@ -52,12 +52,12 @@ class _Launched(NamedTuple):
 
 
 class StepLoop:
-    """Runs scheduler and runner until told to drain or to stop.
+    """Runs scheduler and runner until `drain` or `stop`.
 
-    Between two turns at most one step less is in flight than the scheduler allows, and none without rows.
+    Between two iterations at most `max_steps_in_flight - 1` steps are in flight, each with rows.
 
     `drain` and `stop` may be called from any thread and from a signal handler that interrupts the loop: they set a flag
-    and wake it. Everything else belongs to the thread that calls `run`.
+    and wake the loop. All other methods belong to the thread that calls `run`.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class StepLoop:
         self._in_flight: deque[_Launched] = deque()
         self._collected_ns = 0  # when the last step was, perf_counter
         self._num_turns = 0
-        self._was_productive = True  # the last step had rows or news: do not wait before the next
+        self._was_productive = True  # the last step had rows or outputs: do not wait before the next
         self._stop_requested = False
         self._drain_grace_s: float | None = None
         self._drain_until_s: float | None = None
-        self._integrity_check_interval_s = integrity_check_interval_s  # 0: never
+        self._integrity_check_interval_s = integrity_check_interval_s  # 0: no checks
         self._next_check_s = clock() + integrity_check_interval_s
         self._num_integrity_checks = 0
         self._num_integrity_failures = 0
@@ -98,11 +98,11 @@ class StepLoop:
         self.snapshot = LoopSnapshot(engine_step=0, loop_turns=0, stats=scheduler.stats())
 
     def run(self) -> None:
-        """Runs until drained or stopped; steps in flight are finished.
+        """Runs until drained or stopped; finishes the steps in flight.
 
         Raises:
-            IntegrityError: the books contradict each other.
-            Exception: a step failed otherwise; in either case the engine's state can no longer be trusted.
+            IntegrityError: the KV cache accounting is inconsistent.
+            Exception: a step failed otherwise. In either case the engine must not continue.
         """
         while not self._stop_requested and (self._drain_until_s is None or self._open):
             self.turn()
@@ -117,20 +117,19 @@ class StepLoop:
         self._inbox.wake()
 
     def stop(self) -> None:
-        """Lets `run` return after the steps in flight."""
+        """Makes `run` return after the steps in flight."""
         self._stop_requested = True
         self._inbox.wake()
 
     def turn(self) -> None:
-        """One turn: apply commands, launch a step if there are requests, and collect what must not wait any longer."""
+        """Runs one iteration: applies commands, launches a step if there is work, and collects the oldest steps."""
         commands = self._inbox.drain(self._idle_s())
         self._num_turns += 1
         now_s = self._clock()
         self._follow_drain(now_s)
         self._apply(commands, now_s)
         self._check_integrity(now_s)
-        # Only a step with rows is worth waiting behind: after any other there is nothing to be launched before the
-        # steps in flight have ended.
+        # If the plan is empty, collect everything in flight: there is nothing to overlap with.
         is_busy = self._is_due(now_s) and self._launch(now_s)
         num_left = self._scheduler.max_steps_in_flight - 1 if is_busy else 0
         if len(self._in_flight) <= num_left:
@@ -139,7 +138,7 @@ class StepLoop:
             self._collect()
 
     def _idle_s(self) -> float:
-        """How long to wait for a command: not at all while steps get something done."""
+        """How long to wait for a command: 0 while there is work."""
         if self._in_flight or (self._was_productive and self._scheduler.has_work()):
             return 0.0
         deadline_s = self._scheduler.next_deadline_s
@@ -150,7 +149,7 @@ class StepLoop:
         return self._scheduler.has_work() or (deadline_s is not None and deadline_s <= now_s)
 
     def _launch(self, now_s: float) -> bool:
-        """Starts a step; False if it has no rows."""
+        """Schedules and launches a step; returns whether it has rows."""
         started_ns = time.perf_counter_ns()
         plan = self._scheduler.schedule(now_s)
         scheduled_ns = time.perf_counter_ns()
@@ -159,7 +158,7 @@ class StepLoop:
         return bool(plan.rows)
 
     def _collect(self) -> None:
-        """Waits for the oldest step and hands out what it has yielded."""
+        """Waits for the oldest step and reports its outputs."""
         plan, started_ns, scheduled_ns = self._in_flight.popleft()
         result = self._runner.collect()
         executed_ns = time.perf_counter_ns()
@@ -182,8 +181,8 @@ class StepLoop:
             self._on_step(plan, outputs, self.snapshot, times)
 
     def _apply(self, commands: list[Command], now_s: float) -> None:
-        """Applies cancels first, so that new requests find the room that they leave; a cancel of a request from the
-        same batch of commands has to wait until that request is there.
+        """Applies cancels first, so that new requests can use the freed blocks. A cancel of a request that is submitted
+        in the same batch of commands is applied after it.
         """
         if not commands:
             return
@@ -208,7 +207,7 @@ class StepLoop:
         for request in requests:
             try:
                 if self._drain_until_s is not None:
-                    raise EngineDraining("the engine is draining and takes no new requests")
+                    raise EngineDraining("the engine is draining and accepts no new requests")
                 self._scheduler.add_request(request)
             except RequestError as error:
                 rejected.append((request.request_id, error))
@@ -236,8 +235,8 @@ class StepLoop:
             self._cancel(list(self._open), now_s, EndReason.CANCELLED)
 
     def _check_integrity(self, now_s: float) -> None:
-        """Looks through the books from time to time. With wrong ones a request may be given the KV cache of another: to
-        end is better than to answer.
+        """Checks the KV cache accounting at an interval. If it is wrong, a request might read the cache of another: the
+        engine stops rather than serve wrong results.
         """
         if not self._integrity_check_interval_s or now_s < self._next_check_s:
             return
@@ -249,7 +248,7 @@ class StepLoop:
             self._num_integrity_failures += 1
             self._publish(self.snapshot.engine_step)
             raise IntegrityError(
-                f"the books contradict each other, no answer can be trusted any more: {error}"
+                f"KV cache accounting is inconsistent; stopping to avoid serving wrong results: {error}"
             ) from error
 
     def _note_completions(self, outputs: list[RequestOutput]) -> None:
@@ -275,7 +274,7 @@ class StepLoop:
 
 
 def _num_prompt_tokens(plan: SchedulerOutput) -> int:
-    """Tokens of the rows wider than one; these come last."""
+    """Tokens in rows of more than one token, which come last."""
     total = 0
     for row in reversed(plan.rows):
         if row.num_scheduled_tokens == 1:

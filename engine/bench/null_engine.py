@@ -19,7 +19,7 @@ from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutpu
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.engine import FAREWELL_S, Engine, EngineParts
+from engine.serving.engine import STOP_GRACE_S, Engine, EngineParts
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.io_thread import IoThread
 from engine.serving.server import EngineService
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signals.control(engine)
             engine.run()
     finally:
-        io.stop(FAREWELL_S)
+        io.stop(STOP_GRACE_S)
     return 0
 
 

@@ -32,7 +32,7 @@ START_TIMEOUT_S = 120.0
 
 _TICK_S = 1.0  # how late a step that takes too long may be noticed
 _SETTLE_S = 2.0  # how long a failed step waits for news of a follower whose end would explain it
-_FAREWELL_S = 5.0  # what ranks get to leave their group
+_STOP_GRACE_S = 5.0  # what ranks get to leave their group
 
 OnFailure = Callable[[EngineError], None]
 
@@ -137,8 +137,8 @@ class Followers:
                 end.shutdown(socket.SHUT_WR)  # there will be no more plans: they leave the group and exit
         leaving = threading.Thread(target=self._group.leave, daemon=True)  # with a rank that hangs it never ends
         leaving.start()
-        until_s = time.monotonic() + _FAREWELL_S
-        leaving.join(_FAREWELL_S)
+        until_s = time.monotonic() + _STOP_GRACE_S
+        leaving.join(_STOP_GRACE_S)
         for process in self._processes.values():
             _wait(process, max(0.0, until_s - time.monotonic()))
         self._watch_thread.join()
@@ -200,7 +200,7 @@ class Followers:
                 self._on_failure(error)
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float = _FAREWELL_S) -> int:
+def _wait(process: subprocess.Popen[bytes], timeout_s: float = _STOP_GRACE_S) -> int:
     """The exit status of a process that is ending; one that does not is killed."""
     try:
         return process.wait(timeout_s)

@@ -1,7 +1,7 @@
-"""What a client does wrong is its own error: a status for it, and no traceback in the log.
+"""Maps client errors to gRPC statuses without a traceback in the log.
 
-gRPC answers bytes that it cannot parse with UNKNOWN and logs a traceback, and another one for each answer that it could
-not deliver because the client had left. So messages are parsed here.
+gRPC answers messages that it cannot parse with UNKNOWN and logs a traceback; it logs another for each answer that it
+could not deliver because the client had left. Messages are therefore parsed here.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Puts the threads together: an event loop that serves gRPC, and a step loop that computes."""
+"""Connects the two threads of an engine: the event loop that serves gRPC and the step loop that computes."""
 
 import contextlib
 import logging
@@ -16,8 +16,8 @@ from engine.serving.server import EngineService, ServingParts
 from engine.serving.step_log import StepLog
 from engine.step_loop import StepLoop
 
-# What streams get to send their last messages: a failure is reported at once or not at all.
-FAREWELL_S = 1.0
+STOP_GRACE_S = 1.0
+"""Time for streams to send their last messages when the engine stops."""
 
 _P = ParamSpec("_P")
 _log = logging.getLogger(__name__)
@@ -28,12 +28,12 @@ class EngineParts:
     """A loaded model, ready to serve.
 
     Attributes:
-        info: what frontends must know of it.
-        max_open_requests: requests held for all frontends together.
-        grammars: compiles those of requests.
-        num_late_compiles: kernels compiled since the engine was ready, in this process.
-        progress: returns something that changes while a step gets on; called by any thread, at any time. None: nothing
-            does, as where a device computes.
+        info: model and limits, sent to frontends.
+        max_open_requests: most open requests of all frontends together.
+        grammars: compiles the grammars of requests.
+        num_late_compiles: number of kernels compiled in this process since the engine was ready.
+        progress: returns a value that changes during a step; may be called by any thread at any time. None if no such
+            value exists, as on a GPU.
     """
 
     scheduler: Scheduler
@@ -47,15 +47,15 @@ class EngineParts:
 
 
 class Io(Protocol):
-    """The event loop as the step loop's thread sees it: `IoThread`, or a test's own loop."""
+    """The event loop as seen from the step loop's thread: `IoThread`, or a stand-in in tests."""
 
     has_failed: bool
 
     def call(self, function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Runs a function on the event loop, soon."""
+        """Schedules a function on the event loop."""
 
     def stop(self, grace_s: float) -> None:
-        """Lets streams send what they have for at most `grace_s`, then ends the server."""
+        """Lets streams send their messages for at most `grace_s`, then stops the server."""
 
 
 class Engine:
@@ -73,7 +73,7 @@ class Engine:
         *,
         integrity_check_interval_s: float = 0.0,
     ) -> None:
-        """Opens the service for frontends; the step loop waits for `run`."""
+        """Opens the service for frontends; `run` starts the step loop."""
         self._service = service
         self._io = io
         inbox = Inbox()
@@ -101,49 +101,49 @@ class Engine:
 
         Raises:
             DeviceError: the device failed.
-            IntegrityError: the scheduler's books contradict each other.
-            StepError: a step failed otherwise, which has been logged, or the event loop did.
+            IntegrityError: the KV cache accounting is inconsistent.
+            StepError: a step failed otherwise, which has been logged, or the event loop failed.
 
-        Every frontend has been told, as far as it could be.
+        The open requests have then been ended with an error, if the event loop still runs.
         """
         loop = self._loop
         try:
             loop.run()
         except Exception as error:
-            is_told = isinstance(error, DeviceError | IntegrityError)  # in one line, by whoever ends the process
-            if not is_told:
+            is_reported = isinstance(error, DeviceError | IntegrityError)  # main logs these in one line
+            if not is_reported:
                 _log.exception("step %d failed", loop.snapshot.engine_step + 1)
-            with contextlib.suppress(RuntimeError):  # the event loop is gone, perhaps that is what failed
+            with contextlib.suppress(RuntimeError):  # the event loop may have ended
                 detail = str(error) if isinstance(error, IntegrityError) else f"step failed: {error}"
                 self._io.call(self._service.fail, detail)
-            if is_told:
+            if is_reported:
                 raise
             raise StepError(str(error)) from error
         finally:
-            self._io.stop(FAREWELL_S)
+            self._io.stop(STOP_GRACE_S)
             self._grammars.close()
         if self._io.has_failed:
             raise StepError("the IO thread failed")
-        _log.info("drained %d requests, %d cut off", loop.num_drained, loop.num_cut)
+        _log.info("Drained: %d requests finished, %d cancelled", loop.num_drained, loop.num_cut)
 
     @property
     def num_turns(self) -> int:
-        """Turns of the step loop so far, idle ones included: stands still only if the loop does."""
+        """Iterations of the step loop so far, including idle ones; constant only if the loop hangs."""
         return self._loop.snapshot.loop_turns
 
     @property
     def shows_progress(self) -> bool:
-        """Whether `mark` changes within a step too."""
+        """Whether `mark` also changes during a step."""
         return self._progress is not None
 
     def mark(self) -> object:
-        """Changes with every turn of the step loop, and within a step where that can be seen."""
+        """Returns a value that changes with every iteration of the step loop, and during a step if `shows_progress`."""
         return self.num_turns, self._progress() if self._progress is not None else None
 
     def drain(self, grace_s: float) -> None:
-        """Takes nothing new, finishes what is there within `grace_s`, then `run` returns."""
+        """Rejects new requests and finishes open ones within `grace_s`; then `run` returns."""
         self._loop.drain(grace_s)
 
     def stop(self) -> None:
-        """Lets `run` return after the steps in flight."""
+        """Makes `run` return after the steps in flight."""
         self._loop.stop()

@@ -1,4 +1,4 @@
-"""Grammars become matchers on threads of their own: neither the event loop nor the step loop waits for one."""
+"""Compiles grammars to matchers on separate threads, so that neither the event loop nor the step loop waits."""
 
 import logging
 import os
@@ -21,52 +21,54 @@ if TYPE_CHECKING:
     from engine.constraints.grammar import GrammarMatcher, GrammarTokenizer
 
 NUM_THREADS = 2
-# llguidance recurses into rules that lead to rules, and a stack that ends takes the process along: 3,000 of them end
-# one of 8 MB, while the 22,000 that a grammar of the longest length we take can have do not end this one. Only what is
-# used of it is committed. Masks are computed on any stack.
+# llguidance recurses into nested rules, and a stack overflow ends the process: 3,000 rules overflow 8 MB, while the
+# 22,000 that a grammar of the maximum length can have fit here. Only the used part is committed. Masks need no such
+# stack.
 STACK_BYTES = 512 << 20
-# Compiled grammars that are kept. They stand at their beginning, but what the library learns of a grammar as answers go
-# on is shared by all of them and stays: up to `max_lexer_states`, 100 MB at worst, after which it is compiled anew. Few
-# are kept for that reason: the median schema compiles in half a millisecond.
+# Compiled grammars in the cache. Copies of a grammar share the lexer states that the library adds while it runs, up to
+# `max_lexer_states` or 100 MB, after which the grammar is compiled again. The cache is therefore small; the median
+# schema compiles in half a millisecond.
 MAX_CACHED_GRAMMARS = 32
 MAX_CACHED_CHARS = 4 << 20
 
-_NICENESS = 10  # more than the engine's own: beside a step a compilation gets a tenth of a core
+_NICENESS = 10  # added to the engine's own: during a step, compilation gets a tenth of a core
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
 class GrammarCompiler:
-    """Compiles for one model."""
+    """Compiles the grammars of one model."""
 
     def __init__(self, tokenizer: TokenizerFiles, vocab_size: int, end_token_ids: frozenset[int]) -> None:
-        """Starts and reads nothing yet.
+        """Starts no thread and reads nothing yet.
 
         Args:
-            tokenizer: of the model.
-            vocab_size: of the model, which may be larger than the tokenizer's.
-            end_token_ids: of the model.
+            tokenizer: tokenizer of the model.
+            vocab_size: vocabulary of the model, which may be larger than the tokenizer's.
+            end_token_ids: end tokens of the model.
         """
         self._files = dict(tokenizer.files)
         self._vocab_size = vocab_size
         self._end_token_ids = end_token_ids
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar", initializer=_yield_to_steps)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar", initializer=_lower_priority)
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: GrammarTokenizer | None = None
-        self._refusal = ""  # why there is none
+        self._refusal = ""  # why the tokenizer cannot be used
         self._cache: OrderedDict[str, GrammarMatcher] = OrderedDict()  # least recently used first
         self._num_cached_chars = 0
 
     def prepare(self) -> None:
-        """Reads the tokenizer, if there is one, before anybody waits. The library holds the GIL meanwhile (0.6 s for
-        150,000 tokens on an idle core, 2.1 s at load 12), and no heartbeat leaves the process while it does.
+        """Reads the tokenizer, if there is one, before the engine serves.
+
+        The library holds the GIL meanwhile (0.6 s for 150,000 tokens on an idle core, 2.1 s at load 12), so that no
+        heartbeats are sent.
         """
         if "tokenizer.json" in self._files:
             try:
                 error = self._submit(self._load_tokenizer).exception()
-            except QueueFull as full:  # the first grammar tries again
+            except QueueFull as full:  # the first grammar retries
                 error = full
             if error is not None:
                 _log.warning("Structured output is not available: %s", error)
@@ -75,25 +77,25 @@ class GrammarCompiler:
         """Queues a grammar.
 
         Args:
-            grammar: as llguidance takes it.
-            build: called on the thread with a matcher at the beginning of the grammar.
-        Returns: what `build` returns, or InvalidRequest: there is no such grammar, or none can be served.
-        Raises: QueueFull: the system has no thread to spare, or no memory for its stack.
+            grammar: in llguidance's syntax.
+            build: called on the thread with a matcher at the start of the grammar.
+        Returns: a future of the result of `build`; InvalidRequest if the grammar cannot be compiled.
+        Raises: QueueFull: the system has no thread or no memory for its stack.
         """
         return self._submit(lambda: build(self._matcher(grammar)))
 
     def close(self) -> None:
-        """Drops what waits. What is being compiled is finished, and nobody waits for it."""
+        """Drops queued grammars; those being compiled finish in the background."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, work: Callable[[], _T]) -> Future[_T]:
-        """Queues work on a thread whose stack the library cannot exhaust. Raises: QueueFull: see `compile`."""
+        """Queues work on a thread with a large stack. Raises: QueueFull: see `compile`."""
         with self._lock:
-            before = threading.stack_size(STACK_BYTES)  # of threads that are started from now on
+            before = threading.stack_size(STACK_BYTES)  # for threads started from now on
             try:
                 return self._threads.submit(work)
             except RuntimeError as error:
-                raise QueueFull(f"grammar: cannot be compiled now: {error}") from error
+                raise QueueFull(f"grammar: cannot be compiled now, retry later: {error}") from error
             finally:
                 threading.stack_size(before)
 
@@ -123,13 +125,13 @@ class GrammarCompiler:
         from engine.constraints.grammar import GrammarMatcher
 
         matcher = GrammarMatcher.compile(grammar, self._load_tokenizer())
-        # The first mask of a grammar takes a millisecond, and every copy has it.
+        # The first mask takes a millisecond and is shared by all copies.
         if self._is_used_up(matcher):
             raise InvalidRequest(matcher.error)
         return matcher
 
     def _is_used_up(self, matcher: "GrammarMatcher") -> bool:
-        """Whether not even the first mask can be computed."""
+        """Whether the first mask cannot be computed."""
         matcher.fill(np.zeros(num_words(self._vocab_size), dtype=np.int32))
         return bool(matcher.error)
 
@@ -139,7 +141,7 @@ class GrammarCompiler:
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 if "tokenizer.json" not in self._files:
-                    raise InvalidRequest("grammar: this engine has no tokenizer, and serves token ids only")
+                    raise InvalidRequest("grammar: this engine has no tokenizer and serves token ids only")
                 if self._refusal:
                     raise InvalidRequest(self._refusal)
                 started_s = time.perf_counter()
@@ -147,14 +149,14 @@ class GrammarCompiler:
                 try:
                     self._tokenizer = GrammarTokenizer(data, self._vocab_size, self._end_token_ids)
                 except InvalidRequest as error:
-                    self._refusal = str(error)  # reading it again would stop the process again, and say the same
+                    self._refusal = str(error)  # do not read it again: that would block the process
                     raise
                 _log.info("Reading the tokenizer for grammars took %.2f seconds", time.perf_counter() - started_s)
             return self._tokenizer
 
 
-def _yield_to_steps() -> None:
-    """Lowers the priority of this thread alone, where the system knows one of threads."""
+def _lower_priority() -> None:
+    """Lowers the priority of this thread, on systems with thread priorities."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)

@@ -1,4 +1,4 @@
-"""The thread of the engine's event loop: the only one of the process, as grpc.aio needs it."""
+"""The thread of the engine's event loop; grpc.aio allows one event loop per process."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,7 @@ _log = logging.getLogger(__name__)
 class IoThread:
     """Runs a `Listener` until `stop`.
 
-    `start` returns once the address is bound, so that a taken port is known before minutes are spent on loading
-    weights.
+    `start` returns once the address is bound, so that a port in use is reported before the weights are loaded.
     """
 
     def __init__(
@@ -33,12 +32,12 @@ class IoThread:
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        """Prepares; nothing runs yet.
+        """Creates the thread; `start` starts it.
 
         Args:
-            service: what to serve.
-            address: where, see `Listener`.
-            on_failure: called on this thread if it ends by a defect.
+            service: the service.
+            address: see `Listener`.
+            on_failure: called on this thread if it fails.
             credentials, interceptors: see `Listener`.
         """
         self._credentials = credentials
@@ -55,7 +54,7 @@ class IoThread:
         self.has_failed = False
 
     def start(self) -> None:
-        """Binds and begins to serve.
+        """Binds the address and starts to serve.
 
         Raises: ConfigError: the address cannot be bound.
         """
@@ -66,22 +65,24 @@ class IoThread:
             raise self._bind_error
 
     def call(self, function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Runs a function on the event loop, soon; wakes it once.
+        """Schedules a function on the event loop.
 
-        If it raises, the thread fails: an event loop would log that and go on, with the news of some requests lost.
+        If the function raises, the thread fails. An event loop would log the error and continue, and requests would
+        lose output.
         """
         assert self._loop is not None, "call before start"
         self._loop.call_soon_threadsafe(lambda: self._run_call(lambda: function(*args, **kwargs)))
 
     def stop(self, grace_s: float) -> None:
-        """Lets streams send what they have for at most `grace_s`, then ends server and thread. May be called twice, and
-        after a `start` that was interrupted.
+        """Lets streams send their messages for at most `grace_s`, then stops the server and the thread.
+
+        May be called twice, and after an interrupted `start`.
         """
         if self._thread.ident is None:
             return
         self._has_started.wait()
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: it never started, failed, or was stopped
+            with contextlib.suppress(RuntimeError):  # the loop never started, failed, or was stopped
                 self.call(self._request_stop, grace_s)
         self._thread.join()
 
@@ -101,7 +102,7 @@ class IoThread:
         try:
             asyncio.run(self._serve())
         except Exception:
-            _log.exception("the IO thread failed")
+            _log.exception("The IO thread failed")
             self.has_failed = True
             self._on_failure()
         finally:

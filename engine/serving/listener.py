@@ -1,4 +1,4 @@
-"""The engine's gRPC server on an event loop: binds an address, serves an `EngineService`, stops."""
+"""The engine's gRPC server: binds an address, serves an `EngineService`, stops."""
 
 import asyncio
 import os
@@ -22,15 +22,14 @@ MAX_UDS_PATH_BYTES = 107  # sockaddr_un.sun_path on Linux, less the final zero
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", -1),
-    # Two engines on one port would each get some of the streams; without this the second one fails to bind.
+    # Makes a second engine on the same port fail to bind; otherwise each would get some of the streams.
     ("grpc.so_reuseport", 0),
-    # Without these a frontend that pings every few seconds is cut off as abusive. Not `min_recv_ping_...`: that key is
-    # ignored.
+    # Allow pings every few seconds, for which gRPC closes connections by default. It ignores `min_recv_ping_...`.
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A frontend whose machine has vanished or stands still: its requests hold blocks. A stopped one keeps its stream
-    # for more than 45 s without these, for 15.1 s with them (grpcio 1.85).
+    # Detect a frontend whose machine is gone or suspended, since its requests hold blocks. A stopped frontend loses its
+    # stream after 15.1 s with these, after more than 45 s without (grpcio 1.85).
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -38,13 +37,13 @@ _SERVER_OPTIONS = (
 
 
 class Listener:
-    """Serves from `start` to `stop`; everything on one event loop.
+    """Serves from `start` to `stop` on one event loop.
 
     Args:
-        service: what to serve.
-        address: "host:port" (port 0 picks a free one) or "unix:/path".
-        credentials: of a host's TLS; None: in the clear.
-        interceptors: of every call.
+        service: the service.
+        address: "host:port" (port 0 selects a free one) or "unix:/path".
+        credentials: TLS credentials; None: plaintext.
+        interceptors: applied to every call.
     """
 
     def __init__(
@@ -57,11 +56,11 @@ class Listener:
         self._credentials = credentials
         self._service = service
         self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ClientErrors(), *interceptors])
-        self._pulse: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
         self.address = address
 
     async def start(self) -> None:
-        """Binds and begins to serve; `address` then has the port that was picked.
+        """Binds and starts to serve; `address` then has the selected port.
 
         Raises: ConfigError: the address cannot be bound.
         """
@@ -69,20 +68,20 @@ class Listener:
         add_health(self._service.health, self._server)
         self.address = _bind(self._server, self.address, self._credentials)
         await self._server.start()
-        self._pulse = asyncio.create_task(self._service.pulse())
+        self._heartbeat = asyncio.create_task(self._service.send_heartbeats())
 
     async def failure(self) -> None:
-        """Waits for ever, or until the pulse fails: a defect.
+        """Waits until the heartbeat task fails.
 
-        Raises: Exception: that failure.
+        Raises: Exception: that failure, a defect.
         """
-        assert self._pulse is not None, "failure before start"
-        await self._pulse
+        assert self._heartbeat is not None, "failure before start"
+        await self._heartbeat
 
     async def stop(self, grace_s: float) -> None:
-        """Ends what is open, lets the streams send what they have for at most `grace_s`, then stops serving."""
-        if self._pulse is not None:
-            self._pulse.cancel()
+        """Ends open requests, lets streams send their messages for at most `grace_s`, then stops the server."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
             self._service.finish("the engine stopped")
         await self._server.stop(grace_s)
 
@@ -92,7 +91,7 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
         return _bind_unix_socket(server, Path(address.removeprefix("unix:")))
     host, _, wanted = address.rpartition(":")
     try:
-        # First by ourselves: gRPC's own complaint is lines on stderr and does not name the cause.
+        # Try to bind first: gRPC's own error is several lines on stderr without the cause.
         bare_host = host.strip("[]")
         family = socket.AF_INET6 if ":" in bare_host else socket.AF_INET
         socket.create_server((bare_host, int(wanted)), family=family).close()
@@ -100,7 +99,7 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
     except (OSError, RuntimeError) as error:
         reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else str(error)
         raise ConfigError(
-            f"cannot listen on {address}: {reason}; choose another --host or --port, 0 for any port that is free"
+            f"cannot listen on {address}: {reason}; choose another --host or --port (0: any free port)"
         ) from error
     return f"{host}:{port}"
 
@@ -110,9 +109,9 @@ def _bind_unix_socket(server: grpc.aio.Server, path: Path) -> str:
     path = path.absolute()
     num_bytes = len(os.fsencode(path))
     if num_bytes > MAX_UDS_PATH_BYTES:
-        raise ConfigError(f"--uds {path} has {num_bytes} bytes, the path of a socket at most {MAX_UDS_PATH_BYTES}")
+        raise ConfigError(f"--uds {path} has {num_bytes} bytes, must have at most {MAX_UDS_PATH_BYTES}")
     try:
-        _make_way(path)
+        _remove_stale_socket(path)
     except OSError as error:
         raise ConfigError(f"cannot listen on --uds {path}: {error.strerror}") from error
     previous_umask = os.umask(0o177)  # a chmod after bind would leave a gap
@@ -125,8 +124,8 @@ def _bind_unix_socket(server: grpc.aio.Server, path: Path) -> str:
     return f"unix:{path}"
 
 
-def _make_way(path: Path) -> None:
-    """Removes a stale socket; one that somebody listens on is left alone.
+def _remove_stale_socket(path: Path) -> None:
+    """Removes a stale socket; fails if a process listens on it.
 
     Raises:
         ConfigError: no socket can be there.

@@ -1,10 +1,10 @@
-"""What one frontend has still to be sent, merged instead of queued.
+"""Unsent messages to one frontend, merged instead of queued.
 
-Rows are merged into rows, a status replaces the status before it: a receiver that lags costs memory for its tokens and
-nothing else, and that is bounded too. No sockets here: `server.py` asks for the next message and writes it.
+The rows of several steps are merged and a new status replaces an unsent one, so that a slow receiver costs memory only
+for its tokens, and that is bounded. `server.py` takes the next message and writes it; no sockets here.
 
-Steps that follow one another quickly are merged on purpose too (coalescing): where a CPU serves many streams of a small
-model, a message per step costs a fifth to a third of the time. See `CoalescePolicy`.
+Steps in quick succession may also be merged for a receiver that keeps up (coalescing): where a CPU serves many streams
+of a small model, one message per step costs a fifth to a third of the time. See `CoalescePolicy`.
 """
 
 import asyncio
@@ -19,44 +19,44 @@ from engine.serving.packing import StepColumns, load_message
 
 # StepResults a frontend may leave unacknowledged before the rows of further steps are merged.
 STEP_WINDOW = 64
-# A frontend this far behind will not catch up: its stream is ended before it fills the engine's memory. Each
-# log-probability of a prompt counts as a token.
+# A frontend with more unsent tokens will not catch up: its stream is ended to bound the engine's memory. A prompt
+# log-probability counts as a token.
 MAX_UNSENT_TOKENS = 1 << 20
 MAX_UNSENT_ADMISSIONS = 4096
-# How long a stream that is done stays open for the last acknowledgement. In grpc.aio a write that meets the end of a
-# stream fails the whole call, messages that are there but not read yet included: a frontend would lose its last rows.
-# One that has been told of the drain acknowledges every step at once, so only one that has stopped is waited for.
+# How long a finished stream stays open for the last acknowledgement. In grpc.aio a write that meets the end of a stream
+# fails the whole call, including unread messages: a frontend would lose its last rows. During a drain frontends
+# acknowledge every step at once, so that only a stopped frontend delays the end.
 LINGER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CoalescePolicy:
-    """When a step's rows wait for those of the next steps, so that they leave in one message.
+    """When the rows of a step are held back to be sent together with those of the next steps.
 
-    They wait only if the next step is expected within the delay, and only for rows that nobody waits for: first tokens,
-    ends, and whatever ends a request's credit leave at once, with all that waits.
+    Rows are held only if the next step is expected within the delay. First tokens, completions and tokens that use up
+    a request's credit are sent at once, together with all held rows.
 
     Attributes:
-        max_delay_s: longest time that a token waits; 0: none waits.
-        min_streams: fewer rows do not wait: a few streams are never delayed.
+        max_delay_s: longest delay of a token; 0 disables coalescing.
+        min_streams: with fewer rows nothing is held.
     """
 
     max_delay_s: float = 0.0
     min_streams: int = 8
 
     def holds(self, *, num_rows: int, waited_s: float, step_s: float) -> bool:
-        """Whether rows wait for the next step.
+        """Returns whether to hold the rows until the next step.
 
         Args:
-            num_rows: streams that have unsent tokens.
-            waited_s: since the first of these came.
-            step_s: duration of the last step, which is that of the next one as far as anybody knows.
+            num_rows: streams with unsent tokens.
+            waited_s: age of the oldest of them.
+            step_s: duration of the last step, the estimate for the next one.
         """
         return num_rows >= self.min_streams and waited_s + step_s <= self.max_delay_s
 
 
 class StreamRefused(Exception):  # noqa: N818 - reads as the event it is
-    """The stream itself cannot go on and ends with a gRPC status."""
+    """The stream must end with a gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, detail: str) -> None:
         super().__init__(detail)
@@ -67,19 +67,19 @@ class StreamRefused(Exception):  # noqa: N818 - reads as the event it is
 class Outgoing:
     """The messages to one frontend; lives on the event loop.
 
-    Order: an admission comes before anything else about its handles; within a request, rows come in order and its
+    Order: an admission precedes everything else about its handles; within a request, rows come in order and the
     completion last.
 
     Args:
-        coalescing: when steps are merged although the receiver keeps up.
+        coalescing: when to merge steps although the receiver keeps up.
     """
 
     def __init__(self, coalescing: CoalescePolicy | None = None) -> None:
         self._coalescing = coalescing or CoalescePolicy()
-        self._is_urgent = False  # something unsent must not wait for the next step
-        self._held_since_s: float | None = None  # event loop's clock: when the first row came that waits
+        self._is_urgent = False  # something unsent must be sent now
+        self._held_since_s: float | None = None  # event loop's clock: arrival of the oldest held row
         self._hold_timer: asyncio.TimerHandle | None = None
-        self._merged_steps: set[int] = set()  # whose rows are unsent
+        self._merged_steps: set[int] = set()  # steps with unsent rows
         self._wake = asyncio.Event()
         self._accepted: list[int] = []
         self._rejections: list[pb.Rejection] = []
@@ -91,27 +91,27 @@ class Outgoing:
         self._sent_step_seq = 0
         self._acked_step_seq = 0
         self._refusal: StreamRefused | None = None
-        self._closes_at_s: float | None = None  # event loop's clock; None while the stream is to stay
+        self._closes_at_s: float | None = None  # event loop's clock; None while the stream is open
 
     @property
     def is_full(self) -> bool:
-        """Whether so many answers to submissions are unsent that no more submissions should be read."""
+        """Whether too many admissions are unsent to read further submissions."""
         return len(self._accepted) + len(self._rejections) >= MAX_UNSENT_ADMISSIONS
 
     def accept(self, handle: int) -> None:
-        """A submission was queued."""
+        """Adds an accepted submission."""
         self._accepted.append(handle)
         self._wake.set()
 
     def reject(self, rejection: pb.Rejection) -> None:
-        """A submission was not."""
+        """Adds a rejected submission."""
         self._rejections.append(rejection)
         self._wake.set()
 
     def add_output(
         self, handle: int, epoch: int, output: RequestOutput, snapshot: LoopSnapshot, sampled_at_ns: int
     ) -> None:
-        """A step has news of one request. They are sent once the step is complete, see `end_step`."""
+        """Adds the output of a step for one request; `end_step` sends it."""
         self._columns.add(handle, epoch, output)
         self._newest = (snapshot, sampled_at_ns)
         self._merged_steps.add(snapshot.engine_step)
@@ -119,11 +119,11 @@ class Outgoing:
             self._is_urgent = True
         num_unsent = self._columns.num_tokens + self._columns.num_prompt_values
         if num_unsent > MAX_UNSENT_TOKENS:
-            detail = f"{num_unsent} tokens wait to be read, at most {MAX_UNSENT_TOKENS} are kept"
+            detail = f"{num_unsent} tokens are unread, at most {MAX_UNSENT_TOKENS} are kept"
             self.refuse(StreamRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, detail))
 
     def end_step(self) -> None:
-        """All of a step's news have been added: sends them, or lets them wait for the next step's."""
+        """Sends the rows of a step after all have been added, or holds them until the next step."""
         if not self._columns:
             return
         if self._newest is not None and not self._is_urgent and self._closes_at_s is None:
@@ -139,22 +139,22 @@ class Outgoing:
         self._send_now()
 
     def complete(self, completion: pb.Completion) -> None:
-        """A request has ended without a step."""
+        """Adds the completion of a request that ended outside a step."""
         self._columns.add_completion(completion)
         self._send_now()
 
     def has_unsent_end(self, handle: int) -> bool:
-        """Whether the frontend cannot know yet that the handle is free again."""
+        """Whether the completion of the handle is unsent, so that the frontend cannot reuse it yet."""
         return self._columns.has_ended(handle)
 
     def see_commands(self, command_seq: int) -> None:
-        """The step loop has seen the commands up to this one."""
+        """Notes that the step loop has processed the commands up to this one."""
         self._seen_command_seq = command_seq
 
     def acknowledge(self, step_seq: int) -> None:
-        """The frontend has processed the StepResults up to this one.
+        """Notes that the frontend has processed the StepResults up to this one.
 
-        Raises: StreamRefused: it cannot have.
+        Raises: StreamRefused: that StepResult was never sent.
         """
         if step_seq > self._sent_step_seq:
             detail = f"ack of step_seq {step_seq}, but only {self._sent_step_seq} were sent"
@@ -168,26 +168,24 @@ class Outgoing:
         self._wake.set()
 
     def announce_drain(self, notice: pb.DrainNotice) -> None:
-        """The engine is about to stop."""
+        """Announces that the engine drains."""
         self._drain_notice = notice
         self._wake.set()
 
     def refuse(self, refusal: StreamRefused) -> None:
-        """Ends the stream with a status, dropping what is not sent."""
+        """Ends the stream with a status; drops unsent messages."""
         self._refusal = refusal
         self._wake.set()
 
     def close(self, linger_s: float = LINGER_S) -> None:
-        """Ends the stream once everything is sent, whatever the window says, and acknowledged or `linger_s` have
-        gone.
-        """
+        """Sends everything regardless of the window; ends the stream once acknowledged or after `linger_s`."""
         self._closes_at_s = asyncio.get_running_loop().time() + linger_s
         self._send_now()
 
     async def next_message(self) -> pb.AttachResponse | None:
-        """Waits for the next message to send; None when the stream is to end.
+        """Waits for the next message to send; None ends the stream.
 
-        Raises: StreamRefused: the stream is to end with a status.
+        Raises: StreamRefused: the stream must end with a status.
         """
         while True:
             self._wake.clear()
@@ -219,7 +217,7 @@ class Outgoing:
         return None
 
     def _send_now(self) -> None:
-        """Nothing unsent waits any longer, but for the receiver."""
+        """Sends held rows as soon as the receiver's window allows."""
         self._is_urgent = True
         self._stop_holding()
         self._wake.set()

@@ -1,5 +1,5 @@
-"""Dataclass to wire: rows of steps become the columns of one StepResult; states, completions and rejections their
-messages.
+"""Converts dataclasses to wire messages: step rows to the columns of a StepResult, and completions, rejections and
+engine states.
 """
 
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ class _Row:
 
 
 class StepColumns:
-    """Rows for one session that are not sent yet: of one step, or of several when the receiver lags.
+    """Unsent rows of one session, from one or several steps.
 
-    A request has at most one row: tokens of a later step are appended to it.
+    A request has at most one row; tokens of later steps are appended to it.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class StepColumns:
         return len(self._rows)
 
     def add(self, handle: int, epoch: int, output: RequestOutput) -> None:
-        """Adds what a step yielded for one request."""
+        """Adds the output of a step for one request."""
         if output.prompt_logprobs is not None:
             self._add_prompt_logprobs(handle, epoch, output.prompt_logprobs)
         if output.token_ids:
@@ -69,16 +69,16 @@ class StepColumns:
             self.add_completion(completion_message(handle, epoch, output.completion))
 
     def add_completion(self, completion: pb.Completion) -> None:
-        """Adds the end of a request."""
+        """Adds the completion of a request."""
         self._completions.append(completion)
         self._ended_handles.add(completion.handle)
 
     def has_ended(self, handle: int) -> bool:
-        """Whether the end of a request of this name is among the rows."""
+        """Whether a completion of this handle is among the rows."""
         return handle in self._ended_handles
 
     def to_message(self) -> pb.StepResult:
-        """The rows as columns; counts, load and times are the caller's to set."""
+        """Returns the rows as columns; the caller sets step counts, load and times."""
         rows = self._rows.values()
         message = pb.StepResult(
             handles=self._rows.keys(),
@@ -133,7 +133,7 @@ def _logprob_columns(rows: list[_Row]) -> pb.LogprobColumns:
 
 
 def completion_message(handle: int, epoch: int, completion: RequestCompletion) -> pb.Completion:
-    """The end of a request, for the wire."""
+    """Converts a completion."""
     time = completion.time
     return pb.Completion(
         handle=handle,
@@ -170,7 +170,7 @@ def _microseconds(seconds: float) -> int:
 
 
 def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Rejection:
-    """Why a submission was not accepted, for the wire."""
+    """Converts the error of a rejected submission."""
     rejection = pb.Rejection(handle=handle, epoch=epoch, detail=str(error), reason=pb.REJECTION_REASON_INVALID)
     if isinstance(error, RequestTooLong):
         rejection.reason = pb.REJECTION_REASON_TOO_LONG
@@ -185,7 +185,7 @@ def rejection_message(handle: int, epoch: int, error: RequestError) -> pb.Reject
 def status_message(
     state: EngineState, detail: str, snapshot: LoopSnapshot | None, *, is_stalled: bool = False
 ) -> pb.EngineStatus:
-    """State, pulse and load; no load before the step loop runs."""
+    """Converts state, heartbeat and load; without a snapshot, before the step loop runs, there is no load."""
     status = pb.EngineStatus(state=_STATES[state], detail=detail, is_stalled=is_stalled)
     if snapshot is not None:
         status.engine_step = snapshot.engine_step
@@ -195,7 +195,7 @@ def status_message(
 
 
 def load_message(snapshot: LoopSnapshot) -> pb.LoadStats:
-    """The load of the engine, for the wire."""
+    """Converts the load of the engine."""
     stats = snapshot.stats
     return pb.LoadStats(
         num_running=stats.num_running,

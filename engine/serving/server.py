@@ -1,10 +1,10 @@
-"""EngineService on the event loop: streams in, commands to the step loop, reports of the step loop out to the streams.
+"""The gRPC service of an engine: passes commands from streams to the step loop and its reports back to the streams.
 
-One object for the life of the process: it answers GetEngineStatus from the first second, refuses Attach while the
-engine loads, and deals out every report to the session that owns the request. Everything here runs on the IO thread.
+One object serves for the life of the process. It answers GetEngineStatus at once, refuses Attach while the engine
+loads, and passes every report to the session that owns the request. All of it runs on the IO thread.
 """
 
-# ruff: noqa: N802, ARG002 - names and arguments of the RPCs are the service's
+# ruff: noqa: N802, ARG002 - method names and arguments are defined by the service
 
 import asyncio
 import itertools
@@ -50,12 +50,12 @@ if TYPE_CHECKING:  # generic in the stubs only
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """What the service needs to serve, once the model is loaded.
+    """What the service needs once the model is loaded.
 
     Attributes:
-        max_open_requests: requests held for all frontends together.
-        snapshot: the newest pulse of the step loop; called on the IO thread.
-        grammars: compiles those that come with requests.
+        max_open_requests: most open requests of all frontends together.
+        snapshot: returns the newest state of the step loop; called on the IO thread.
+        grammars: compiles the grammars of requests.
         progress: see `EngineParts`.
     """
 
@@ -71,18 +71,18 @@ class EngineService(EngineServiceServicer):
     """The engine's side of the wire.
 
     Attributes:
-        health: the same for those who only ask for that.
+        health: serving status for grpc.health.v1.
 
-    Invariants: `_owners` holds exactly the open requests of all sessions; a report about any other request is about a
-    stream that has ended and is dropped.
+    Invariant: `_owners` holds exactly the open requests of all sessions. Reports about other requests belong to streams
+    that have ended, and are dropped.
     """
 
     def __init__(self, log_stats_interval_s: float = 0.0, coalescing: CoalescePolicy | None = None) -> None:
-        """Nothing is served yet.
+        """Creates the service in the state LOADING.
 
         Args:
-            log_stats_interval_s: pause between two lines of throughput; 0: none.
-            coalescing: when steps leave in one message; None: only to a frontend that lags.
+            log_stats_interval_s: seconds between throughput lines; 0 disables them.
+            coalescing: when to merge steps into one message; None: only for a frontend that lags.
         """
         self._coalescing = coalescing or CoalescePolicy()
         self._log_stats_interval_s = log_stats_interval_s
@@ -100,15 +100,15 @@ class EngineService(EngineServiceServicer):
         self._session_numbers = itertools.count(1)
 
     def set_loading(self, detail: str) -> None:
-        """Says what loading is at: "loading weights 43 %"."""
+        """Sets the loading progress, such as "loading weights 43 %"."""
         self._detail = detail
 
     def set_tokenizer(self, tokenizer: TokenizerFiles) -> None:
-        """Makes GetTokenizer answer."""
+        """Makes the tokenizer available to GetTokenizer."""
         self._tokenizer = tokenizer
 
     def set_serving(self, parts: ServingParts) -> None:
-        """Opens Attach."""
+        """Accepts streams from now on."""
         info = parts.info
         limits = RequestLimits(info.vocab_size, info.max_logprobs, frozenset(info.end_token_ids))
         self._parts = parts
@@ -125,15 +125,13 @@ class EngineService(EngineServiceServicer):
         self._set_state(EngineState.SERVING, "")
 
     def fail(self, detail: str) -> None:
-        """A step failed: every open request ends with ENGINE_ERROR, every stream after that."""
+        """Ends every open request with ENGINE_ERROR after a step failed; `finish` then ends the streams."""
         self._set_state(EngineState.FAILED, detail)
         for session in self._sessions.values():
             session.end_all(EndReason.ENGINE_ERROR, detail)
 
     def finish(self, detail: str) -> None:
-        """The step loop has ended: what is still open is cancelled, and every stream ends when its messages are
-        sent.
-        """
+        """Cancels the open requests and ends every stream once its messages are sent; the step loop has ended."""
         if self._state is not EngineState.FAILED:
             self._set_state(EngineState.DRAINING, detail)
         self.health.close()
@@ -142,7 +140,7 @@ class EngineService(EngineServiceServicer):
             session.close()
 
     def deliver(self, report: Report) -> None:
-        """Deals out news of the step loop."""
+        """Passes a report of the step loop to the sessions it concerns."""
         match report:
             case StepReport():
                 self._deliver_step(report)
@@ -154,12 +152,12 @@ class EngineService(EngineServiceServicer):
                     if (session := self._owners.get(request_id)) is not None:
                         session.reject(request_id, error)
             case DrainReport():
-                self._set_state(EngineState.DRAINING, f"draining, at most {report.grace_s:g} s")
+                self._set_state(EngineState.DRAINING, f"draining for at most {report.grace_s:g} s")
                 for session in self._sessions.values():
                     session.outgoing.announce_drain(pb.DrainNotice(grace=from_nanoseconds(round(report.grace_s * 1e9))))
 
-    async def pulse(self) -> None:
-        """Sends a status to every session each HEARTBEAT_S, and logs throughput; runs until cancelled."""
+    async def send_heartbeats(self) -> None:
+        """Sends a status to every session each HEARTBEAT_S and logs throughput; runs until cancelled."""
         throughput = ThroughputLog(self._log_stats_interval_s)
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -167,18 +165,18 @@ class EngineService(EngineServiceServicer):
                 throughput.tick(self._parts.snapshot(), time.monotonic())
             if self._parts is not None and self._parts.progress is not None:
                 mark = self._parts.snapshot().loop_turns, self._parts.progress()
-                self._is_stalled = self._stall_meter.look(mark)
+                self._is_stalled = self._stall_meter.observe(mark)
             self._send_status()
 
-    async def Attach(  # type: ignore[override]  # not a generator: `finally` is to run when the call is cancelled, not later
+    async def Attach(  # type: ignore[override]  # no generator: `finally` must run when the call is cancelled
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: "_AttachContext"
     ) -> None:
         """See the proto."""
         try:
             session, welcome = await self._open_session(context)
         except StreamRefused as refusal:
-            is_early = refusal.code is grpc.StatusCode.UNAVAILABLE  # a frontend tries again until the engine has loaded
-            _log.log(logging.DEBUG if is_early else logging.WARNING, "stream refused: %s", refusal.detail)
+            is_early = refusal.code is grpc.StatusCode.UNAVAILABLE  # frontends retry until the engine has loaded
+            _log.log(logging.DEBUG if is_early else logging.WARNING, "Refused a stream: %s", refusal.detail)
             await context.abort(refusal.code, refusal.detail)
         reader = asyncio.create_task(self._read_commands(session, context))
         try:
@@ -186,13 +184,13 @@ class EngineService(EngineServiceServicer):
             while (message := await session.outgoing.next_message()) is not None:
                 await context.write(message)
         except StreamRefused as refusal:
-            _log.warning("session %s ended: %s", session.session_id, refusal.detail)
+            _log.warning("Session %s ended with an error: %s", session.session_id, refusal.detail)
             await context.abort(refusal.code, refusal.detail)
         finally:
             reader.cancel()
             del self._sessions[session.session_id]
             num_cancelled = session.abandon()
-            _log.info("session %s ended, %d requests cancelled", session.session_id, num_cancelled)
+            _log.info("Session %s ended, %d requests cancelled", session.session_id, num_cancelled)
 
     async def GetEngineStatus(self, request: pb.GetEngineStatusRequest, context: object) -> pb.GetEngineStatusResponse:
         """See the proto."""
@@ -213,7 +211,7 @@ class EngineService(EngineServiceServicer):
                 yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
 
     async def _open_session(self, context: "_AttachContext") -> tuple[Session, pb.Welcome]:
-        """The handshake: Hello is checked. From here on the session hears all news; the Welcome is to go out before."""
+        """Checks Hello and registers the session; the caller sends Welcome before any other message."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first = await context.read()
@@ -237,22 +235,22 @@ class EngineService(EngineServiceServicer):
             status=self._status(),
         )
         self._sessions[session_id] = session
-        _log.info("session %s: frontend %r version %r", session_id, hello.frontend_id[:64], hello.frontend_version[:64])
+        _log.info("Session %s: frontend %r version %r", session_id, hello.frontend_id[:64], hello.frontend_version[:64])
         return session, welcome
 
     def _check_hello(self, hello: pb.Hello, info: pb.EngineInfo) -> None:
         if hello.protocol_major != PROTOCOL_MAJOR:
-            _refuse_hello(f"protocol_major is {hello.protocol_major}, this engine speaks {PROTOCOL_MAJOR}")
+            _refuse_hello(f"protocol_major is {hello.protocol_major}, this engine has {PROTOCOL_MAJOR}")
         if hello.tokenizer_sha256 and hello.tokenizer_sha256 != info.tokenizer_sha256:
-            ours, theirs = info.tokenizer_sha256.hex()[:16], hello.tokenizer_sha256.hex()[:16]
-            _refuse_hello(f"tokenizer_sha256 is {theirs}..., this engine's tokenizer is {ours}...: not the same model")
+            given, own = hello.tokenizer_sha256.hex()[:16], info.tokenizer_sha256.hex()[:16]
+            _refuse_hello(f"tokenizer_sha256 is {given}..., this engine's tokenizer is {own}...: not the same model")
 
     async def _read_commands(self, session: Session, context: "_AttachContext") -> None:
-        """Feeds the session until the frontend closes its side, which ends the session."""
+        """Passes commands to the session until the frontend closes its side, which ends the session."""
         try:
             while isinstance(message := await context.read(), pb.AttachRequest):
                 session.handle(message)
-                await session.wait_for_room()
+                await session.wait_for_capacity()
             session.outgoing.close(linger_s=0)
         except StreamRefused as refusal:
             session.outgoing.refuse(refusal)
@@ -260,8 +258,8 @@ class EngineService(EngineServiceServicer):
             detail = "a message of the stream cannot be parsed"
             session.outgoing.refuse(StreamRefused(grpc.StatusCode.INVALID_ARGUMENT, detail))
         except Exception:
-            _log.exception("session %s: defect while reading commands", session.session_id)
-            session.outgoing.refuse(StreamRefused(grpc.StatusCode.INTERNAL, "defect in the engine, see its log"))
+            _log.exception("Session %s: internal error while reading commands", session.session_id)
+            session.outgoing.refuse(StreamRefused(grpc.StatusCode.INTERNAL, "internal error, see the engine's log"))
 
     def _deliver_step(self, report: StepReport) -> None:
         for session_id, command_seq in report.seen_commands.items():

@@ -1,6 +1,6 @@
-"""One frontend's stream: its commands become requests by id, news by id become rows by handle.
+"""One frontend's stream: translates its commands to requests by id, and their outputs to rows by handle.
 
-It translates; it does not move messages (`server.py`), keep them (`outgoing.py`) or decide anything about scheduling.
+`server.py` reads and writes the messages, `outgoing.py` buffers them; scheduling is decided elsewhere.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.outgoing import CoalescePolicy, Outgoing, StreamRefused
 from engine.serving.packing import rejection_message
 
-# How often a held reader looks again. What it waits for lasts for steps and has no event.
-ROOM_POLL_S = 0.01
+# Poll interval of a reader that waits for capacity, which takes about a step to free up.
+CAPACITY_POLL_S = 0.01
 
 _CANCEL_REASONS = {pb.CANCEL_REASON_DEADLINE: EndReason.DEADLINE}
 
@@ -35,17 +35,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What sessions share.
+    """State shared by all sessions.
 
     Attributes:
-        max_open_requests: requests that all sessions together may have open, and as many again that have moved here.
-            The scheduler's own bound comes first; this one bounds what waits in the inbox while a step runs.
-        request_ids: engine-wide, never used twice.
-        owners: the open requests of all sessions, and whose they are.
-        grammars: compiles them.
-        sessions: all that are attached; each has an equal share of `max_open_requests`, rounded up, for those that have
-            requests open, which is its even when others hold the whole.
-        coalescing: when steps leave in one message.
+        max_open_requests: most open requests of all sessions together, and as many again that moved here from other
+            engines. The scheduler's bound is lower; this one bounds the inbox while a step runs. Each session with open
+            requests may always have an equal share of it, rounded up.
+        request_ids: engine-wide, unique.
+        owners: the session of every open request.
+        grammars: compiles grammars.
+        sessions: all attached sessions.
+        coalescing: when several steps are merged into one message.
     """
 
     inbox: Inbox
@@ -63,8 +63,8 @@ class OpenRequest:
     """A submission between its arrival and its terminal message.
 
     Attributes:
-        compiling: its grammar is: the step loop does not know the request yet.
-        grants: credit that came meanwhile.
+        compiling: set while its grammar compiles; the step loop does not know the request yet.
+        grants: credit granted meanwhile.
     """
 
     request_id: RequestId
@@ -101,12 +101,12 @@ class Session:
         return len(self._by_request)
 
     def handle(self, message: pb.AttachRequest) -> None:
-        """Takes one command of the frontend.
+        """Processes one command of the frontend.
 
         Raises: StreamRefused: the frontend breaks the protocol.
         """
         if message.command_seq <= self._received_seq:
-            raise _protocol_error(f"command_seq is {message.command_seq} after {self._received_seq}: it must grow")
+            raise _protocol_error(f"command_seq is {message.command_seq} after {self._received_seq}: it must increase")
         self._received_seq = message.command_seq
         match message.WhichOneof("command"):
             case "submit":
@@ -118,36 +118,34 @@ class Session:
             case "ack":
                 self.outgoing.acknowledge(message.ack.step_seq)
             case "hello":
-                raise _protocol_error("hello came twice on one stream")
+                raise _protocol_error("second hello on one stream")
             case _:
-                raise _protocol_error(f"command {message.command_seq} holds no command that this engine knows")
+                raise _protocol_error(f"command {message.command_seq} is of a kind that this engine does not know")
 
-    async def wait_for_room(self) -> None:
-        """Holds the reader while the step loop or the receiver lags; HTTP/2 flow control then holds the frontend."""
-        while self.outgoing.is_full or self._context.inbox.is_full:  # noqa: ASYNC110 - see ROOM_POLL_S
-            await asyncio.sleep(ROOM_POLL_S)
+    async def wait_for_capacity(self) -> None:
+        """Blocks the reader while the step loop or the receiver lags; HTTP/2 flow control then blocks the frontend."""
+        while self.outgoing.is_full or self._context.inbox.is_full:  # noqa: ASYNC110 - see CAPACITY_POLL_S
+            await asyncio.sleep(CAPACITY_POLL_S)
 
     def accept(self, request_id: RequestId) -> None:
-        """The scheduler has queued the request."""
+        """Reports that the scheduler queued a request."""
         entry = self._by_request[request_id]
         entry.is_accepted = True
         self.outgoing.accept(entry.handle)
 
     def reject(self, request_id: RequestId, error: RequestError) -> None:
-        """The scheduler has not."""
+        """Reports that a request was rejected."""
         entry = self._close(request_id)
         self.outgoing.reject(rejection_message(entry.handle, entry.epoch, error))
 
     def add_output(self, output: RequestOutput, snapshot: LoopSnapshot, sampled_at_ns: int) -> None:
-        """A step has news of one request."""
+        """Adds the output of a step for one request."""
         entry = self._by_request[output.request_id] if output.completion is None else self._close(output.request_id)
         entry.num_output_tokens += len(output.token_ids)
         self.outgoing.add_output(entry.handle, entry.epoch, output, snapshot, sampled_at_ns)
 
     def end_all(self, reason: EndReason, detail: str) -> None:
-        """Ends every open request by decree: the step loop will say nothing more. What it had not accepted yet is
-        rejected.
-        """
+        """Ends every open request without the step loop; those that it had not accepted are rejected."""
         for entry in list(self._by_handle.values()):
             self._close(entry.request_id)
             if entry.is_accepted:
@@ -156,15 +154,12 @@ class Session:
                 self.outgoing.reject(rejection_message(entry.handle, entry.epoch, EngineDraining(detail)))
 
     def close(self) -> None:
-        """The step loop has ended: ends the stream once everything is sent; what is submitted meanwhile is rejected."""
+        """Ends the stream once everything is sent; rejects later submissions. Called when the step loop has ended."""
         self._is_closing = True
         self.outgoing.close()
 
     def abandon(self) -> int:
-        """The stream is gone: cancels what it has open.
-
-        Returns: how many requests that were.
-        """
+        """Cancels all open requests after the stream has ended, and returns their number."""
         request_ids = tuple(self._by_request)
         for request_id in request_ids:
             self._close(request_id)
@@ -191,12 +186,12 @@ class Session:
     def _open(self, submission: pb.Submission, now_s: float) -> Request:
         handle = submission.handle
         if handle == 0:
-            raise InvalidRequest("handle is 0: handles count from 1")
+            raise InvalidRequest("handle is 0, must be at least 1")
         if handle in self._by_handle or self.outgoing.has_unsent_end(handle):
-            raise InvalidRequest(f"handle {handle} is in use until its request has ended")
+            raise InvalidRequest(f"handle {handle} is in use: its request has not ended")
         if self._is_closing:
             raise EngineDraining("the engine has stopped")
-        self._check_room(has_moved=submission.epoch > 0)
+        self._check_capacity(has_moved=submission.epoch > 0)
         request_id = RequestId(next(self._context.request_ids))
         request = request_from_submission(submission, request_id, self._context.limits, now_s, self._number)
         num_prompt_tokens, num_output_tokens = len(request.prompt_ids), len(request.output_ids)
@@ -205,8 +200,8 @@ class Session:
         self._context.owners[request_id] = self
         return request
 
-    def _check_room(self, *, has_moved: bool) -> None:
-        """Everybody has room while there is some, and each session always has its share."""
+    def _check_capacity(self, *, has_moved: bool) -> None:
+        """Raises QueueFull if the engine is at its bound and this session has its share of it."""
         num_open, most = len(self._context.owners), self._context.max_open_requests * (1 + has_moved)
         if num_open < most:
             return
@@ -215,19 +210,20 @@ class Session:
         share = -(-most // num_sessions)
         if num_own >= share:
             raise QueueFull(
-                f"the engine holds {num_open} requests, at most {most}; {num_own} are this frontend's, its share is "
+                f"the engine has {num_open} open requests, at most {most}; this frontend has {num_own}, its share is "
                 f"{share}"
             )
 
     def _compile(self, request: Request, submission: pb.Submission) -> None:
-        """Starts what a request with a grammar needs before the step loop can have it; nobody else waits, and it waits
-        no longer than it has time.
+        """Compiles the grammar of a request on another thread; the step loop gets the request afterwards.
+
+        The request ends earlier if its deadline or time budget passes.
         """
         limits = self._context.limits
 
         def build(matcher: Matcher) -> Constraint:  # on a thread of the compiler
             constraint = constraint_from_submission(submission, limits.vocab_size, limits.end_token_ids, matcher)
-            assert constraint is not None, "a grammar is a constraint"
+            assert constraint is not None, "a grammar makes a constraint"
             constraint.accept(request.output_ids)
             if constraint.error:
                 raise InvalidRequest(f"{constraint.error}, after {len(request.output_ids)} output_ids")
@@ -248,15 +244,15 @@ class Session:
             entry.compiling.add_done_callback(lambda _: timer.cancel())
 
     def _hand_over(self, entry: OpenRequest, request: Request, compiled: "asyncio.Future[Constraint]") -> None:
-        """The grammar of a request is compiled, or cannot be."""
+        """Submits a request whose grammar has been compiled; rejects it if that failed."""
         error = None if compiled.cancelled() else compiled.exception()
         if self._by_request.get(entry.request_id) is not entry:
-            return  # it has ended meanwhile
+            return  # the request ended meanwhile
         entry.compiling = None
         if error is not None:
             if not isinstance(error, RequestError):
-                _log.error("defect while compiling a grammar", exc_info=error)
-                error = InvalidRequest("grammar: defect in the engine, see its log")
+                _log.error("Compiling a grammar failed with an internal error", exc_info=error)
+                error = InvalidRequest("grammar: internal error, see the engine's log")
             self.reject(entry.request_id, error)
             return
         request.constraint = compiled.result()
@@ -278,7 +274,7 @@ class Session:
     def _end_compiling(self, entry: OpenRequest, reason: EndReason) -> None:
         """Ends a request whose grammar is being compiled."""
         if self._by_request.get(entry.request_id) is not entry:
-            return  # it has ended in the same turn of the event loop
+            return  # the request ended in the same iteration of the event loop
         self._close(entry.request_id)
         self.outgoing.accept(entry.handle)
         self._complete(entry, reason, "", queued_s=time.monotonic() - entry.arrival_s)

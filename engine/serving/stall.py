@@ -1,38 +1,38 @@
-"""Whether the step loop gets anything done, judged from look to look. Pure: whoever looks keeps the time.
+"""Detects a stalled step loop from samples taken at a fixed interval. Pure: the caller keeps the time.
 
-A long step is no stall: threads that compute count what they have done, and whoever looks sees the count change. What
-no count shows, such as Python between two kernels, is measured by this engine's own past: a pause is suspicious when it
-lasts several times as long as any pause before that ended.
+A long step is no stall: computing threads count their work, and the samples show the count change. Work without a
+count, such as Python between two kernels, is compared with this engine's history: a pause is a stall when it lasts
+several times as long as any earlier pause.
 """
 
 MIN_STALL_S = 2.5
-"""No shorter pause is a stall: with the look before it and the message behind it, three seconds have passed."""
+"""Shortest pause that counts as a stall. With sampling and the message to the frontend, this makes three seconds."""
 
-_MARGIN = 4  # times the longest pause that ended
+_MARGIN = 4  # multiple of the longest earlier pause
 
 
 class StallMeter:
-    """Pauses are counted in looks, not by the clock: a process that was stopped has not stalled.
+    """Counts pauses in samples, not by the clock: a process that was suspended has not stalled.
 
     Args:
-        look_every_s: pause between two looks.
+        check_interval_s: interval between two samples.
     """
 
-    def __init__(self, look_every_s: float) -> None:
-        self._min_looks = MIN_STALL_S / look_every_s
+    def __init__(self, check_interval_s: float) -> None:
+        self._min_samples = MIN_STALL_S / check_interval_s
         self._mark: object = None
         self._num_same = 0
-        self._longest = 0  # pause that ended, in looks
+        self._longest = 0  # longest pause that ended, in samples
 
-    def look(self, mark: object) -> bool:
-        """Whether the loop stalls now.
+    def observe(self, mark: object) -> bool:
+        """Takes a sample and returns whether the loop is stalled.
 
         Args:
-            mark: what changes with whatever gets done.
+            mark: a value that changes with any progress.
         """
         if mark != self._mark:
             self._longest = max(self._longest, self._num_same)
             self._mark, self._num_same = mark, 0
         else:
             self._num_same += 1
-        return self._num_same >= max(self._min_looks, _MARGIN * self._longest)
+        return self._num_same >= max(self._min_samples, _MARGIN * self._longest)

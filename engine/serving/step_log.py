@@ -1,7 +1,7 @@
-"""One JSON line per step, for people and for replays.
+"""The step log: one JSON line per step.
 
-The step loop only queues what it has anyway; a thread of the log turns it into JSON and writes it, mostly while the
-runner has released the GIL. See `StepLog.write` for the fields and for what it costs.
+The step loop only queues the data; a separate thread formats and writes it, mostly while the runner has released the
+GIL. See `StepLog.write` for the fields and the cost.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from engine.interfaces import LoopSnapshot, StepTimes
 
 MAX_QUEUED_STEPS = 4096
 
-# Lines for which a request that has finished is remembered: the plan that forgets it is scheduled right after, and has
-# its line when the steps in flight before it have had theirs.
+# Lines for which a finished request is remembered: the plan that removes it is scheduled right after, and its line
+# follows those of the steps in flight.
 _REMEMBERED_LINES = 8
 
 _log = logging.getLogger(__name__)
@@ -62,13 +62,13 @@ class StepLog:
     ) -> None:
         """Queues one step; called on the step loop.
 
-        The line holds `step` (of the engine; plans without rows repeat it), `t_ms` (of its start, perf_counter),
-        `schedule_ms`, `execute_ms`, `update_ms` (see `StepTimes`: `schedule_ms` is 0 for a step that was scheduled
-        while another ran), `scheduled` {request: tokens}, `num_tokens`, `seats`, `waiting`, `finished` {request:
-        reason}, `usage` {request: [prompt, cached, output tokens]} of those that finished, `preempted` [request],
-        `blocks_used`, `blocks_free`, and `dropped` if lines before it were lost. Seats, queue and blocks are those
-        after its update; the next step may have been scheduled by then. Cost, on one busy core of a 2-core machine: 10
-        us here, and 50 us on the log's thread for a step of 64 rows.
+        The line holds `step` (of the engine; plans without rows repeat it), `t_ms` (start of the step, perf_counter),
+        `schedule_ms`, `execute_ms`, `update_ms` (see `StepTimes`; `schedule_ms` is 0 for a step that was scheduled
+        while another ran), `scheduled` {request: tokens}, `num_tokens`, `running`, `waiting`, `finished` {request:
+        reason}, `usage` {request: [prompt, cached, output tokens]} of finished requests, `preempted` [request],
+        `blocks_used`, `blocks_free`, and `dropped` if earlier lines were lost. `running`, `waiting` and the blocks are
+        counted after the step's update, when the next step may have been scheduled. Cost, on one busy core of a 2-core
+        machine: 10 us here, and 50 us on the log's thread for a step of 64 rows.
         """
         try:
             self._steps.put_nowait(_Step(plan, outputs, snapshot, times))
@@ -82,21 +82,21 @@ class StepLog:
 
     def _write_all(self) -> None:
         has_failed = False
-        while (step := self._steps.get()) is not None:  # goes on after a failure, so that `write` and `close` find room
+        while (step := self._steps.get()) is not None:  # empties the queue even after a failure
             has_failed = has_failed or not self._try_to_write(self._line(step))
         if not has_failed:
             self._try_to_write("")
-        with contextlib.suppress(OSError):  # said already
+        with contextlib.suppress(OSError):  # already logged
             self._file.close()
 
     def _try_to_write(self, line: str) -> bool:
-        """Writes a line, and all that is buffered if no more wait; False if that fails."""
+        """Writes a line and flushes if the queue is empty; returns False if that fails."""
         try:
             self._file.write(line)
             if self._steps.empty():
                 self._file.flush()
         except OSError as error:
-            _log.error("step log stopped: %s", error.strerror)
+            _log.error("The step log stopped: %s", error.strerror)
             return False
         return True
 
@@ -104,7 +104,7 @@ class StepLog:
         plan, stats, times = step.plan, step.snapshot.stats, step.times
         completions = {o.request_id: o.completion for o in step.outputs if o.completion is not None}
         finished = {request_id: completion.reason.name for request_id, completion in completions.items()}
-        # A plan forgets requests that finished in the steps before or were cancelled since, and those it preempts.
+        # A plan removes requests that finished or were cancelled before, and those it preempts.
         self._finished.append(set(finished))
         preempted = [i for i in plan.removed_request_ids if not any(i in line for line in self._finished)]
         record: dict[str, object] = {
@@ -115,7 +115,7 @@ class StepLog:
             "update_ms": round((times.updated_ns - times.executed_ns) / 1e6, 3),
             "scheduled": {row.request_id: row.num_scheduled_tokens for row in plan.rows},
             "num_tokens": plan.num_tokens,
-            "seats": stats.num_running,
+            "running": stats.num_running,
             "waiting": stats.num_waiting,
             "finished": finished,
             "usage": {

@@ -1,4 +1,4 @@
-"""The line every few seconds that people look for, while there is work."""
+"""Logs throughput and load every few seconds while there is work."""
 
 import logging
 
@@ -8,10 +8,10 @@ _log = logging.getLogger(__name__)
 
 
 class ThroughputLog:
-    """Compares the snapshot with the one of the last line, the first one with nothing: a load is no time of work.
+    """Logs the difference between two snapshots of the step loop.
 
     Args:
-        interval_s: between two lines.
+        interval_s: interval between two lines.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -20,7 +20,7 @@ class ThroughputLog:
         self._last: LoopSnapshot | None = None
 
     def tick(self, snapshot: LoopSnapshot, now_s: float) -> None:
-        """Logs a line if it is time: at INFO while there is work, at DEBUG when idle."""
+        """Logs a line if one is due: at INFO while there is work, at DEBUG when idle."""
         if self._last is None:
             self._last, self._logged_at_s = snapshot, now_s
         elapsed_s = now_s - self._logged_at_s

@@ -1,5 +1,7 @@
-"""Ends an engine whose step loop stands still: a device that hangs raises nothing, and whoever supervises this process
-can start it again only once it has ended. Frontends have left it by then, or do now: no request is lost.
+"""Ends an engine whose step loop makes no progress.
+
+A hung device raises no error, and a supervisor can restart the process only after it has exited. Frontends move its
+requests to other engines, so that none is lost.
 """
 
 import sys
@@ -9,21 +11,21 @@ from types import FrameType
 
 from engine.errors import DeviceError
 
-_LOOK_EVERY_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
 class Watchdog:
-    """Looks at the step loop from a thread of its own.
+    """Checks the progress of the step loop from a separate thread.
 
-    Time is counted in looks, not by the clock: a process that is stopped or a machine that sleeps is not a hang.
+    Time is counted in checks, not by the clock: a suspended process or machine is not a hang.
 
     Args:
-        mark: changes with every turn of the loop, or with whatever it gets done.
-        timeout_s: how long it may stay the same; 0: for ever.
-        on_hang: called once, on the thread, with what to say; may end the process.
-        thread_id: of the step loop, to say where it stands.
-        reason: what that means, to say so.
-        look_every_s: pause between two looks.
+        mark: returns a value that changes with any progress of the loop.
+        timeout_s: how long the value may stay the same; 0 disables the watchdog.
+        on_hang: called once, on the watchdog's thread, with the error; may end the process.
+        thread_id: thread of the step loop, to report where it hangs.
+        reason: probable cause, for the error message.
+        check_interval_s: interval between two checks.
     """
 
     def __init__(
@@ -34,15 +36,15 @@ class Watchdog:
         *,
         thread_id: int,
         reason: str = "the device hangs, or a step takes longer than --step-timeout allows",
-        look_every_s: float = _LOOK_EVERY_S,
+        check_interval_s: float = _CHECK_INTERVAL_S,
     ) -> None:
         self._mark = mark
         self._timeout_s = timeout_s
         self._on_hang = on_hang
         self._thread_id = thread_id
         self._reason = reason
-        self._look_every_s = look_every_s
-        self._over = threading.Event()
+        self._check_interval_s = check_interval_s
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
@@ -51,27 +53,27 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _watch(self) -> None:
         seen, num_same = self._mark(), 0
-        while not self._over.wait(self._look_every_s):
+        while not self._ended.wait(self._check_interval_s):
             mark = self._mark()
             num_same = num_same + 1 if mark == seen else 0
             seen = mark
-            if num_same * self._look_every_s >= self._timeout_s:
-                self._on_hang(DeviceError(self._complaint()))
+            if num_same * self._check_interval_s >= self._timeout_s:
+                self._on_hang(DeviceError(self._message()))
                 return
 
-    def _complaint(self) -> str:
+    def _message(self) -> str:
         place = _place(sys._current_frames().get(self._thread_id))
-        return f"the step loop has stood still for {self._timeout_s:g} s{place}: {self._reason}"
+        return f"the step loop has made no progress for {self._timeout_s:g} s{place}: {self._reason}"
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost line of our own, and of all."""
+    """Describes the innermost frame of the engine, and the innermost of all."""
     if frame is None:
         return ""
     innermost = own = frame

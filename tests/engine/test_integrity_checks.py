@@ -1,4 +1,4 @@
-"""An engine looks through its own books in live traffic, and one that finds them wrong ends: with one line, and with
+"""An engine checks its KV cache accounting in live traffic, and exits if a check fails: with one line, and with
 every request told.
 """
 
@@ -71,7 +71,7 @@ class Bench:
         return snapshot.num_integrity_checks, snapshot.num_integrity_failures
 
 
-def test_books_are_checked_once_per_interval_whatever_the_steps() -> None:
+def test_accounting_is_checked_once_per_interval_independent_of_steps() -> None:
     bench = Bench(interval_s=10.0)
     assert [bench.turn(passed_s) for passed_s in (1.0, 8.0, 1.0, 1.0, 8.0, 1.0, 25.0, 9.0)] == [
         (0, 0), (0, 0), (1, 0), (1, 0), (1, 0), (2, 0), (3, 0), (3, 0)
@@ -87,7 +87,7 @@ def test_interval_of_zero_checks_nothing() -> None:
 
 
 @pytest.mark.parametrize("corruption", ["reference count", "queue", "free list", "progress"])
-def test_contradiction_is_counted_and_ends_the_loop_with_its_text(corruption: str) -> None:
+def test_inconsistency_is_counted_and_ends_the_loop_with_its_text(corruption: str) -> None:
     bench = Bench(interval_s=10.0)
     bench.turn(1.0)
     pool = bench.scheduler._cache.pool
@@ -104,7 +104,7 @@ def test_contradiction_is_counted_and_ends_the_loop_with_its_text(corruption: st
         case _:
             bench.request.num_rows_in_flight = 1
             message = "request 1 counts 1 rows in flight of 0"
-    with pytest.raises(IntegrityError, match=f"no answer can be trusted any more: .*{message}"):
+    with pytest.raises(IntegrityError, match=f"stopping to avoid serving wrong results: .*{message}"):
         bench.turn(10.0)
     assert (bench.loop.snapshot.num_integrity_checks, bench.loop.snapshot.num_integrity_failures) == (1, 1)
 
@@ -136,6 +136,6 @@ def test_process_ends_with_one_line(tmp_path: Path) -> None:
     result = run_main(MAIN, tmp_path)
     assert result.returncode == 1
     assert result.stderr == (
-        "chairlift-engine: error: the books contradict each other, no answer can be trusted any more: "
+        "chairlift-engine: error: KV cache accounting is inconsistent; stopping to avoid serving wrong results: "
         "request 1 has 1 pending tokens in 0 rows\n"
     )

@@ -237,7 +237,7 @@ def test_the_step_log_has_one_line_per_step_with_the_documented_fields(tmp_path:
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     first = lines[0]
     assert first["scheduled"] == {"1": 10, "2": 6}
-    assert (first["num_tokens"], first["seats"], first["waiting"]) == (16, 2, 0)
+    assert (first["num_tokens"], first["running"], first["waiting"]) == (16, 2, 0)
     assert all(line["blocks_used"] + line["blocks_free"] == 8 for line in lines)
     assert all(min(line["schedule_ms"], line["execute_ms"], line["update_ms"]) >= 0 for line in lines)
     assert {key: value for line in lines for key, value in line["finished"].items()} == {

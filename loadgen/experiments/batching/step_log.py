@@ -99,5 +99,5 @@ def _step(record: Mapping[str, Any]) -> Step:
         finished=finished,
         preempted=tuple(map(int, record["preempted"])),
         waiting=int(record["waiting"]),
-        running=int(record["seats"]),
+        running=int(record["running"]),
     )

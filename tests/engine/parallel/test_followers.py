@@ -170,7 +170,7 @@ def test_an_error_waits_for_the_news_that_explain_it(
 def test_a_follower_that_does_not_listen_is_killed(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.parallel.followers._FAREWELL_S", 0.2)
+    monkeypatch.setattr("engine.parallel.followers._STOP_GRACE_S", 0.2)
     started = start("channel.send(None); time.sleep(1000)")
     started.followers.wait_ready()
     started.followers.close()

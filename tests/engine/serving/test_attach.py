@@ -128,13 +128,13 @@ async def test_status_call_tells_state_and_model(server: RunningEngine) -> None:
         (
             [pb.AttachRequest(command_seq=1, hello=pb.Hello(protocol_major=2))],
             "FAILED_PRECONDITION",
-            ["is 2", "speaks 1"],
+            ["is 2", "has 1"],
         ),
         ([hello(tokenizer_sha256=b"x" * 32)], "FAILED_PRECONDITION", ["tokenizer_sha256"]),
         ([pb.AttachRequest(command_seq=1, ack=pb.StepAck())], "INVALID_ARGUMENT", ["must be hello"]),
         ([hello(), hello()], "INVALID_ARGUMENT", ["command_seq is 1 after 1"]),
-        ([hello(), pb.AttachRequest(command_seq=2, hello=pb.Hello())], "INVALID_ARGUMENT", ["hello came twice"]),
-        ([hello(), pb.AttachRequest(command_seq=2)], "INVALID_ARGUMENT", ["no command"]),
+        ([hello(), pb.AttachRequest(command_seq=2, hello=pb.Hello())], "INVALID_ARGUMENT", ["second hello"]),
+        ([hello(), pb.AttachRequest(command_seq=2)], "INVALID_ARGUMENT", ["does not know"]),
         (
             [hello(), pb.AttachRequest(command_seq=2, ack=pb.StepAck(step_seq=9))],
             "INVALID_ARGUMENT",

@@ -66,12 +66,12 @@ async def test_share_of_the_engines_room_is_left_to_everyone(frontends: Frontend
     flood, modest, hold = frontends
     await flood.submit(*(submission(handle, [1], 2) for handle in range(2, 33)))  # 31 is all that the engine holds
     await flood.until(lambda: flood.received[32].has_ended)
-    assert "the engine holds 31 requests, at most 31; 31 are this frontend's, its share is 31" in (
+    assert "the engine has 31 open requests, at most 31; this frontend has 31, its share is 31" in (
         flood.rejections[0].detail
     )
     await modest.submit(*(submission(handle, [1], 2) for handle in range(1, 18)))
     await modest.until(lambda: modest.received[17].has_ended)
-    assert "47 requests, at most 31; 16 are this frontend's" in modest.rejections[0].detail
+    assert "47 open requests, at most 31; this frontend has 16" in modest.rejections[0].detail
     hold.let_go()
     answers = await modest.ended(*range(1, 16))
     assert [answer.rejection for answer in answers[:15]] == [None] * 15

@@ -15,7 +15,7 @@ from engine.serving.io_thread import IoThread
 from engine.serving.server import EngineService
 
 class Broken(EngineService):
-    async def pulse(self):
+    async def send_heartbeats(self):
         raise RuntimeError("broken pulse")
 
 logging.basicConfig()

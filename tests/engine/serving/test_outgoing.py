@@ -124,7 +124,7 @@ async def test_logprobs_of_prompts_count_against_the_bound(monkeypatch: pytest.M
     outgoing.add_output(1, 0, output(0, prompt_logprobs=piece), SNAPSHOT, 1)
     await next_step(outgoing)
     outgoing.add_output(1, 0, output(0, 5, prompt_logprobs=piece), SNAPSHOT, 1)
-    with pytest.raises(StreamRefused, match="10 tokens wait to be read"):
+    with pytest.raises(StreamRefused, match="10 tokens are unread"):
         await outgoing.next_message()
 
 
@@ -188,7 +188,7 @@ async def test_a_receiver_that_is_hopelessly_behind_is_cut_off(monkeypatch: pyte
     outgoing = Outgoing()
     outgoing.add_output(1, 0, output(0, 5, 6, 7), SNAPSHOT, 1)
     outgoing.add_output(1, 0, output(3, 8), SNAPSHOT, 1)
-    with pytest.raises(StreamRefused, match="4 tokens wait to be read, at most 3") as caught:
+    with pytest.raises(StreamRefused, match="4 tokens are unread, at most 3") as caught:
         await outgoing.next_message()
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 

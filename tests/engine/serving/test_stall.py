@@ -11,8 +11,8 @@ LOOK_S = 0.25
 def looks_until_stalled(marks: Iterable[object], *, after: Iterable[object] = ()) -> int | None:
     """How many looks it takes after some others; None: it never counts as stalled."""
     meter = StallMeter(LOOK_S)
-    assert not any(meter.look(mark) for mark in after)
-    return next((number for number, mark in enumerate(marks, 1) if meter.look(mark)), None)
+    assert not any(meter.observe(mark) for mark in after)
+    return next((number for number, mark in enumerate(marks, 1) if meter.observe(mark)), None)
 
 
 def pauses(num_looks: int, times: int) -> list[int]:
@@ -42,5 +42,5 @@ def test_pauses_may_become_longer_step_by_step() -> None:
 
 def test_a_stall_that_ends_is_none_any_more() -> None:
     meter = StallMeter(LOOK_S)
-    assert [meter.look("stands") for _ in range(12)][-1]
-    assert not meter.look("goes on")
+    assert [meter.observe("stands") for _ in range(12)][-1]
+    assert not meter.observe("goes on")

@@ -55,7 +55,7 @@ def watched(turns: Iterator[int], timeout_s: float, wait_for: Callable[[threadin
             return next(afterwards)
         return num_turns
 
-    with Watchdog(look, timeout_s, on_hang, thread_id=threading.get_ident(), look_every_s=0.001):
+    with Watchdog(look, timeout_s, on_hang, thread_id=threading.get_ident(), check_interval_s=0.001):
         wait_for(over)
     return said
 
@@ -79,7 +79,7 @@ def turns_until_it_stands(thread_id: int) -> Iterator[int]:
 def test_it_says_where_the_loop_stands() -> None:
     (error,) = watched(turns_until_it_stands(threading.get_ident()), 0.01, lambda over: over.wait(HANG_S))
     assert re.fullmatch(
-        r"the step loop has stood still for 0\.01 s, in .*: the device hangs, or a step takes longer than "
+        r"the step loop has made no progress for 0\.01 s, in .*: the device hangs, or a step takes longer than "
         r"--step-timeout allows",
         str(error),
     )
@@ -101,7 +101,7 @@ def test_a_step_that_hangs_ends_the_process_with_one_line(tmp_path: Path) -> Non
     result = run_main(MAIN, tmp_path)
     assert result.returncode == 1
     assert re.fullmatch(
-        r"chairlift-engine: error: the step loop has stood still for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
+        r"chairlift-engine: error: the step loop has made no progress for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
         r"which is in threading\.wait: .*--step-timeout allows\n",
         result.stderr,
     ), result.stderr
@@ -138,7 +138,7 @@ def test_a_step_that_spins_ends_the_process_long_before_the_step_timeout(tmp_pat
     result = run_main(SPINNING, tmp_path)
     assert result.returncode == 1
     assert re.fullmatch(
-        r"chairlift-engine: error: the step loop has stood still for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
+        r"chairlift-engine: error: the step loop has made no progress for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
         r"which is in __main__\.spin: within a step nothing is done any more\n",
         result.stderr,
     ), result.stderr

@@ -19,7 +19,7 @@ def line(**fields: Any) -> str:
         "update_ms": 0.4,
         "scheduled": {"7": 1, "9": 32},
         "num_tokens": 33,
-        "seats": 2,
+        "running": 2,
         "waiting": 3,
         "finished": {"7": "MAX_TOKENS"},
         "usage": {"7": [32, 16, 5]},
