@@ -2,7 +2,8 @@
 
 import pytest
 
-from loadgen.measure.goodput import keeps
+from loadgen.errors import OptionError
+from loadgen.measure.goodput import check_slo, judged, keeps
 from loadgen.measure.samples import samples_of
 from loadgen.record import Status
 from tests.support.loadgen.runs import Played, run_of
@@ -34,3 +35,30 @@ def test_gaps_that_were_lost_keep_no_limit() -> None:
 @pytest.mark.parametrize("status", [status for status in Status if status != Status.OK])
 def test_whoever_was_not_answered_kept_nothing(metric: str, status: Status) -> None:
     assert not _keeps(Played(0.0, ((0.1, 1), (0.2, 1)), status=status), metric, 1e9)
+
+
+def test_two_messages_have_an_interval_between_them() -> None:
+    assert not _keeps(Played(0.0, ((0.1, 1), (0.2, 1))), "itl", 99.0)
+    assert not _keeps(Played(0.0, ((0.1, 1), (0.2, 1))), "tpot", 99.0)
+
+
+def test_limits_are_checked() -> None:
+    check_slo({"ttft": 0.001, "e2el": 1.0})
+    with pytest.raises(OptionError, match="--goodput ttft:0: must be above 0 ms"):
+        check_slo({"ttft": 0.0})
+    with pytest.raises(OptionError, match="--goodput speed: is not one of ttft"):
+        check_slo({"speed": 1.0})
+
+
+def test_what_an_interruption_cut_off_is_judged_only_if_it_was_late() -> None:
+    requests = [
+        Played(0.0, ((0.5, 1),)),
+        Played(1.0, status=Status.IN_FLIGHT),
+        Played(9.9, status=Status.IN_FLIGHT),
+        Played(9.9, status=Status.CANCELLED),
+    ]
+    run = run_of(requests, ended_s=10.0)
+    slo = {"ttft": 500.0}
+    assert judged(run, samples_of(run), slo).tolist() == [True, True, True, False]
+    cut = run_of(requests, ended_s=10.0, interrupted=True)
+    assert judged(cut, samples_of(cut), slo).tolist() == [True, True, False, False]
