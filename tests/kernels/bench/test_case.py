@@ -85,7 +85,7 @@ def test_ceilings_of_a_cpu(device: BenchDevice) -> None:
     assert "copy" in str(ceilings)
 
 
-def test_a_journal_survives_its_writer(tmp_path: Path) -> None:
+def test_journal_of_a_killed_writer_is_read(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     journal.add(Result("G1", "a", 1.0, "ms"))

@@ -44,7 +44,7 @@ def test_without_a_gpu_one_line_says_so() -> None:
     assert done.stderr.splitlines()[-1].startswith("kernels.bench: error: PyTorch sees no GPU here")
 
 
-def test_without_time_everything_is_left_out() -> None:
+def test_without_budget_every_case_is_left_out() -> None:
     done = run("--device", "cpu", "--only", "linear", "--budget", "1")
     assert done.returncode == 0, done.stderr
     assert "left out, --budget 1 s was used up: linear qkv" in done.stdout

@@ -137,7 +137,7 @@ def test_recording_computes_nothing():
     assert not any(tensor.any() for cache in model.caches for tensor in cache_tensors(cache))
 
 
-def test_two_steps_of_the_same_operations_keep_out_of_each_others_way():
+def test_two_steps_of_the_same_operations_are_independent():
     ops = cpu_ops(num_threads=2)
     models = [Model(ops, torch.float32) for _ in range(2)]
     buffers = [make_buffers() for _ in models]
@@ -149,7 +149,7 @@ def test_two_steps_of_the_same_operations_keep_out_of_each_others_way():
             assert_same_bits(step(these), logits)
 
 
-def test_operations_work_after_a_step_that_could_not_be_recorded():
+def test_operations_work_after_a_failed_recording():
     ops = cpu_ops()
 
     def step(inputs):

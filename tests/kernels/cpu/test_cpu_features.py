@@ -19,12 +19,12 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("names", FEATURES)
-def test_features_are_those_the_compiler_is_told(names, monkeypatch):
+def test_features_follow_the_compilers_settings(names, monkeypatch):
     monkeypatch.setattr(numba.config, "CPU_FEATURES", names)
     assert cpu_features.__wrapped__() == FEATURES[names]
 
 
-def test_features_are_those_of_this_cpu_unless_told(monkeypatch):
+def test_features_are_those_of_this_cpu_by_default(monkeypatch):
     monkeypatch.setattr(numba.config, "CPU_FEATURES", None)
     flags = Path("/proc/cpuinfo").read_text().split()
     assert cpu_features.__wrapped__().avx512 == ({"avx512f", "avx512bw", "avx512vl"} <= {*flags})

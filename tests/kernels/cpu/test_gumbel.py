@@ -41,7 +41,7 @@ def test_draw_from_candidates_takes_the_best_score(density):
         assert draw_from(ids, d, np.uint64(seed), position) == want
 
 
-def test_both_forms_draw_the_same():
+def test_both_specializations_draw_the_same():
     rng = np.random.default_rng(2)
     values = rng.standard_normal(700).astype(np.float32)
     top = values.argmax()

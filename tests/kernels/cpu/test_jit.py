@@ -56,7 +56,7 @@ def test_a_kernel_that_is_compiled_is_counted_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["_save_index", "_save_data", "_load_index"])
-def test_a_disk_that_fails_costs_one_warning_and_no_kernel(monkeypatch, tmp_path, caplog, method):
+def test_failing_disk_causes_one_warning_and_loses_no_kernel(monkeypatch, tmp_path, caplog, method):
     number = itertools.count()
 
     def fail(*args):

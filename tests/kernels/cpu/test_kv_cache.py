@@ -10,7 +10,7 @@ OPS = cpu_ops()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_caches_are_zeros_of_the_size_asked_for(dtype):
+def test_caches_are_zeros_of_the_requested_size(dtype):
     cache = OPS.make_kv_cache(5, 48, 3, 80, dtype)
     assert (cache.block_size, cache.num_kv_heads, cache.head_dim) == (48, 3, 80)
     assert cache.is_int8 == (dtype is torch.int8)
@@ -19,7 +19,7 @@ def test_caches_are_zeros_of_the_size_asked_for(dtype):
     assert not any(tensor.any() for tensor in cache_tensors(cache))
 
 
-def test_what_the_kernels_do_not_have_is_refused():
+def test_unsupported_inputs_of_kernels_are_rejected():
     with pytest.raises(ValueError, match=r"KV cache dtype is torch\.float16, CPU operations have float32 and int8"):
         OPS.make_kv_cache(1, 16, 1, 32, torch.float16)
     for block_size in (1, 8, 20):
@@ -27,6 +27,6 @@ def test_what_the_kernels_do_not_have_is_refused():
             OPS.make_kv_cache(1, block_size, 1, 32, torch.float32)
 
 
-def test_memory_that_cannot_be_had_is_a_runtime_error():
+def test_out_of_memory_is_a_runtime_error():
     with pytest.raises(RuntimeError):
         OPS.make_kv_cache(2**50, 16, 1, 32, torch.float32)

@@ -96,7 +96,7 @@ def test_more_threads_give_the_bits_of_one(quantization, n, k):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("num_rows", [1, 12, 13, 30])
-def test_a_row_that_is_not_finite_fails_alone(ops, num_rows, bad):
+def test_non_finite_row_fails_alone(ops, num_rows, bad):
     k = 67
     weight, bias = make_layer(45, k)
     layer = ops.pack_linear(weight.abs() + 0.1, bias)  # no two infinities meet with opposite signs
@@ -110,7 +110,7 @@ def test_a_row_that_is_not_finite_fails_alone(ops, num_rows, bad):
     assert_same_bits(got[others], clean[others])
 
 
-def test_rows_apart_in_memory_are_read_where_they_are(ops):
+def test_strided_rows_are_read_in_place(ops):
     """As slices of a fused projection, with NaN beside them."""
     layer = ops.pack_linear(*make_layer(45, 67))
     for num_rows in (1, 2, 30):
@@ -119,7 +119,7 @@ def test_rows_apart_in_memory_are_read_where_they_are(ops):
         assert_same_bits(ops.linear(wide[:, 50:117], layer), ops.linear(wide[:, 50:117].clone(), layer))
 
 
-def test_a_width_that_does_not_fit_is_named(ops):
+def test_error_names_a_wrong_width(ops):
     layer = ops.pack_linear(*make_layer(5, 8))
     with pytest.raises(ValueError, match=r"x has shape \[3, 7\].* 8"):
         ops.linear(normal(3, 7), layer)
@@ -214,7 +214,7 @@ def test_int8_rows_of_zeros_and_of_tiny_and_huge_values(int8_ops):
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_weights_in_8_bits_are_packed_as_what_they_mean(quantization):
+def test_8_bit_weights_are_packed_dequantized(quantization):
     ops, x = cpu_ops(quantization=quantization), normal(5, 31)
     values, scales, bias = normal(7, 31).to(torch.float8_e4m3fn), torch.rand(7, 1), normal(7)
     got = ops.linear(x, ops.pack_quantized(values, scales, bias, torch.float32))

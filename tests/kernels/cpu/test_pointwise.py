@@ -69,7 +69,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows():
             assert_same_bits(alone, whole[start:stop])
 
 
-def test_nan_goes_through_every_operation_and_stays_in_its_row():
+def test_nan_propagates_through_every_operation_within_its_row():
     x = torch.randn(3, 8)
     x[1, 5] = torch.nan
     _, *normed, gated = _operations(x)

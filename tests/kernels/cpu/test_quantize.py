@@ -50,7 +50,7 @@ def test_the_largest_value_is_exact_at_any_magnitude(largest, sign):
 
 
 @pytest.mark.parametrize("largest", [0.0, -0.0, 1e-45, 1e-38, 1e-31])
-def test_what_is_too_small_for_its_factor_becomes_zero(largest):
+def test_values_too_small_for_their_factor_become_zero(largest):
     """127 / largest would overflow."""
     quantized, scale = quantize([largest, -largest, 0, 0, largest])
     assert not quantized.any()

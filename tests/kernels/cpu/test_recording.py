@@ -14,7 +14,7 @@ def recording():
     return Recording()
 
 
-def test_memory_of_dropped_results_is_given_to_later_ones(recording):
+def test_memory_of_dropped_results_is_reused(recording):
     x = torch.zeros(5, 3)
     first = recording.empty(x, 4)
     address = first.data_ptr()
@@ -105,7 +105,7 @@ def test_an_empty_recording_has_no_instructions(recording):
     assert recording.instructions()[0].shape == (0, WIDTH)
 
 
-def test_results_outlive_their_recording():
+def test_results_stay_valid_after_their_recording():
     result = Recording().empty(torch.zeros(5, 3), 4).fill_(7)
     gc.collect()
     others = [torch.zeros(5, 4) for _ in range(50)]

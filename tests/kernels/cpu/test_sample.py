@@ -37,7 +37,7 @@ def test_mixed_rows_are_sampled_as_by_the_reference(
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, INF])
-def test_a_row_that_is_not_proper_fails_alone(sampling_batch, random_sampling_row, random_logits, bad):
+def test_invalid_row_fails_alone(sampling_batch, random_sampling_row, random_logits, bad):
     rng = np.random.default_rng(0)
     rows = [random_sampling_row(rng, 100) for _ in range(9)]
     logits = random_logits(rng, "normal", 9, 100)
@@ -70,7 +70,7 @@ def test_rows_are_the_same_bits_alone_and_in_a_batch_on_any_number_of_threads(
 
 
 @pytest.mark.parametrize("num_rows", [1, 3000])
-def test_after_the_start_no_kind_of_row_compiles_anything(sampling_batch, num_rows):
+def test_no_row_compiles_a_kernel_after_start(sampling_batch, num_rows):
     compile_sampler()
     before = [list(kernel.signatures) for kernel in (_sample_rows, _sample_rows_on_all_threads)]
     logits = torch.randn(num_rows, 200, generator=torch.Generator().manual_seed(0))
@@ -160,7 +160,7 @@ def test_a_small_change_of_the_logits_rarely_changes_the_draw(sampling_batch, fi
 
 
 @pytest.mark.parametrize("num_rows", [1, 200])
-def test_what_is_drawn_is_shown_from_the_beginning(sampling_batch, num_rows):
+def test_token_ids_are_visible_during_the_draw(sampling_batch, num_rows):
     shown = []
     batch = sampling_batch([{"temperature": 0.0}] * num_rows)
 

@@ -67,7 +67,7 @@ def test_the_largest_is_found_wherever_it_is(place):
     assert np.delete(weights, place).max() < 0.01
 
 
-def test_what_was_summed_before_is_rescaled_when_a_larger_one_turns_up():
+def test_earlier_sums_are_rescaled_by_a_larger_score():
     row = Row()
     row.step(np.full(32, 1.0))
     row.acc[:DIM] = np.arange(DIM)
@@ -86,7 +86,7 @@ def test_nothing_is_rescaled_otherwise():
     assert row.largest == 1
 
 
-def test_scores_a_row_must_not_see_weigh_nothing():
+def test_hidden_scores_have_zero_weight():
     """Also before it has seen any, and when it sees none of the 32."""
     row, masked = Row(), np.full(32, -math.inf)
     assert not row.step(masked).any()
@@ -109,7 +109,7 @@ def test_weights_below_the_least_normal_number_are_zero():
 
 @pytest.mark.parametrize("place", [0, 15, 16, 31])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_score_that_is_not_a_number_makes_the_sum_nan_for_good(bad, place):
+def test_nan_score_makes_the_sum_nan(bad, place):
     row, scores = Row(), np.zeros(32)
     row.step(scores)
     scores[place] = bad

@@ -27,13 +27,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_what_is_older_than_the_newest_source_goes(folder):
+def test_entries_older_than_the_newest_source_are_deleted(folder):
     _drop_stale_cache(folder, folder / "__pycache__")
     left = {path.name for path in (folder / "__pycache__").iterdir()}
     assert left == {"new.g-1.py311.1.nbc", "old.cpython-311.pyc"}
 
 
-def test_entries_that_cannot_be_deleted_are_left(folder, monkeypatch):
+def test_undeletable_entries_are_kept(folder, monkeypatch):
     def unlink(_path):
         raise PermissionError
 
@@ -42,7 +42,7 @@ def test_entries_that_cannot_be_deleted_are_left(folder, monkeypatch):
     assert len(list((folder / "__pycache__").iterdir())) == 4
 
 
-def test_the_folder_that_is_really_used_is_cleaned(tmp_path):
+def test_cache_folder_in_use_is_cleaned(tmp_path):
     """Where the sources cannot be written beside, numba caches in the user's home or where it is told to."""
     root = Path(__file__).parents[3]
     code = "from kernels.cpu.quantize import quantize_row; print(quantize_row.stats.cache_path)"

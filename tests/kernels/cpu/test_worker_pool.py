@@ -123,7 +123,7 @@ def test_pools_end_with_their_last_use():
     assert len(workers()) == before
 
 
-def test_a_pool_that_was_never_used_ends_too():
+def test_unused_pool_ends():
     before = len(workers())
     pool = WorkerPool(4)
     assert len(workers()) == before + 3
@@ -131,7 +131,7 @@ def test_a_pool_that_was_never_used_ends_too():
     assert len(workers()) == before
 
 
-def test_pools_of_several_threads_do_not_get_in_each_others_way():
+def test_pools_are_independent():
     """Each is called from a thread of its own, at the same time."""
     failures = []
 
@@ -188,7 +188,7 @@ def test_rows_are_counted_when_a_program_runs():
         assert out[count:].isnan().all()
 
 
-def test_nothing_is_compiled_once_there_is_a_pool():
+def test_pool_compiles_nothing_after_its_start():
     """It would hold up the first step."""
     pool, kernels = WorkerPool(2), [value for value in vars(worker_pool).values() if hasattr(value, "signatures")]
     before = [len(kernel.signatures) for kernel in kernels]
@@ -202,13 +202,13 @@ def test_nothing_is_compiled_once_there_is_a_pool():
 
 
 @pytest.mark.parametrize("num_threads", [0, -1])
-def test_fewer_than_one_thread_is_refused(num_threads):
+def test_fewer_than_one_thread_is_rejected(num_threads):
     with pytest.raises(ValueError, match=f"num_threads is {num_threads}, must be at least 1"):
         WorkerPool(num_threads)
 
 
 @pytest.mark.slow
-def test_a_process_ends_although_a_pool_is_still_there():
+def test_process_exits_with_an_open_pool():
     code = "from kernels.cpu.worker_pool import WorkerPool; pool = WorkerPool(3); print('made')"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     result = subprocess.run(

@@ -98,7 +98,7 @@ def test_launches_compile_in_the_block_and_are_counted_after_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_kernels_that_do_not_compile_are_told_together_and_spoil_nothing(tmp_path):
+def test_compile_errors_are_collected_and_later_compiles_work(tmp_path):
     script(
         tmp_path,
         NEGATE
@@ -170,7 +170,7 @@ def test_progress_is_shown_while_kernels_are_compiled(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_no_fault_of_the_kernels(tmp_path):
+def test_full_disk_is_not_reported_as_a_kernel_error(tmp_path):
     """With room in the temporary folder kernels compile; without, one error says what to do."""
     script(
         tmp_path,
@@ -258,7 +258,7 @@ def test_faults_are_found(tmp_path):
     )
 
 
-def test_the_check_refuses_to_run_under_the_interpreter():
+def test_check_fails_under_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "kernels.gpu.compile_check"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -86,12 +86,12 @@ def test_the_largest_is_recorded_first_and_all_share_one_pool(graphs, largest):
     assert graphs.replayed == []
 
 
-def test_memory_is_told_graph_by_graph_and_never_below_zero(graphs, largest):
+def test_memory_is_reported_per_graph_and_never_negative(graphs, largest):
     """What is free may grow, as other processes end."""
     assert DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4]).num_bytes == (100, 30, 0)
 
 
-def test_steps_of_recorded_sizes_are_replayed_on_what_the_buffers_hold_now(graphs, largest):
+def test_steps_of_recorded_sizes_replay_on_the_current_buffers(graphs, largest):
     replaying = DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4, 8])
     sizes = (4, 1, 8, 2, 4, 4, 1)
     for seed, num_rows in enumerate(sizes):
@@ -111,7 +111,7 @@ def test_a_padded_step_yields_logits_of_the_wanted_rows_only(graphs, largest):
     assert graphs.replayed == [8, 4, 8, 8]
 
 
-def test_other_steps_are_computed_as_they_were_given(graphs, largest):
+def test_other_steps_run_eagerly(graphs, largest):
     """Prompts, though their rows are as many as were recorded, and sizes that nobody recorded."""
     replaying = DecodeGraphs(graphs.recordable(step), largest, [2, 4])
     for num_rows, query_len in ((4, 5), (2, 3), (3, 1), (8, 1), (1, 1)):

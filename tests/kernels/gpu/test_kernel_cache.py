@@ -55,7 +55,7 @@ def put_all(key):
     return group
 
 
-def test_with_room_it_is_tritons_own(folder, caplog):
+def test_writable_cache_is_tritons(folder, caplog):
     group = put_all("A")
     assert KernelCache("A").get_group("k.json") == group
     assert all(path.startswith(str(folder)) for path in group.values())
@@ -85,14 +85,14 @@ def test_folder_that_cannot_be_made_costs_one_warning(folder, caplog):
     assert [f"{folder}: Not a directory" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_without_room_anywhere_the_error_is_the_disks(folder, monkeypatch):
+def test_without_space_anywhere_the_error_is_that_of_the_disk(folder, monkeypatch):
     monkeypatch.setattr(triton.runtime.cache, "open", Disk(folder.parent, 0).open, raising=False)
     with pytest.raises(OSError, match="No space left") as caught:
         put_all("A")
     assert "GPU kernels cannot be compiled: No space left on device; make room in" in str(NoRoomError(caught.value))
 
 
-def test_a_cache_of_the_users_own_is_left_alone(monkeypatch):
+def test_cache_manager_of_the_user_is_kept(monkeypatch):
     monkeypatch.setattr(triton.knobs.cache, "manager_class", None)
     use_kernel_cache()
     assert triton.knobs.cache.manager_class is KernelCache

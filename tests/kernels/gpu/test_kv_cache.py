@@ -44,14 +44,14 @@ def test_quantized_slots_mean_value_times_scale():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_a_poisoned_cache_has_no_number(dtype):
+def test_poisoned_cache_holds_no_valid_number(dtype):
     cache = make(dtype)
     poison_cache(cache)
     for part in read_cache(cache, torch.arange(48)):
         assert part.isnan().all()
 
 
-def test_what_kernels_do_not_have_is_refused_by_name():
+def test_unsupported_dtypes_and_sizes_are_rejected_by_name():
     with pytest.raises(ValueError, match=r"KV cache dtype is torch\.int8, GPU operations have float32, float16, bfl"):
         make(torch.int8)
     with pytest.raises(ValueError, match="block_size is 48, GPU operations take powers of two from 16 on"):

@@ -99,7 +99,7 @@ def test_the_largest_weight_of_each_channel_is_exact():
 
 
 @pytest.mark.parametrize(("size_out", "size_in"), [(24, 64), (64, 40)])
-def test_layers_of_other_sizes_are_left_alone_and_named(device, seed, caplog, size_out, size_in):
+def test_layers_of_other_sizes_stay_unquantized_with_a_log_line(device, seed, caplog, size_out, size_in):
     weight = normal(seed, size_out, size_in).to(device)
     _log_exception.cache_clear()  # it is said once for each size
     with caplog.at_level(logging.WARNING, "kernels.gpu.linear"):
@@ -113,7 +113,7 @@ def test_layers_of_other_sizes_are_left_alone_and_named(device, seed, caplog, si
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (48,), (48, 1)])
-def test_weights_of_fp8_checkpoints_are_taken_as_they_are(device, seed, shape):
+def test_fp8_checkpoint_weights_are_used_unchanged(device, seed, shape):
     values = (normal(seed, 48, 64) * 100).to(FLOAT8)
     scales, bias = normal(seed + 1, *shape).abs() + 0.1, normal(seed + 2, 48).to(torch.bfloat16)
     meant = values.float() * scales.reshape(-1, 1)
@@ -143,7 +143,7 @@ def test_fp8_checkpoints_of_other_sizes_are_dequantized(caplog):
     assert packed.scales is None
 
 
-def test_what_cannot_be_had_is_refused_by_name():
+def test_unsupported_options_are_rejected_by_name():
     weight = torch.ones(16, 16)
     with pytest.raises(UnsupportedTargetError, match="--quantization fp8: sm_86 has no 8-bit floats"):
         pack_linear(weight, None, quantization="fp8", target=TARGETS["sm_86"])

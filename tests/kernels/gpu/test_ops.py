@@ -27,7 +27,7 @@ def random(*shape, device):
 
 
 @pytest.mark.parametrize("option", ["quantize_weights", "quantize_inputs"])
-def test_8_bits_are_refused_where_there_are_none(option):
+def test_8_bits_are_rejected_without_hardware_support(option):
     with pytest.raises(UnsupportedTargetError, match="--quantization fp8: sm_80 has no 8-bit floats"):
         GpuOps(torch.device("cpu"), TARGETS["sm_80"], num_processors=NUM_PROCESSORS, **{option: True})
 
@@ -43,7 +43,7 @@ def test_8_bit_rows_are_made_for_linear_layers_only(make_ops, device, float8):
         assert rows.values.dtype is float8
 
 
-def test_a_checkpoint_in_8_bits_stays_so_though_nothing_is_quantised_on_load(make_ops, device, float8):
+def test_8_bit_checkpoint_stays_8_bit_without_quantisation_on_load(make_ops, device, float8):
     ops = make_ops(quantize_inputs=True)
     values, scales = random(16, 32, device=device).to(torch.float8_e4m3fn), torch.full((16,), 0.5, device=device)
     assert ops.pack_quantized(values, scales, None, torch.bfloat16).weight.dtype is float8
@@ -80,7 +80,7 @@ def make_largest(max_reqs, max_tokens, device):
     )
 
 
-def test_without_sizes_a_step_is_itself(make_ops, device):
+def test_step_without_decode_sizes_is_unchanged(make_ops, device):
     ops, step = make_ops(), Step(50)
     assert ops.compile_step(step, make_largest(4, 9, device)) is step
     assert ops.graphs_bytes == ()
@@ -120,7 +120,7 @@ def test_progress_is_that_of_compiling_and_of_recording(make_ops, device, monkey
     assert shown == [("recording CUDA graphs", 2)]
 
 
-def test_what_the_sampler_is_compiled_with_could_be_sampled(make_ops, device, monkeypatch):
+def test_compile_batches_of_the_sampler_are_valid(make_ops, device, monkeypatch):
     """Were anything of it to run, no index would lead out of a tensor."""
     ops, seen = make_ops(), []
     sample = ops.sample

@@ -309,7 +309,7 @@ def test_more_rows_than_are_searched_at_once(device, target, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # of the interpreter's maximum
-def test_a_row_of_nan_harms_no_other(device, target):
+def test_nan_row_does_not_affect_other_rows(device, target):
     batch = make_ragged_batch([1, 1, 9, 5], [40, 133, 77, 150])
     clean, _ = make_cache(batch, torch.float32, device)
     options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS}
@@ -346,7 +346,7 @@ def test_queries_may_be_part_of_a_wider_tensor(device, target):
         ({}, {"soft_cap": 0.0}, "soft_cap 0.0"),
     ],
 )
-def test_what_there_is_no_kernel_for_is_refused_with_the_numbers(device, target, shape, changes, message):
+def test_unsupported_shapes_are_rejected_with_their_numbers(device, target, shape, changes, message):
     batch = make_ragged_batch([5], [21], **shape)
     cache, _ = make_cache(batch, torch.float32, device)
     options = {"scale": batch.scale, "target": target, "num_processors": NUM_PROCESSORS, **changes}
@@ -354,7 +354,7 @@ def test_what_there_is_no_kernel_for_is_refused_with_the_numbers(device, target,
         paged_attention(batch.q.to(device), cache, to_device(batch.metadata, device), **options)
 
 
-def test_queries_of_another_layout_are_refused(device, target):
+def test_queries_of_another_layout_are_rejected(device, target):
     batch = make_ragged_batch([5], [21])
     cache, _ = make_cache(batch, torch.float32, device)
     metadata = to_device(batch.metadata, device)

@@ -22,7 +22,7 @@ def _words_kernel(seed_ptr, position_ptr, ids_ptr, words_ptr, grouped_ptr, GROUP
 
 @pytest.mark.parametrize("key", [0, 1, 0xA4093822_299F31D0, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("position", [0, 1, 2**31, 2**32 - 1])
-def test_words_are_those_of_the_reference(device, seed, key, position):
+def test_words_equal_the_reference(device, seed, key, position):
     ids = np.random.default_rng(seed).integers(0, 1 << 19, 64)
     words, grouped = (torch.full((64,), 0x55, dtype=torch.int32, device=device) for _ in range(2))
     _words_kernel[(1,)](

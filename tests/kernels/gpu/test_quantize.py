@@ -44,7 +44,7 @@ def test_rounds_all_16_bit_values_as_torch_does(device, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("num_rows", "n"), [(1, 1), (5, 7), (33, 80), (9, 576), (3, 1000), (2, 11008)])
-def test_no_value_is_further_off_than_the_format_allows(device, seed, float8, dtype, num_rows, n):
+def test_errors_are_within_the_precision_of_the_format(device, seed, float8, dtype, num_rows, n):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(num_rows, n, generator=generator) * torch.logspace(-3, 3, num_rows)[:, None]
     x = x.to(dtype)
@@ -61,7 +61,7 @@ def test_rows_fill_the_registers(device, seed, float8):
     assert_quantized(quantize_rows(x.to(device), float8).dequantized(torch.float32).cpu(), x.float(), float8)
 
 
-def test_rows_of_zeros_and_of_next_to_nothing_are_zeros(device, float8):
+def test_rows_of_zeros_and_of_tiny_values_are_zeros(device, float8):
     x = torch.tensor([[0.0, -0.0, 0.0], [1e-38, -1e-38, 1e-45], [1.0, 1e-38, -1.0]], device=device)
     rows = quantize_rows(x, float8)
     assert rows.scales[:2].tolist() == [[1.0], [1.0]]
@@ -70,7 +70,7 @@ def test_rows_of_zeros_and_of_next_to_nothing_are_zeros(device, float8):
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter's, of infinity times zero
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_stays_in_its_row(device, bad):
+def test_non_finite_values_stay_in_their_row(device, bad):
     x = torch.randn(3, 20)
     clean = quantize_rows(x.to(device), FLOAT8).dequantized(torch.float32)
     x[1, 7] = bad
@@ -79,7 +79,7 @@ def test_what_is_not_finite_stays_in_its_row(device, bad):
     assert torch.equal(got[[0, 2]], clean[[0, 2]])
 
 
-def test_no_rows_are_no_rows(device):
+def test_empty_batch_gives_no_rows(device):
     rows = quantize_rows(torch.empty(0, 16, device=device), FLOAT8)
     assert rows.values.shape == (0, 16)
     assert rows.scales.shape == (0, 1)

@@ -88,7 +88,7 @@ def test_nan_stays_in_its_row(device):
     assert values.isnan().any(dim=1).tolist() == [False, True, False]
 
 
-def test_no_rows_are_no_rows(device):
+def test_empty_batch_gives_no_rows(device):
     x, weight = torch.empty(0, 80, device=device), torch.ones(80, device=device)
     assert rms_norm(x, weight, EPS).shape == (0, 80)
     assert add_rms_norm(x, x, weight, EPS)[0].shape == (0, 80)

@@ -120,7 +120,7 @@ def test_a_cache_may_have_another_dtype(device, seed):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_rows_of_padding_are_written_nowhere(device, seed, cache_dtype):
+def test_rows_of_padding_are_not_written(device, seed, cache_dtype):
     assert_all_equal(Step(seed, 3, 64, norms=True, padding=5), device, torch.bfloat16, cache_dtype)
     nothing = Step(seed, 0, 64, padding=2)
     nothing.qkv.zero_()
@@ -165,7 +165,7 @@ def test_a_token_has_the_same_bits_among_any_number_of_tokens(device, seed, cach
         assert torch.equal(alone, all_tokens[11:14])
 
 
-def test_no_tokens_are_no_tokens(device):
+def test_empty_batch_gives_no_tokens(device):
     q, _ = Step(0, 0, 64).run(device, torch.float32, torch.float32)
     assert q.shape == (0, 4, 64)
 

@@ -136,7 +136,7 @@ def test_results_depend_neither_on_the_other_rows_nor_on_the_number_of_programs(
 
 
 @pytest.mark.parametrize(("bad", "place"), [(math.nan, 0), (-math.nan, 4999), (INF, 77)])
-def test_a_row_that_is_not_proper_fails_alone(run, sampling_batch, random_sampling_row, random_logits, bad, place):
+def test_invalid_row_fails_alone(run, sampling_batch, random_sampling_row, random_logits, bad, place):
     rng = np.random.default_rng(0)
     rows = [random_sampling_row(rng, 5000) | {"top_logprobs": 2} for _ in range(3)]
     logits = random_logits(rng, "normal", 3, 5000)
@@ -165,7 +165,7 @@ def test_a_row_that_is_not_proper_fails_alone(run, sampling_batch, random_sampli
         ([0.0, 1.0], {"forced": 0, "allowed": []}, RowStatus.NO_CANDIDATE),
     ],
 )
-def test_rows_that_end_without_a_token_say_why(run, sampling_batch, logits, row, status):
+def test_rows_without_a_token_have_a_status(run, sampling_batch, logits, row, status):
     logits = torch.tensor([[1.0, 2.0], logits])
     got = run(logits, sampling_batch([{"temperature": 0.0}, {**row, "top_logprobs": 1}]))
     assert got.status.tolist() == [0, status]
@@ -184,7 +184,7 @@ def test_greedy_takes_the_first_of_the_best(run, sampling_batch):
     assert run(logits, replace(batch, any_random=False, any_penalised=False)).token_ids.tolist() == [70, 8999, 0]
 
 
-def test_hints_change_nothing(run, sampling_batch, random_logits):
+def test_hints_do_not_change_results(run, sampling_batch, random_logits):
     """A batch that needs little, with and without the host saying so."""
     logits = random_logits(np.random.default_rng(3), "normal", 4, 4500)
     plain = sampling_batch([{"seed": i, "min_p": 0.01 * i} for i in range(4)])
@@ -201,7 +201,7 @@ def test_more_alternatives_than_tiles_or_candidates(run, sampling_batch, random_
     assert_sampled_alike(run(logits, batch), want, logits, batch)
 
 
-def test_what_it_cannot_take_is_refused(run, sampling_batch):
+def test_unsupported_inputs_are_rejected(run, sampling_batch):
     batch = sampling_batch([{}])
     with pytest.raises(ValueError, match="float64"):
         run(torch.zeros(1, 4, dtype=torch.float64).view(1, 4), batch)

@@ -38,7 +38,7 @@ def test_gates_the_second_half(device, seed, dtype, num_rows, n, activation):
     assert_close(out.cpu(), exact(gate_up, activation))
 
 
-def test_the_gate_is_silu_unless_said_otherwise(device, seed):
+def test_gate_is_silu_by_default(device, seed):
     gate_up = random_gate_up(seed, 3, 33, torch.float32)
     assert_close(silu_and_mul(gate_up.to(device)).cpu(), reference_silu_and_mul(gate_up))
 
@@ -74,7 +74,7 @@ def test_nan_stays_where_it_is(device):
     assert rows.isnan().any(dim=1).tolist() == [False, True, False]
 
 
-def test_no_rows_are_no_rows(device):
+def test_empty_batch_gives_no_rows(device):
     assert silu_and_mul(torch.empty(0, 80, device=device)).shape == (0, 40)
 
 

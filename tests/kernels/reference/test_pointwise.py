@@ -75,7 +75,7 @@ def test_rotate_and_store_writes_only_the_slots_named():
         assert part.isnan().all()
 
 
-def test_gather_rows_and_linear_are_what_they_say():
+def test_gather_rows_and_linear_equal_torch():
     table, weight, bias = torch.randn(6, 3), torch.randn(4, 3), torch.randn(4)
     rows = OPS.gather_rows(table, torch.tensor([5, 0, 5]))
     assert_same_bits(rows, torch.stack((table[5], table[0], table[5])))
@@ -83,7 +83,7 @@ def test_gather_rows_and_linear_are_what_they_say():
     assert_close(OPS.linear(rows, OPS.pack_linear(weight, None)), rows @ weight.T)
 
 
-def test_weights_in_8_bits_mean_value_times_scale():
+def test_8_bit_weights_are_value_times_scale():
     values, x, bias = torch.randn(4, 3).to(torch.float8_e4m3fn), torch.randn(5, 3), torch.randn(4)
     for scales in (torch.tensor([0.5]), torch.rand(4), torch.rand(4, 1)):
         weight = values.float() * scales.reshape(-1, 1)

@@ -35,19 +35,19 @@ def _sampled(sampling_batch, logits, **row):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_mask_forbids_what_neither_its_logit_nor_a_bias_can_bring_back(sampling_batch, temperature):
+def test_mask_overrides_logits_and_biases(sampling_batch, temperature):
     row = {"prompt": [0], "repetition_penalty": 0.5, "bias": {0: 90.0, 3: 90.0, 33: 1.0}, "temperature": temperature}
     got = _sampled(sampling_batch, [50.0, 1.0, 0.0] + [0.0] * 37, allowed=[2, 33], **row)
     assert got.token_ids.tolist() == [33]
 
 
-def test_a_mask_that_leaves_nothing_fails_its_row(sampling_batch):
+def test_mask_of_all_tokens_fails_its_row(sampling_batch):
     got = sample(torch.zeros(3, 40), sampling_batch([{"allowed": []}, {}, {"allowed": [39]}]))
     assert got.status.tolist() == [RowStatus.NO_CANDIDATE, RowStatus.OK, RowStatus.OK]
     assert got.token_ids[2] == 39
 
 
-def test_a_mask_hides_no_bad_logits(sampling_batch):
+def test_mask_does_not_hide_bad_logits(sampling_batch):
     assert _sampled(sampling_batch, [0.0, NAN], allowed=[0]).status[0] == RowStatus.BAD_LOGITS
     row = {"prompt": [1], "repetition_penalty": 0.1}
     assert _sampled(sampling_batch, [0.0, 3e38], allowed=[0], **row).status[0] == RowStatus.BAD_LOGITS
@@ -130,7 +130,7 @@ def test_greedy_takes_the_first_of_the_best(sampling_batch):
         ([1.0, 2.0], {"bias": {0: -INF, 1: -INF}, "temperature": 0.0}, RowStatus.NO_CANDIDATE),
     ],
 )
-def test_a_broken_row_fails_alone(sampling_batch, logits, row, status):
+def test_bad_row_fails_alone(sampling_batch, logits, row, status):
     logits = torch.tensor([[1.0, 2.0], logits, [2.0, 1.0]])
     rows = [{"temperature": 0.0, "top_logprobs": 1}, {**row, "top_logprobs": 1}, {}]
     got = sample(logits, sampling_batch(rows))
