@@ -80,7 +80,7 @@ def _request(request_id: RequestId, text: Sequence[int], at: int, num_top: int) 
         seed=0,
         max_tokens=1,
         temperature=0.0,
-        ignore_eos=True,
+        ignore_end_token=True,
         top_logprobs=num_top,
         logit_bias=((text[at], _FORCE),),
     )

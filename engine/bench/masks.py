@@ -146,7 +146,7 @@ _request_ids = count(1)
 
 def _steps(parts: EngineParts, matcher: GrammarMatcher, num_steps: int, num_structured: int, _: list[float]) -> float:
     """Returns milliseconds per step of an engine in which every row samples."""
-    params = SamplingParams(seed=0, max_tokens=num_steps + 2, ignore_eos=True)
+    params = SamplingParams(seed=0, max_tokens=num_steps + 2, ignore_end_token=True)
     for row in range(_NUM_ROWS):
         constraint = _endless(parts.info.vocab_size, matcher) if row < num_structured else None
         parts.scheduler.add_request(

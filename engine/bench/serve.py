@@ -119,5 +119,5 @@ def serve(
 
 
 def _request(prompt_ids: tuple[int, ...], max_tokens: int) -> Request:
-    params = SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_end_token=True)
     return Request(RequestId(next(_request_ids)), prompt_ids, params, arrival_s=0.0)

@@ -171,7 +171,7 @@ def arriving_requests(num_running: int, prompt_len: int, *, churn: bool) -> Iter
         max_tokens = _MAX_MODEL_LEN
         if churn:
             max_tokens = 1 + index % _LIFE_STEPS if index < num_running else _LIFE_STEPS
-        params = SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_end_token=True)
         prompt = tuple(rng.integers(1, _VOCAB_SIZE, prompt_len).tolist())
         yield Request(RequestId(index + 1), prompt, params, arrival_s=0.0)
 

@@ -29,8 +29,8 @@ class Matcher(Protocol):
 class HeldBackEnds:
     """What does not end an answer under a grammar while anything else can be drawn.
 
-    A grammar that is complete leaves nothing to draw but an end token: `min_tokens` and `ignore_eos` cannot have more
-    than there is, and give way. So they are kept here, and not by biases that would leave a row without a token.
+    A complete grammar allows nothing but an end token, so `min_tokens` and `ignore_end_token` end there. They are
+    applied here and not as biases, which would leave a row without an allowed token.
 
     Attributes:
         token_ids: end and stop tokens, held back before `min_tokens` tokens.

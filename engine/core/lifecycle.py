@@ -26,7 +26,7 @@ def finish_reason(request: Request, end_token_ids: frozenset[int]) -> EndReason 
     output_ids = request.output_ids
     if output_ids and len(output_ids) >= params.min_tokens:
         token_id = output_ids[-1]
-        if token_id in end_token_ids and not params.ignore_eos:
+        if token_id in end_token_ids and not params.ignore_end_token:
             return EndReason.END_TOKEN
         if token_id in params.stop_token_ids:
             return EndReason.STOP_TOKEN

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NewType
 
+from chairlift.service.sampling_fields import Sampling
+
 if TYPE_CHECKING:
     from engine.constraints.constraint import Constraint
 
@@ -14,36 +16,23 @@ RequestId = NewType("RequestId", int)
 BlockId = NewType("BlockId", int)
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling and stopping options with all values filled in; `engine/serving/convert.py` checks the ranges.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(Sampling):
+    """How to draw tokens and when to stop, all values set; `engine/serving/convert.py` checks the ranges.
 
     Attributes:
-        seed: keys the random numbers, together with the output position only.
-        temperature: 0 is greedy.
-        top_k: 0 keeps all tokens.
-        logit_bias: pairs of token id and the value added to its logit.
         max_tokens: most output tokens in total, including `Request.num_prior_output_tokens`.
         min_tokens: no end or stop token before this many.
         stop_token_ids: tokens that end the answer besides the model's end tokens.
-        ignore_eos: do not stop at the model's end tokens.
+        ignore_end_token: do not stop at the model's end tokens.
         top_logprobs: alternatives to report per output token; None reports no logprobs.
         prompt_logprobs: the same for the prompt tokens except the first.
     """
 
-    seed: int
     max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    ignore_end_token: bool = False
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
 

@@ -101,7 +101,7 @@ class SamplingState:
             ids, values = zip(*params.logit_bias, strict=True)
             self._bias[row] = Biases(np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32))
         if params.min_tokens:
-            ends = set(params.stop_token_ids) | (set() if params.ignore_eos else self._end_token_ids)
+            ends = set(params.stop_token_ids) | (set() if params.ignore_end_token else self._end_token_ids)
             self._stop_ids[row] = np.array(sorted(i for i in ends if i < self._vocab_size), dtype=np.int32)
 
     def is_penalised(self, row: int) -> bool:

@@ -15,9 +15,8 @@ import torch
 
 Array = npt.NDArray[Any]
 
-# Entries of logit_bias and min_tokens that travel with the step: six requests with the 300 that frontends let through,
-# or 256 with seven. More go by a copy of their own; room for the worst case (1,300 each) would be sent in vain with
-# every step.
+# Entries of logit_bias and min_tokens that are sent with every step: enough for 6 requests with the most biases allowed
+# (300), or for 256 requests with 8. More entries are copied separately.
 BIAS_CAPACITY = 2048
 
 _ALIGNMENT = 256  # bytes: what CUDA's own allocations have, so that no kernel sees less here than in a test

@@ -1,37 +1,35 @@
-"""Wire to dataclass: a Submission becomes a `Request` or an error that names the field and the numbers.
+"""Protocol to dataclass: a Submission becomes a `Request`, or an error with the field, its value and the allowed range.
 
-Everything a frontend can get wrong is caught here, before the scheduler, so that one bad request cannot hurt a step.
-Whether a request fits the context, the cache and the queue is for the scheduler to say.
+Every field is checked here, before the scheduler, so that an invalid request cannot fail a step. The scheduler checks
+whether a request fits the context, the cache and the queue.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.sampling_fields import ENGINE_SAMPLING, STOPPING, Parameter
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import InvalidRequest
+from engine.serving.checks import check_length, check_vocabulary
 from engine.serving.convert_constraint import check_constraint, constraint_from_submission
 
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 MAX_CACHE_SALT_BYTES = 1024
 MAX_REQUEST_ID_CHARS = 256
-MIN_REPETITION_PENALTY = 0.1
-MAX_REPETITION_PENALTY = 10.0
-MAX_PENALTY = 2.0
-MAX_BIAS = 100.0
+
+_SAMPLING = [name for name in ENGINE_SAMPLING if name in pb.Sampling.DESCRIPTOR.fields_by_name]  # all but logit_bias
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What of the model a request is checked against.
+    """Limits of the model that a request is checked against.
 
     Attributes:
-        vocab_size: ids must be smaller.
+        vocab_size: token ids are below it.
         max_logprobs: most alternatives per token.
-        end_token_ids: of the model.
+        end_token_ids: end tokens of the model.
     """
 
     vocab_size: int
@@ -42,17 +40,16 @@ class RequestLimits:
 def request_from_submission(
     submission: pb.Submission, request_id: RequestId, limits: RequestLimits, now_s: float, session: int = 0
 ) -> Request:
-    """Checks a submission and turns it into a request.
+    """Checks a submission and converts it to a request.
 
     Args:
         submission: as received.
-        request_id: the engine's name for it.
-        limits: of the model and the configuration.
-        now_s: monotonic seconds, the arrival.
-        session: whose it is.
-    Returns: a request ready for `Scheduler.add_request`, except that one with a grammar lacks its constraint: compiling
-        takes time.
-    Raises: InvalidRequest: a field has a value that cannot be served; the message names both.
+        request_id: the engine's id of the request.
+        limits: limits of the model.
+        now_s: time of arrival, monotonic seconds.
+        session: id of the session that submitted it.
+    Returns: a request for `Scheduler.add_request`. The constraint of a grammar is still missing: it is compiled later.
+    Raises: InvalidRequest: a field has an invalid value.
     """
     prompt_ids = _ids_from_bytes("prompt_ids", submission.prompt_ids, limits.vocab_size)
     if not prompt_ids:
@@ -66,8 +63,8 @@ def request_from_submission(
         raise InvalidRequest("stops is missing: the frontend sets every value")
     stops = submission.stops
     check_constraint(submission, limits.vocab_size)
-    _check_length("cache_salt", len(submission.cache_salt), MAX_CACHE_SALT_BYTES, "bytes")
-    _check_length("request_id", len(submission.request_id), MAX_REQUEST_ID_CHARS, "characters")
+    check_length("cache_salt", len(submission.cache_salt), MAX_CACHE_SALT_BYTES, "bytes")
+    check_length("request_id", len(submission.request_id), MAX_REQUEST_ID_CHARS, "characters")
     return Request(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -89,57 +86,46 @@ def request_from_submission(
 
 def _sampling_params(submission: pb.Submission, limits: RequestLimits) -> SamplingParams:
     sampling, stops = submission.sampling, submission.stops
-    _check_range("sampling.temperature", sampling.temperature, 0.0, math.inf)
-    _check_range("sampling.top_p", sampling.top_p, 0.0, 1.0, above_low=True)
-    _check_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
-    _check_range(
-        "sampling.repetition_penalty", sampling.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
-    )
-    _check_range("sampling.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-    _check_range("sampling.frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+    values = {name: getattr(sampling, name) for name in _SAMPLING} | {"logit_bias": _logit_bias(sampling)}
+    for name, value in values.items():
+        _check_parameter("sampling.", ENGINE_SAMPLING[name], value, limits.vocab_size)
+    if sampling.top_k >= limits.vocab_size:
+        values["top_k"] = 0
     if stops.max_tokens < 1:
         raise InvalidRequest("stops.max_tokens is 0: at least 1 is needed")
     if stops.min_tokens > stops.max_tokens:
         raise InvalidRequest(f"stops.min_tokens is {stops.min_tokens}, stops.max_tokens only {stops.max_tokens}")
-    _check_length("stops.stop_token_ids", len(stops.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids")
-    stop_token_ids = tuple(stops.stop_token_ids)
-    _check_vocabulary("stops.stop_token_ids", max(stop_token_ids, default=0), limits.vocab_size)
+    _check_parameter("stops.", STOPPING["stop_token_ids"], stops.stop_token_ids, limits.vocab_size)
     top_logprobs = submission.top_logprobs if submission.HasField("top_logprobs") else None
     prompt_logprobs = submission.prompt_logprobs if submission.HasField("prompt_logprobs") else None
-    for field, value in (("top_logprobs", top_logprobs), ("prompt_logprobs", prompt_logprobs)):
-        if value is not None and value > limits.max_logprobs:
-            raise InvalidRequest(f"{field} is {value}, the engine's max_logprobs is {limits.max_logprobs}")
+    for field, width in (("top_logprobs", top_logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if width is not None and width > limits.max_logprobs:
+            raise InvalidRequest(f"{field} is {width}, the engine's max_logprobs is {limits.max_logprobs}")
     return SamplingParams(
-        seed=sampling.seed,
+        **values,
         max_tokens=stops.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k if sampling.top_k < limits.vocab_size else 0,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=_logit_bias(sampling, limits.vocab_size),
-        # Under a grammar these give way where nothing else can be drawn, see `HeldBackEnds`.
+        # Under a grammar the constraint applies these two, because nothing else may be allowed: see `HeldBackEnds`.
         min_tokens=0 if submission.grammar else stops.min_tokens,
-        stop_token_ids=stop_token_ids,
-        ignore_eos=stops.ignore_end_token and not submission.grammar,
+        ignore_end_token=stops.ignore_end_token and not submission.grammar,
+        stop_token_ids=tuple(stops.stop_token_ids),
         top_logprobs=top_logprobs,
         prompt_logprobs=prompt_logprobs,
     )
 
 
-def _logit_bias(sampling: pb.Sampling, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _logit_bias(sampling: pb.Sampling) -> tuple[tuple[int, float], ...]:
     ids, values = tuple(sampling.bias_ids), tuple(sampling.bias_values)
     if len(ids) != len(values):
         raise InvalidRequest(f"sampling.bias_ids has {len(ids)} entries, sampling.bias_values {len(values)}")
-    _check_length("sampling.bias_ids", len(ids), MAX_LOGIT_BIAS, "ids")
-    _check_vocabulary("sampling.bias_ids", max(ids, default=0), vocab_size)
     if len(set(ids)) != len(ids):
         raise InvalidRequest(f"sampling.bias_ids names a token twice: {len(ids)} entries, {len(set(ids))} tokens")
-    for value in values:
-        _check_range("sampling.bias_values", value, -MAX_BIAS, MAX_BIAS)
     return tuple(zip(ids, values, strict=True))
+
+
+def _check_parameter(path: str, parameter: Parameter, value: Any, vocab_size: int) -> None:
+    problem = parameter.problem(value, vocab_size)
+    if problem is not None:
+        raise InvalidRequest(f"{path}{parameter.name} {problem}")
 
 
 def _ids_from_bytes(field: str, data: bytes, vocab_size: int) -> list[int]:
@@ -147,23 +133,6 @@ def _ids_from_bytes(field: str, data: bytes, vocab_size: int) -> list[int]:
         raise InvalidRequest(f"{field} has {len(data)} bytes: not a multiple of 4")
     ids = np.frombuffer(data, dtype="<u4")
     if ids.size:
-        _check_vocabulary(field, int(ids.max()), vocab_size)
+        check_vocabulary(field, int(ids.max()), vocab_size)
     token_ids: list[int] = ids.tolist()
     return token_ids
-
-
-def _check_vocabulary(field: str, largest_id: int, vocab_size: int) -> None:
-    if largest_id >= vocab_size:
-        raise InvalidRequest(f"{field} contains token id {largest_id}, the vocabulary has {vocab_size}")
-
-
-def _check_length(field: str, length: int, most: int, unit: str) -> None:
-    if length > most:
-        raise InvalidRequest(f"{field} has {length} {unit}, at most {most} are served")
-
-
-def _check_range(field: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
-    if math.isfinite(value) and low <= value <= high and not (above_low and value == low):
-        return
-    bounds = f"{'above' if above_low else 'at least'} {low:g}" + (f" and at most {high:g}" if high != math.inf else "")
-    raise InvalidRequest(f"{field} is {value:g}: must be finite, {bounds}")

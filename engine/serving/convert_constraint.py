@@ -1,43 +1,46 @@
-"""Wire to `Constraint`: which tokens a Submission lets its answer go on with. Errors name the field and the numbers."""
-
-from collections.abc import Collection
+"""Protocol to `Constraint`: which tokens a submission allows. Errors name field, value and allowed range."""
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
+from chairlift.service.sampling_fields import SAMPLING
 from engine.constraints.constraint import Constraint, HeldBackEnds, Matcher
 from engine.errors import InvalidRequest
+from engine.serving.checks import check_length, check_vocabulary
 
-MAX_BAD_SEQUENCES = 1024
-MAX_BAD_SEQUENCE_IDS = 256
+MAX_BAD_SEQUENCES = 2 * SAMPLING["bad_words"].rule.max_entries
+"""Each bad word makes two: as it is and behind a space."""
+MAX_BAD_SEQUENCE_IDS = 4 * SAMPLING["bad_words"].rule.max_entry_bytes
+"""A byte has at most one token, unless the tokenizer normalizes a text to a longer one."""
 MAX_GRAMMAR_CHARS = 1 << 18
 
 
 def check_constraint(submission: pb.Submission, vocab_size: int) -> None:
     """Checks allowed tokens, forbidden sequences and the length of the grammar.
 
-    Raises: InvalidRequest: which of them cannot be served, and why.
+    Raises: InvalidRequest: one of them is invalid.
     """
     allowed_ids, sequences = submission.sampling.allowed_token_ids, submission.sampling.bad_sequences
-    _check_length("sampling.allowed_token_ids", len(allowed_ids), vocab_size, "ids")
-    _check_ids("sampling.allowed_token_ids", allowed_ids, vocab_size)
-    _check_length("sampling.bad_sequences", len(sequences), MAX_BAD_SEQUENCES, "sequences")
+    problem = SAMPLING["allowed_token_ids"].problem(allowed_ids, vocab_size)
+    if problem is not None:
+        raise InvalidRequest(f"sampling.allowed_token_ids {problem}")
+    check_length("sampling.bad_sequences", len(sequences), MAX_BAD_SEQUENCES, "sequences")
     for index, sequence in enumerate(sequences):
         field = f"sampling.bad_sequences[{index}]"
         if not sequence.token_ids:
             raise InvalidRequest(f"{field} has no ids: at least 1 is needed")
-        _check_length(field, len(sequence.token_ids), MAX_BAD_SEQUENCE_IDS, "ids")
-        _check_ids(field, sequence.token_ids, vocab_size)
-    _check_length("grammar", len(submission.grammar), MAX_GRAMMAR_CHARS, "characters")
+        check_length(field, len(sequence.token_ids), MAX_BAD_SEQUENCE_IDS, "ids")
+        check_vocabulary(field, max(sequence.token_ids), vocab_size)
+    check_length("grammar", len(submission.grammar), MAX_GRAMMAR_CHARS, "characters")
 
 
 def constraint_from_submission(
     submission: pb.Submission, vocab_size: int, end_token_ids: frozenset[int], matcher: Matcher | None = None
 ) -> Constraint | None:
-    """The constraint of a checked submission, which knows its `output_ids` are still to come; None if there is none.
+    """Makes the constraint of a checked submission, before its `output_ids`; None: unconstrained.
 
     Args:
         submission: as received.
         vocab_size, end_token_ids: of the model.
-        matcher: of its grammar, at the beginning.
+        matcher: matcher of its grammar, in its initial state.
     """
     sampling, stops = submission.sampling, submission.stops
     if not (sampling.allowed_token_ids or sampling.bad_sequences or matcher is not None):
@@ -55,14 +58,3 @@ def constraint_from_submission(
         matcher=matcher,
         ends=ends if matcher is not None else None,
     )
-
-
-def _check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
-    largest_id = max(token_ids, default=0)
-    if largest_id >= vocab_size:
-        raise InvalidRequest(f"{field} contains token id {largest_id}, the vocabulary has {vocab_size}")
-
-
-def _check_length(field: str, length: int, most: int, unit: str) -> None:
-    if length > most:
-        raise InvalidRequest(f"{field} has {length} {unit}, at most {most} are served")

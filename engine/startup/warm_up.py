@@ -10,7 +10,7 @@ from engine.errors import CheckpointError
 from engine.interfaces import ModelRunner, execute
 
 _NUM_OUTPUT_TOKENS = 2
-_GREEDY = SamplingParams(seed=0, max_tokens=_NUM_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+_GREEDY = SamplingParams(seed=0, max_tokens=_NUM_OUTPUT_TOKENS, temperature=0.0, ignore_end_token=True)
 _EVERYTHING = replace(
     _GREEDY,
     temperature=0.8,

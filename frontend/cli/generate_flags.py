@@ -2,13 +2,17 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from chairlift import GenerationOptions
 from chairlift.service.flags import FlagParser
+from chairlift.service.sampling_fields import SAMPLING, STOPPING, Parameter
 from frontend.cli.server_options import add_server_arguments
 
 _STDIN = "-"
+_REPEATED = (("--stop", "stop_texts", str, "TEXT"), ("--stop-token-id", "stop_token_ids", int, "N"))
 
 
 def generate_parser() -> argparse.ArgumentParser:
@@ -29,15 +33,7 @@ def generate_parser() -> argparse.ArgumentParser:
     parser.add_argument("--stats", action="store_true", help="say on standard error what it took")
     parser.add_argument("--json", action="store_true", help="print everything that is known of the answer, as JSON")
 
-    sampling = parser.add_argument_group("sampling", "what is not given is the model's own default")
-    sampling.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
-    sampling.add_argument("--top-p", type=float, metavar="X", help="smallest set of tokens of this probability")
-    sampling.add_argument("--top-k", type=int, metavar="N", help="the N most probable tokens; 0: all")
-    sampling.add_argument("--min-p", type=float, metavar="X", help="tokens at least X times as probable as the best")
-    sampling.add_argument("--repetition-penalty", type=float, metavar="X", help="of tokens seen; 1 is off")
-    sampling.add_argument("--presence-penalty", type=float, metavar="X", help="of tokens in the answer; 0 is off")
-    sampling.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, per occurrence; 0 is off")
-    sampling.add_argument("--seed", type=int, metavar="N", help="the same seed draws the same tokens")
+    _add_parameters(parser.add_argument_group("sampling"), SAMPLING)
 
     form = parser.add_argument_group("form of the answer", "at most one")
     forms = form.add_mutually_exclusive_group()
@@ -48,20 +44,28 @@ def generate_parser() -> argparse.ArgumentParser:
     forms.add_argument("--grammar", metavar="FILE", help="what this grammar makes, Lark or GBNF; - reads it too")
 
     ending = parser.add_argument_group("ending")
-    ending.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate (default: 256)")
-    ending.add_argument("--time-budget", type=float, metavar="S", help="end after so many seconds, with what there is")
-    ending.add_argument("--min-tokens", type=int, metavar="N", help="no end before this many tokens")
-    ending.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
-    ending.add_argument(
-        "--stop-token-id", action="append", type=int, metavar="N", help="end at this token; may be repeated"
-    )
-    ending.add_argument("--include-stop-text", action="store_true", help="print the stop text too")
-    ending.add_argument("--ignore-end-token", action="store_true", help="do not end at the model's end token")
+    _add_parameters(ending, STOPPING)
+    for flag, name, kind, metavar in _REPEATED:
+        row = STOPPING[name]
+        ending.add_argument(
+            flag, action="append", type=kind, metavar=metavar, help=f"{row.rule.doc}. May be repeated. {row.limits}"
+        )
     ending.add_argument("--keep-special-tokens", action="store_true", help="print special tokens too")
     ending.add_argument(
         "--priority", type=int, metavar="N", help="lower runs first, where the engine schedules by priority"
     )
     return parser
+
+
+def _add_parameters(group: argparse._ArgumentGroup, table: Mapping[str, Parameter]) -> None:
+    """Adds a flag for each number and switch of a table."""
+    for row in table.values():
+        flag, text = "--" + row.public_name.replace("_", "-"), f"{row.rule.doc}. {row.limits}".replace("%", "%%")
+        if row.kind is bool:
+            group.add_argument(flag, dest=row.name, action="store_true", default=None, help=text)
+        elif row.kind in (int, float):
+            unit = "S" if row.rule.unit else "N" if row.kind is int else "X"
+            group.add_argument(flag, dest=row.name, type=row.kind, metavar=unit, help=text)
 
 
 def prompt_text(arguments: argparse.Namespace) -> str:
@@ -95,26 +99,15 @@ def generation_options(arguments: argparse.Namespace, text: str) -> GenerationOp
     Raises:
         ValueError: a file cannot be read; names the flag.
     """
+    set_flags = {name: getattr(arguments, name) for name in (*SAMPLING, *STOPPING) if hasattr(arguments, name)}
     options: GenerationOptions = {
+        **cast(GenerationOptions, set_flags),
         "model": arguments.model,
-        "temperature": arguments.temperature,
-        "top_p": arguments.top_p,
-        "top_k": arguments.top_k,
-        "min_p": arguments.min_p,
-        "repetition_penalty": arguments.repetition_penalty,
-        "presence_penalty": arguments.presence_penalty,
-        "frequency_penalty": arguments.frequency_penalty,
-        "seed": arguments.seed,
-        "max_tokens": arguments.max_tokens,
-        "min_tokens": arguments.min_tokens,
         "stop_texts": arguments.stop,
         "stop_token_ids": arguments.stop_token_id,
-        "include_stop_text": arguments.include_stop_text,
-        "ignore_end_token": arguments.ignore_end_token,
         "keep_special_tokens": arguments.keep_special_tokens,
         "priority": arguments.priority,
         "num_answers": arguments.num_answers,
-        "time_budget_s": arguments.time_budget,
         "echo": arguments.echo or None,
         "json_schema": _content("--json-schema", arguments.json_schema),
         "json_object": arguments.json_object or None,

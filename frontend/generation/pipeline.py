@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
+from chairlift.service.sampling_fields import DEFAULT_MAX_TOKENS
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import ClientStalled, DeadlineExceeded, QueueFull, RequestError
 from frontend.generation.admission import Admission, Permit
@@ -34,7 +35,6 @@ from frontend.request.request import (
     TextPrompt,
     TokenPrompt,
     nth_answer,
-    with_max_tokens,
     with_special_tokens,
 )
 from frontend.request.token_prompt import token_prompt
@@ -145,7 +145,7 @@ class Generations:
         *,
         chat: ChatPrompt | None = None,
         form: OutputForm | None = None,
-        default_max_tokens: int = convert.DEFAULT_MAX_TOKENS,
+        default_max_tokens: int = DEFAULT_MAX_TOKENS,
         prompt_options: PromptOptions = _NO_PROMPT_OPTIONS,
         streamed: bool = True,
         permits: Sequence[Permit] = (),
@@ -221,7 +221,7 @@ class Generations:
             if truncation is not None:
                 prompt_ids = truncation.of(prompt_ids)
             tokenized_s = time.monotonic() - began_at_s
-            max_tokens = convert.token_budget(request, len(prompt_ids), model, default_max_tokens)
+            limited = convert.with_token_budget(request, len(prompt_ids), model, default_max_tokens)
             self._admission.check_fits(request.num_answers, len(prompt_ids))
             permits[0].correct(len(prompt_ids), time.monotonic())
             before = ""
@@ -229,7 +229,6 @@ class Generations:
                 before = parsing.before_form(prompt_ids, with_calls=request.form.kind is FormKind.PARTS)
             constraints = await constraints_of(request, model, self._grammars, before=before)
             echo = await _echo(request, prompt_ids, model)
-            limited = with_max_tokens(request, max_tokens)
             if parsing is not None and parsing.needs_special_tokens:
                 limited = with_special_tokens(limited)
 
@@ -240,7 +239,6 @@ class Generations:
                 submission = wire.submission(
                     answer_request,
                     prompt_ids,
-                    max_tokens=max(max_tokens, 1),  # without a token the engine computes no prompt
                     remaining_s=remaining_s,
                     elapsed_s=submitted_at_s - accepted_at_s,
                     constraints=constraints,
@@ -257,7 +255,7 @@ class Generations:
                 engine = self._engines.submit(pending)
                 stream = streams[index] = pending.stream
                 if not index:
-                    watch.submit(max_tokens=max_tokens, engine=engine, now_s=submitted_at_s)
+                    watch.submit(max_tokens=limited.stop.max_tokens or 0, engine=engine, now_s=submitted_at_s)
                 return Answer(
                     answer_request,
                     model,

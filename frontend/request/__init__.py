@@ -1,1 +1,1 @@
-"""What a client asks for: checked, converted, defaults filled in."""
+"""Requests of clients: checked and converted, with defaults filled in."""

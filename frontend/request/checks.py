@@ -1,19 +1,21 @@
-"""Range checks for request fields: each raises an InvalidRequest that names field, value and what is allowed."""
+"""Checks of request fields. Each raises an InvalidRequest with the field, its value and the allowed range."""
 
 from collections.abc import Sequence
 
 from frontend.errors import InvalidRequest
+from frontend.text.served_model import ServedModel
 
 
-def check_range(field: str, value: float, low: float, high: float, *, above_low: bool = False, unit: str = "") -> None:
-    """Checks low <= value <= high, or low < value <= high. NaN is outside of every range."""
-    if not low <= value <= high or (above_low and value == low):
-        bounds = f"{'above' if above_low else 'at least'} {low:g} and at most {high:g}"
-        raise InvalidRequest(f"{_last(field)} is {value:g}{unit}, it must be {bounds}{unit}", field=field)
+def check_range(field: str, value: float, low: float, high: float) -> None:
+    """Checks low <= value <= high."""
+    if not low <= value <= high:
+        raise InvalidRequest(
+            f"{_last(field)} is {value:g}, it must be at least {low:g} and at most {high:g}", field=field
+        )
 
 
 def check_at_most(field: str, number: int, most: int, unit: str) -> None:
-    """Checks a number of things."""
+    """Checks a count."""
     if number > most:
         raise InvalidRequest(f"{_last(field)} has {number} {unit}, at most {most} are allowed", field=field)
 
@@ -25,6 +27,12 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
         raise InvalidRequest(
             f"{_last(field)} contains token id {largest}, the vocabulary has {vocab_size} tokens", field=field
         )
+
+
+def check_has_tokens(field: str, model: ServedModel) -> None:
+    """Checks that the model has a tokenizer, which texts need."""
+    if not model.tokenizer.has_tokens:
+        raise InvalidRequest("the model has no tokenizer: send token_ids, and take token_ids", field=field)
 
 
 def _last(field: str) -> str:

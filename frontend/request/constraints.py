@@ -1,4 +1,4 @@
-"""What an answer must not or must be, in the engine's words: bad words as token ids, a form as a grammar."""
+"""Constraints on answers as the engine takes them: bad words as token ids, structured output as a grammar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +11,11 @@ from frontend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What the engine holds the answers to one request to.
+    """Constraints on the answers to one request.
 
     Attributes:
-        grammar: as llguidance takes it; empty: none.
-        bad_sequences: token ids that never follow one another, each at least one.
+        grammar: for llguidance; empty: none.
+        bad_sequences: sequences of token ids that are never generated, each of at least one id.
     """
 
     grammar: str = ""
@@ -25,13 +25,13 @@ class Constraints:
 async def constraints_of(
     request: GenerationRequest, model: ServedModel, grammars: GrammarCompiler, *, before: str
 ) -> Constraints:
-    """The constraints of a checked request.
+    """Makes the constraints of a checked request.
 
     Args:
-        before: rules for what comes before the form; see `OutputForm`.
+        before: rules for the output before the structured part; see `OutputForm`.
 
     Raises:
-        InvalidRequest: its form is none that answers can be held to.
+        InvalidRequest: the structured-output format is not supported.
         QueueFull, ServerDraining: see `GrammarCompiler.compile`.
     """
     words = request.sampling.bad_words
@@ -43,6 +43,6 @@ async def constraints_of(
 
 
 async def bad_sequences(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token ids of words at the beginning of a text and, behind a space, in the middle of one; as vLLM does it."""
+    """Token ids of words at the start of a text and after a space, as in vLLM."""
     texts = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
     return tuple(dict.fromkeys(tuple(ids) for ids in await tokenizer.encode_words(texts) if ids))

@@ -1,4 +1,4 @@
-"""A conversation from the public proto, whose JSON texts are parsed here."""
+"""Conversations from the public proto, with their JSON texts parsed."""
 
 import json
 from typing import Any
@@ -12,18 +12,18 @@ from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
 
 
 def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:
-    """The conversation; `convert.check_chat` checks its turns.
+    """Converts a conversation; `convert.check_chat` checks its turns.
 
     Args:
-        path: of `message` in the request, as in "spec.chat.", for the errors.
+        path: of `message` in the request, such as "spec.chat.", for error messages.
 
     Raises:
-        InvalidRequest: a field that is not the JSON object it must be, two that exclude each other, or too many tools.
+        InvalidRequest: a field is not a JSON object, fields exclude each other, or there are too many tools.
     """
     check_at_most(path + "tools_json", len(message.tools_json), MAX_TOOLS, "entries")
     if message.continue_final_message and message.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message goes on with the last turn, add_generation_prompt opens another: set one of them",
+            "continue_final_message continues the last turn, add_generation_prompt opens another: set only one of them",
             field=path + "continue_final_message",
         )
     opens_turn = message.add_generation_prompt if message.HasField("add_generation_prompt") else True
@@ -53,7 +53,7 @@ def _object(field: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"is no JSON: {error}", field=field) from error
+        raise InvalidRequest(f"is not valid JSON: {error}", field=field) from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"is a JSON {type(value).__name__}, must be an object", field=field)
     return value

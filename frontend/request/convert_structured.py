@@ -1,22 +1,20 @@
-"""What the public proto says of the form of answers and of words, to checked values; what is a grammar and what is none
-is found when it is compiled.
-"""
+"""Structured-output formats from the public proto, checked. Grammars are validated when they are compiled."""
 
 import json
 
+from chairlift.service.sampling_fields import StopOptions
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.errors import InvalidRequest
-from frontend.limits import MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, MAX_CHOICES, MAX_FORM_BYTES
+from frontend.limits import MAX_CHOICES, MAX_FORM_BYTES
 from frontend.request.checks import check_at_most
-from frontend.request.request import StopOptions
 from frontend.text.structured.output_format import FormKind, OutputForm
 
 
 def output_form(spec: pb.GenerationSpec) -> OutputForm | None:
-    """The form that a request asks for; None: it is free.
+    """Returns the structured-output format of a request; None: unconstrained.
 
     Raises:
-        InvalidRequest: none of the forms, an empty one, or one that is too large.
+        InvalidRequest: no format is set, or it is empty or too large.
     """
     if not spec.HasField("structured_output"):
         return None
@@ -41,7 +39,7 @@ def output_form(spec: pb.GenerationSpec) -> OutputForm | None:
 
 
 def text_form(kind: FormKind, text: str, field: str) -> OutputForm:
-    """A form that is one text.
+    """Makes a format that is one text.
 
     Raises:
         InvalidRequest: it is empty or too large.
@@ -53,10 +51,10 @@ def text_form(kind: FormKind, text: str, field: str) -> OutputForm:
 
 
 def choice_form(texts: list[str], field: str) -> OutputForm:
-    """One of some texts.
+    """Makes a choice between texts.
 
     Raises:
-        InvalidRequest: there are none, or too many, or an empty one.
+        InvalidRequest: there are none or too many, or one is empty.
     """
     if not texts or not all(texts):
         raise InvalidRequest("choice needs at least one text, and none may be empty", field=field)
@@ -66,28 +64,13 @@ def choice_form(texts: list[str], field: str) -> OutputForm:
 
 
 def check_form_ends(stop: StopOptions) -> None:
-    """Checks that an answer with a form may end when it is complete.
+    """Checks that a structured answer may end when it is complete.
 
     Raises:
-        InvalidRequest: it may not.
+        InvalidRequest: ignore_end_token is set.
     """
     if stop.ignore_end_token:
         raise InvalidRequest(
-            "ignore_end_token does not go with a form of the answer, which ends when it is complete",
+            "ignore_end_token excludes structured output, which ends when it is complete",
             field="spec.stop.ignore_end_token",
         )
-
-
-def bad_words(options: pb.SamplingOptions, path: str) -> tuple[str, ...]:
-    """The words that are never written, each once.
-
-    Raises:
-        InvalidRequest: too many, too long, or nothing but space.
-    """
-    field = path + "bad_words"
-    check_at_most(field, len(options.bad_words), MAX_BAD_WORDS, "entries")
-    for word in options.bad_words:
-        if not word.strip():
-            raise InvalidRequest("a bad word is empty", field=field)
-        check_at_most(field, len(word.encode()), MAX_BAD_WORD_BYTES, "bytes in one entry")
-    return tuple(dict.fromkeys(options.bad_words))

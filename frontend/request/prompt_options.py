@@ -1,4 +1,4 @@
-"""How a prompt becomes token ids, beyond its text: special tokens, and which part of it is kept if it is long."""
+"""Options of tokenizing a prompt: special tokens and truncation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ WHAT_FITS = -1
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """What a request says of its prompt.
+    """How a prompt is tokenized.
 
     Attributes:
-        add_special_tokens: the tokenizer adds its own, a leading bos, say. None: to a text, and not to a conversation,
-            whose template writes them.
-        truncate_to: most tokens to keep; `WHAT_FITS`: as many as fit beside the answer. None: none is dropped.
-        keep_first: the tokens that are kept are the first ones, not the last.
+        add_special_tokens: whether the tokenizer adds special tokens such as a leading bos. None: to texts, but not to
+            conversations, whose template contains them.
+        truncate_to: most tokens to keep; `WHAT_FITS`: as many as fit beside the answer. None: no truncation.
+        keep_first: keep the first tokens, not the last.
     """
 
     add_special_tokens: bool | None = None
@@ -25,13 +25,13 @@ class PromptOptions:
     keep_first: bool = False
 
     def truncation(self, model: ServedModel, num_output_tokens: int) -> "Truncation | None":
-        """What is kept of the prompt; None: all of it.
+        """Returns the truncation to apply; None: none.
 
         Args:
-            num_output_tokens: room for the answer.
+            num_output_tokens: capacity left for the answer.
 
         Raises:
-            InvalidRequest: `truncate_to` keeps nothing.
+            InvalidRequest: `truncate_to` is out of range.
         """
         if self.truncate_to is None:
             return None
@@ -46,10 +46,10 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A prompt cut to a number of tokens.
+    """Truncates a prompt to a number of tokens.
 
     Attributes:
-        max_tokens: most that are kept.
+        max_tokens: most tokens to keep.
         keep_first: see `PromptOptions`.
     """
 
@@ -57,7 +57,7 @@ class Truncation:
     keep_first: bool
 
     def of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """The tokens that are kept."""
+        """Returns the tokens to keep."""
         if len(token_ids) <= self.max_tokens:
             return token_ids
         return token_ids[: self.max_tokens] if self.keep_first else token_ids[-self.max_tokens :]

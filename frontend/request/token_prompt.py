@@ -1,4 +1,4 @@
-"""A prompt that comes as token ids: checked in slices, because a million of them take their time."""
+"""Prompts of token ids, checked in slices: a million ids would block the event loop."""
 
 from array import array
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ _IDS_AT_ONCE = 1 << 14
 def token_prompt(
     spec: pb.GenerationSpec, model: ServedModel, truncation: Truncation | None = None
 ) -> Sliced[TokenPrompt | None]:
-    """The prompt of a request that has token ids, and any; None: what it has is checked elsewhere.
+    """Returns the prompt of a request with token ids; None: it has no token ids.
 
     Args:
-        truncation: what is kept of the ids; None: all.
+        truncation: which ids are kept; None: all.
 
     Raises:
-        InvalidRequest: an id that the model does not have, or more of them than it takes.
+        InvalidRequest: an id is not in the vocabulary, or there are too many.
     """
     given: Sequence[int] = spec.token_ids.ids
     if not given:
@@ -40,10 +40,10 @@ def token_prompt(
 
 
 def checked_ids(field: str, given: Sequence[int], model: ServedModel) -> "Sliced[array[int]]":
-    """Token ids that the model has.
+    """Checks token ids against the vocabulary.
 
     Raises:
-        InvalidRequest: one of them it has not.
+        InvalidRequest: an id is not in the vocabulary.
     """
     ids = array("I")
     for start in range(0, len(given), _IDS_AT_ONCE):

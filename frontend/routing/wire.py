@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.end_reason import EndReason, reasons_by_value
+from chairlift.service.sampling_fields import SAMPLING, STOPPING
 from frontend.errors import (
     DeadlineExceeded,
     EngineFault,
@@ -40,12 +41,15 @@ class ProtocolViolation(FrontendError):  # noqa: N818 - reads as the reason it i
 
 # What the frontend sends.
 
+# Parameters that the engine's proto has under the same name.
+_SAMPLING = [name for name in SAMPLING if name in pb.Sampling.DESCRIPTOR.fields_by_name]
+_STOPPING = [name for name in STOPPING if name in pb.TokenStops.DESCRIPTOR.fields_by_name]
+
 
 def submission(
     request: GenerationRequest,
     prompt_ids: Sequence[int],
     *,
-    max_tokens: int,
     remaining_s: float | None,
     elapsed_s: float,
     constraints: Constraints | None = None,
@@ -55,7 +59,6 @@ def submission(
     Args:
         request: the checked request.
         prompt_ids: its prompt.
-        max_tokens: the effective limit.
         remaining_s: seconds until the call's deadline; None if it has none.
         elapsed_s: seconds since the request was accepted; they are deducted from its time budget.
         constraints: structured output and banned sequences; None: neither.
@@ -65,24 +68,13 @@ def submission(
     return pb.Submission(
         prompt_ids=ids_to_bytes(prompt_ids),
         sampling=pb.Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            seed=sampling.seed,
+            **{name: getattr(sampling, name) for name in _SAMPLING},
             bias_ids=[token_id for token_id, _ in sampling.logit_bias],
             bias_values=[bias for _, bias in sampling.logit_bias],
-            allowed_token_ids=sampling.allowed_token_ids,
             bad_sequences=[pb.TokenSequence(token_ids=ids) for ids in constraints.bad_sequences],
         ),
         stops=pb.TokenStops(
-            max_tokens=max_tokens,
-            min_tokens=stop.min_tokens,
-            stop_token_ids=stop.stop_token_ids,
-            ignore_end_token=stop.ignore_end_token,
+            **{name: getattr(stop, name) for name in _STOPPING},
             time_budget_ms=None if stop.time_budget_s is None else budget_ms(stop.time_budget_s - elapsed_s),
         ),
         remaining_ms=None if remaining_s is None else remaining_ms(remaining_s),

@@ -1,12 +1,9 @@
-"""Sampling values that apply where a request leaves one unset: the model's `generation_config.json`, else those of the
-API.
-"""
+"""Defaults of sampling parameters that a request leaves unset: the model's `generation_config.json`, else the API's."""
 
 import logging
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from chairlift.service.sampling_fields import SAMPLING, Parameter
 from frontend.text.chat_template_files import load_object
 
 logger = logging.getLogger(__name__)
@@ -14,21 +11,18 @@ logger = logging.getLogger(__name__)
 GENERATION_CONFIG_FILE = "generation_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What the model's authors recommend, or the API's neutral values."""
+SamplingDefaults = Mapping[str, float]
+"""Name of a sampling parameter to its default, for those that a model's file may set."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+_PARAMETERS = {name: parameter for name, parameter in SAMPLING.items() if parameter.rule.from_model}
+API_DEFAULTS: SamplingDefaults = {name: parameter.default for name, parameter in _PARAMETERS.items()}
 
 
 def sampling_defaults(files: Mapping[str, bytes]) -> SamplingDefaults:
     """Reads the defaults out of the tokenizer's files.
 
-    A value that the API would refuse in a request is left at the API's own default and named in the log: the operator's
-    file must not make every request fail. `do_sample: false` is not taken as temperature 0; it is the file's way to say
-    nothing, and most files do.
+    A value that the API would refuse in a request is logged and replaced by the API's own default, so that the file
+    does not make every request fail. `do_sample: false` does not mean temperature 0: most files have it by default.
 
     Args:
         files: file name -> content, as fetched from the engine or read from a folder.
@@ -37,22 +31,22 @@ def sampling_defaults(files: Mapping[str, bytes]) -> SamplingDefaults:
         config = load_object(files, GENERATION_CONFIG_FILE)
     except ValueError as error:
         logger.warning("%s; using the API's sampling defaults", error)
-        return SamplingDefaults()
-    api = SamplingDefaults()
-    return SamplingDefaults(
-        temperature=_number(config, "temperature", api.temperature, low=0.0, high=100.0),
-        top_p=_number(config, "top_p", api.top_p, low=math.ulp(0.0), high=1.0),
-        top_k=int(_number(config, "top_k", api.top_k, low=0, high=2**31 - 1)),
-    )
+        return API_DEFAULTS
+    return {name: _number(config.get(name), parameter) for name, parameter in _PARAMETERS.items()}
 
 
-def _number(config: Mapping[str, object], key: str, fallback: float, *, low: float, high: float) -> float:
-    value = config.get(key)
+def _number(value: object, parameter: Parameter) -> float:
+    fallback: float = parameter.default
     if value is None:
         return fallback
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or parameter.problem(value, vocab_size=0):
         logger.warning(
-            "%s: %s is %r, outside [%g, %g]; using %g", GENERATION_CONFIG_FILE, key, value, low, high, fallback
+            "%s: %s is %r, allowed is %s; using %g",
+            GENERATION_CONFIG_FILE,
+            parameter.name,
+            value,
+            parameter.range,
+            fallback,
         )
         return fallback
-    return value
+    return int(value) if parameter.kind is int else value

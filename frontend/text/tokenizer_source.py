@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.service.engine_protocol import tokenizer_sha256
 from frontend.errors import ConfigError, TokenizerMismatch
-from frontend.text.sampling_defaults import SamplingDefaults, sampling_defaults
+from frontend.text.sampling_defaults import API_DEFAULTS, SamplingDefaults, sampling_defaults
 from frontend.text.tokenizer import MAX_FILES_BYTES, Tokenizer, read_folder
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TokenizerSource:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._tokenizer: Tokenizer | None = None
-        self._defaults = SamplingDefaults()
+        self._defaults = API_DEFAULTS
         if folder is not None:
             try:
                 files = read_folder(folder)

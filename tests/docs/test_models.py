@@ -26,7 +26,7 @@ from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup.build import build_engine
 from engine.startup.progress import Startup
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
-from frontend.text.sampling_defaults import SamplingDefaults, sampling_defaults
+from frontend.text.sampling_defaults import API_DEFAULTS, sampling_defaults
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 CODE = re.compile(r"`([^`]+)`")
@@ -163,8 +163,8 @@ def test_defaults_are_those_three_of_generation_config() -> None:
     values: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7}
     others = {"do_sample": False, "max_new_tokens": 9, "repetition_penalty": 2.0, "min_p": 0.5}
     files = {"generation_config.json": json.dumps({**values, **others}).encode()}
-    assert sampling_defaults(files) == SamplingDefaults(**values)
-    assert sampling_defaults({"generation_config.json": b'{"temperature": 101, "top_p": 0}'}) == SamplingDefaults()
+    assert sampling_defaults(files) == values
+    assert sampling_defaults({"generation_config.json": b'{"temperature": 101, "top_p": 0}'}) == API_DEFAULTS
     assert {*values, *others} <= set(re.findall(r"\w+", section("Defaults of requests")))
 
 

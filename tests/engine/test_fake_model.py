@@ -204,7 +204,7 @@ class TestModel:
 
     def test_solo_answer_of_a_continuation_is_the_whole_answer(self) -> None:
         model = FakeModel()
-        params = SamplingParams(seed=3, max_tokens=30, ignore_eos=True)
+        params = SamplingParams(seed=3, max_tokens=30, ignore_end_token=True)
         whole = model.solo_output([5, 6], params, max_model_len=100)
         rest = model.solo_output([5, 6], params, max_model_len=100, output_ids=whole.token_ids[:9])
         assert rest == whole
@@ -259,7 +259,7 @@ def test_drive_yields_the_solo_answers(max_steps_in_flight: int) -> None:
 
 def test_drive_gives_up_on_work_without_end() -> None:
     config = SchedulerConfig(num_blocks=4, max_num_seqs=1, max_num_batched_tokens=4, max_model_len=64)
-    request = Request(RequestId(1), (1,), SamplingParams(seed=0, max_tokens=60, ignore_eos=True), 0.0)
+    request = Request(RequestId(1), (1,), SamplingParams(seed=0, max_tokens=60, ignore_end_token=True), 0.0)
     with pytest.raises(OracleViolation, match="work is left after 5 steps"):
         drive(Scheduler(config), FakeModelRunner(num_blocks=4), [request], max_steps=5)
 

@@ -95,7 +95,7 @@ def answers(parts: EngineParts) -> dict[int, list[int]]:
     """Of three requests that share steps."""
     for number in range(3):
         prompt_ids = tuple(range(5 + number, 12 + 6 * number))
-        params = SamplingParams(seed=number, max_tokens=5, temperature=0.0 if number else 0.9, ignore_eos=True)
+        params = SamplingParams(seed=number, max_tokens=5, temperature=0.0 if number else 0.9, ignore_end_token=True)
         parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0))
     tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
     in_flight: deque[SchedulerOutput] = deque()

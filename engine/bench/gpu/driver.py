@@ -21,7 +21,7 @@ from engine.step_loop import StepLoop
 
 _SESSION = "bench"
 _request_ids = itertools.count(1 << 32)  # unique for the runner over all schedulers
-GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_end_token=True)
 
 
 class Delivery(NamedTuple):
@@ -107,7 +107,7 @@ class EngineDriver:
 def new_request(prompt_ids: tuple[int, ...], max_tokens: int, params: SamplingParams = GREEDY) -> Request:
     """Makes a request with a unique id, which is also its seed, and an answer of exactly this length."""
     request_id = RequestId(next(_request_ids))
-    own = replace(params, seed=int(request_id), max_tokens=max_tokens, ignore_eos=True)
+    own = replace(params, seed=int(request_id), max_tokens=max_tokens, ignore_end_token=True)
     return Request(request_id, prompt_ids, own, arrival_s=time.monotonic())
 
 

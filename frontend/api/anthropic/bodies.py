@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
+from chairlift.service.sampling_fields import STOPPING
 from frontend.api.anthropic.input_messages import Content, Message, turns
 from frontend.api.anthropic.tools import tool_use
 from frontend.api.http.bodies import Body, Nested, SamplingBody
@@ -11,13 +12,14 @@ from frontend.api.http.errors import BodyError
 from frontend.api.http.output_format import schema_form
 from frontend.api.http.tool_use import ToolUse
 from frontend.api.http.unserved_parameters import is_off
-from frontend.limits import MAX_MESSAGES, MAX_STOP_TEXTS, MAX_TOOLS
+from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatOptions
 from frontend.text.structured.output_format import OutputForm
 
 _UINT32_MAX = 2**32 - 1
+_MAX_STOP_TEXTS = STOPPING["stop_texts"].rule.max_entries
 
 
 class Thinking(Nested):
@@ -103,7 +105,7 @@ class MessagesBody(PromptBody, SamplingBody):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, le=_UINT32_MAX)]
-    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_TEXTS)] | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=_MAX_STOP_TEXTS)] | None = None
     output_format: OutputFormat | None = None
 
     @property

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -88,9 +88,7 @@ class GenerationService(GenerationServiceServicer):
                 end_token_ids=model.end_token_ids,
                 has_chat_template=model.tokenizer.has_chat_template,
                 tokenizer_sha256=model.tokenizer.sha256.hex(),
-                default_sampling=pb.SamplingOptions(
-                    temperature=model.defaults.temperature, top_p=model.defaults.top_p, top_k=model.defaults.top_k
-                ),
+                default_sampling=pb.SamplingOptions(**cast(dict[str, Any], model.defaults)),
             )
 
     @contextmanager

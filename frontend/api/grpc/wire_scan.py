@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from chairlift.service.sampling_fields import SAMPLING, STOPPING
 from frontend import limits
 from frontend.errors import InvalidRequest
 from frontend.slices import Sliced
@@ -32,12 +33,13 @@ _MOST_ENTRIES = {
     "chairlift.v1.ChatPrompt.messages": limits.MAX_MESSAGES,
     "chairlift.v1.ChatPrompt.tools_json": limits.MAX_TOOLS,
     "chairlift.v1.ChatMessage.tool_calls": limits.MAX_TOOL_CALLS,
-    "chairlift.v1.SamplingOptions.logit_bias": limits.MAX_LOGIT_BIASES,
-    "chairlift.v1.SamplingOptions.allowed_token_ids": limits.MAX_ALLOWED_TOKEN_IDS,
-    "chairlift.v1.SamplingOptions.bad_words": limits.MAX_BAD_WORDS,
-    "chairlift.v1.StopOptions.stop_texts": limits.MAX_STOP_TEXTS,
-    "chairlift.v1.StopOptions.stop_token_ids": limits.MAX_STOP_TOKEN_IDS,
     "chairlift.v1.Choices.texts": limits.MAX_CHOICES,
+    **{
+        f"chairlift.v1.{message}.{name}": row.rule.max_entries
+        for message, table in (("SamplingOptions", SAMPLING), ("StopOptions", STOPPING))
+        for name, row in table.items()
+        if row.rule.max_entries
+    },
 }
 
 

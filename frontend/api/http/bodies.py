@@ -19,9 +19,11 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
     model_validator,
 )
 
+from chairlift.service import sampling_fields as fields
 from frontend.api.http.errors import BodyError
 from frontend.api.http.unserved_parameters import UNSERVED, WITHOUT_EFFECT, is_neutral, is_off
 from frontend.limits import MAX_JSON_DEPTH
@@ -109,32 +111,47 @@ class Body(BaseModel):
         return (name for name in unknown_names(self) if name not in WITHOUT_EFFECT and name not in UNSERVED)
 
 
-class SamplingBody(Body):
-    """Parameters of every kind of generation: OpenAI's, then those vLLM adds, and ours: `time_budget` and `timeout`."""
+_HTTP_KINDS: Mapping[Any, Any] = {
+    float: float,
+    int: Count,
+    bool: bool,
+    fields.TokenIds: TokenIds,
+    fields.Texts: Texts,
+    fields.Biases: Annotated[dict[TokenId, float], BeforeValidator(_bias_by_token)],
+}
+_OTHER_RANGES: Mapping[str, Any] = {
+    "seed": Annotated[int, Field(ge=-(2**63), lt=2**64)],  # taken modulo 2^64
+    "top_k": Annotated[int, Field(ge=-1, le=2**31 - 1)],  # -1 is vLLM's word for all
+}
+_NAMED_BY_ENDPOINT = ("max_tokens", "stop_texts")
+SHARED_PARAMETERS = {
+    name: row for name, row in {**fields.SAMPLING, **fields.STOPPING}.items() if name not in _NAMED_BY_ENDPOINT
+}
+"""Sampling and stopping parameters that have one name in the bodies of all endpoints."""
 
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[TokenId, float], BeforeValidator(_bias_by_token)] | None = None
+
+def _body_field(row: fields.Parameter) -> tuple[Any, Any]:
+    kind = _OTHER_RANGES.get(row.name, _HTTP_KINDS[row.kind])
+    schema: dict[str, Any] = {}
+    if row.kind is float:  # checked with the field's name by `frontend.request`, and described here
+        schema = {"exclusiveMinimum" if row.rule.above_minimum else "minimum": row.rule.minimum}
+        schema["maximum"] = row.rule.maximum
+    return kind | None, Field(None, description=f"{row.rule.doc}. {row.limits}", json_schema_extra=schema)
+
+
+_body_fields: dict[str, Any] = {row.http_name: _body_field(row) for row in SHARED_PARAMETERS.values()}
+_SharedParameters: Any = create_model("_SharedParameters", **_body_fields)
+
+
+class SamplingBody(Body, _SharedParameters):  # type: ignore[misc]  # made from the shared table
+    """Parameters of every kind of generation, beside those of the shared table: vLLM's, and `timeout`."""
+
     stream: bool | None = None
-
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: Count | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    time_budget: float | None = None
     timeout: float | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_words: Texts | None = None
 
     @property
     def stop_texts(self) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse
 
+from chairlift.service.sampling_fields import STOPPING
 from frontend.errors import (
     ClientStalled,
     DeadlineExceeded,
@@ -75,10 +76,9 @@ COMPLETION_PARAMS: Mapping[str, str] = {
     "token_ids": "prompt",
     "chat": "messages",
     "tools_json": "tools",
-    "stop_texts": "stop",
     "top_logprobs": "logprobs",
-    "ignore_end_token": "ignore_eos",
     "num_answers": "n",
+    **{row.public_name: row.http_name for row in STOPPING.values() if row.http_name != row.public_name},
 }
 """Fields of GenerationSpec whose name here is another one."""
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from chairlift.service.sampling_fields import SAMPLING, STOPPING
 from frontend import limits
 from frontend.api.http.bodies import Body, body_error
 from frontend.api.http.content_coding import gunzipped, is_gzipped
@@ -20,17 +21,13 @@ _LIGHT_SIGNS = 4096
 """A body of this many bytes, or of this many with so few brackets and commas, is parsed in one go: 3 ms at most."""
 
 _MOST_ENTRIES = {
-    "allowed_token_ids": limits.MAX_ALLOWED_TOKEN_IDS,
-    "bad_words": limits.MAX_BAD_WORDS,
     "guided_choice": limits.MAX_CHOICES,
     "input": limits.MAX_MESSAGES,
-    "logit_bias": limits.MAX_LOGIT_BIASES,
     "messages": limits.MAX_MESSAGES,
     "prompt": limits.MAX_PROMPTS,
-    "stop": limits.MAX_STOP_TEXTS,
-    "stop_sequences": limits.MAX_STOP_TEXTS,
-    "stop_token_ids": limits.MAX_STOP_TOKEN_IDS,
+    "stop_sequences": STOPPING["stop_texts"].rule.max_entries,
     "tools": limits.MAX_TOOLS,
+    **{row.http_name: row.rule.max_entries for row in (*SAMPLING.values(), *STOPPING.values()) if row.rule.max_entries},
 }
 """By parameter; of a prompt this does not count the ids of a long list."""
 

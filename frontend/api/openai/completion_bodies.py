@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -117,8 +117,9 @@ class GenerationBody(SamplingBody):
 
     @model_validator(mode="after")
     def _take_other_names(self) -> "GenerationBody":
-        if self.repetition_penalty is None:
-            self.repetition_penalty = self.repeat_penalty
+        shared: Any = self  # mypy does not see fields that are made from the table
+        if shared.repetition_penalty is None:
+            shared.repetition_penalty = self.repeat_penalty
         if self.n_predict is not None:  # wins, as in llama.cpp
             self.max_tokens = None if self.is_unlimited else self.n_predict
         if self.cache_prompt is False and not self.cache_salt:

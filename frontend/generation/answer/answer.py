@@ -16,8 +16,8 @@ from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.generation.answer.timing import timing
 from frontend.generation.answer.token_logprobs import token_logprobs
 from frontend.generation.turn_limiter import Turnstile
-from frontend.request.effective import effective_sampling, effective_stop
 from frontend.request.request import GenerationRequest
+from frontend.request.sampling import effective_sampling, effective_stop
 from frontend.routing.stream import CancelReason, RequestEnd, RequestStream, TokenBatch
 from frontend.slices import in_slices
 from frontend.text.chat import AnswerParser, Delta, ReasoningText
@@ -87,7 +87,7 @@ class Answer:
                 yield message
                 if self._prompt is not None:
                     await asyncio.sleep(0)
-                if self._request.stop.max_tokens == 0:  # the token that came was only to get the prompt computed
+                if self._request.prompt_only:
                     yield pb.StreamGenerateResponse(finished=self._finished(0, batch.end, None))
                     return
             delta, parts = self._take(batch)
@@ -161,8 +161,8 @@ class Answer:
             model=self._model.name,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._stream.num_cached_tokens,
-            effective_sampling=effective_sampling(self._request.sampling),
-            effective_stop=effective_stop(self._request.stop),
+            effective_sampling=effective_sampling(self._request),
+            effective_stop=effective_stop(self._request),
         )
         response = pb.StreamGenerateResponse(started=started)
         if self._prompt is not None:  # which may be large: copied once
@@ -178,7 +178,7 @@ class Answer:
         )
         if stop_text is not None:
             reason = EndReason.STOP_TEXT
-        elif end is None or self._request.stop.max_tokens == 0:
+        elif end is None or self._request.prompt_only:
             reason = EndReason.MAX_TOKENS
         else:
             reason = end.reason

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """Generation with one model. To cancel a call, cancel the RPC: the engine frees its memory within two steps.
+    """Generates text with one model. To cancel a request, cancel the RPC: the engine frees its memory within two steps.
     """
 
     def __init__(self, channel):
@@ -58,26 +58,26 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """Generation with one model. To cancel a call, cancel the RPC: the engine frees its memory within two steps.
+    """Generates text with one model. To cancel a request, cancel the RPC: the engine frees its memory within two steps.
     """
 
     def Generate(self, request, context):
-        """Runs one request to its end and returns the whole answer.
+        """Runs one request to completion and returns the complete answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
-        the Chunks of each in order, and each has its own Finished.
+        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. The Chunks of several answers
+        are interleaved, in order within each answer, and each answer has its own Finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountTokens(self, request, context):
-        """Counts the tokens a prompt would have, template and special tokens included, without running it.
+        """Counts the tokens of a prompt, template and special tokens included, without running it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,7 +122,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """Generation with one model. To cancel a call, cancel the RPC: the engine frees its memory within two steps.
+    """Generates text with one model. To cancel a request, cancel the RPC: the engine frees its memory within two steps.
     """
 
     @staticmethod

@@ -3,9 +3,9 @@
 isort:skip_file
 The public API of Chairlift: text, chat messages or token ids in, a stream of text out.
 
-Conventions: every sampling and stopping scalar is `optional`, so that "not set" and zero differ; the server fills in
-defaults and echoes the effective values in Started. Errors are gRPC statuses carrying one google.rpc.ErrorInfo, a
-google.rpc.BadRequest for field errors and a google.rpc.RetryInfo where waiting helps; they are never messages of the stream.
+Conventions: every sampling and stopping scalar is `optional`, so that "not set" and zero differ. The server fills in
+defaults and echoes the effective values in Started. Errors are gRPC statuses with one google.rpc.ErrorInfo, a
+google.rpc.BadRequest for field errors and a google.rpc.RetryInfo if a retry may succeed. They are never stream messages.
 """
 
 from chairlift.v1 import generation_service_pb2 as _generation_service_pb2
@@ -32,41 +32,41 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """Generation with one model. To cancel a call, cancel the RPC: the engine frees its memory within two steps."""
+    """Generates text with one model. To cancel a request, cancel the RPC: the engine frees its memory within two steps."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]
-    """Runs one request to its end and returns the whole answer."""
+    """Runs one request to completion and returns the complete answer."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]
-    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
-    the Chunks of each in order, and each has its own Finished.
+    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. The Chunks of several answers
+    are interleaved, in order within each answer, and each answer has its own Finished.
     """
     CountTokens: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.CountTokensRequest, _generation_service_pb2.CountTokensResponse]
-    """Counts the tokens a prompt would have, template and special tokens included, without running it."""
+    """Counts the tokens of a prompt, template and special tokens included, without running it."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]
     """Describes the model that is served and its limits."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
-    """Generation with one model. To cancel a call, cancel the RPC: the engine frees its memory within two steps."""
+    """Generates text with one model. To cancel a request, cancel the RPC: the engine frees its memory within two steps."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GenerateRequest, _generation_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Runs one request to its end and returns the whole answer."""
+    """Runs one request to completion and returns the complete answer."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.StreamGenerateRequest, _generation_service_pb2.StreamGenerateResponse]  # type: ignore[assignment]
-    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
-    the Chunks of each in order, and each has its own Finished.
+    """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. The Chunks of several answers
+    are interleaved, in order within each answer, and each answer has its own Finished.
     """
     CountTokens: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.CountTokensRequest, _generation_service_pb2.CountTokensResponse]  # type: ignore[assignment]
-    """Counts the tokens a prompt would have, template and special tokens included, without running it."""
+    """Counts the tokens of a prompt, template and special tokens included, without running it."""
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Describes the model that is served and its limits."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generation with one model. To cancel a call, cancel the RPC: the engine frees its memory within two steps."""
+    """Generates text with one model. To cancel a request, cancel the RPC: the engine frees its memory within two steps."""
 
     @_abc_1.abstractmethod
     def Generate(
@@ -74,7 +74,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GenerateResponse, _abc.Awaitable[_generation_service_pb2.GenerateResponse]]:
-        """Runs one request to its end and returns the whole answer."""
+        """Runs one request to completion and returns the complete answer."""
 
     @_abc_1.abstractmethod
     def StreamGenerate(
@@ -82,8 +82,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.StreamGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.StreamGenerateResponse], _abc.AsyncIterator[_generation_service_pb2.StreamGenerateResponse]]:
-        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. Several answers come mixed,
-        the Chunks of each in order, and each has its own Finished.
+        """Runs one request and streams its answer: Started, then Chunks, then exactly one Finished. The Chunks of several answers
+        are interleaved, in order within each answer, and each answer has its own Finished.
         """
 
     @_abc_1.abstractmethod
@@ -92,7 +92,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.CountTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.CountTokensResponse, _abc.Awaitable[_generation_service_pb2.CountTokensResponse]]:
-        """Counts the tokens a prompt would have, template and special tokens included, without running it."""
+        """Counts the tokens of a prompt, template and special tokens included, without running it."""
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -24,7 +24,7 @@ def test_answers_have_their_lengths_and_no_end_token(hold: int) -> None:
 
 def test_held_steps_leave_together() -> None:
     parts = null_engine_parts(NullRunner(period_s=0.0), max_num_seqs=4, hold=4)
-    params = SamplingParams(seed=0, max_tokens=10, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(seed=0, max_tokens=10, temperature=0.0, ignore_end_token=True)
     parts.scheduler.add_request(Request(RequestId(1), (1, 2, 3), params, arrival_s=0.0))
     outputs = []
     while parts.scheduler.has_work():

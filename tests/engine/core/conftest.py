@@ -216,7 +216,7 @@ class Simulation:
             max_tokens=rng.randrange(1, 16),
             min_tokens=rng.choice((0, 0, 0, 1, 3)),
             stop_token_ids=rng.choice(((), (), (2,))),
-            ignore_eos=rng.random() < 0.3,
+            ignore_end_token=rng.random() < 0.3,
             top_logprobs=rng.choice((None, None, 0, 2)),
             prompt_logprobs=self.prompt_rng.choice((None, None, None, 0, 2)),
         )

@@ -18,8 +18,8 @@ END = frozenset({0, 9})
         ([5, 0], {}, 100, EndReason.END_TOKEN),
         ([9], {}, 100, EndReason.END_TOKEN),
         ([0, 5], {}, 100, None),  # only the newest token counts
-        ([0], {"ignore_eos": True}, 100, None),
-        ([0], {"ignore_eos": True, "stop_token_ids": (0,)}, 100, EndReason.STOP_TOKEN),
+        ([0], {"ignore_end_token": True}, 100, None),
+        ([0], {"ignore_end_token": True, "stop_token_ids": (0,)}, 100, EndReason.STOP_TOKEN),
         ([7], {"stop_token_ids": (6, 7)}, 100, EndReason.STOP_TOKEN),
         ([0], {"stop_token_ids": (0,)}, 100, EndReason.END_TOKEN),
         ([0], {"min_tokens": 2}, 100, None),

@@ -20,7 +20,7 @@ PARAMS = SamplingParams(
     logit_bias=((3, -1.5), (9, float("-inf"))),
     min_tokens=2,
     stop_token_ids=(5, 6),
-    ignore_eos=True,
+    ignore_end_token=True,
     top_logprobs=4,
     prompt_logprobs=2,
 )

@@ -68,7 +68,7 @@ def requests(salt: int, **params: Any) -> list[Request]:
         Request(
             RequestId(1000 * salt + index),
             tuple((salt * 31 + index * 17 + position * 7) % 211 for position in range(length)),
-            SamplingParams(seed=index, max_tokens=12, ignore_eos=True, **params),
+            SamplingParams(seed=index, max_tokens=12, ignore_end_token=True, **params),
             arrival_s=0.0,
         )
         for index, length in enumerate(LENGTHS)

@@ -138,7 +138,7 @@ def make_requests(prior_outputs):
             seed=1000 + index,
             max_tokens=output_len,
             temperature=0.8 if index % 2 else 0.0,
-            ignore_eos=True,
+            ignore_end_token=True,
             top_logprobs=2 if index % 5 == 0 else None,
         )
         requests.append(Request(RequestId(1 + index), tuple(prompt_ids), params, arrival_s=0.0, output_ids=list(prior)))

@@ -21,7 +21,7 @@ from tests.support.engine.stream import LateStream
 
 SMALL, LARGE = 211, 3072  # vocabularies; the larger one is the demo model's
 END_ID = 1
-DRAWN = SamplingParams(seed=5, max_tokens=24, ignore_eos=True)
+DRAWN = SamplingParams(seed=5, max_tokens=24, ignore_end_token=True)
 TEXT = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 PERSON = r'\{"name":"[a-z]{1,8}","age":[1-9][0-9]{0,2}\}'
 
@@ -146,7 +146,7 @@ def test_a_continued_answer_keeps_to_its_grammar(engine, crowd):
 def test_an_answer_ends_with_its_grammar_even_if_ends_are_ignored_and_too_few_tokens_are_there(engine, prompt, person):
     ends = HeldBackEnds((END_ID,), min_tokens=50, always=(END_ID,))
     run = engine.serve(
-        [prompt([3], replace(DRAWN, ignore_eos=False, max_tokens=60), constraint=partial(person, ends=ends))]
+        [prompt([3], replace(DRAWN, ignore_end_token=False, max_tokens=60), constraint=partial(person, ends=ends))]
     )
     (answer,) = run.answers
     assert answer.completion.reason is EndReason.END_TOKEN

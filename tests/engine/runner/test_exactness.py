@@ -43,11 +43,11 @@ def test_best_tokens_differ_at_near_ties_only_and_rarely(checkpoint, prompt, eng
     They are chunked and preempted, so that the same positions are computed in many different batches.
     """
     rng = random.Random(0)
-    greedy = SamplingParams(seed=0, max_tokens=NUM_OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+    greedy = SamplingParams(seed=0, max_tokens=NUM_OUTPUT_TOKENS, temperature=0.0, ignore_end_token=True)
     prompts = []
     for index in range(NUM_REQUESTS):
         wandering = SamplingParams(
-            seed=index, max_tokens=NUM_OUTPUT_TOKENS, temperature=LOGIT_SCALE, ignore_eos=True, top_logprobs=1
+            seed=index, max_tokens=NUM_OUTPUT_TOKENS, temperature=LOGIT_SCALE, ignore_end_token=True, top_logprobs=1
         )
         prompt_ids = [rng.randrange(32_000) for _ in range(rng.randint(1, 150))]
         prompts.append(prompt(prompt_ids, wandering if index % 2 else greedy))

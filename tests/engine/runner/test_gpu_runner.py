@@ -18,7 +18,7 @@ from tests.support.engine.stream import LateStream
 from tests.support.kernels.graphs import StandInGraphs
 
 BUCKETS = (1, 2, 4)
-GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_end_token=True)
 EVERYTHING = replace(
     GREEDY,
     seed=7,

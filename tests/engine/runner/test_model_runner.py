@@ -48,8 +48,8 @@ SCENARIOS = {
     "static": {"policy": "static", "max_num_seqs": 3},
     "wide-blocks": {"block_size": 48, "num_blocks": 24},
 }
-GREEDY = SamplingParams(seed=0, max_tokens=20, temperature=0.0, ignore_eos=True)
-SAMPLED = SamplingParams(seed=0, max_tokens=20, temperature=0.9, ignore_eos=True, top_logprobs=3)
+GREEDY = SamplingParams(seed=0, max_tokens=20, temperature=0.0, ignore_end_token=True)
+SAMPLED = SamplingParams(seed=0, max_tokens=20, temperature=0.9, ignore_end_token=True, top_logprobs=3)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def _varied(prompts):
         {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
         {"logit_bias": ((7, 4.0), (9, -100.0)), "top_k": 20, "top_p": 0.95},
         {"temperature": 0.0, "repetition_penalty": 1.5, "top_logprobs": 0},
-        {"ignore_eos": False, "min_tokens": 15, "stop_token_ids": tuple(range(50, 110)), "top_logprobs": None},
+        {"ignore_end_token": False, "min_tokens": 15, "stop_token_ids": tuple(range(50, 110)), "top_logprobs": None},
     ]
     return [
         replace(prompt, params=replace(SAMPLED, seed=2**63 + index, **change))

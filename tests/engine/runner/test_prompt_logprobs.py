@@ -10,7 +10,9 @@ from chairlift.service.end_reason import EndReason
 from engine.core.request import SamplingParams
 from tests.support.engine.stream import LateStream
 
-PARAMS = SamplingParams(seed=0, max_tokens=12, temperature=0.8, ignore_eos=True, top_logprobs=1, prompt_logprobs=3)
+PARAMS = SamplingParams(
+    seed=0, max_tokens=12, temperature=0.8, ignore_end_token=True, top_logprobs=1, prompt_logprobs=3
+)
 # With 5 blocks of 16 tokens and 7 requests of up to 53 tokens some are preempted.
 SCENARIOS = {
     "solo": {"max_num_seqs": 1},

@@ -86,11 +86,13 @@ def test_biases_are_those_of_the_row_and_go_with_its_request(state):
 
 
 @pytest.mark.parametrize(
-    ("ignore_eos", "forbidden"), [(False, [2, 7, 50]), (True, [50])], ids=["end tokens end", "end tokens are ignored"]
+    ("ignore_end_token", "forbidden"),
+    [(False, [2, 7, 50]), (True, [50])],
+    ids=["end tokens end", "end tokens are ignored"],
 )
-def test_what_ends_an_answer_is_forbidden_before_min_tokens(state, ignore_eos, forbidden):
+def test_what_ends_an_answer_is_forbidden_before_min_tokens(state, ignore_end_token, forbidden):
     """Token 100, an end token of the model's files, is beyond the vocabulary and must not be written to."""
-    params = SamplingParams(seed=0, max_tokens=9, min_tokens=3, stop_token_ids=(50,), ignore_eos=ignore_eos)
+    params = SamplingParams(seed=0, max_tokens=9, min_tokens=3, stop_token_ids=(50,), ignore_end_token=ignore_end_token)
     state.set_row(0, params)
     for num_output_tokens in range(5):
         want = [(i, -math.inf) for i in forbidden] if num_output_tokens < 3 else []

@@ -64,7 +64,7 @@ def test_under_a_grammar_ends_are_held_back_and_not_forbidden():
     message = constrained(grammar="any", stops=pb.TokenStops(max_tokens=9, min_tokens=4, stop_token_ids=[8, 3]))
     message.stops.ignore_end_token = True
     params = convert(message).params
-    assert (params.min_tokens, params.ignore_eos, params.stop_token_ids) == (0, False, (8, 3))
+    assert (params.min_tokens, params.ignore_end_token, params.stop_token_ids) == (0, False, (8, 3))
     constraint = constraint_from_submission(message, VOCAB_SIZE, LIMITS.end_token_ids, Anything())
     everything = set(range(VOCAB_SIZE))
     assert drawable(constraint) == everything - {2, 3, 8}
@@ -80,7 +80,7 @@ def test_without_a_grammar_min_tokens_and_ignored_ends_stay_what_they_were():
     message = constrained([2, 5], stops=pb.TokenStops(max_tokens=9, min_tokens=4))
     message.stops.ignore_end_token = True
     request = convert(message)
-    assert (request.params.min_tokens, request.params.ignore_eos) == (4, True)
+    assert (request.params.min_tokens, request.params.ignore_end_token) == (4, True)
     assert drawable(request.constraint) == {2, 5}
 
 
@@ -88,11 +88,14 @@ def test_without_a_grammar_min_tokens_and_ignored_ends_stay_what_they_were():
     ("message", "error"),
     [
         (constrained([5, 1000]), "allowed_token_ids contains token id 1000, the vocabulary has 1000"),
-        (constrained([5] * 1001), "allowed_token_ids has 1001 ids, at most 1000"),
+        (constrained([5] * 65537), "allowed_token_ids has 65537 entries, at most 65536"),
         (constrained(bad_sequences=[[1], []]), r"bad_sequences\[1\] has no ids"),
         (constrained(bad_sequences=[[1], [4, 1000]]), r"bad_sequences\[1\] contains token id 1000"),
-        (constrained(bad_sequences=[[1] * (MAX_BAD_SEQUENCE_IDS + 1)]), r"bad_sequences\[0\] has 257 ids, at most 256"),
-        (constrained(bad_sequences=[[1]] * (MAX_BAD_SEQUENCES + 1)), "bad_sequences has 1025 sequences, at most 1024"),
+        (
+            constrained(bad_sequences=[[1] * (MAX_BAD_SEQUENCE_IDS + 1)]),
+            r"bad_sequences\[0\] has 1025 ids, at most 1024",
+        ),
+        (constrained(bad_sequences=[[1]] * (MAX_BAD_SEQUENCES + 1)), "bad_sequences has 129 sequences, at most 128"),
         (constrained(grammar="x" * (MAX_GRAMMAR_CHARS + 1)), "grammar has 262145 characters, at most 262144"),
     ],
 )

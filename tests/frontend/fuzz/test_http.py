@@ -22,7 +22,7 @@ from frontend.api.openai.generation_spec import chat_spec, completion_specs
 from frontend.errors import RequestError
 from frontend.request.convert import generation_request
 from frontend.slices import at_once
-from frontend.text.sampling_defaults import SamplingDefaults
+from frontend.text.sampling_defaults import API_DEFAULTS
 from frontend.text.served_model import ServedModel
 from frontend.text.tokenizer import Tokenizer
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
@@ -262,7 +262,7 @@ async def test_no_bytes_on_a_connection_make_a_500_or_disturb_others(pair, play_
 @pytest.fixture
 def model():
     tokenizer = Tokenizer.from_files(byte_tokenizer_files())
-    yield ServedModel("fake", "none", 4096, 258, (256,), 20, tokenizer, SamplingDefaults())
+    yield ServedModel("fake", "none", 4096, 258, (256,), 20, tokenizer, API_DEFAULTS)
     tokenizer.close()
 
 

@@ -2,16 +2,16 @@ import logging
 
 import pytest
 
-from frontend.text.sampling_defaults import SamplingDefaults, sampling_defaults
+from frontend.text.sampling_defaults import API_DEFAULTS, sampling_defaults
 
 
 def test_without_a_file_the_apis_defaults_apply():
-    assert sampling_defaults({}) == SamplingDefaults(temperature=1.0, top_p=1.0, top_k=0)
+    assert sampling_defaults({}) == {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 def test_values_of_the_file():
     content = b'{"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": true, "eos_token_id": [1, 2]}'
-    assert sampling_defaults({"generation_config.json": content}) == SamplingDefaults(0.6, 0.95, 20)
+    assert sampling_defaults({"generation_config.json": content}) == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ def test_values_of_the_file():
 )
 def test_values_of_no_use_are_named_in_the_log_and_left_out(content, caplog):
     with caplog.at_level(logging.WARNING):
-        assert sampling_defaults({"generation_config.json": content}) == SamplingDefaults()
+        assert sampling_defaults({"generation_config.json": content}) == API_DEFAULTS
     assert "generation_config.json" in caplog.text
 
 
 def test_null_is_silence(caplog):
-    assert sampling_defaults({"generation_config.json": b'{"temperature": null}'}) == SamplingDefaults()
+    assert sampling_defaults({"generation_config.json": b'{"temperature": null}'}) == API_DEFAULTS
     assert not caplog.records

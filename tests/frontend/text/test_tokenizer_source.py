@@ -52,7 +52,7 @@ async def test_files_come_from_the_engine_once(files):
     source, stub = TokenizerSource(None), Stub(files)
     assert source.own_sha256 == b""
     tokenizer, defaults = await source.get(stub, tokenizer_sha256(files))
-    assert (tokenizer.sha256, defaults.temperature) == (tokenizer_sha256(files), 0.5)
+    assert (tokenizer.sha256, defaults["temperature"]) == (tokenizer_sha256(files), 0.5)
     assert await source.get(stub, tokenizer_sha256(files)) == (tokenizer, defaults)
     assert stub.num_calls == 1
     source.close()
@@ -75,7 +75,7 @@ async def test_another_model_is_fetched_and_the_old_tokenizer_still_works(files)
     other = {"tokenizer.json": files["tokenizer.json"]}
     new, defaults = await source.get(Stub(other), tokenizer_sha256(other))
     assert new is not old
-    assert defaults.temperature == 1.0
+    assert defaults["temperature"] == 1.0
     assert await old.encode("abc") == await new.encode("abc")
     source.close()
     old.close()
@@ -88,7 +88,7 @@ async def test_own_folder_is_used_if_its_hash_is_the_engines(files, tmp_path):
     source, stub = TokenizerSource(tmp_path), Stub(files)
     assert source.own_sha256 == tokenizer_sha256(files)
     tokenizer, defaults = await source.get(stub, tokenizer_sha256(files))
-    assert (tokenizer.sha256, defaults.temperature, stub.num_calls) == (tokenizer_sha256(files), 0.5, 0)
+    assert (tokenizer.sha256, defaults["temperature"], stub.num_calls) == (tokenizer_sha256(files), 0.5, 0)
     with pytest.raises(TokenizerMismatch, match="leave it out to take them from the engine"):
         await source.get(stub, b"\0" * 32)
     source.close()
@@ -104,7 +104,7 @@ async def test_an_engine_without_a_tokenizer_is_one(caplog):
     tokenizer, defaults = await source.get(Stub({}), tokenizer_sha256({}))
     assert not tokenizer.has_tokens
     assert tokenizer.sha256 == tokenizer_sha256({})
-    assert defaults.temperature == 1.0
+    assert defaults["temperature"] == 1.0
     assert tokenizer.token_bytes(5) == b""
     detokenizer = tokenizer.detokenizer(keep_special_tokens=True)
     assert detokenizer.push([5, 6]) + detokenizer.finish() == ""

@@ -186,7 +186,7 @@ def _requests(generator: random.Random, variant: Variant, number: int) -> list[R
 
 def _params(generator: random.Random, index: int) -> SamplingParams:
     max_tokens = generator.randint(1, _MAX_OUTPUT_TOKENS)
-    params = SamplingParams(seed=index, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(seed=index, max_tokens=max_tokens, temperature=0.0, ignore_end_token=True)
     many = tuple((token_id, 1.0) for token_id in range(BIAS_CAPACITY + 1))
     changes: tuple[Callable[[SamplingParams], SamplingParams], ...] = (
         lambda params: replace(params, temperature=0.7),
@@ -196,7 +196,7 @@ def _params(generator: random.Random, index: int) -> SamplingParams:
         lambda params: replace(params, presence_penalty=0.5, frequency_penalty=0.5),
         lambda params: replace(params, logit_bias=generator.choice((((7, 1.0),), ((7, 1.0), (8, 2.0)), many))),
         lambda params: replace(params, top_logprobs=generator.choice((0, 1, 5, 20))),
-        lambda params: replace(params, min_tokens=2, stop_token_ids=(5, 6, 7), ignore_eos=False),
+        lambda params: replace(params, min_tokens=2, stop_token_ids=(5, 6, 7), ignore_end_token=False),
     )
     num_changes = (0, 0, 1, 1, 3, len(changes))[index % 6]
     for change in generator.sample(changes, num_changes):

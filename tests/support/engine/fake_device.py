@@ -300,7 +300,7 @@ class ChainOps(ReferenceOps):
     def _biases(self, params: SamplingParams, position: int) -> list[tuple[int, float]]:
         forbidden: set[int] = set()
         if position < params.min_tokens:
-            forbidden = set(params.stop_token_ids) | (set() if params.ignore_eos else self._model.end_token_ids)
+            forbidden = set(params.stop_token_ids) | (set() if params.ignore_end_token else self._model.end_token_ids)
         return [*params.logit_bias, *((token_id, float("-inf")) for token_id in sorted(forbidden))]
 
 

@@ -123,7 +123,7 @@ class FakeModel:
         while True:
             position = len(prompt_ids) + len(output)
             if output and len(output) >= params.min_tokens:
-                if output[-1] in self.end_token_ids and not params.ignore_eos:
+                if output[-1] in self.end_token_ids and not params.ignore_end_token:
                     return SoloAnswer(tuple(output), EndReason.END_TOKEN)
                 if output[-1] in params.stop_token_ids:
                     return SoloAnswer(tuple(output), EndReason.STOP_TOKEN)

@@ -55,22 +55,22 @@ class EngineServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request_iterator, context):
-        """The long-lived stream of one frontend process. First message: Hello, answered by Welcome. While the engine loads or drains, the
-        answer is the status UNAVAILABLE, whose message says what it is doing. A frontend that closes its side ends the stream.
+        """The long-lived stream of one frontend process. It starts with Hello, answered by Welcome. While the engine loads or drains, the
+        call fails with UNAVAILABLE and a message with the engine's state. The frontend ends the stream by closing its side.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetEngineStatus(self, request, context):
-        """State and load, for health checks and people.
+        """State and load, for health checks and operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The tokenizer's files as they lie beside the weights, in chunks: the frontend needs no copy of the model.
+        """The tokenizer files beside the weights, in chunks, so that the frontend needs no copy of the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -181,7 +181,7 @@ class DeviceWorld:
             max_tokens=rng.randrange(1, 20),
             min_tokens=rng.choice((0, 0, 0, 1, 4)),
             stop_token_ids=rng.choice(((), (), (2, 3, 4))),
-            ignore_eos=rng.random() < 0.3,
+            ignore_end_token=rng.random() < 0.3,
             temperature=rng.choice((0.0, 0.5, 1.0)),
             top_k=rng.choice((0, 0, 3, 2**31 - 1)),
             top_p=rng.choice((1.0, 1.0, 0.75)),

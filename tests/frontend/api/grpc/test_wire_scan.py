@@ -3,6 +3,7 @@
 import pytest
 from google.protobuf.message import DecodeError
 
+from chairlift.service.sampling_fields import SAMPLING, STOPPING
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend import limits
 from frontend.api.grpc.wire_scan import MalformedMessageError, check_counts
@@ -32,34 +33,45 @@ def stop(**fields):
     return spec(stop=pb.StopOptions(**fields))
 
 
+def most_entries(name):
+    return {**SAMPLING, **STOPPING}[name].rule.max_entries
+
+
 COUNTED = {
-    "token ids": (lambda n: spec(token_ids=pb.TokenIds(ids=[70_000] * n)), "MAX_TOKEN_IDS", "spec.token_ids.ids"),
-    "messages": (lambda n: chat(messages=[pb.ChatMessage()] * n), "MAX_MESSAGES", "spec.chat.messages"),
-    "tools": (lambda n: chat(tools_json=["{}"] * n), "MAX_TOOLS", "spec.chat.tools_json"),
+    "token ids": (lambda n: spec(token_ids=pb.TokenIds(ids=[70_000] * n)), limits.MAX_TOKEN_IDS, "spec.token_ids.ids"),
+    "messages": (lambda n: chat(messages=[pb.ChatMessage()] * n), limits.MAX_MESSAGES, "spec.chat.messages"),
+    "tools": (lambda n: chat(tools_json=["{}"] * n), limits.MAX_TOOLS, "spec.chat.tools_json"),
     "calls": (
         lambda n: chat(messages=[pb.ChatMessage(tool_calls=[pb.ToolCall()] * n)]),
-        "MAX_TOOL_CALLS",
+        limits.MAX_TOOL_CALLS,
         "spec.chat.messages.tool_calls",
     ),
     "biases": (
         lambda n: sampling(logit_bias=dict.fromkeys(range(n), 1.0)),
-        "MAX_LOGIT_BIASES",
+        most_entries("logit_bias"),
         "spec.sampling.logit_bias",
     ),
     "allowed": (
         lambda n: sampling(allowed_token_ids=range(n)),
-        "MAX_ALLOWED_TOKEN_IDS",
+        most_entries("allowed_token_ids"),
         "spec.sampling.allowed_token_ids",
     ),
-    "stop texts": (lambda n: stop(stop_texts=["a"] * n), "MAX_STOP_TEXTS", "spec.stop.stop_texts"),
-    "stop ids": (lambda n: stop(stop_token_ids=[300] * n), "MAX_STOP_TOKEN_IDS", "spec.stop.stop_token_ids"),
+    "stop texts": (
+        lambda n: stop(stop_texts=["a"] * n),
+        most_entries("stop_texts"),
+        "spec.stop.stop_texts",
+    ),
+    "stop ids": (
+        lambda n: stop(stop_token_ids=[300] * n),
+        most_entries("stop_token_ids"),
+        "spec.stop.stop_token_ids",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_as_many_as_allowed_pass_and_one_more_is_refused_by_name(name):
-    make, limit, field = COUNTED[name]
-    most = getattr(limits, limit)
+    make, most, field = COUNTED[name]
     scan(make(most))
     with pytest.raises(InvalidRequest, match=rf"has {most + 1} entries or more, at most {most}") as caught:
         scan(make(most + 1))

@@ -23,8 +23,8 @@ def make_request(*, stop_texts=(), include=False, text=True, keep=False):
     return GenerationRequest(
         "id",
         TokenPrompt((1,)),
-        SamplingOptions(1, 1, 0, 0, 1, 0, 0, 0, ()),
-        StopOptions(None, 0, tuple(stop_texts), (), include, ignore_end_token=False),
+        SamplingOptions(seed=0),
+        StopOptions(stop_texts=tuple(stop_texts), include_stop_text=include),
         OutputOptions(text, token_ids=False, top_logprobs=None, keep_special_tokens=keep),
         priority=0,
         cache_salt="",

@@ -3,7 +3,7 @@ import random
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from frontend.text.sampling_defaults import SamplingDefaults
+from frontend.text.sampling_defaults import API_DEFAULTS
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.trial import parser_limits
 from frontend.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ def model():
         end_token_ids=(END_TOKEN_ID,),
         max_logprobs=20,
         tokenizer=tokenizer,
-        defaults=SamplingDefaults(),
+        defaults=API_DEFAULTS,
     )
     tokenizer.close()
 
