@@ -21,8 +21,10 @@ A row with a forced token becomes that token instead of steps 2 to 4; it fails u
 Log-probabilities are raw: computed from the logits before step 1, at temperature 1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 
@@ -99,6 +101,44 @@ class SamplingBatch:
     any_filtered: bool = True
     masks: TokenMasks | None = None
     forced_ids: torch.Tensor | None = None
+
+
+FILTERS: Mapping[str, float] = {"top_p": 1.0, "min_p": 0.0}
+"""Filters that are float64 columns, and the value with which each keeps every token; top_k is an int32 column."""
+
+PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Penalties, all float64 columns, and the value with which each changes nothing."""
+
+DOUBLES: Mapping[str, float] = {"temperature": 0.0, **FILTERS, **PENALTIES}
+"""All float64 columns, with the values of a greedy row."""
+
+
+def greedy_batch(num_rows: int, device: torch.device | str = "cpu", **others: Any) -> SamplingBatch:
+    """Makes a batch of greedy rows without history and biases.
+
+    Args:
+        num_rows: S.
+        device: of every tensor.
+        others: fields that differ.
+    """
+
+    def column(dtype: torch.dtype, value: float = 0) -> torch.Tensor:
+        return torch.full((num_rows,), value, dtype=dtype, device=device)
+
+    int32, int64 = torch.int32, torch.int64
+    columns: dict[str, Any] = {name: column(torch.float64, value) for name, value in DOUBLES.items()}
+    columns |= {name: column(int32) for name in ("top_k", "history_row", "num_prompt_tokens", "num_tokens")}
+    columns |= {
+        "seed": column(int64),
+        "position": column(int64),
+        "top_logprobs": column(int32, -1),
+        "max_top_logprobs": -1,
+        "history": torch.zeros(num_rows, 1, dtype=int32, device=device),
+        "bias_start": torch.zeros(num_rows + 1, dtype=int32, device=device),
+        "bias_ids": torch.zeros(0, dtype=int32, device=device),
+        "bias_values": torch.zeros(0, dtype=torch.float32, device=device),
+    }
+    return SamplingBatch(**columns | others)
 
 
 @dataclass(frozen=True, slots=True)

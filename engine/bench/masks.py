@@ -36,7 +36,7 @@ from engine.runner.row_masks import MaskedRow, RowMasks, accept
 from engine.runner.stream import InlineStream
 from engine.serving.engine import EngineParts
 from kernels.families import cpu_ops
-from kernels.sampling import SamplingBatch, TokenMasks
+from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
 _NUM_ROWS, _NUM_STRUCTURED = 64, 32
 _LARGE_VOCABULARY = 128_000
@@ -185,27 +185,11 @@ def grown_tokenizer(tokenizer_json: bytes, vocab_size: int) -> bytes:
 
 
 def _sampling_batch(step: int, masks: TokenMasks | None) -> SamplingBatch:
-    doubles = torch.ones(_NUM_ROWS, dtype=torch.float64)
-    zeros = torch.zeros(_NUM_ROWS, dtype=torch.int32)
-    return SamplingBatch(
-        temperature=doubles,
-        top_p=doubles,
-        min_p=0 * doubles,
-        repetition_penalty=doubles,
-        presence_penalty=0 * doubles,
-        frequency_penalty=0 * doubles,
-        top_k=zeros,
+    return greedy_batch(
+        _NUM_ROWS,
+        temperature=torch.ones(_NUM_ROWS, dtype=torch.float64),
         seed=torch.arange(_NUM_ROWS),
         position=torch.full((_NUM_ROWS,), step),
-        top_logprobs=zeros - 1,
-        max_top_logprobs=-1,
-        history=torch.zeros((1, 1), dtype=torch.int32),
-        history_row=zeros,
-        num_prompt_tokens=zeros,
-        num_tokens=zeros,
-        bias_start=torch.zeros(_NUM_ROWS + 1, dtype=torch.int32),
-        bias_ids=zeros[:0],
-        bias_values=torch.zeros(0),
         any_penalised=False,
         any_filtered=False,
         masks=masks,

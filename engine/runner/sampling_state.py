@@ -1,7 +1,7 @@
 """Sampling parameters of the requests in the batch as columns of numbers, ready for the sampler."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ import torch
 
 from engine.core.request import SamplingParams
 from engine.runner.step_buffers import Array, StepSections
-from kernels.sampling import SamplingBatch
+from kernels.sampling import DOUBLES, FILTERS, PENALTIES, SamplingBatch
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ _NO_BIASES = Biases(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
 
 _BIASED, _PENALISED, _RANDOM, _FILTERED = 1, 2, 4, 8  # what a row is, as bits
 
-_PLAIN = np.array([[0.0], [1.0], [0.0], [1.0], [0.0], [0.0]])  # the doubles of a greedy row
+_PLAIN = np.array(list(DOUBLES.values()))[:, None]  # the doubles of a greedy row
 
 
 class SamplingState:
@@ -68,7 +68,7 @@ class SamplingState:
         self.version = 0
         self._vocab_size = vocab_size
         self._end_token_ids = frozenset(end_token_ids)
-        self._doubles = np.zeros((6, max_num_seqs))
+        self._doubles = np.zeros((len(DOUBLES), max_num_seqs))
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
         self._ints = np.zeros((2, max_num_seqs), dtype=np.int32)
         self._top_k, self._top_logprobs = self._ints  # views
@@ -82,16 +82,17 @@ class SamplingState:
     def set_row(self, row: int, params: SamplingParams) -> None:
         """Learns the parameters of the request in this row."""
         self.version += 1
-        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._doubles[:, row] = (params.temperature, params.top_p, params.min_p, *penalties)
+        self._doubles[:, row] = [getattr(params, name) for name in DOUBLES]
         self._top_k[row] = min(params.top_k, self._vocab_size)
         self._top_logprobs[row] = -1 if params.top_logprobs is None else params.top_logprobs
         self._prompt_logprobs[row] = params.prompt_logprobs or 0
         flags = _BIASED if params.logit_bias else 0
-        if penalties != (1, 0, 0):
+        if any(getattr(params, name) != neutral for name, neutral in PENALTIES.items()):
             flags |= _PENALISED
         if params.temperature > 0:
-            is_filtered = 0 < params.top_k < self._vocab_size or params.top_p < 1 or params.min_p > 0
+            is_filtered = 0 < params.top_k < self._vocab_size or any(
+                getattr(params, name) != neutral for name, neutral in FILTERS.items()
+            )
             flags |= _RANDOM | _FILTERED if is_filtered else _RANDOM
         self._flags[row] = flags
         self._seed[row] = params.seed if params.seed < 2**63 else params.seed - 2**64
@@ -216,16 +217,11 @@ def sampling_batch(
         max_top_logprobs: the most alternatives that these ask for.
     """
     num_rows = len(columns.rows) + num_forced
-    temperature, top_p, min_p, repetition, presence, frequency = sections.doubles[:, :num_rows].unbind()
+    doubles: dict[str, Any] = dict(zip(DOUBLES, sections.doubles[:, :num_rows].unbind(), strict=True))
     seed, position, _ = sections.longs[:, :num_rows].unbind()
     top_k, top_logprobs, history_row, num_prompt_tokens, num_tokens = sections.ints[:, :num_rows].unbind()
     return SamplingBatch(
-        temperature=temperature,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
+        **doubles,
         top_k=top_k,
         seed=seed,
         position=position,

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.sampling import DOUBLES
+
 Array = npt.NDArray[Any]
 
 # Entries of logit_bias and min_tokens that are sent with every step: enough for 6 requests with the most biases allowed
@@ -32,7 +34,7 @@ class StepSections(Generic[T]):
         query_start_loc: [N + 1] int32, see `AttentionMetadata`.
         seq_lens: [N] int32.
         logits_indices: [N] int64.
-        doubles: [6, N] float64: temperature, top_p, min_p, repetition, presence and frequency penalty.
+        doubles: [D, N] float64, the columns of `kernels.sampling.DOUBLES`.
         longs: [3, N] int64: seed, position in the output, state row.
         ints: [5, N] int32: top_k, top_logprobs, history row, number of prompt tokens, of tokens.
         forced_ids: [N] int32; only of steps with prompt rows is it right.
@@ -80,7 +82,7 @@ class StepLayout:
             query_start_loc=(int32, (rows + 1,)),
             seq_lens=(int32, (rows,)),
             logits_indices=(int64, (rows,)),
-            doubles=(torch.float64, (6, rows)),
+            doubles=(torch.float64, (len(DOUBLES), rows)),
             longs=(int64, (3, rows)),
             ints=(int32, (5, rows)),
             forced_ids=(int32, (rows,)),

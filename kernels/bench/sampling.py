@@ -11,7 +11,7 @@ from kernels.bench.device import BenchDevice
 from kernels.bench.dims import Dims
 from kernels.gpu.sample import sample
 from kernels.reference.sample import sample as reference_sample
-from kernels.sampling import SamplingBatch, TokenMasks
+from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
 _NUM_ROWS = 256
 _CHECKED_ROWS = 16
@@ -93,7 +93,9 @@ def sampling_batch(kind: Kind, num_rows: int, vocab_size: int, device: torch.dev
     words = torch.randint(-(2**31), 2**31, (num_rows, -(-vocab_size // 32)), generator=generator).to(torch.int32)
     mask_rows = torch.arange(num_rows, dtype=torch.int32, device=device)
     history = torch.randint(vocab_size, (num_rows, _HISTORY), dtype=torch.int32, generator=generator)
-    return SamplingBatch(
+    return greedy_batch(
+        num_rows,
+        device,
         temperature=full(kind.temperature),
         top_p=full(kind.top_p),
         min_p=full(kind.min_p),
@@ -109,9 +111,6 @@ def sampling_batch(kind: Kind, num_rows: int, vocab_size: int, device: torch.dev
         history_row=torch.arange(num_rows, dtype=torch.int32, device=device),
         num_prompt_tokens=full(_HISTORY // 2, torch.int32),
         num_tokens=full(_HISTORY, torch.int32),
-        bias_start=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
-        bias_ids=torch.zeros(0, dtype=torch.int32, device=device),
-        bias_values=torch.zeros(0, dtype=torch.float32, device=device),
         any_penalised=kind.penalties != 0,
         any_random=kind.temperature != 0,
         any_filtered=kind.temperature != 0 and (kind.top_k > 0 or kind.top_p < 1),

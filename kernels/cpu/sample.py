@@ -17,7 +17,7 @@ from kernels.cpu.gumbel import draw_from, draw_from_all
 from kernels.cpu.jit import strict_kernel, strict_parallel_kernel
 from kernels.cpu.logits import adjusted, largest, log_sum_exp, masked, write_top
 from kernels.cpu.select import fill_keys, select_key
-from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
+from kernels.sampling import RowStatus, SampledTokens, SamplingBatch, greedy_batch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,14 +87,7 @@ def sample(
 
 def compile_sampler() -> None:
     """Compiles both kernels, or loads them from the disk, before the first request."""
-    floats, ints = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.int32)
-    batch = SamplingBatch(
-        temperature=floats, top_p=floats, min_p=floats, repetition_penalty=floats, presence_penalty=floats,
-        frequency_penalty=floats, top_k=ints[:1], seed=torch.zeros(1, dtype=torch.int64),
-        position=torch.zeros(1, dtype=torch.int64), top_logprobs=ints[:1], max_top_logprobs=0, history=ints[None],
-        history_row=ints[:1], num_prompt_tokens=ints[:1], num_tokens=ints[:1], bias_start=ints, bias_ids=ints[:1],
-        bias_values=torch.zeros(1),
-    )  # fmt: skip
+    batch = greedy_batch(1)
     for kernel in (_sample_rows, _sample_rows_on_all_threads):
         _sample(torch.zeros(1, 1), batch, kernel, lambda _: None)
 

@@ -19,7 +19,7 @@ from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.targets import Target
 from kernels.interface import Step
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.sampling import SampledTokens, SamplingBatch
+from kernels.sampling import SampledTokens, SamplingBatch, greedy_batch
 
 
 class GpuOps:
@@ -85,7 +85,7 @@ class GpuOps:
         """Compiles every kernel that a step or the sampler can launch, then records decode steps as CUDA graphs."""
         with compile_only(progress=self._progress) as kernels:
             logits = step(decode_inputs(largest, 1))
-            self.sample(logits, _any_sampling(logits.shape[0], self._device))
+            self.sample(logits, greedy_batch(logits.shape[0], self._device, max_top_logprobs=0))
         load_kernels(kernels)
         self.graphs_bytes = ()
         if not decode_sizes:
@@ -160,32 +160,3 @@ class GpuOps:
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits."""
         return sample(logits, batch, target=self._target, num_processors=self._num_processors)
-
-
-def _any_sampling(num_rows: int, device: torch.device) -> SamplingBatch:
-    """Returns a batch of the right shapes and dtypes: greedy rows without history."""
-
-    def column(dtype: torch.dtype, value: float = 0) -> torch.Tensor:
-        return torch.full((num_rows,), value, dtype=dtype, device=device)
-
-    float64, int32, int64 = torch.float64, torch.int32, torch.int64
-    return SamplingBatch(
-        temperature=column(float64),
-        top_p=column(float64, 1),
-        min_p=column(float64),
-        repetition_penalty=column(float64, 1),
-        presence_penalty=column(float64),
-        frequency_penalty=column(float64),
-        top_k=column(int32),
-        seed=column(int64),
-        position=column(int64),
-        top_logprobs=column(int32),
-        max_top_logprobs=0,
-        history=torch.zeros(num_rows, 1, dtype=int32, device=device),
-        history_row=column(int32),
-        num_prompt_tokens=column(int32),
-        num_tokens=column(int32),
-        bias_start=torch.zeros(num_rows + 1, dtype=int32, device=device),
-        bias_ids=torch.zeros(0, dtype=int32, device=device),
-        bias_values=torch.zeros(0, dtype=torch.float32, device=device),
-    )

@@ -18,7 +18,7 @@ from kernels.gpu.row_specializations import live_row_calls, row_calls
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
 from kernels.metadata import AttentionMetadata
-from kernels.sampling import SamplingBatch, TokenMasks
+from kernels.sampling import TokenMasks, greedy_batch
 
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
@@ -184,23 +184,11 @@ def _sampling_call(
 
     def make() -> object:
         masks = column(torch.int32, 1024, -(-vocab_size // 32))
-        batch = SamplingBatch(
-            temperature=column(torch.float64),
-            top_p=column(torch.float64),
-            min_p=column(torch.float64),
-            repetition_penalty=column(torch.float64),
-            presence_penalty=column(torch.float64),
-            frequency_penalty=column(torch.float64),
-            top_k=column(torch.int32),
-            seed=column(torch.int64),
-            position=column(torch.int64),
-            top_logprobs=column(torch.int32),
+        batch = greedy_batch(
+            num_rows,
+            _META,
             max_top_logprobs=max_top_logprobs,
             history=column(torch.int32, 256, max_len),
-            history_row=column(torch.int32),
-            num_prompt_tokens=column(torch.int32),
-            num_tokens=column(torch.int32),
-            bias_start=column(torch.int32, num_rows + 1),
             bias_ids=column(torch.int32, num_biases),
             bias_values=column(torch.float32, num_biases),
             any_penalised=hints[0],

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import SamplingBatch, TokenMasks
+from kernels.sampling import DOUBLES, SamplingBatch, TokenMasks
 
 _DEFAULTS = {
+    **DOUBLES,
     "temperature": 1.0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
     "top_k": 0,
     "seed": 0,
     "position": 0,
@@ -46,17 +42,7 @@ def _make(rows: list[dict[str, Any]]) -> SamplingBatch:
     forced_ids = column("forced", torch.int32)
     num_biases = torch.tensor([0, *(len(row["bias"]) for row in full)])
     return SamplingBatch(
-        **{
-            name: column(name, torch.float64)
-            for name in (
-                "temperature",
-                "top_p",
-                "min_p",
-                "repetition_penalty",
-                "presence_penalty",
-                "frequency_penalty",
-            )
-        },
+        **{name: column(name, torch.float64) for name in DOUBLES},
         top_k=column("top_k", torch.int32),
         seed=torch.tensor([row["seed"] - 2**64 * (row["seed"] >= 2**63) for row in full], dtype=torch.int64),
         position=column("position", torch.int64),

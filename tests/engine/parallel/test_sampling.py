@@ -8,7 +8,7 @@ import torch
 from engine.parallel.group import SINGLE_RANK
 from engine.parallel.sampling import with_shared_draws
 from kernels.families import reference_ops
-from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
+from kernels.sampling import RowStatus, SampledTokens, greedy_batch
 
 
 class Wire:
@@ -31,37 +31,14 @@ class Wire:
     all_gather_columns = all_reduce
 
 
-def greedy_batch(num_rows: int, top_logprobs: int) -> SamplingBatch:
-    zeros, ones = torch.zeros(num_rows, dtype=torch.float64), torch.ones(num_rows, dtype=torch.float64)
-    return SamplingBatch(
-        temperature=zeros,
-        top_p=ones,
-        min_p=zeros,
-        repetition_penalty=ones,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
-        top_k=torch.zeros(num_rows, dtype=torch.int32),
-        seed=torch.zeros(num_rows, dtype=torch.int64),
-        position=torch.zeros(num_rows, dtype=torch.int64),
-        top_logprobs=torch.full((num_rows,), top_logprobs, dtype=torch.int32),
-        max_top_logprobs=top_logprobs,
-        history=torch.zeros(num_rows, 1, dtype=torch.int32),
-        history_row=torch.arange(num_rows, dtype=torch.int32),
-        num_prompt_tokens=torch.ones(num_rows, dtype=torch.int32),
-        num_tokens=torch.ones(num_rows, dtype=torch.int32),
-        bias_start=torch.zeros(num_rows + 1, dtype=torch.int32),
-        bias_ids=torch.zeros(0, dtype=torch.int32),
-        bias_values=torch.zeros(0),
-    )
-
-
 @pytest.mark.parametrize("top_logprobs", [-1, 0, 2])
 def test_ranks_with_other_logits_take_the_tokens_of_rank_0(top_logprobs: int) -> None:
     wire = Wire()
     ops = with_shared_draws(reference_ops(), wire)
     logits = torch.randn(5, 17, generator=torch.Generator().manual_seed(0))
     logits[3] = torch.nan  # a row that fails fails everywhere
-    batch = greedy_batch(5, top_logprobs)
+    widths = torch.full((5,), top_logprobs, dtype=torch.int32)
+    batch = greedy_batch(5, top_logprobs=widths, max_top_logprobs=top_logprobs)
     ours = ops.sample(logits, batch)
     wire.rank = 1
     theirs = ops.sample(-logits, batch)
