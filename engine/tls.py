@@ -1,9 +1,8 @@
-"""Mutual TLS between frontends and this engine: who may reach an address beyond this machine, with what certificate.
+"""Mutual TLS of the engine's port, which is required for addresses that other machines can reach.
 
-Certificates are read again when their files change, before the next connection; connections keep what they began with.
+Certificates are reloaded when their files change, before the next connection; open connections are not affected.
 """
 
-import ipaddress
 import logging
 import ssl
 import time
@@ -14,6 +13,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from chairlift.service.tls import is_loopback
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
@@ -36,7 +36,7 @@ def check_exposure(config: EngineConfig) -> None:
     missing = [flag for flag, path in files.items() if path is None]
     if missing and len(missing) < len(files):
         raise ConfigError(f"--tls-cert, --tls-key and --tls-client-ca belong together: {' and '.join(missing)} missing")
-    if config.uds is not None or config.insecure_bind or not missing or _is_loopback(config.host):
+    if config.uds is not None or config.insecure_bind or not missing or is_loopback(config.host):
         return
     raise ConfigError(
         f"--host {config.host} is open to other machines: add --tls-cert, --tls-key and --tls-client-ca, so that only "
@@ -45,13 +45,13 @@ def check_exposure(config: EngineConfig) -> None:
 
 
 def server_credentials(config: EngineConfig, handshakes: "Handshakes") -> grpc.ServerCredentials | None:
-    """What the engine listens with; None: in the clear, as on a unix socket.
+    """Returns the credentials of the port; None without TLS, as on a unix socket.
 
     Args:
         config: names the files.
-        handshakes: told of each that begins.
+        handshakes: counts each one that begins.
 
-    Raises: ConfigError: a file cannot be read, or is of no use.
+    Raises: ConfigError: a file cannot be read or used.
     """
     if config.uds is not None or config.tls_cert is None or config.tls_key is None or config.tls_client_ca is None:
         return None
@@ -69,23 +69,23 @@ def server_credentials(config: EngineConfig, handshakes: "Handshakes") -> grpc.S
 
 
 class Handshakes(grpc.aio.ServerInterceptor):
-    """Says in the log that peers fail their TLS handshake. gRPC reports no failed one: handshakes without a following
-    call are counted.
+    """Logs that peers fail their TLS handshake. gRPC does not report that, so handshakes without a following call are
+    counted.
     """
 
     def __init__(self) -> None:
-        """None has begun."""
+        """Starts with none."""
         self._num_fruitless = 0
         self._said_at_s = float("-inf")
 
     def begin(self, now_s: float) -> None:
-        """A peer has connected. Called on threads of gRPC's."""
+        """Records a new connection; called on gRPC's threads."""
         self._num_fruitless += 1
         if self._num_fruitless > _MAX_FRUITLESS and now_s - self._said_at_s >= _SAY_EVERY_S:
             self._said_at_s = now_s
             _log.warning(
-                "%d connections have begun a TLS handshake, and none has made a call: a frontend shows no certificate "
-                "that --tls-client-ca has signed, does not trust --tls-cert, or speaks no TLS; its log says which",
+                "%d connections began a TLS handshake and made no call: a frontend presents no certificate signed by "
+                "--tls-client-ca, does not trust --tls-cert, or does not use TLS; see its log",
                 self._num_fruitless,
             )
 
@@ -94,13 +94,13 @@ class Handshakes(grpc.aio.ServerInterceptor):
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[_Q, _A] | None]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[_Q, _A] | None":
-        """A call has come."""
+        """Resets the count at each call."""
         self._num_fruitless = 0
         return await continuation(handler_call_details)
 
 
 class _Certificates:
-    """The engine's certificate, and those that have signed its frontends'."""
+    """The engine's certificate, and the CA certificates of its frontends."""
 
     def __init__(self, cert: Path, key: Path, client_ca: Path) -> None:
         self._cert = cert
@@ -111,51 +111,43 @@ class _Certificates:
     def load(self) -> grpc.ServerCertificateConfiguration:
         """Reads and checks all files.
 
-        Raises: ConfigError: they are of no use.
+        Raises: ConfigError: a file cannot be used.
         """
-        stamp = self._look()
+        stamp = self._read_stamp()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self._cert, self._key, password="")  # "": an encrypted key must not ask
         except (ssl.SSLError, ValueError, OSError) as error:
             raise ConfigError(
-                f"--tls-cert {self._cert} and --tls-key {self._key} are no pair of a certificate and its unencrypted "
-                "key, both PEM"
+                f"--tls-cert {self._cert} and --tls-key {self._key} are not a PEM certificate and its unencrypted key"
             ) from error
         try:
             context.load_verify_locations(self._client_ca)
         except (ssl.SSLError, ValueError, OSError) as error:
-            raise ConfigError(f"--tls-client-ca {self._client_ca} holds no certificates in PEM") from error
+            raise ConfigError(f"--tls-client-ca {self._client_ca} contains no PEM certificates") from error
         self._stamp = stamp
         pair = (self._key.read_bytes(), self._cert.read_bytes())
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=self._client_ca.read_bytes())
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What has changed on disk; None: nothing, or it is of no use. Called by gRPC before each handshake."""
+        """Returns changed certificates; None if there are none that can be used. gRPC calls it before handshakes."""
         try:
-            if self._look() == self._stamp:
+            if self._read_stamp() == self._stamp:
                 return None
             configuration = self.load()
         except (ConfigError, OSError) as error:
-            _log.warning("TLS certificate: kept as before: %s", error)
+            _log.warning("TLS certificate not reloaded, the old one stays in use: %s", error)
             return None
-        _log.info("TLS certificate: read again")
+        _log.info("TLS certificate reloaded")
         return configuration
 
-    def _look(self) -> _Stamp:
-        """When the files were last written.
+    def _read_stamp(self) -> _Stamp:
+        """Returns when the files were last written.
 
-        Raises: ConfigError: one is not there.
+        Raises: ConfigError: a file is missing.
         """
         try:
             stats = [path.stat() for path in (self._cert, self._key, self._client_ca)]
         except OSError as error:
             raise ConfigError(f"TLS: {error.filename} cannot be read: {error.strerror}") from error
         return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in stats)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,1 +1,1 @@
-"""Who may call, and over what: API keys, certificates, and their files read again when they change."""
+"""API keys and TLS certificates, reloaded when their files change."""

@@ -1,7 +1,7 @@
-"""API keys: which a server was given, and whether a call carries one of them.
+"""API keys of a server, and the check of a call's key.
 
-Knows neither gRPC nor HTTP: both doors hand over the values of `authorization`, HTTP those of `x-api-key` too. A key is
-kept as its digest only, and nothing here puts one into a message.
+Knows neither gRPC nor HTTP: both APIs pass the values of `authorization`, HTTP also those of `x-api-key`. Only digests
+of keys are kept, and no message contains a key.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ MAX_KEY_CHARS = 1024
 
 
 class ApiKeys:
-    """The keys that open a server; without any, everybody may call.
+    """The keys that a server accepts; without any, calls need none.
 
     Args:
-        keys: as `load_keys` gives them.
+        keys: as returned by `load_keys`.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.replace(keys)
 
     def replace(self, keys: Sequence[str]) -> None:
-        """From now on these open the server, and no others; calls under way go on."""
+        """Replaces all keys; running calls go on."""
         self._digests = [_digest(key.encode()) for key in keys]
 
     @property
@@ -34,15 +34,14 @@ class ApiKeys:
         return bool(self._digests)
 
     def check(self, authorizations: Sequence[str | bytes], bare_keys: Sequence[bytes] = ()) -> None:
-        """Lets a call pass or not, in a time that says nothing of the keys.
+        """Checks the key of a call in constant time.
 
         Args:
-            authorizations: every value of `authorization` that came with the call; `Bearer KEY` is wanted, once.
-            bare_keys: every value of a header that holds nothing but a key; exactly one may stand in for a valid
-                `authorization`.
+            authorizations: all values of the call's `authorization`; exactly one `Bearer KEY` is valid.
+            bare_keys: all values of a header that contains only a key; exactly one may replace `authorization`.
 
         Raises:
-            Unauthenticated: none of the keys; the message is the same whatever is wrong.
+            Unauthenticated: no valid key; the message is the same in all cases.
         """
         if not self._digests:
             return
@@ -55,16 +54,16 @@ class ApiKeys:
     def _knows(self, key: bytes) -> bool:
         digest = _digest(key)
         is_known = False
-        for known in self._digests:  # all of them, whichever fits
+        for known in self._digests:  # always all, for constant time
             is_known |= hmac.compare_digest(known, digest)
         return is_known
 
 
 def load_keys(keys: Sequence[str], path: Path | None) -> tuple[str, ...]:
-    """The keys of the flags and of the file, which has one in a line; empty lines and lines that begin with # are none.
+    """Returns the keys of flags and file. The file has one key per line; empty lines and lines with # are ignored.
 
     Raises:
-        ConfigError: a key that no header can carry, or a file that cannot be read or holds none.
+        ConfigError: a key that no header can carry, or a file that cannot be read or has none.
     """
     for key in keys:
         _check(key, "--api-key")
@@ -81,7 +80,7 @@ def load_keys(keys: Sequence[str], path: Path | None) -> tuple[str, ...]:
             _check(line, f"--api-key-file {path}, line {number}")
             in_file.append(line)
     if not in_file:
-        raise ConfigError(f"--api-key-file {path} holds no key: it takes one in a line")
+        raise ConfigError(f"--api-key-file {path} contains no key: it needs one per line")
     return (*keys, *in_file)
 
 

@@ -1,4 +1,4 @@
-"""The frontend's certificate towards engines, and whom it trusts to be one. Read again for every connection."""
+"""TLS to engines: the frontend's certificate and the trusted CA, read again for every connection."""
 
 import ssl
 from pathlib import Path
@@ -10,14 +10,14 @@ from frontend.errors import ConfigError
 
 
 class EngineTls:
-    """What connections to engines are opened with.
+    """Credentials of connections to engines.
 
     Args:
-        ca: engines must show a certificate that these have signed.
-        client_cert, client_key: what this frontend shows; None: nothing.
+        ca: file with the CA certificates that engines are verified with.
+        client_cert, client_key: the frontend's own certificate; None: none.
 
     Raises:
-        ConfigError: a file that cannot be read, is not PEM, or a key that is not the certificate's.
+        ConfigError: a file cannot be read or is not PEM, or the key does not match the certificate.
     """
 
     def __init__(self, ca: Path, client_cert: Path | None, client_key: Path | None) -> None:
@@ -27,33 +27,33 @@ class EngineTls:
         self.context()
 
     def context(self) -> ssl.SSLContext:
-        """For a connection without gRPC.
+        """Returns the context of a connection without gRPC.
 
         Raises:
-            ConfigError: a file is of no use any more.
+            ConfigError: a file can no longer be used.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             context.load_verify_locations(self._ca)
         except (ssl.SSLError, ValueError, OSError) as error:
-            raise ConfigError(f"--engine-tls-ca {self._ca} holds no certificates in PEM, or cannot be read") from error
+            raise ConfigError(f"--engine-tls-ca {self._ca} contains no PEM certificates, or cannot be read") from error
         if self._client_cert is not None and self._client_key is not None:
             try:
                 context.load_cert_chain(
                     self._client_cert, self._client_key, password=""
-                )  # an encrypted one must not ask
+                )  # an encrypted key must not prompt
             except (ssl.SSLError, ValueError, OSError) as error:
                 raise ConfigError(
                     f"--engine-tls-client-cert {self._client_cert} and --engine-tls-client-key {self._client_key} are "
-                    "no pair of a certificate and its unencrypted key, both PEM"
+                    "not a PEM certificate and its unencrypted key"
                 ) from error
         return context
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For the next connection of gRPC.
+        """Returns the credentials of gRPC's next connection.
 
         Raises:
-            ConfigError: a file is of no use any more.
+            ConfigError: a file can no longer be used.
         """
         self.context()
         key = self._client_key.read_bytes() if self._client_key is not None else None
@@ -62,7 +62,7 @@ class EngineTls:
 
 
 def load_engine_tls(config: FrontendConfig) -> EngineTls | None:
-    """Reads and checks the files; None: engines are spoken to in the clear.
+    """Reads and checks the files; returns None without TLS to engines.
 
     Raises:
         ConfigError: see EngineTls.

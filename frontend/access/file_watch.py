@@ -1,6 +1,4 @@
-"""Files that are read again when they change, while the server runs: certificates and keys are replaced without
-dropping a call.
-"""
+"""Reloads files when they change: certificates and keys are replaced without dropping a call."""
 
 import asyncio
 import contextlib
@@ -12,51 +10,51 @@ from frontend.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_EVERY_S = 5.0
+_INTERVAL_S = 5.0
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class FileWatch:
-    """Looks at some files every few seconds and calls back when one has changed.
+    """Checks some files every 5 s and calls `reload` when one has changed.
 
     Args:
-        what: name of what they hold, for the log.
+        what: name of their content, for the log.
         paths: the files.
-        reload: reads them again; what it had stays in force if it raises ConfigError.
+        reload: reloads them; if it raises ConfigError, the old content stays in use.
     """
 
     def __init__(self, what: str, paths: Sequence[Path], reload: Callable[[], None]) -> None:
         self._what = what
         self._paths = paths
         self._reload = reload
-        self._stamp = self._look()
+        self._stamp = self._read_stamp()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to look."""
-        self._task = asyncio.create_task(self._look_for_ever())
+        """Starts the checks."""
+        self._task = asyncio.create_task(self._check_repeatedly())
 
     async def stop(self) -> None:
-        """Looks no more."""
+        """Stops the checks."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _look_for_ever(self) -> None:
+    async def _check_repeatedly(self) -> None:
         while True:
-            await asyncio.sleep(_EVERY_S)
-            stamp = self._look()
+            await asyncio.sleep(_INTERVAL_S)
+            stamp = self._read_stamp()
             if stamp != self._stamp:
                 self._stamp = stamp
                 try:
                     self._reload()
-                    logger.info("%s: read again", self._what)
+                    logger.info("%s reloaded", self._what)
                 except ConfigError as error:
-                    logger.warning("%s: kept as before: %s", self._what, error)
+                    logger.warning("%s not reloaded, the old content stays in use: %s", self._what, error)
 
-    def _look(self) -> _Stamp:
+    def _read_stamp(self) -> _Stamp:
         return tuple(map(_stamp, self._paths))
 
 

@@ -1,5 +1,5 @@
-"""The server's certificate, for both doors: gRPC wants the bytes, HTTP an SSLContext. It can be replaced while they
-serve; connections keep the one they began with.
+"""The server's certificate, for gRPC (as bytes) and HTTP (as an SSLContext). It can be replaced while they serve; open
+connections are not affected.
 """
 
 import ssl
@@ -12,7 +12,7 @@ from frontend.errors import ConfigError
 
 
 class ServerTls:
-    """What the doors open with. TLS 1.2 is the oldest spoken.
+    """TLS settings of both ports. The oldest version is TLS 1.2.
 
     Args:
         cert, key, client_ca: files, all PEM.
@@ -22,7 +22,7 @@ class ServerTls:
         context: for HTTP.
 
     Raises:
-        ConfigError: a file that cannot be read, is not PEM, or a key that is not the certificate's.
+        ConfigError: a file cannot be read or is not PEM, or the key does not match the certificate.
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
@@ -35,9 +35,9 @@ class ServerTls:
             try:
                 self.context.load_verify_locations(client_ca)
             except (ssl.SSLError, ValueError) as error:
-                raise ConfigError(f"--tls-client-ca {client_ca} holds no certificates in PEM") from error
+                raise ConfigError(f"--tls-client-ca {client_ca} contains no PEM certificates") from error
             self.context.verify_mode = ssl.CERT_REQUIRED
-        self._next: grpc.ServerCertificateConfiguration | None = None  # what gRPC's next connection takes over
+        self._next: grpc.ServerCertificateConfiguration | None = None  # for gRPC's next connection
         self.credentials = grpc.dynamic_ssl_server_credentials(
             self._load(),
             self._take_next,  # type: ignore[arg-type]  # None: no change
@@ -50,34 +50,34 @@ class ServerTls:
         return self._cert, self._key
 
     def reload(self) -> None:
-        """Reads the certificate and its key again, for connections to come. Which clients are trusted stays as it was.
+        """Reloads certificate and key for new connections. The CA certificates of clients do not change.
 
         Raises:
-            ConfigError: they are of no use; nothing has changed.
+            ConfigError: a file cannot be used; nothing has changed.
         """
         self._next = self._load()
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
         cert, key = _read("--tls-cert", self._cert), _read("--tls-key", self._key)
-        # First into a context of its own: what does not fit must not leave half of it in ours.
+        # First into another context: a pair that does not match must not leave half of itself in this one.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             try:
                 context.load_cert_chain(self._cert, self._key, password="")  # "": an encrypted key must not ask
             except (ssl.SSLError, ValueError, OSError) as error:
                 raise ConfigError(
-                    f"--tls-cert {self._cert} and --tls-key {self._key} are no pair of a certificate and its "
-                    f"unencrypted key, both PEM"
+                    f"--tls-cert {self._cert} and --tls-key {self._key} are not a PEM certificate and its "
+                    f"unencrypted key"
                 ) from error
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=self._client_ca)
 
     def _take_next(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC before each handshake, in a thread of its own."""
+        """Called by gRPC before each handshake, on one of its threads."""
         following, self._next = self._next, None
         return following
 
 
 def load_tls(config: FrontendConfig) -> ServerTls | None:
-    """Reads and checks the files, once for both doors; None: no TLS.
+    """Reads and checks the files; returns None without TLS.
 
     Raises:
         ConfigError: see ServerTls.

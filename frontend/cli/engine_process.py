@@ -1,11 +1,10 @@
-"""The engine as a subprocess: started, restarted with growing pauses when it dies, and never left behind.
+"""Runs the engine as a subprocess and restarts it with growing pauses when it dies.
 
-An engine says that it serves by systemd's notification protocol (sd_notify(3)), and names its instance. What follows
-from its starts and ends is decided in `restart_policy.py`; frontends read it in a note (see
-`frontend/routing/supervision.py`).
+An engine reports that it serves by systemd's notification protocol (sd_notify(3)), with its instance id.
+`restart_policy.py` decides about restarts; frontends read its state from a file beside the engine's socket.
 
-Three things keep it from outliving its parent: `stop`, `kill`, and its standard input, a pipe held open here. However
-this process ends, the pipe closes, and `--exit-on-stdin-close` ends the engine.
+The engine cannot outlive this process: its standard input is a pipe from here, which closes with this process, and
+`--exit-on-stdin-close` then ends the engine.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from frontend.workers.child_process import describe_end, kill_group, num_oom_kil
 _logger = logging.getLogger(__name__)
 
 BAD_CONFIGURATION = 2
-"""Exit status of an engine that cannot run with these flags or this model: starting it again is of no use."""
+"""Exit status of an engine that cannot run with these flags or this model; it is not restarted."""
 
 _FIRST_PAUSE_S = 0.5
 _NOTIFY_VARIABLE = "NOTIFY_SOCKET"
@@ -37,7 +36,7 @@ class EngineProcess:
 
     Args:
         command: program and flags.
-        engine_socket: where the engine listens; frontends find the supervisor's note beside it. None: nobody does.
+        engine_socket: where the engine listens; the supervisor's file is beside it. None: no file is written.
         first_pause_s: seconds before the first restart; each further pause is twice as long, 30 s at most, until an
             engine serves.
     """
@@ -50,11 +49,11 @@ class EngineProcess:
         self._policy = RestartPolicy(first_pause_s)
         self._notices: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._starting = asyncio.Lock()  # held while a process is made: `stop` must not miss it
+        self._starting = asyncio.Lock()  # held while a process is created, so that `stop` does not miss it
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
-        """Runs the engine until `stop`, or until it says `BAD_CONFIGURATION`; returns its last exit status."""
+        """Runs the engine until `stop`, or until it exits with `BAD_CONFIGURATION`; returns its last exit status."""
         status = 0
         with self._listening():
             while not self._stopping.is_set():
@@ -62,16 +61,16 @@ class EngineProcess:
                 try:
                     status = await self._run_once()
                     end = f"the engine ended: {describe_end(status)}"
-                except OSError as error:  # no process, memory or program is to be had
+                except OSError as error:  # no memory, process id or program
                     status, end = 1, f"the engine cannot be started: {error}"
                 now_s = time.monotonic()
                 if self._stopping.is_set() or status == BAD_CONFIGURATION:
                     break
-                self._read_notices()  # what it said before it ended
+                self._read_notices()  # sent before it ended
                 was_out_of_memory = num_oom_kills() != num_oom_kills_before
                 pause_s = self._policy.ended(status, now_s - started_s, now_s, was_out_of_memory=was_out_of_memory)
                 self._write_note()
-                _logger.warning("%s; starting it again in %g s", end, pause_s)
+                _logger.warning("%s; restarting it in %g s", end, pause_s)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause_s)
             self._policy.expect_nothing(time.monotonic())
@@ -79,7 +78,7 @@ class EngineProcess:
         return status
 
     async def stop(self, grace_s: float) -> None:
-        """Asks the engine to end, kills it after `grace_s`. `run` returns once it is gone."""
+        """Sends SIGTERM to the engine and kills it after `grace_s`. `run` returns once it has ended."""
         self._stopping.set()
         async with self._starting:
             process = self._process
@@ -93,13 +92,13 @@ class EngineProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the engine and whatever it has started, at once."""
+        """Kills the engine and its child processes."""
         if self._process is not None:
             kill_group(self._process.pid)
 
     async def _run_once(self) -> int:
-        # In a session of its own a terminal's Ctrl-C does not reach it: we drain first. What it prints goes to our
-        # stderr, as our stdout is for answers.
+        # A separate session keeps a terminal's Ctrl-C from it: the frontend drains first. Its output goes to stderr,
+        # because stdout is for answers.
         async with self._starting:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -111,14 +110,14 @@ class EngineProcess:
         _logger.info("engine started, pid %d", process.pid)
         status = await process.wait()
         self._process = None
-        kill_group(process.pid)  # helpers of an engine that died would keep its memory
+        kill_group(process.pid)  # child processes of a dead engine would keep its memory
         return status
 
-    # The engine's notices and the supervisor's note.
+    # The engine's notifications and the supervisor's file.
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """Takes notices of the engine, if there is a folder for that."""
+        """Receives the engine's notifications, if its socket has a folder."""
         if self._engine_socket is None:
             yield
             return
@@ -134,7 +133,7 @@ class EngineProcess:
                 self._notices = None
 
     def _environment(self) -> dict[str, str]:
-        """The engine's: a notification socket of our own supervisor is not the engine's."""
+        """Returns the engine's environment, with this supervisor's notification socket."""
         environment = {name: value for name, value in os.environ.items() if name != _NOTIFY_VARIABLE}
         if self._engine_socket is not None:
             environment[_NOTIFY_VARIABLE] = str(_notify_path(self._engine_socket))
@@ -157,7 +156,7 @@ class EngineProcess:
         try:
             write_note(note_path(self._engine_socket), self._policy.note)
         except OSError as error:
-            _logger.warning("cannot tell the frontends of restarts: %s", error)
+            _logger.warning("cannot write the supervisor's file, so frontends do not learn of restarts: %s", error)
 
 
 def _notify_path(engine_socket: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`chairlift generate`: the generated text alone on standard output, as it comes, and the end of its last line."""
+"""`chairlift generate`: streams the generated text, and nothing else, to standard output."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToJson
 
 from chairlift import Client, GenerationError, GenerationOptions, GenerationStream
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.cli.complaint import complaint
+from frontend.cli.error_line import error_line
 from frontend.cli.generate_flags import generate_parser, generation_options, prompt_text
 from frontend.cli.server_options import tls_from_arguments
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     parser = generate_parser()
     arguments = parser.parse_args(argv)
     if arguments.system is not None and not arguments.chat:
-        parser.error("--system is part of a chat: add --chat")
+        parser.error("--system needs --chat")
     if arguments.timeout is not None and not arguments.timeout > 0:
         parser.error(f"--timeout is {arguments.timeout:g} seconds, it must be above 0")
     tls = tls_from_arguments(parser, arguments)
@@ -26,20 +26,23 @@ def main(argv: Sequence[str]) -> int:
         text = prompt_text(arguments)
         options = generation_options(arguments, text)
         with Client(arguments.target, tls=tls) as client:
-            as_whole = arguments.json or arguments.num_answers not in (None, 1)
-            print_answer = _print_whole if as_whole else _print_stream
+            is_collected = arguments.json or arguments.num_answers not in (None, 1)
+            print_answer = _print_collected if is_collected else _print_stream
             endings = print_answer(client, arguments, text, options)
         for number, finished in enumerate(endings, start=1):
             whose = f"chairlift generate: answer {number}" if len(endings) > 1 else "chairlift generate"
             if arguments.max_tokens is None and finished.reason == pb.FINISH_REASON_MAX_TOKENS:
                 num_tokens = finished.usage.num_output_tokens
-                print(f"{whose}: cut off after {num_tokens} tokens; --max-tokens allows more", file=sys.stderr)
+                print(
+                    f"{whose}: stopped at the limit of {num_tokens} tokens; raise --max-tokens for more",
+                    file=sys.stderr,
+                )
             if arguments.stats:
                 print(f"{whose}: {_stats(finished)}", file=sys.stderr)
     except ValueError as error:
         parser.error(str(error))
     except GenerationError as error:
-        print(f"chairlift generate: {complaint(error, arguments.target)}", file=sys.stderr)
+        print(f"chairlift generate: {error_line(error, arguments.target)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -59,7 +62,7 @@ def _print_stream(
                 last_text = new_text or last_text
     except GenerationError:
         if last_text and not last_text.endswith("\n"):
-            print(flush=True)  # so that the complaint has a line of its own
+            print(flush=True)  # the error starts a new line
         raise
     if not last_text.endswith("\n"):
         print(flush=True)
@@ -67,18 +70,18 @@ def _print_stream(
 
 
 def _texts(stream: GenerationStream) -> Iterator[str]:
-    """The prompt, if it was asked for, and the answer as it comes."""
-    has_begun = False
+    """Yields the prompt if requested, then the answer's text as it arrives."""
+    has_started = False
     for chunk in stream:
-        if stream.started is not None and not has_begun:
+        if stream.started is not None and not has_started:
             yield stream.started.prompt.text
-        has_begun = True
+        has_started = True
         yield chunk.text
-    if stream.started is not None and not has_begun:
+    if stream.started is not None and not has_started:
         yield stream.started.prompt.text
 
 
-def _print_whole(
+def _print_collected(
     client: Client, arguments: argparse.Namespace, text: str, options: GenerationOptions
 ) -> list[pb.Finished]:
     prompt = None if arguments.chat else text
@@ -89,7 +92,7 @@ def _print_whole(
         return endings
     answers = [response.text, *(other.text for other in response.other_answers)]
     for number, answer in enumerate(answers, start=1):
-        print(f"==> answer {number} of {len(answers)} <==")  # as head and tail separate files
+        print(f"==> answer {number} of {len(answers)} <==")  # the separator of head and tail
         print(response.prompt.text + answer, end="" if answer.endswith("\n") else "\n", flush=True)
     return endings
 
@@ -98,7 +101,7 @@ def _stats(finished: pb.Finished) -> str:
     usage, timing = finished.usage, finished.timing
     reason = pb.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()
     moved_s = timing.moved.ToTimedelta().total_seconds()
-    moved = f" ({moved_s:.3f} s of it without an engine)" if moved_s else ""
+    moved = f" ({moved_s:.3f} s of it in failover)" if moved_s else ""
     return (
         f"{usage.num_prompt_tokens} prompt tokens ({usage.num_cached_tokens} cached), {usage.num_output_tokens} output "
         f"tokens, first after {timing.first_token.ToTimedelta().total_seconds():.3f} s, "

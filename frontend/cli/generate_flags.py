@@ -1,4 +1,4 @@
-"""The flags of `chairlift generate`, and the options of the request that they say."""
+"""The flags of `chairlift generate`, and the request options made of them."""
 
 import argparse
 import sys
@@ -16,32 +16,50 @@ _REPEATED = (("--stop", "stop_texts", str, "TEXT"), ("--stop-token-id", "stop_to
 
 
 def generate_parser() -> argparse.ArgumentParser:
-    """Knows all flags."""
-    parser = FlagParser(prog="chairlift generate", description="Prints the text that the model generates, as it comes.")
-    parser.add_argument("text", help="the prompt; - reads it from standard input")
-    parser.add_argument(
-        "--chat", action="store_true", help="the prompt is a chat message, for models with a chat template"
+    """Returns the parser with all flags."""
+    parser = FlagParser(
+        prog="chairlift generate",
+        description="Generates text from a prompt and streams it to standard output. Unset sampling flags use the "
+        "model's defaults; see docs/api.md for the ranges.",
     )
-    parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
-    add_server_arguments(parser)
-    parser.add_argument("--timeout", type=float, metavar="S", help="deadline, seconds (default: the server's)")
-    parser.add_argument("--model", help="model to use (default: the only one)")
+    parser.add_argument("text", help="prompt; - reads it from standard input")
     parser.add_argument(
-        "--num-answers", type=int, metavar="N", help="answers to the prompt, each under a line of its own"
+        "--chat", action="store_true", help="send the prompt as a chat message, for models with a chat template"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message of the chat; needs --chat")
+    add_server_arguments(parser)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="deadline in seconds; the request fails when it passes (default: the server's)",
+    )
+    parser.add_argument("--model", help="name of the model (default: the one that is served)")
+    parser.add_argument(
+        "--num-answers",
+        type=int,
+        metavar="N",
+        help="number of answers to the prompt, printed under headings (default: 1)",
     )
     parser.add_argument("--echo", action="store_true", help="print the prompt before its answer")
-    parser.add_argument("--stats", action="store_true", help="say on standard error what it took")
-    parser.add_argument("--json", action="store_true", help="print everything that is known of the answer, as JSON")
+    parser.add_argument("--stats", action="store_true", help="print token counts and times to standard error")
+    parser.add_argument("--json", action="store_true", help="print the whole response as JSON")
 
     _add_parameters(parser.add_argument_group("sampling"), SAMPLING)
 
-    form = parser.add_argument_group("form of the answer", "at most one")
-    forms = form.add_mutually_exclusive_group()
-    forms.add_argument("--json-schema", metavar="FILE", help="JSON of this schema; - reads it from standard input")
-    forms.add_argument("--json-object", action="store_true", help="any JSON object")
-    forms.add_argument("--regex", metavar="REGEX", help="a text that this matches")
-    forms.add_argument("--choice", action="append", metavar="TEXT", help="this text; may be repeated: one of them")
-    forms.add_argument("--grammar", metavar="FILE", help="what this grammar makes, Lark or GBNF; - reads it too")
+    group = parser.add_argument_group("structured output", "at most one of these")
+    formats = group.add_mutually_exclusive_group()
+    formats.add_argument(
+        "--json-schema", metavar="FILE", help="JSON that matches the JSON Schema in this file; - reads standard input"
+    )
+    formats.add_argument("--json-object", action="store_true", help="any JSON object")
+    formats.add_argument("--regex", metavar="REGEX", help="text that matches this regular expression")
+    formats.add_argument(
+        "--choice", action="append", metavar="TEXT", help="one of these texts; repeat the flag for each"
+    )
+    formats.add_argument(
+        "--grammar", metavar="FILE", help="text of the grammar in this file, Lark or GBNF; - reads standard input"
+    )
 
     ending = parser.add_argument_group("ending")
     _add_parameters(ending, STOPPING)
@@ -50,9 +68,12 @@ def generate_parser() -> argparse.ArgumentParser:
         ending.add_argument(
             flag, action="append", type=kind, metavar=metavar, help=f"{row.rule.doc}. May be repeated. {row.limits}"
         )
-    ending.add_argument("--keep-special-tokens", action="store_true", help="print special tokens too")
+    ending.add_argument("--keep-special-tokens", action="store_true", help="include special tokens in the answer")
     ending.add_argument(
-        "--priority", type=int, metavar="N", help="lower runs first, where the engine schedules by priority"
+        "--priority",
+        type=int,
+        metavar="N",
+        help="lower values run first if the engine has --scheduling-policy priority (default: 0)",
     )
     return parser
 
@@ -69,14 +90,14 @@ def _add_parameters(group: argparse._ArgumentGroup, table: Mapping[str, Paramete
 
 
 def prompt_text(arguments: argparse.Namespace) -> str:
-    """The prompt.
+    """Returns the prompt.
 
     Raises:
-        ValueError: standard input is to be read twice.
+        ValueError: standard input would be read twice.
     """
     reading = [arguments.text, arguments.json_schema, arguments.grammar].count(_STDIN)
     if reading > 1:
-        raise ValueError("standard input can be read once only: one of prompt, --json-schema and --grammar may be -")
+        raise ValueError("standard input can be read only once: one of prompt, --json-schema and --grammar may be -")
     return sys.stdin.read() if arguments.text == _STDIN else arguments.text
 
 
@@ -86,12 +107,12 @@ def _content(flag: str, path: str | None) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ValueError(f"{flag}: {path} cannot be read: {reason}; a file, or - for standard input") from error
 
 
 def generation_options(arguments: argparse.Namespace, text: str) -> GenerationOptions:
-    """The options of the request.
+    """Returns the options of the request.
 
     Args:
         text: the prompt.

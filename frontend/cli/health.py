@@ -1,6 +1,6 @@
-"""`chairlift health`: whether a server takes requests, its model and limits. Exit status 0 if it does, else 1.
+"""`chairlift health`: shows whether a server accepts requests, its model and limits. Exit status 0 if it does, else 1.
 
-With `--engine ADDRESS` an engine is asked instead, by whoever may reach it: also how far it is while it loads.
+With `--engine ADDRESS` it asks an engine instead, which also reports the progress of its load.
 """
 
 import sys
@@ -17,20 +17,25 @@ from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.service.flags import FlagParser
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.cli.complaint import complaint
+from frontend.cli.error_line import error_line
 from frontend.cli.server_options import add_server_arguments, tls_from_arguments
 
 _SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0 if the server takes requests, else 1."""
-    parser = FlagParser(prog="chairlift health", description="Says whether a server takes requests, and its model.")
+    """Runs the command; returns 0 if the server accepts requests, else 1."""
+    parser = FlagParser(
+        prog="chairlift health",
+        description="Shows whether a server accepts requests, its model and limits. Exit status 0 if it does, else 1.",
+    )
     add_server_arguments(parser)
     parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait (default: %(default)s)"
+        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (default: %(default)g)"
     )
-    parser.add_argument("--engine", metavar="ADDRESS", help="ask the engine at HOST:PORT or unix:PATH instead")
+    parser.add_argument(
+        "--engine", metavar="ADDRESS", help="ask the engine at HOST:PORT or unix:PATH instead, also while it loads"
+    )
     arguments = parser.parse_args(argv)
     tls = tls_from_arguments(parser, arguments)
     if arguments.engine is not None:
@@ -44,11 +49,11 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     except GenerationError as error:
-        if error.status is grpc.StatusCode.UNAUTHENTICATED:  # health is open to all, the model is not
+        if error.status is grpc.StatusCode.UNAUTHENTICATED:  # only the model needs a key
             print(f"SERVING\nmodel: hidden without an API key, see {KEY_VARIABLE}")
             return 0
         print("NOT_SERVING")
-        print(f"chairlift health: {complaint(error, arguments.target)}", file=sys.stderr)
+        print(f"chairlift health: {error_line(error, arguments.target)}", file=sys.stderr)
         return 1
     print(f"SERVING\n{_description(model)}")
     return 0
@@ -75,7 +80,7 @@ def _show_engine(address: str, tls: Tls | None, timeout_s: float) -> int:
             response = EngineServiceStub(channel).GetEngineStatus(engine_pb.GetEngineStatusRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             print("NOT_SERVING")
-            print(f"chairlift health: {complaint(generation_error(error), address)}", file=sys.stderr)
+            print(f"chairlift health: {error_line(generation_error(error), address)}", file=sys.stderr)
             return 1
     status = response.status
     name = engine_pb.EngineState.Name(status.state).removeprefix("ENGINE_STATE_")

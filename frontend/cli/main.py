@@ -1,4 +1,4 @@
-"""`chairlift COMMAND ...`: finds the command and imports it alone, so that one command's needs are not another's."""
+"""`chairlift COMMAND ...`: imports only the module of the command, so that each starts fast."""
 
 import chairlift.service.silent_grpc  # noqa: F401 - before grpc
 
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "up": "run an engine and a frontend together",
-    "generate": "generate text, streamed to standard output",
-    "health": "say whether a server takes requests, and its model",
+    "up": "run an engine and a frontend together, on this machine",
+    "generate": "generate text and stream it to standard output",
+    "health": "show whether a server accepts requests, its model and limits",
 }
 
 
@@ -24,15 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             status: int = module.main(arguments[1:])
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader (`| head`) has what it wants; the interpreter must not flush once more
+        except BrokenPipeError:  # the reader (`| head`) has closed the pipe; the interpreter must not flush again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         return status
     if name in ("-h", "--help"):
         print(_usage())
         return 0
-    complaint = f"unknown command {name!r}" if name else "which command?"
-    print(f"chairlift: {complaint}\n{_usage()}", file=sys.stderr)
+    problem = f"unknown command {name!r}" if name else "no command given"
+    print(f"chairlift: {problem}\n{_usage()}", file=sys.stderr)
     return 2
 
 

@@ -1,8 +1,8 @@
-"""When an engine that has ended is started again, and how long requests may count on that. Pure: times come in.
+"""Decides when an engine that ended is restarted, and how long requests may wait for that. Pure: times are arguments.
 
-Two kinds of ends differ. An engine that has served is no crash loop: its start took longer than any pause, so the next
-start follows after the first pause. An engine that ends before it serves may never start: pauses double, and after
-`MAX_FAILED_STARTS` such ends in a row requests no longer count on a restart.
+An engine that has served is restarted after the first pause: its start took longer than any pause, so this is no crash
+loop. An engine that ends before it serves may never start: pauses double, and after `MAX_FAILED_STARTS` such ends in a
+row requests no longer wait for a restart.
 """
 
 import signal
@@ -12,11 +12,11 @@ from frontend.routing.supervision import EngineEnd, SupervisorNote
 from frontend.workers.child_process import RestartPauses
 
 MAX_FAILED_STARTS = 3
-"""In a row. A kill from outside is not one of them: it says nothing about the next start."""
+"""Failed starts in a row. A kill from outside does not count: it says nothing about the next start."""
 
 MAX_RESTART_S = 600.0
-"""Longest time that requests count on a restart, from the end of an engine that served. It bounds a start that hangs,
-and covers the loading of large models.
+"""Longest time that requests wait for a restart, from the end of an engine that served. It bounds a start that hangs
+and covers the load of large models.
 """
 
 _NUM_ENDS_KEPT = 64
@@ -32,7 +32,7 @@ class RestartPolicy:
     def __init__(self, first_pause_s: float) -> None:
         self._first_pause_s = first_pause_s
         self._pauses = RestartPauses(first_pause_s)
-        self._instance_id: str | None = None  # of the engine that runs, once it serves
+        self._instance_id: str | None = None  # of the running engine, once it serves
         self._has_served = False
         self._num_failed_starts = 0
         self._restart_until_s = 0.0
@@ -40,11 +40,11 @@ class RestartPolicy:
 
     @property
     def note(self) -> SupervisorNote:
-        """What frontends should know now."""
+        """The state that frontends read."""
         return SupervisorNote(self._restart_until_s, dict(self._ends))
 
     def serves(self, instance_id: str, now_s: float) -> None:
-        """The engine that was started serves."""
+        """Records that the started engine serves."""
         self._instance_id = instance_id
         self._has_served = True
         self._num_failed_starts = 0
@@ -52,13 +52,13 @@ class RestartPolicy:
         self._restart_until_s = min(self._restart_until_s, now_s)
 
     def ended(self, status: int, ran_s: float, now_s: float, *, was_out_of_memory: bool) -> float:
-        """The engine has ended, or could not be started.
+        """Records that the engine ended, or could not be started.
 
         Args:
-            status: its return code, as `subprocess` says it.
+            status: its return code, as in `subprocess`.
             ran_s: how long it ran.
             now_s: the present time.
-            was_out_of_memory: the kernel has killed processes for want of memory meanwhile.
+            was_out_of_memory: whether the kernel killed processes for lack of memory meanwhile.
 
         Returns: the pause before the next start.
         """
@@ -74,5 +74,5 @@ class RestartPolicy:
         return self._pauses.next_s(ran_s)
 
     def expect_nothing(self, now_s: float) -> None:
-        """No restart is to be expected any more."""
+        """Records that no restart is expected any more."""
         self._restart_until_s = min(self._restart_until_s, now_s)

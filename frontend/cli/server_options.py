@@ -1,6 +1,6 @@
-"""Flags of the commands that call a server: where it is, and how to get in.
+"""Flags of the commands that call a server: its address, and TLS.
 
-There is no flag for the key: everybody on the machine could read it off the command line.
+The API key has no flag, because all users of the machine can read command lines.
 """
 
 import argparse
@@ -14,17 +14,20 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --target and the flags of `tls_from_arguments`."""
     target = os.environ.get("CHAIRLIFT_TARGET") or DEFAULT_TARGET
     parser.add_argument(
-        "--target", type=_address, default=target, help="the server [CHAIRLIFT_TARGET] (default: %(default)s)"
+        "--target",
+        type=_address,
+        default=target,
+        help="address of the server, HOST:PORT or unix:PATH (default: %(default)s) [CHAIRLIFT_TARGET]",
     )
-    group = parser.add_argument_group("keys and TLS", f"The server's API key is taken from {KEY_VARIABLE}.")
-    group.add_argument("--tls", action="store_true", help="speak TLS, and trust the usual authorities")
-    group.add_argument("--tls-ca", metavar="FILE", help="speak TLS, and trust the certificates in this file")
-    group.add_argument("--tls-cert", metavar="FILE", help="speak TLS, and show this certificate")
-    group.add_argument("--tls-key", metavar="FILE", help="key of --tls-cert")
+    group = parser.add_argument_group("keys and TLS", f"The API key is read from {KEY_VARIABLE}.")
+    group.add_argument("--tls", action="store_true", help="use TLS and trust the default CA certificates")
+    group.add_argument("--tls-ca", metavar="FILE", help="use TLS and trust the CA certificates in this file (PEM)")
+    group.add_argument("--tls-cert", metavar="FILE", help="use TLS and present this certificate (PEM), for mutual TLS")
+    group.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM, unencrypted)")
 
 
 def _address(target: str) -> str:
-    """A target as gRPC knows it: the form that chairlift-load takes is understood too."""
+    """Returns a target in gRPC's form; also accepts the form that chairlift-loadgen takes."""
     scheme, separator, address = target.partition("://")
     if separator and scheme in ("http", "https", "grpcs"):
         with_tls = ", with --tls" if scheme == "grpcs" else ""
@@ -33,7 +36,7 @@ def _address(target: str) -> str:
 
 
 def tls_from_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Tls | None:
-    """What these flags say; a file that is of no use ends the process with one line and status 2."""
+    """Returns the TLS settings; a file that cannot be used ends the process with one line and status 2."""
     files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
     if not arguments.tls and files == (None, None, None):
         return None

@@ -1,6 +1,6 @@
-"""`chairlift up`: a frontend in this process, or several beside it, and an engine; started, watched, stopped together.
+"""`chairlift up`: runs a frontend, or several workers, and an engine together.
 
-The two meet on a unix socket in a private folder. Flags that the frontend does not know go to the engine as they are.
+They communicate over a unix socket in a private folder. Flags that the frontend does not know are passed to the engine.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from chairlift.service.logs import announce, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
 from frontend.access.api_keys import load_keys
 from frontend.app import FrontendApp, loop_factory
-from frontend.cli.complaint import complaint
 from frontend.cli.engine_process import EngineProcess
+from frontend.cli.error_line import error_line
 from frontend.cli.smoke_test import run_smoke_test
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError
 from frontend.workers.supervisor import Supervisor, WorkerFailed
 
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: not a folder that happens to be called engine here
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")  # -P: ignore a folder named engine here
 _MAX_SOCKET_PATH = 100  # the kernel allows 107 bytes
 _LINK_LOGGER = "frontend.routing.connection"
 
@@ -37,8 +37,8 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
     """Runs the pair until a signal; returns 0 after a drain, 2 when a flag or the model must be changed.
 
     Args:
-        argv: flags of either side.
-        engine_command: program that runs the engine; another one in tests.
+        argv: flags of frontend and engine.
+        engine_command: program that runs the engine; tests replace it.
     """
     parser = _parser()
     arguments, engine_flags = parser.parse_known_args(argv)
@@ -55,7 +55,7 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
     if own.model is not None:
         engine_flags += ["--model", own.model]
     log_to_stderr("chairlift-frontend", config.log_level, config.log_format)
-    logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves: `up` itself says what it waits for
+    logging.getLogger(_LINK_LOGGER).setLevel(logging.WARNING)  # until it serves; `up` announces that itself
     try:
         with _socket_folder() as folder, asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
             pair = Pair(config, [*engine_command, *engine_flags], folder)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str], engine_command: Sequence[str] = ENGINE_COMMAND) ->
     except (ConfigError, WorkerFailed) as error:
         report_error("chairlift up", error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:  # before there was a handler
+    except KeyboardInterrupt:  # before the handlers were installed
         return 130
 
 
@@ -83,9 +83,9 @@ class Pair:
     """A frontend and its engine.
 
     Args:
-        config: the frontend's; where the engine is, it does not need to say.
+        config: the frontend's; its engine address is replaced.
         engine_command: program and the user's flags.
-        folder: for the socket between the two.
+        folder: folder of the unix socket.
     """
 
     def __init__(self, config: FrontendConfig, engine_command: Sequence[str], folder: Path) -> None:
@@ -116,7 +116,7 @@ class Pair:
         grace_s = self._config.shutdown_timeout_s
         try:
             await self._app.start()
-            gc.freeze()  # as the frontend by itself does
+            gc.freeze()  # as chairlift-frontend does
             supervision = asyncio.create_task(engine.run())
             announcement = asyncio.create_task(self._announce(with_smoke_test))
             signalled = asyncio.create_task(signals.stop.wait())
@@ -125,7 +125,7 @@ class Pair:
             announcement.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await announcement
-            if supervision.done():  # it has said on stderr what must be changed
+            if supervision.done():  # its error is on stderr
                 return supervision.result()
             num_drained = await self._app.drain(grace_s)
         finally:
@@ -136,7 +136,7 @@ class Pair:
         return 0
 
     def _signals(self, engine: EngineProcess) -> StopSignals:
-        """Signals, of which a second one ends everything on the spot."""
+        """Returns the signal handlers; a second signal ends all processes at once."""
         app = self._app
 
         def clean_up() -> None:
@@ -145,7 +145,7 @@ class Pair:
                 app.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-        if isinstance(app, Supervisor):  # how many requests there are only the workers know
+        if isinstance(app, Supervisor):  # only the workers know the number of requests
             return StopSignals(clean_up=clean_up)
         calls = app.calls
         return StopSignals(count_open=lambda: calls.num_active, clean_up=clean_up)
@@ -165,7 +165,7 @@ class Pair:
                 keys = load_keys(self._config.api_key, self._config.api_key_file)
                 await run_smoke_test(target, keys[0] if keys else None)
             except GenerationError as error:
-                print(f"chairlift up: smoke test failed: {complaint(error, target)}", file=sys.stderr, flush=True)
+                print(f"chairlift up: smoke test failed: {error_line(error, target)}", file=sys.stderr, flush=True)
             print("\nServing; Ctrl-C drains and stops.", flush=True)
 
 
@@ -185,7 +185,7 @@ def _parser() -> FlagParser:
 
 @contextlib.contextmanager
 def _socket_folder() -> Iterator[Path]:
-    """A folder that only this user can enter, removed at the end."""
+    """Creates a folder that only this user can enter, and removes it at the end."""
     root = tempfile.gettempdir()
     if len(root) + len("/chairlift-xxxxxxxx/engine.sock") > _MAX_SOCKET_PATH:
         root = "/tmp"
@@ -197,6 +197,6 @@ def _socket_folder() -> Iterator[Path]:
 
 
 def _target(host: str, port: int) -> str:
-    """Where a client on this machine finds the server."""
+    """Returns the server's address for clients on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""What keeping another process running takes: growing pauses between starts, words for its end, and an end to it."""
+"""Helpers to keep a child process running: pauses between restarts, descriptions of its end, and ending it."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,7 @@ STABLE_AFTER_S = 60.0
 
 
 class RestartPauses:
-    """How long to wait before a process is started again: each pause is twice as long as the one before, so that one
-    that dies at once costs no more than a start now and then.
+    """Pauses before restarts of a process (exponential backoff): each is twice as long as the one before.
 
     Args:
         first_s: the first pause.
@@ -23,7 +22,7 @@ class RestartPauses:
         self._next_s = first_s
 
     def next_s(self, ran_s: float) -> float:
-        """The pause after a process that ran that long; a minute is no crash loop, and pauses start small again."""
+        """Returns the next pause after a process that ran for `ran_s`; a minute or more resets the pauses."""
         if ran_s >= STABLE_AFTER_S:
             self._next_s = self._first_s
         pause_s = self._next_s
@@ -32,7 +31,7 @@ class RestartPauses:
 
 
 def describe_end(status: int) -> str:
-    """What a return code of `subprocess` says."""
+    """Describes a return code of `subprocess`."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -53,15 +52,13 @@ def terminate(process: asyncio.subprocess.Process) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kills a process that leads a session, and whatever it has started."""
+    """Kills a process that leads a session, and its child processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def num_oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory since the machine started, in every cgroup; 0 where it
-    does not say.
-    """
+    """Returns the number of processes killed for lack of memory since boot, in all cgroups; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,6 +1,4 @@
-"""What a worker is told when it starts, pickled on its standard input. That pipe then stays open: its end means that
-the parent has gone.
-"""
+"""The message that starts a worker, pickled on its standard input; that pipe closes when the parent ends."""
 
 from dataclasses import dataclass
 
@@ -10,11 +8,12 @@ from frontend.types import WorkerPlace
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """What to be.
+    """The settings of a worker.
 
     Attributes:
-        config: with the ports that have been reserved.
-        is_replacement: others are serving; open the ports when there is something to serve.
+        config: the frontend's configuration, with the reserved ports.
+        place: which worker this is.
+        is_replacement: other workers serve already; open the ports once an engine is attached.
     """
 
     config: FrontendConfig

@@ -1,4 +1,4 @@
-"""What a worker tells its parent: one JSON object per line on its standard output."""
+"""Reports of a worker to its parent: one JSON object per line on its standard output."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 
 class News(Enum):
-    """What has happened."""
+    """The event that a worker reports."""
 
     LISTENING = "listening"
     SERVING = "serving"
@@ -17,11 +17,12 @@ class News(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One line.
+    """One report.
 
     Attributes:
-        reason: of MISCONFIGURED: what must be changed.
-        num_drained: of DRAINED: calls that finished by themselves.
+        news: the event.
+        reason: with MISCONFIGURED: what must be changed.
+        num_drained: with DRAINED: number of calls that finished.
     """
 
     news: News
@@ -30,12 +31,12 @@ class Report:
 
 
 def send(report: Report, out: BinaryIO) -> None:
-    """Writes a line."""
+    """Writes a report."""
     out.write(json.dumps(asdict(report), default=lambda news: news.value).encode() + b"\n")
     out.flush()
 
 
 def parse(line: bytes) -> Report:
-    """Reads a line."""
+    """Parses a report."""
     fields = json.loads(line)
     return Report(News(fields["news"]), fields["reason"], fields["num_drained"])

@@ -1,4 +1,4 @@
-"""Several workers from the command line, until a signal."""
+"""Runs several workers until a signal."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from frontend.workers.supervisor import Supervisor
 
 
 def run_workers(config: FrontendConfig) -> int:
-    """Serves until SIGTERM or SIGINT, which drain all workers; a later one ends them at once.
+    """Serves until SIGTERM or SIGINT, which drain all workers; a second signal ends them at once.
 
     Returns: the number of calls that finished while draining.
 

@@ -1,7 +1,7 @@
 """The parent of several workers: reserves the ports, starts the workers, replaces those that die, and drains all.
 
-It has the verbs of `FrontendApp` (start, wait_serving, drain, stop), so that `chairlift up` takes either. It serves
-nothing itself and knows no gRPC.
+It has the methods of `FrontendApp` (start, wait_serving, drain, stop), so that `chairlift up` can use either. It serves
+no requests and does not use gRPC.
 """
 
 import asyncio
@@ -28,23 +28,23 @@ from frontend.workers.worker_process import WORKER_COMMAND, WorkerProcess
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.5
-_SETTLE_S = 5.0  # what a worker may take after its grace
+_SETTLE_S = 5.0  # for a worker to end after its grace period
 
 
 class WorkerFailed(FrontendError):  # noqa: N818 - reads as the reason it is
-    """A worker ended before it listened, and no flag is to blame; its own words are on stderr."""
+    """A worker ended before it listened, and not because of a flag; its error is on stderr."""
 
 
 class Supervisor:
     """Keeps `config.workers` processes running.
 
     Args:
-        config: of the whole.
-        command: program of a worker; another one in tests.
-        first_pause_s: before a worker is replaced; doubled, up to 30 s, while replacements of it die too.
+        config: the frontend's configuration.
+        command: program of a worker; tests replace it.
+        first_pause_s: pause before a worker is replaced; doubled, up to 30 s, while its replacements die too.
 
     Attributes:
-        port, http_port: where all listen, from `start` on; http_port is None without HTTP.
+        port, http_port: ports of all workers, set by `start`; http_port is None without HTTP.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Supervisor:
         self.http_port: int | None = None
 
     async def start(self) -> None:
-        """Starts all workers and waits until every one listens.
+        """Starts all workers and waits until each one listens.
 
         Raises:
-            ConfigError: a flag must be changed; what the first worker to find out said.
+            ConfigError: a flag must be changed; the message is that of the first worker that failed.
             WorkerFailed: a worker ended for another reason.
         """
         config = self._reserve()
@@ -87,10 +87,10 @@ class Supervisor:
         logger.info("%d workers listen on %s:%d", config.workers, config.host, self.port)
 
     async def wait_serving(self, timeout_s: float | None) -> None:
-        """Waits until every worker takes requests.
+        """Waits until every worker accepts requests.
 
         Raises:
-            TimeoutError: one does not after `timeout_s`.
+            TimeoutError: a worker does not within `timeout_s`.
         """
         async with asyncio.timeout(timeout_s):
             for index in range(self._config.workers):
@@ -98,9 +98,9 @@ class Supervisor:
                     await asyncio.sleep(self._first_pause_s)
 
     async def drain(self, grace_s: float) -> int:
-        """Lets all workers drain at once; `stop` kills one that has not ended after `grace_s`, which they know too.
+        """Drains all workers; each ends within `grace_s`, or `stop` kills it.
 
-        Returns: calls that finished by themselves, of all workers that told.
+        Returns: number of calls that finished, of all workers that reported it.
         """
         self._stopping.set()
         await asyncio.gather(*self._keepers)
@@ -119,14 +119,14 @@ class Supervisor:
         return sum(report.num_drained for report in reports if report is not None)
 
     async def stop(self) -> None:
-        """Ends what is left of the workers and gives the ports back."""
+        """Ends the remaining workers and releases the ports."""
         self._stopping.set()
         await asyncio.gather(*self._keepers)
         self.kill()
         await asyncio.gather(*(worker.wait_ended() for worker in self._workers.values()))
 
     def kill(self) -> None:
-        """Ends all workers at once and removes what they leave."""
+        """Kills all workers and removes their files."""
         for worker in self._workers.values():
             worker.kill()
         for reserved in self._reserved:
@@ -135,7 +135,7 @@ class Supervisor:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reserve(self) -> FrontendConfig:
-        """Takes the ports; returns the config for the workers."""
+        """Reserves the ports; returns the workers' config."""
         config = self._config
         shared = config.reuse_port
         self._reserved.append(reserve_port(config.host, config.port, GRPC_ADVICE, shared=shared))
@@ -155,12 +155,12 @@ class Supervisor:
         self._workers[index] = worker
         try:
             note_pid(self._folder, index, worker.pid)
-        except OSError as error:  # it serves all the same
+        except OSError as error:  # the worker serves nevertheless
             logger.warning("worker %d is missing in process_* metrics: %s", index, error)
         return worker
 
     async def _keep(self, config: FrontendConfig, index: int, worker: WorkerProcess) -> None:
-        """Replaces one worker whenever it ends, until the whole stops."""
+        """Replaces one worker whenever it ends, until the supervisor stops."""
         assert self._folder is not None
         pauses = RestartPauses(self._first_pause_s)
         started_s = time.monotonic()
@@ -174,11 +174,11 @@ class Supervisor:
             started_s = time.monotonic()
             try:
                 worker = await self._start_worker(config, index, is_replacement=True)
-            except OSError as error:  # no memory, no process ids: later, perhaps
+            except OSError as error:  # no memory or process id: retried later
                 logger.error("worker %d cannot be started: %s", index, error)
 
     async def _stops_first(self, worker: WorkerProcess) -> bool:
-        """Waits for the end of a worker or of the whole; returns whether the whole ends."""
+        """Waits until the worker ends or the supervisor stops; returns whether it stops."""
         ended = asyncio.create_task(worker.wait_ended())
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,14 +15,14 @@ from frontend.workers.order import WorkerOrder
 from frontend.workers.report import News, Report, send
 
 _ENGINE_PATIENCE_S = 5.0
-"""How long a replacement waits for the engine before it opens its ports all the same, to say that there is none."""
+"""Seconds that a replacement waits for an engine before it opens its ports; without one it answers UNAVAILABLE."""
 
 
 def main() -> int:
-    """Serves until SIGTERM, or until the parent has gone; returns the exit status."""
+    """Serves until SIGTERM or until the parent ends; returns the exit status."""
     order: WorkerOrder = pickle.load(sys.stdin.buffer)
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed is no report
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output is not a report
     log_to_stderr("chairlift-frontend", order.config.log_level, order.config.log_format, worker=order.place.index)
     try:
         with asyncio.Runner(loop_factory=loop_factory(use_uvloop=order.config.uvloop)) as runner:
@@ -48,7 +48,7 @@ async def _serve(order: WorkerOrder, reports: BinaryIO) -> None:
         watches.append(asyncio.create_task(_report_serving(app, reports)))
         await stop.wait()
         num_drained = await app.drain(order.config.shutdown_timeout_s)
-        with suppress(BrokenPipeError):  # nobody is left to be told
+        with suppress(BrokenPipeError):  # the parent has ended
             send(Report(News.DRAINED, num_drained=num_drained), reports)
     finally:
         for watch in watches:

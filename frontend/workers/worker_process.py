@@ -1,4 +1,4 @@
-"""One worker as its parent sees it: a subprocess that gets an order and sends reports."""
+"""A worker seen from its parent: a subprocess that receives an order and sends reports."""
 
 import asyncio
 import pickle
@@ -13,12 +13,12 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "frontend.workers.worker")
 
 
 class WorkerProcess:
-    """From its start to its end.
+    """One worker process.
 
     Attributes:
         pid: its process id.
-        seen: what it has reported.
-        status: its return code, once it has ended.
+        seen: its reports, by event.
+        status: its return code; None until it has ended.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -31,7 +31,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, order: WorkerOrder, command: Sequence[str] = WORKER_COMMAND) -> "WorkerProcess":
-        """Starts one. A new interpreter, not a fork: gRPC survives none."""
+        """Starts a worker in a new interpreter, because gRPC does not survive a fork."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -43,23 +43,23 @@ class WorkerProcess:
         return cls(process)
 
     async def wait_for(self, news: News) -> bool:
-        """Waits until it reports this, or has ended; returns whether it has reported it."""
+        """Waits until the worker reports this event or ends; returns whether it was reported."""
         async with self._changed:
             await self._changed.wait_for(lambda: news in self.seen or self.status is not None)
         return news in self.seen
 
     async def wait_ended(self) -> int:
-        """Waits for its end; returns its return code."""
+        """Waits until the worker has ended; returns its return code."""
         await asyncio.shield(self._reader)
         assert self.status is not None
         return self.status
 
     def terminate(self) -> None:
-        """Asks it to drain."""
+        """Starts the worker's drain."""
         terminate(self._process)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the worker."""
         if self.status is None:
             kill_group(self.pid)
 

@@ -73,17 +73,17 @@ async def test_only_peers_with_a_signed_certificate_are_served_and_the_log_tells
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask(listener.address, client(certificate))
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert caplog.text.count("have begun a TLS handshake, and none has made a call") == 1
+        assert caplog.text.count("began a TLS handshake and made no call") == 1
         assert await ask(listener.address, client(good)) == pb.ENGINE_STATE_LOADING
 
         new = ours.sign("renewed")  # what is new on disk serves the next connection
         shutil.copy(new.key, served.key)
         shutil.copy(new.cert, served.cert)
         assert await ask(listener.address, client(good)) == pb.ENGINE_STATE_LOADING
-        assert "TLS certificate: read again" in caplog.text
+        assert "TLS certificate reloaded" in caplog.text
         served.cert.write_text("no certificate")
         assert await ask(listener.address, client(good)) == pb.ENGINE_STATE_LOADING
-        assert "TLS certificate: kept as before: --tls-cert" in caplog.text
+        assert "TLS certificate not reloaded, the old one stays in use: --tls-cert" in caplog.text
     finally:
         await listener.stop(0)
 

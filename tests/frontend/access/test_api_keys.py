@@ -78,7 +78,7 @@ def test_bad_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"--api-key-file .*keys cannot be read: No such file"):
         load_keys([], path)
     path.write_text("# none\n\n")
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="contains no key"):
         load_keys([], path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="it is not text"):

@@ -69,10 +69,10 @@ async def test_a_new_certificate_serves_new_connections_of_both_doors_and_breaks
         call = stream(pb.StreamGenerateRequest(spec=spec))
         await call.read()
         put(second.cert, first.cert)  # the key does not fit yet
-        await logged(caplog, "TLS certificate: kept as before: --tls-cert")
+        await logged(caplog, "TLS certificate not reloaded, the old content stays in use: --tls-cert")
         assert await names() == ["first", "first"]
         put(second.key, first.key)
-        await logged(caplog, "TLS certificate: read again")
+        await logged(caplog, "TLS certificate reloaded")
         assert await names() == ["second", "second"]
         assert await names() == ["second", "second"]
         text = ""
@@ -88,7 +88,7 @@ async def test_client_certificates_are_still_wanted_afterwards(make_pair, make_a
     pair = await make_pair(tls_cert=first.cert, tls_key=first.key, tls_client_ca=authority.ca)
     put(second.key, first.key)
     put(second.cert, first.cert)
-    await logged(caplog, "TLS certificate: read again")
+    await logged(caplog, "TLS certificate reloaded")
     address = f"127.0.0.1:{pair.app.port}"
     async with AsyncClient(address, tls=Tls(ca=authority.ca, cert=client.cert, key=client.key)) as known:
         assert (await known.generate("abc")).text == "abc"
@@ -115,12 +115,12 @@ async def test_keys_are_replaced_at_both_doors(make_pair, tmp_path, caplog):
 
     assert [await taken(key) for key in ("flag", "old", "new")] == [True, True, False]
     path.write_text("new\n")
-    await logged(caplog, "API keys: read again")
+    await logged(caplog, "API keys reloaded")
     assert [await taken(key) for key in ("flag", "old", "new")] == [True, False, True]
     path.write_text("# none left\n")
-    await logged(caplog, "API keys: kept as before: --api-key-file")
+    await logged(caplog, "API keys not reloaded, the old content stays in use: --api-key-file")
     path.unlink()
-    await logged(caplog, "API keys: kept as before: --api-key-file", count=2)
+    await logged(caplog, "API keys not reloaded, the old content stays in use: --api-key-file", count=2)
     assert [await taken(key) for key in ("flag", "old", "new")] == [True, False, True]
 
 

@@ -134,6 +134,6 @@ def test_files_of_no_use_are_named(authority, served, tmp_path):
     assert complaint(missing, served.key) == f"--tls-cert {missing} cannot be read: No such file or directory"
     assert complaint(served.cert, missing) == f"--tls-key {missing} cannot be read: No such file or directory"
     for cert, key in ((junk, served.key), (served.cert, junk), (served.cert, other.key), (served.cert, locked)):
-        assert "are no pair of a certificate and its unencrypted key" in complaint(cert, key)
-    assert complaint(served.cert, served.key, junk) == f"--tls-client-ca {junk} holds no certificates in PEM"
+        assert "are not a PEM certificate and its unencrypted key" in complaint(cert, key)
+    assert complaint(served.cert, served.key, junk) == f"--tls-client-ca {junk} contains no PEM certificates"
     assert "cannot be read" in complaint(served.cert, served.key, missing)

@@ -51,7 +51,7 @@ async def test_pauses_double_until_stopped():
     finally:
         logger.removeHandler(waiter)
     expected = [
-        f"the engine ended: exit status 3; starting it again in {pause} s" for pause in ("0.01", "0.02", "0.04", "0.08")
+        f"the engine ended: exit status 3; restarting it in {pause} s" for pause in ("0.01", "0.02", "0.04", "0.08")
     ]
     assert waiter.messages == expected
 
@@ -70,7 +70,7 @@ async def test_engine_that_cannot_even_be_started_is_tried_again():
     finally:
         logger.removeHandler(waiter)
     assert waiter.messages[0] == (
-        "the engine cannot be started: [Errno 2] No such file or directory: '/nonexistent/program'; starting it again "
+        "the engine cannot be started: [Errno 2] No such file or directory: '/nonexistent/program'; restarting it "
         "in 0.01 s"
     )
 
@@ -155,7 +155,7 @@ async def test_engine_that_is_killed_as_soon_as_it_serves_is_in_the_note_and_res
         await running
     finally:
         logger.removeHandler(waiter)
-    assert waiter.messages[:6] == ["the engine ended: killed by SIGKILL; starting it again in 0.01 s"] * 6
+    assert waiter.messages[:6] == ["the engine ended: killed by SIGKILL; restarting it in 0.01 s"] * 6
     assert note is not None
     assert list(note.ends.values()) == [EngineEnd.KILLED] * 6
     assert all(pid.isdecimal() for pid in note.ends)

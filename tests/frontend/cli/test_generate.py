@@ -16,7 +16,7 @@ from chairlift import GenerationError
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.cli import generate
-from frontend.cli.complaint import complaint
+from frontend.cli.error_line import error_line
 from frontend.cli.generate_flags import generate_parser, generation_options
 from frontend.cli.main import main
 
@@ -149,7 +149,7 @@ def test_stats_say_how_long_there_was_no_engine():
     finished.timing.total.FromMilliseconds(7810)
     assert "all after 7.810 s, ended" in generate._stats(finished)
     finished.timing.moved.FromMilliseconds(4400)
-    assert "all after 7.810 s (4.400 s of it without an engine), ended by max_tokens" in generate._stats(finished)
+    assert "all after 7.810 s (4.400 s of it in failover), ended by max_tokens" in generate._stats(finished)
 
 
 async def test_target_may_be_said_as_the_load_generator_says_it(target, capsys):
@@ -175,9 +175,9 @@ async def test_stats_and_cuts_say_whose_they_are(target, capsys):
     assert await run("ab", *flags, "--target", target) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(", ")[0] for line in lines] == [
-        "chairlift generate: answer 1: cut off after 256 tokens; --max-tokens allows more",
+        "chairlift generate: answer 1: stopped at the limit of 256 tokens; raise --max-tokens for more",
         "chairlift generate: answer 1: 2 prompt tokens (1 cached)",
-        "chairlift generate: answer 2: cut off after 256 tokens; --max-tokens allows more",
+        "chairlift generate: answer 2: stopped at the limit of 256 tokens; raise --max-tokens for more",
         "chairlift generate: answer 2: 2 prompt tokens (1 cached)",
     ]
 
@@ -225,20 +225,20 @@ async def test_an_error_inside_of_a_line_ends_it_first(target, engine, capsys, m
     ("message", "says"),
     [
         ("failed to connect to all addresses; last error: Connection refused", "(no server at there:1? `chairlift up`"),
-        ("failed to connect to all addresses; Tls handshake failed", "(does the server at there:1 speak TLS, and"),
-        ("failed to connect to all addresses; Socket closed", "(does the server at there:1 want TLS? --tls"),
+        ("failed to connect to all addresses; Tls handshake failed", "(does the server at there:1 use TLS, and"),
+        ("failed to connect to all addresses; Socket closed", "(does the server at there:1 require TLS? Try --tls"),
         ("Stream removed (Socket closed)", "(the connection broke: "),
         (
             "failed to connect: Trying to connect an http1.x server",
             "(there:1 is an HTTP port; gRPC is usually on 50051)",
         ),
         ("failed to connect; Failed parsing HTTP/2 (Expected SETTINGS frame", "(there:1 is an HTTP port; gRPC is "),
-        ("errors resolving there:1: Misformatted domain name", "(no host of this name: is there:1 the HOST:PORT"),
+        ("errors resolving there:1: Misformatted domain name", "(unknown host: is there:1 the HOST:PORT"),
     ],
 )
 def test_complaint_about_a_connection_guesses_why(message, says):
-    assert says in complaint(GenerationError(grpc.StatusCode.UNAVAILABLE, message), "there:1")
-    assert says not in complaint(GenerationError(grpc.StatusCode.UNAVAILABLE, message, reason="DRAINING"), "there:1")
+    assert says in error_line(GenerationError(grpc.StatusCode.UNAVAILABLE, message), "there:1")
+    assert says not in error_line(GenerationError(grpc.StatusCode.UNAVAILABLE, message, reason="DRAINING"), "there:1")
 
 
 def test_form_of_the_answer_and_time_budget_become_options(tmp_path, monkeypatch):
@@ -277,7 +277,7 @@ def test_form_of_the_answer_and_time_budget_become_options(tmp_path, monkeypatch
         ("--max-tokens many", "argument --max-tokens: invalid int value: 'many'"),
         ("--max-tokens -1", "max_tokens is -1"),
         ("--seed -1", "seed is -1"),
-        ("--system x", "--system is part of a chat: add --chat"),
+        ("--system x", "--system needs --chat"),
         ("--timeout 0", "--timeout is 0 seconds, it must be above 0"),
     ],
 )
@@ -294,7 +294,7 @@ async def test_an_answer_cut_at_the_default_length_says_so_on_stderr(target, cap
     assert await run("ab", "--ignore-end-token", "--target", target) == 0
     out, err = capsys.readouterr()
     assert out.startswith("abab")
-    assert err == "chairlift generate: cut off after 256 tokens; --max-tokens allows more\n"
+    assert err == "chairlift generate: stopped at the limit of 256 tokens; raise --max-tokens for more\n"
 
 
 async def test_dash_reads_standard_input(target, capsys, monkeypatch):
@@ -321,7 +321,7 @@ async def test_error_of_the_call_is_one_line_and_status_1(target, capsys):
 async def test_standard_input_is_read_once(capsys):
     with pytest.raises(SystemExit):
         await run("-", "--json-schema", "-")
-    assert "standard input can be read once only" in capsys.readouterr().err
+    assert "standard input can be read only once" in capsys.readouterr().err
 
 
 async def test_nobody_there_says_what_to_do(capsys):

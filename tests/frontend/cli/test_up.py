@@ -254,8 +254,8 @@ def test_engine_that_dies_is_started_again_with_growing_pauses(start_up):
         pids = [str(start["pid"]) for start in up.starts]
         assert re.findall(r"engine started, pid (\d+)$", up.stderr, re.MULTILINE) == pids
         assert up.stderr.count("the engine ended") == 2
-        assert "the engine ended: exit status 1; starting it again in 0.5 s" in up.stderr
-        assert "the engine ended: killed by SIGKILL; starting it again in 1 s" in up.stderr
+        assert "the engine ended: exit status 1; restarting it in 0.5 s" in up.stderr
+        assert "the engine ended: killed by SIGKILL; restarting it in 1 s" in up.stderr
         os.kill(up.starts[-1]["pid"], signal.SIGKILL)  # and again, when it has served
         wait_gone(up.starts[-1]["pid"])
     up.process.terminate()

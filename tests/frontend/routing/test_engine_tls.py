@@ -112,7 +112,7 @@ async def test_a_renewed_certificate_is_used_for_the_next_connection(parties, tm
 
 
 def test_unusable_files_are_named(parties, tmp_path):
-    with pytest.raises(ConfigError, match=r"--engine-tls-ca .* holds no certificates"):
+    with pytest.raises(ConfigError, match=r"--engine-tls-ca .* contains no PEM certificates"):
         EngineTls(tmp_path / "missing", None, None)
     with pytest.raises(ConfigError, match="belong together"):
         FrontendConfig(engine_tls_ca=parties.ca, engine_tls_client_cert=parties.cert)
