@@ -17,7 +17,7 @@ from frontend.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
-    monkeypatch.setattr(file_watch, "_EVERY_S", 0.02)
+    monkeypatch.setattr(file_watch, "_INTERVAL_S", 0.02)
 
 
 async def logged(caplog, text, count=1):

@@ -15,7 +15,7 @@ def test_help_lists_every_command(capsys):
     assert all(f"  {name} " in out for name in COMMANDS)
 
 
-@pytest.mark.parametrize(("argv", "says"), [([], "which command?"), (["serve"], "unknown command 'serve'")])
+@pytest.mark.parametrize(("argv", "says"), [([], "no command given"), (["serve"], "unknown command 'serve'")])
 def test_unknown_command_is_status_2(argv, says, capsys):
     assert main(argv) == 2
     assert says in capsys.readouterr().err
