@@ -94,7 +94,7 @@ def test_a_stage_leaves_a_table_and_a_report(tmp_path: Path) -> None:
     report = run_quick("gpu-check", tmp_path, "--stage", "decode")
     assert len(report["results"]) == 6
     (table,) = tmp_path.glob("gpu-decode-*.md")
-    assert table.read_text().startswith("| id | figure | goal | floor | measured | fraction |")
+    assert table.read_text().startswith("| id | what | figure | goal | floor | fraction |")
     assert "command of gpu-decode, bf16" in report["raw"]
 
 
