@@ -109,6 +109,7 @@ def answers(parts: EngineParts) -> dict[int, list[int]]:
     return tokens
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_a_cpu_with_graphs_or_without_in_flight_or_not(
     gpu: SimpleNamespace, model_dir: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tests.support.frontend.loop_watch import slowness, watched_loop
 MOST_S = 0.020
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_no_large_request_holds_the_event_loop():
     most_s = MOST_S * slowness()

@@ -88,6 +88,7 @@ def cpu_times() -> "np.ndarray[Any, Any]":
     return np.array([values[3], values.sum()])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tokens_per_message", [1, 4])
 @pytest.mark.parametrize("api", ["grpc", "completions"])
 def test_known_latencies_are_recovered(api: Any, tokens_per_message: int) -> None:

@@ -69,6 +69,7 @@ async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) 
     assert "Drained: 1 requests" in "".join(engine.lines)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in a step", "idle"])
 async def test_a_killed_follower_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path, is_busy: bool) -> None:
     async with two_ranks(tmp_path, "--model", model_dir, "--max-num-seqs", 1) as engine:
@@ -119,6 +120,7 @@ def has_ended(pid: int) -> bool:
         os.close(process)
 
 
+@pytest.mark.slow
 async def test_a_follower_that_hangs_ends_the_engine_with_one_line(tmp_path: Path, model_dir: Path) -> None:
     async with two_ranks(tmp_path, "--model", model_dir, "--rank-timeout", "3") as engine:
         follower = await follower_pid(engine)
@@ -135,6 +137,7 @@ async def test_a_follower_that_hangs_ends_the_engine_with_one_line(tmp_path: Pat
     assert has_ended(follower)
 
 
+@pytest.mark.slow
 async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path) -> None:
     async with two_ranks(tmp_path, "--model", model_dir) as engine:
         follower = await follower_pid(engine)
@@ -144,6 +147,7 @@ async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path)
     assert engine.complaints == []
 
 
+@pytest.mark.slow
 async def test_a_broken_checkpoint_is_one_line_though_both_ranks_find_it(tmp_path: Path, model_dir: Path) -> None:
     path = tmp_path / "broken"
     shutil.copytree(model_dir, path)
@@ -156,6 +160,7 @@ async def test_a_broken_checkpoint_is_one_line_though_both_ranks_find_it(tmp_pat
     assert "Traceback" not in "".join(engine.lines)
 
 
+@pytest.mark.slow
 async def test_numbers_that_do_not_divide_are_said_in_one_line(tmp_path: Path, model_dir: Path) -> None:
     async with two_ranks(tmp_path, "--model", model_dir, "-tp", "3", "--log-level", "error") as engine:
         assert await engine.ended() == 2

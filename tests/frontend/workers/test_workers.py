@@ -53,6 +53,7 @@ async def test_every_worker_describes_the_same_server(start):
     assert len(set(models)) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_drains_all_workers_and_tells_the_sum(start, number):
     frontend = await start()

@@ -16,6 +16,7 @@ def test_every_answer_is_that_of_the_request_alone_in_fresh_worlds(simulate, max
     run_worlds(simulate, secrets.randbelow(2**32), max_steps_in_flight)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2, 3])
 def test_every_answer_is_that_of_the_request_alone_and_everything_happens(simulate, max_steps_in_flight):
     """A harness in which nothing happens proves nothing. The seeds are fixed, and with them every count."""

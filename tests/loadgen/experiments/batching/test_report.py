@@ -62,6 +62,7 @@ def test_the_page_needs_nothing_else_and_says_everything(tmp_path: Path) -> None
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 def test_every_picture_is_a_file_too_and_samples_can_be_read_again(tmp_path: Path) -> None:
     report = example_report()
     write_report(report, tmp_path)
@@ -84,6 +85,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         write_report(example_report(), tmp_path / "missing")
 
 
+@pytest.mark.slow
 def test_a_report_without_a_sweep_has_none(tmp_path: Path) -> None:
     report = example_report()
     write_report(Report(report.about, [], report.results, [], {}), tmp_path)
