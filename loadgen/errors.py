@@ -5,7 +5,7 @@ LoadgenError            the command ends with one line and exit status 2
 ├── OptionError         options contradict each other or a number is out of range
 ├── TargetError         the server cannot be reached or cannot be measured as asked
 ├── ResultError         results cannot be written or read
-└── ComparisonError     two runs did not play the same workload
+└── ComparisonError     two runs did not run the same workload
 """
 
 

@@ -32,7 +32,7 @@ class Status(IntEnum):
     CANCELLED = 5
     """By us, on purpose (`--cancel-rate`)."""
     DROPPED = 6
-    """Never sent: `--max-concurrency` were under way and `--overflow drop`."""
+    """Never sent: `--max-concurrency` were in flight and `--overflow drop`."""
 
 
 REQUEST = np.dtype(
@@ -94,7 +94,7 @@ class RunData:
     """Everything that is known of a run: reports are made from this alone, and `report DIR` makes them again.
 
     Attributes:
-        workload: what was to be played; arrivals counted from the start of the run.
+        workload: what was to be run; arrivals counted from the start of the run.
         requests: [requests] of REQUEST, in the order of the workload.
         chunks: [messages] of CHUNK.
         errors: distinct error texts; REQUEST's `error` counts into it.

@@ -83,7 +83,7 @@ def load(folder: Path) -> RunData:
             raise ResultError(f"{folder}: {RUN} says {head['schema']!r}, this program reads {_SCHEMA!r}")
         return _run_of(head, folder)
     except (OSError, EOFError, zlib.error, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise ResultError(f"{folder}: the run is damaged: {type(error).__name__}: {error}; play it again") from error
+        raise ResultError(f"{folder}: the run is damaged: {type(error).__name__}: {error}; run it again") from error
 
 
 def _records(run: RunData) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Did the client play what it was told to, on time, and could it see what came back? Pure."""
+"""Did the client run what it was told to, on time, and could it see what came back? Pure."""
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def _achieved_rate(run: RunData, samples: Samples, limits: Limits) -> Finding:
     if planned_s <= 0 or played_s <= 0:
         return not_judged(check, title, limits.rate_off, "share", "all requests were due at once")
     achieved = sent.sum() / due.sum() * planned_s / played_s
-    text = f"{achieved:.1%} of the requested rate was played: {what_helps(run, limits)}"
+    text = f"{achieved:.1%} of the requested rate was run: {what_helps(run, limits)}"
     return bounded(check, title, abs(float(achieved) - 1.0), limits.rate_off, "share", text)
 
 
@@ -134,7 +134,7 @@ def _worker_cpu(run: RunData, limits: Limits) -> Finding:
 
 def _chunk_times(run: RunData, limits: Limits) -> Finding:
     lost = sum(worker.chunks_lost for worker in run.workers)
-    text = f"{lost} messages found no room for their time: gaps of their requests are left out; play a shorter run"
+    text = f"{lost} messages found no room for their time: gaps of their requests are left out; run a shorter run"
     share = lost / max(1, lost + len(run.chunks))
     return bounded("chunk_times", "messages whose time was lost", share, limits.chunks_lost, "share", text)
 

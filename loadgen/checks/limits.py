@@ -16,7 +16,7 @@ class Limits(NamedTuple):
         rate_off: achieved rate against the requested one.
         loop_lag_ms: of the ticks of a worker's event loop, 99th percentile of the worst worker.
         cpu_share: of a worker: DEGRADED in any second, INVALID in five in a row.
-        in_flight_off: requests under way by the server's account against the client's.
+        in_flight_off: requests in flight by the server's account against the client's.
         in_flight_floor_ms: median time outside the server's account below which that is not judged.
         input_tokens_off, output_tokens_off: tokens against the plan.
         cache_above_ideal: cached tokens beyond the workload's own sharing, of all prompt tokens.
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Those a run was played with: the usual ones, but for a `max_error_rate` that was given."""
+        """Those a run was run with: the usual ones, but for a `max_error_rate` that was given."""
         usual, rate = cls(), settings.get("max_error_rate")
         if rate is None:
             return usual

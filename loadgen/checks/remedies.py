@@ -28,11 +28,11 @@ def remedy(run: RunData, num_unfinished: int) -> str:
 
     Args:
         run: with at least one failed request.
-        num_unfinished: still under way at the end.
+        num_unfinished: still in flight at the end.
     """
     causes = causes_of(run)
     if not causes or num_unfinished > causes[0].num_requests:
-        return "answers were under way when the run ended: lower the rate, or raise --drain-timeout"
+        return "answers were in flight when the run ended: lower the rate, or raise --drain-timeout"
     code = causes[0].code
     if code in _REFUSED and (num_overlong := _num_overlong(run)):
         max_model_len = run.settings["max_model_len"]

@@ -50,12 +50,12 @@ def _errors(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
 
 
 def _in_flight(run: RunData, samples: Samples, limits: Limits) -> Finding:
-    """Little's law: the mean number under way is the time spent, by each side's account, over the same duration.
+    """Little's law: the mean number in flight is the time spent, by each side's account, over the same duration.
 
     Not judged where the median request spent little time outside: a cap holds back more than a few, while a server that
     once stops altogether does not note it in its own account either.
     """
-    check, title = "in_flight", "client and server disagree on how many requests were under way, by"
+    check, title = "in_flight", "client and server disagree on how many requests were in flight, by"
     told = samples.completed & ~np.isnan(samples.server_queued) & ~np.isnan(samples.server_prefill)
     if not told.any():
         return not_judged(check, title, limits.in_flight_off, "share", "the server does not say how long it had them")

@@ -27,7 +27,7 @@ def what_helps(run: RunData, limits: Limits) -> str:
     if _is_short(host):
         return (
             f"the workers used {used} at most while this machine was {busy}: other work on it, perhaps the server "
-            "itself, held them up; quieten it, or play from another machine"
+            "itself, held them up; quieten it, or run from another machine"
         )
     return (
         f"neither the workers ({used} at most) nor this machine ({busy}) were short of CPU: where many requests are "
@@ -42,7 +42,7 @@ def what_held_back(run: RunData) -> str:
     if host is None or not _is_short(host):
         return cap
     return (
-        f"this machine was {_busy(host)}, so that they waited for a core; quieten it, or play from another "
+        f"this machine was {_busy(host)}, so that they waited for a core; quieten it, or run from another "
         f"machine. If it stays, {cap}"
     )
 

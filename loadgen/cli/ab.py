@@ -17,7 +17,7 @@ from loadgen.cli.exit_status import ExitStatus
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     Outcome,
-    add_play_arguments,
+    add_load_arguments,
     add_report_arguments,
     add_target_arguments,
     measure_options,
@@ -46,90 +46,88 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "ab",
-        help="two servers in turn, the same requests to both",
-        description="Plays A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and\n"
+        help="compare two servers with the same requests, alternating",
+        description="Runs A B, B A, A B, ... with the same requests within a pair and fresh prompts for each, and\n"
         "compares them request by request. Servers are there already, or are started for each run and then stopped.",
         epilog=f"--servers FILE. {servers.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     group = parser.add_argument_group("contenders")
-    group.add_argument("--target-a", metavar="URL", help="as --target of `run`")
-    group.add_argument("--target-b", metavar="URL", help="likewise")
-    group.add_argument("--label-a", metavar="TEXT", help="what to call A in the report (default: a)")
-    group.add_argument("--label-b", metavar="TEXT", help="what to call B (default: b)")
+    group.add_argument("--target-a", metavar="URL", help="URL of server A, see --target of `run`")
+    group.add_argument("--target-b", metavar="URL", help="URL of server B")
+    group.add_argument("--label-a", metavar="TEXT", help="label of A in the report (default: a)")
+    group.add_argument("--label-b", metavar="TEXT", help="label of B in the report (default: b)")
     group.add_argument(
         "--servers",
         type=Path,
         metavar="FILE",
-        help="TOML that says how to start both, see below",
+        help="TOML file with the commands that start both servers, see below",
     )
     group.add_argument("--repeats", type=at_least_one, default=5, metavar="N", help="pairs of runs (default: 5)")
-    group.add_argument("--force", action="store_true", help="compare although a run is INVALID; the report says so")
+    group.add_argument("--force", action="store_true", help="compare even if a run is INVALID; the report notes it")
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
-    parser.add_argument("--concurrency", type=at_least_one, metavar="N", help="closed loop: always this many under way")
+    parser.add_argument(
+        "--concurrency", type=at_least_one, metavar="N", help="closed loop with this many requests in flight"
+    )
     add_target_arguments(parser, with_target=False)
-    add_play_arguments(parser)
+    add_load_arguments(parser)
     add_report_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays and compares; returns the exit status."""
-    contenders = _contenders(options)
+    """Runs and compares; returns the exit status."""
+    systems = _contenders(options)
     requests = workload(options)
-    specs = [target_spec(options, contender.url) for contender in contenders]
-    one_server = options.servers is None and _same_server(contenders[0].url, contenders[1].url)
+    specs = [target_spec(options, system.url) for system in systems]
+    one_server = options.servers is None and _same_server(systems[0].url, systems[1].url)
     print(describe(requests, asked_rate(options)))
-    print(
-        f"{options.repeats} pairs of runs: {contenders[0].label} is A, {contenders[1].label} is B, in turn A B B A ..."
-    )
+    print(f"{options.repeats} pairs of runs: {systems[0].label} is A, {systems[1].label} is B, in turn A B B A ...")
     if one_server:
         print("both are one server: every run gets prompts of its own, so that none is in its cache")
     if options.dry_run:
         return 0
     with result_folder(options.result_dir, "ab") as folder:
-        return _play_all(options, contenders, specs, requests, folder, one_server=one_server)
+        return _play_all(options, systems, specs, requests, folder, one_server=one_server)
 
 
 def _play_all(
     options: argparse.Namespace,
-    contenders: tuple[_Contender, _Contender],
+    systems: tuple[_Contender, _Contender],
     specs: list[TargetSpec],
     requests: Trace,
     folder: Path,
     *,
     one_server: bool,
 ) -> int:
-    """Plays all turns into a folder and compares them; returns the exit status."""
+    """Runs all turns into a folder and compares them; returns the exit status."""
 
-    def play(turn: Turn) -> Outcome:
-        contender, name = contenders[turn.side], f"{'ab'[turn.side]}-{turn.pair + 1}"
-        print(f"pair {turn.pair + 1} of {options.repeats}: {contender.label}, {contender.url}", flush=True)
+    def run_once(turn: Turn) -> Outcome:
+        system, name = systems[turn.side], f"{'ab'[turn.side]}-{turn.pair + 1}"
+        print(f"pair {turn.pair + 1} of {options.repeats}: {system.label}, {system.url}", flush=True)
         server = (
-            nullcontext()
-            if contender.server is None
-            else servers.running(contender.server, folder / f"{name}-server.log")
+            nullcontext() if system.server is None else servers.running(system.server, folder / f"{name}-server.log")
         )
         with part_of_results(folder / name) as own, server:
             return run_and_report(requests, options, own, spec=specs[turn.side], salt=turn.salt)
 
     with _stopping_on_sigterm():
         order = turns(options.repeats, lambda: _salt(options), one_server=one_server)
-        played = ab(order, play, (contenders[0].label, contenders[1].label))
-    return _report(options, contenders, played, folder)
+        played = ab(order, run_once, (systems[0].label, systems[1].label))
+    return _report(options, systems, played, folder)
 
 
 def _report(
-    options: argparse.Namespace, contenders: tuple[_Contender, _Contender], played: AbRuns[Outcome], folder: Path
+    options: argparse.Namespace, systems: tuple[_Contender, _Contender], played: AbRuns[Outcome], folder: Path
 ) -> int:
     if not played.pairs:
-        there = f", what was played is in {folder}" if any(folder.glob("*/*")) else ""
+        there = f", what was run is in {folder}" if any(folder.glob("*/*")) else ""
         raise TargetError(f"{played.failure}; nothing to compare{there}")
     outcomes = list(zip(*played.pairs, strict=True))
     sides = [
-        Side(contender.label, tuple(one.run for one in several), tuple(one.verdict for one in several))
-        for contender, several in zip(contenders, outcomes, strict=True)
+        Side(system.label, tuple(one.run for one in several), tuple(one.verdict for one in several))
+        for system, several in zip(systems, outcomes, strict=True)
     ]
     try:
         comparison = compare(sides, measure_options(options), force=options.force)

@@ -12,21 +12,27 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "calibrate",
-        help="what this machine can measure",
+        help="measure the ceiling of the load generator on this machine",
         description="Finds how many messages a second this machine can take in before its own load shows in the "
         "latencies, and how exactly known latencies are found again. Leave it alone meanwhile: a minute or two.",
     )
-    parser.add_argument("--protocol", choices=("grpc", "http"), default="grpc", help="default: %(default)s")
     parser.add_argument(
-        "--hold", type=duration_s, default=3.0, metavar="DURATION", help="of each load (default: %(default)g s)"
+        "--protocol", choices=("grpc", "http"), default="grpc", help="protocol to calibrate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--hold",
+        type=duration_s,
+        default=3.0,
+        metavar="DURATION",
+        help="duration of each load (default: %(default)g s)",
     )
     parser.add_argument(
         "--keep",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="keep the figures, so that later runs know when they come near them (default: yes)",
+        help="store the ceiling, so that later runs warn when they approach it (default: yes)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="describe the calibration without running it")
     parser.set_defaults(run=run)
 
 

@@ -22,26 +22,30 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "compare",
-        help="two or more runs of one workload: ratios with confidence intervals",
+        help="compare runs of one workload: ratios with confidence intervals",
         description="Pairs runs request by request. The first is the one that others are measured against. Runs with "
-        "the same LABEL are repeats of one side, in the order in which they were played.",
+        "the same LABEL are repeats of one side, in the order in which they were run.",
     )
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]DIR", help="folder of a run, or its result.json")
     parser.add_argument(
-        "--warmup", type=duration_s, metavar="DURATION", help="leave the first part out (default: as the first run did)"
+        "--warmup", type=duration_s, metavar="DURATION", help="exclude this first part (default: as in the first run)"
     )
     parser.add_argument(
-        "--goodput", nargs="+", type=slo, metavar="METRIC:MS", help="limits of a good answer (default: likewise)"
+        "--goodput",
+        nargs="+",
+        type=slo,
+        metavar="METRIC:MS",
+        help="latency limits of goodput (default: as in the first run)",
     )
     parser.add_argument(
-        "--force", action="store_true", help="compare although workloads differ or a run is INVALID; the report says so"
+        "--force", action="store_true", help="compare even if workloads differ or a run is INVALID; the report notes it"
     )
     parser.add_argument(
-        "--resamples", type=at_least_one, default=RESAMPLES, metavar="N", help="draws of the bootstrap (default: 10000)"
+        "--resamples", type=at_least_one, default=RESAMPLES, metavar="N", help="bootstrap resamples (default: 10000)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the bootstrap (default: 0)")
     parser.add_argument(
-        "--result-dir", type=Path, metavar="DIR", help="folder of the report (default: loadgen-results/compare-TIME)"
+        "--result-dir", type=Path, metavar="DIR", help="folder for the report (default: loadgen-results/compare-TIME)"
     )
     parser.set_defaults(run=run)
 

@@ -14,8 +14,8 @@ from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
 
 VERBS = {
-    "replay": "play a production trace against a server, open loop",
-    "run": "play a synthetic workload, open or closed loop",
+    "replay": "run a production trace against a server, open loop",
+    "run": "run a synthetic workload, open or closed loop",
     "sweep": "a ladder of rates: latency, goodput, and the highest rate that keeps the targets",
     "compare": "two or more runs of one workload: ratios with confidence intervals",
     "ab": "two servers in turn, the same requests to both",

@@ -18,36 +18,31 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "mock-server",
-        help="a server without a model, with exact latencies",
+        help="run a server without a model, with exact latencies",
         description="Serves answers at times that are chosen here. DURATION is as 50ms, 2s; without a unit, seconds.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--api", choices=("grpc", "openai"), default="grpc", help="our gRPC API, or OpenAI-compatible HTTP")
-    add("--host", default="127.0.0.1", help="address to listen on")
-    add("--port", type=_port, default=50051, help="port to listen on; 0 takes a free one")
-    add("--ttft", type=duration_s, default=_USUAL.ttft_s, metavar="DURATION", help="to the first token")
-    add("--itl", type=duration_s, default=_USUAL.itl_s, metavar="DURATION", help="from token to token")
-    add("--jitter", type=share, default=_USUAL.jitter, metavar="SHARE", help="of each gap, up and down")
-    add(
-        "--tokens-per-message",
-        type=at_least_one,
-        default=_USUAL.tokens_per_message,
-        metavar="N",
-        help="after the first",
-    )
-    add("--stall", type=duration_s, default=_USUAL.stall_s, metavar="DURATION", help="all answers stand still so long")
-    add("--stall-at", type=duration_s, default=_USUAL.stall_at_s, metavar="DURATION", help="after the first request")
-    add("--error-rate", type=share, default=_USUAL.error_rate, metavar="SHARE", help="of requests that fail")
-    add(
-        "--output-share", type=share, default=_USUAL.output_share, metavar="SHARE", help="of the asked tokens that come"
-    )
-    add("--cached-share", type=share, default=_USUAL.cached_share, metavar="SHARE", help="of prompts said to be cached")
-    add("--overhead-tokens", type=_count, default=_USUAL.overhead_tokens, metavar="N", help="added to prompts of text")
-    add("--model", default=_USUAL.model, help="name of the model")
-    add("--max-model-len", type=at_least_one, default=_USUAL.max_model_len, metavar="N", help="that it says it has")
-    add("--vocab-size", type=at_least_one, default=_USUAL.vocab_size, metavar="N", help="that it says it has")
-    add("--seed", type=int, default=_USUAL.seed, help="of jitter and errors")
+    add("--api", choices=("grpc", "openai"), default="grpc", help="Chairlift's gRPC API or OpenAI-compatible HTTP")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=_port, default=50051, help="port to listen on; 0 selects a free one (default: %(default)s)")
+    add("--model", default=_USUAL.model, help="model name to report (default: %(default)s)")
+    for flag, kind, default, metavar, what in (
+        ("--ttft", duration_s, _USUAL.ttft_s, "DURATION", "time to first token"),
+        ("--itl", duration_s, _USUAL.itl_s, "DURATION", "inter-token latency"),
+        ("--jitter", share, _USUAL.jitter, "SHARE", "random share of each inter-token latency, up or down"),
+        ("--tokens-per-message", at_least_one, _USUAL.tokens_per_message, "N", "tokens per message after the first"),
+        ("--stall", duration_s, _USUAL.stall_s, "DURATION", "duration of one stall of all answers"),
+        ("--stall-at", duration_s, _USUAL.stall_at_s, "DURATION", "start of the stall, after the first request"),
+        ("--error-rate", share, _USUAL.error_rate, "SHARE", "share of requests that fail"),
+        ("--output-share", share, _USUAL.output_share, "SHARE", "share of the requested tokens that is sent"),
+        ("--cached-share", share, _USUAL.cached_share, "SHARE", "share of prompts reported as cached"),
+        ("--overhead-tokens", _count, _USUAL.overhead_tokens, "N", "tokens added to text prompts"),
+        ("--max-model-len", at_least_one, _USUAL.max_model_len, "N", "context length to report"),
+        ("--vocab-size", at_least_one, _USUAL.vocab_size, "N", "vocabulary size to report"),
+        ("--seed", int, _USUAL.seed, "N", "random seed of jitter and errors"),
+    ):
+        add(flag, type=kind, default=default, metavar=metavar, help=f"{what} (default: %(default)s)")
     parser.set_defaults(run=run)
 
 

@@ -3,10 +3,10 @@
 import argparse
 
 from loadgen.cli.run_options import (
-    add_play_arguments,
+    add_load_arguments,
     add_report_arguments,
     add_target_arguments,
-    play_or_describe,
+    run_or_describe,
 )
 from loadgen.cli.workload_options import add_trace_arguments, workload
 
@@ -15,16 +15,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "replay",
-        help="play a production trace",
-        description="Plays a trace on its own clock, whatever the server does; latency counts from when it was due.",
+        help="run a production trace",
+        description="Runs a trace on its own clock, whatever the server does; latency counts from when it was due.",
     )
     add_trace_arguments(parser)
     add_target_arguments(parser)
-    add_play_arguments(parser)
+    add_load_arguments(parser)
     add_report_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays it; returns the exit status."""
-    return play_or_describe(workload(options), options, "replay")
+    """Runs it; returns the exit status."""
+    return run_or_describe(workload(options), options, "replay")

@@ -20,14 +20,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "report",
-        help="make the reports of a run again from its records",
+        help="recreate the reports of a run from its records",
         description="Reads the records of a run, measures and judges it anew, prints the summary and writes "
         "result.json, report.html and the pictures. Warm-up, limits and percentiles are the run's unless given here.",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder a run was written to")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the run")
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
-    group.add_argument("--result-dir", type=Path, metavar="OTHER", help="write the reports there (default: DIR)")
+    group.add_argument("--result-dir", type=Path, metavar="OTHER", help="folder for the reports (default: DIR)")
     group.add_argument("--strict", action="store_true", help="exit with status 3 when the run is INVALID")
     parser.set_defaults(run=run, warmup=None, goodput=None, metric_percentiles=None)
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure_options(options: argparse.Namespace, played: MeasureOptions) -> MeasureOptions:
-    """What was measured when it was played, and on top what was given now."""
+    """What was measured when it was run, and on top what was given now."""
     given = {
         "warmup_s": options.warmup,
         "slo": None if options.goodput is None else dict(options.goodput),

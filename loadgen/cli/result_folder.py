@@ -1,4 +1,4 @@
-"""Where the results of a command go: there before anything is played, gone again if nothing was written."""
+"""Where the results of a command go: there before anything is run, gone again if nothing was written."""
 
 import contextlib
 from collections.abc import Iterator

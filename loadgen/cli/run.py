@@ -3,10 +3,10 @@
 import argparse
 
 from loadgen.cli.run_options import (
-    add_play_arguments,
+    add_load_arguments,
     add_report_arguments,
     add_target_arguments,
-    play_or_describe,
+    run_or_describe,
 )
 from loadgen.cli.values import at_least_one
 from loadgen.cli.workload_options import add_synthetic_arguments, workload
@@ -17,24 +17,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "run",
-        help="play a synthetic workload",
-        description="Plays drawn requests at a rate (open loop), or always so many at once (closed loop).",
+        help="run a synthetic workload",
+        description="Runs drawn requests at a rate (open loop), or always so many at once (closed loop).",
     )
     add_synthetic_arguments(parser)
     parser.add_argument(
         "--concurrency",
         type=at_least_one,
         metavar="N",
-        help="closed loop: always this many under way; a slow server slows its own load",
+        help="closed loop with this many requests in flight; a slow server lowers its own load",
     )
     add_target_arguments(parser)
-    add_play_arguments(parser)
+    add_load_arguments(parser)
     add_report_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays it; returns the exit status."""
+    """Runs it; returns the exit status."""
     if options.concurrency is not None and options.max_concurrency is not None:
         raise OptionError("--concurrency and --max-concurrency: the one is a closed loop, the other caps an open one")
-    return play_or_describe(workload(options), options, "run")
+    return run_or_describe(workload(options), options, "run")

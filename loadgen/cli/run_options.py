@@ -1,4 +1,4 @@
-"""Flags that every run has, and what a run is made of: play, measure, judge, show, keep."""
+"""Flags of every run, and its steps: send, measure, judge, print, save."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
 from loadgen.report.live import live_panel
 from loadgen.report.terminal import print_summary
-from loadgen.run.controller import PlayOptions, play
+from loadgen.run.controller import RunOptions, run_workload
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
 from loadgen.target.base import Api, PromptMode, TargetFacts, TargetSpec
@@ -34,7 +34,7 @@ DEFAULT_TARGET = "grpc://127.0.0.1:50051"
 
 
 class Outcome(NamedTuple):
-    """A run and what is said of it. `folder` holds its records and reports."""
+    """A run with its metrics and verdict. `folder` holds its records and reports."""
 
     run: RunData
     metrics: Metrics
@@ -50,73 +50,96 @@ def add_target_arguments(parser: argparse.ArgumentParser, *, with_target: bool =
             "--target",
             default=_target_of(os.environ.get("CHAIRLIFT_TARGET", "")) or DEFAULT_TARGET,
             metavar="URL",
-            help="grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1 (OpenAI-compatible), or null:; its "
-            "key is that of CHAIRLIFT_API_KEY, over HTTP of OPENAI_API_KEY [CHAIRLIFT_TARGET] (default: %(default)s)",
+            help="grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1 (OpenAI-compatible), or null:; the API "
+            "key is CHAIRLIFT_API_KEY, for HTTP OPENAI_API_KEY [CHAIRLIFT_TARGET] (default: %(default)s)",
         )
     group.add_argument(
         "--api",
         choices=("grpc", "completions", "chat"),
-        help="how to talk to it (default: grpc for a grpc URL, completions for an http one)",
+        help="API of the server (default: grpc for grpc URLs, completions for http URLs)",
     )
-    group.add_argument("--model", default="", help="name to ask for (default: the only one it has)")
+    group.add_argument(
+        "--model", default="", metavar="NAME", help="model name in requests (default: the only model of the server)"
+    )
     group.add_argument(
         "--prompt-mode",
         choices=("ids", "text"),
-        help="send token ids, or text where a server takes no ids (default: text for chat, else ids)",
+        help="send prompts as token ids or as text (default: text for chat, else ids)",
     )
     group.add_argument(
-        "--vocab-size", type=at_least_one, metavar="N", help="ids to make prompts of (default: what the server says)"
+        "--vocab-size",
+        type=at_least_one,
+        metavar="N",
+        help="token ids to draw prompts from (default: reported by the server)",
     )
-    group.add_argument("--temperature", type=not_negative, default=0.0, help="default: %(default)g, greedy")
+    group.add_argument(
+        "--temperature",
+        type=not_negative,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature (default: %(default)g, greedy)",
+    )
     group.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="answers have exactly the planned length (default: yes)",
+        help="generate exactly the planned number of tokens (default: yes)",
     )
     group.add_argument(
-        "--timeout", type=duration_s, metavar="DURATION", help="of one request, from when it is sent (default: none)"
+        "--timeout",
+        type=duration_s,
+        metavar="DURATION",
+        help="timeout of one request, counted from sending (default: none)",
     )
     group.add_argument(
-        "--tls-ca", type=Path, metavar="FILE", help="certificates to trust (grpcs, https; default: the usual ones)"
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="trusted CA certificates for grpcs and https (default: those of the system)",
     )
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate to show to a server that wants one")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="key of --tls-cert")
-    group.add_argument("--metrics-url", metavar="URL", help="Prometheus metrics to keep, before and after the run")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="client certificate for mutual TLS")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of --tls-cert")
+    group.add_argument(
+        "--metrics-url", metavar="URL", help="Prometheus endpoint to save before and after the run (default: none)"
+    )
 
 
-def add_play_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `play_options`."""
-    group = parser.add_argument_group("playing")
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `run_options`."""
+    group = parser.add_argument_group("load")
     group.add_argument(
-        "--workers", type=_workers, metavar="N|auto", help="client processes (default: as many as the load needs)"
+        "--workers", type=_workers, metavar="N|auto", help="client processes (default: auto, as many as the load needs)"
     )
     group.add_argument(
         "--max-concurrency",
         type=at_least_one,
         metavar="N",
-        help="most requests under way; others wait, and that counts",
+        help="limit of requests in flight; the wait of the others counts as latency (default: none)",
     )
     group.add_argument(
         "--overflow",
         choices=("queue", "drop"),
         default="queue",
-        help="what a request does that --max-concurrency holds back (default: %(default)s)",
+        help="whether requests over --max-concurrency wait or are dropped (default: %(default)s)",
     )
     group.add_argument(
-        "--cancel-rate", type=share, default=0.0, metavar="SHARE", help="cancel this share of the calls on purpose"
+        "--cancel-rate",
+        type=share,
+        default=0.0,
+        metavar="SHARE",
+        help="share of calls to cancel deliberately, 0 to 1 (default: 0)",
     )
     group.add_argument(
         "--drain-timeout",
         type=duration_s,
         default=600.0,
         metavar="DURATION",
-        help="how long answers may take after the last request was due (default: %(default)g s)",
+        help="time for answers to finish after the last request was due (default: %(default)g s)",
     )
     group.add_argument(
         "--prompt-salt",
         metavar="TEXT",
-        help="pin the prompts (default: fresh ones every run, so that nothing is cached)",
+        help="fix the prompts (default: new prompts in every run, so that nothing is cached)",
     )
 
 
@@ -128,20 +151,26 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-error-rate",
         type=share,
         metavar="SHARE",
-        help="errors and timeouts that make a run INVALID (default: 0.05)",
+        help="share of errors and timeouts above which a run is INVALID (default: 0.05)",
     )
     group.add_argument(
-        "--result-dir", type=Path, metavar="DIR", help="folder of the results (default: loadgen-results/VERB-TIME)"
+        "--result-dir", type=Path, metavar="DIR", help="folder for the results (default: loadgen-results/VERB-TIME)"
     )
-    group.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE", help="noted in the results")
+    group.add_argument(
+        "--tag", action="append", default=[], metavar="KEY=VALUE", help="stored with the results; may be repeated"
+    )
     group.add_argument("--strict", action="store_true", help="exit with status 3 when the run is INVALID")
-    group.add_argument("--dry-run", action="store_true", help="say what would be played, and stop")
+    group.add_argument("--dry-run", action="store_true", help="describe the workload without sending it")
 
 
 def add_measure_arguments(group: Any) -> None:
     """Adds the flags of `measure_options` to a parser or a group."""
     group.add_argument(
-        "--warmup", type=duration_s, default=0.0, metavar="DURATION", help="leave the first part out of the latencies"
+        "--warmup",
+        type=duration_s,
+        default=0.0,
+        metavar="DURATION",
+        help="exclude this first part from latencies (default: 0)",
     )
     group.add_argument(
         "--goodput",
@@ -149,19 +178,19 @@ def add_measure_arguments(group: Any) -> None:
         type=slo,
         default=[],
         metavar="METRIC:MS",
-        help="what a good answer keeps, as ttft:500 tpot:50 e2el:15000",
+        help="latency limits of goodput in ms, such as ttft:500 tpot:50 e2el:15000",
     )
     group.add_argument(
         "--metric-percentiles",
         type=percentiles,
         default=(50.0, 90.0, 95.0, 99.0, 99.9),
         metavar="P,P,...",
-        help="default: 50,90,95,99,99.9",
+        help="percentiles to report (default: 50,90,95,99,99.9)",
     )
 
 
 def _target_of(address: str) -> str:
-    """The URL of what the variable says, which for `chairlift` itself is an address without a scheme."""
+    """URL of the variable's value, which for `chairlift` itself is an address without a scheme."""
     if address.startswith("unix:"):
         return f"grpc+{address}"
     if not address or "://" in address or address.startswith(("grpc+unix:", "null:")):
@@ -170,7 +199,7 @@ def _target_of(address: str) -> str:
 
 
 def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSpec:
-    """The server to play against.
+    """Returns the server under test.
 
     Raises: OptionError: a URL that no API fits.
     """
@@ -205,9 +234,9 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
     )
 
 
-def play_options(options: argparse.Namespace, salt: str | None = None) -> PlayOptions:
-    """How to play: prompts are fresh unless a salt is given here or pinned by flag."""
-    return PlayOptions(
+def run_options(options: argparse.Namespace, salt: str | None = None) -> RunOptions:
+    """Returns how to send: prompts are new unless a salt is given here or by flag."""
+    return RunOptions(
         workers=options.workers,
         concurrency=getattr(options, "concurrency", None),
         max_concurrency=options.max_concurrency,
@@ -221,7 +250,7 @@ def play_options(options: argparse.Namespace, salt: str | None = None) -> PlayOp
 
 
 def measure_options(options: argparse.Namespace) -> MeasureOptions:
-    """What to measure."""
+    """Returns what to measure."""
     return MeasureOptions(
         warmup_s=options.warmup, slo=dict(options.goodput), percentiles=tuple(options.metric_percentiles)
     )
@@ -235,9 +264,9 @@ def run_and_report(
     spec: TargetSpec | None = None,
     salt: str | None = None,
 ) -> Outcome:
-    """Plays a workload, shows it while it is on, judges it, and writes everything into a folder.
+    """Runs a workload with live progress, judges it, and writes everything into a folder.
 
-    Files come first and words after them: whoever stops reading has the results all the same.
+    Files are written before the summary is printed, so that an interrupted terminal loses no results.
 
     Args:
         workload: arrivals from 0.
@@ -250,10 +279,10 @@ def run_and_report(
         TargetError: the server cannot be reached or measured.
         ResultError: the results cannot be written; the summary has been printed all the same.
     """
-    from loadgen.report.files import write_report  # draws: half a second to import, before anything is played
+    from loadgen.report.files import write_report  # draws: half a second to import, before anything is run
 
     spec = spec or target_spec(options)
-    plan = play_options(options, salt)
+    plan = run_options(options, salt)
     before = read_server_metrics(options.metrics_url, spec) if options.metrics_url else None
     console = Console(stderr=True)
 
@@ -263,15 +292,15 @@ def run_and_report(
             console.print(warning, style="yellow", highlight=False, soft_wrap=True)
 
     def on_interrupt(num_in_flight: int) -> None:
-        requests = f"{num_in_flight:,} request{'s' * (num_in_flight != 1)} under way"
+        requests = f"{num_in_flight:,} request{'s' * (num_in_flight != 1)} in flight"
         console.print(
-            f"interrupted: {requests} broken off, the report is of what was played; Ctrl-C again ends without it",
+            f"interrupted: {requests} aborted; writing the report of this run, Ctrl-C again ends without it",
             highlight=False,
             soft_wrap=True,
         )
 
     with live_panel(console) as on_progress:
-        run = play(workload, spec, plan, on_progress, on_opened=on_opened, on_interrupt=on_interrupt)
+        run = run_workload(workload, spec, plan, on_progress, on_opened=on_opened, on_interrupt=on_interrupt)
     server_metrics = (before, read_server_metrics(options.metrics_url, spec)) if before is not None else None
     run = replace(run, settings={**run.settings, **_settings(options)}, server_metrics=server_metrics)
     samples = samples_of(run)
@@ -287,8 +316,8 @@ def run_and_report(
     return Outcome(run, metrics, verdict, folder)
 
 
-def play_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> int:
-    """What `replay` and `run` do with their workload: say what it is and, but for `--dry-run`, play it into a folder.
+def run_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> int:
+    """What `replay` and `run` do with their workload: say what it is and, but for `--dry-run`, run it into a folder.
 
     Raises: as `result_folder` and `run_and_report`.
     """
@@ -300,14 +329,14 @@ def play_or_describe(workload: Trace, options: argparse.Namespace, verb: str) ->
 
 
 def exit_status(outcome: Outcome, options: argparse.Namespace) -> int:
-    """What the command ends with."""
+    """Exit status of the command."""
     if outcome.run.interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.INVALID if options.strict and outcome.verdict.level == "INVALID" else 0
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What a result must say about how it was made."""
+    """Settings that a result stores."""
     return {
         "command": options.command_line,
         "tags": _tags(options.tag),

@@ -11,7 +11,7 @@ from rich.console import Console
 from loadgen.cli.exit_status import ExitStatus
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
-    add_play_arguments,
+    add_load_arguments,
     add_report_arguments,
     add_target_arguments,
     measure_options,
@@ -23,7 +23,7 @@ from loadgen.errors import OptionError
 from loadgen.report.sweep_files import PAGE, write_sweep
 from loadgen.report.sweep_text import sweep_lines
 from loadgen.sweep.capacity import TARGETS, settled
-from loadgen.sweep.load_level import UNITS, Axis, Rung, rung_of
+from loadgen.sweep.load_level import UNITS, Axis, LoadLevel, load_level_of
 from loadgen.sweep.rates import ladder
 from loadgen.sweep.sweep import Sweep, sweep
 from loadgen.trace.schema import Trace
@@ -34,41 +34,42 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds the verb."""
     parser = subparsers.add_parser(
         "sweep",
-        help="a ladder of rates: latency, goodput, and the highest rate that keeps the limits",
-        description="Plays the workload at each load from below, with fresh prompts, and stops when the server is "
-        "saturated. LADDER is 1,2,4 or FROM:TO:xFACTOR (1:64:x1.5) or FROM:TO:+STEP (1:8:+1).",
+        help="run several load levels: latency, goodput, and the highest load within the limits",
+        description="Runs the workload at each load level in ascending order, with new prompts, until the server is "
+        "saturated. LEVELS is 1,2,4 or FROM:TO:xFACTOR (1:64:x1.5) or FROM:TO:+STEP (1:8:+1).",
     )
-    group = parser.add_argument_group("ladder")
+    group = parser.add_argument_group("load levels")
     loads = group.add_mutually_exclusive_group(required=True)
-    loads.add_argument("--rates", metavar="LADDER", help="requests/s on average, open loop")
-    loads.add_argument("--concurrencies", metavar="LADDER", help="requests at once, closed loop")
+    loads.add_argument("--rates", metavar="LEVELS", help="open loop: request rates, in requests/s on average")
+    loads.add_argument("--concurrencies", metavar="LEVELS", help="closed loop: numbers of requests in flight")
     group.add_argument(
-        "--rung-duration",
+        "--level-duration",
         type=duration_s,
         metavar="DURATION",
-        help="play each rate for about this long (default: all requests at each)",
+        help="approximate duration of each load level (default: all requests at each)",
+    )
+    group.add_argument("--rung-duration", dest="level_duration", type=duration_s, help=argparse.SUPPRESS)  # former name
+    group.add_argument(
+        "--bisect", action="store_true", help="search between load levels for the highest load within the limits"
     )
     group.add_argument(
-        "--bisect", action="store_true", help="look between rungs for the highest load that keeps the limits"
+        "--precision", type=positive, default=0.05, metavar="SHARE", help="--bisect: relative precision (default: 0.05)"
     )
     group.add_argument(
-        "--precision", type=positive, default=0.05, metavar="SHARE", help="--bisect: to this share (default: 0.05)"
-    )
-    group.add_argument(
-        "--probes", type=at_least_one, default=8, metavar="N", help="--bisect: most runs for each answer (default: 8)"
+        "--probes", type=at_least_one, default=8, metavar="N", help="--bisect: maximum runs per limit (default: 8)"
     )
     group.add_argument(
         "--retries",
         type=_retries,
         default=1,
         metavar="N",
-        help="play a load again when its run is INVALID, so often at most (default: 1)",
+        help="maximum repetitions of an INVALID load level (default: 1)",
     )
-    group.add_argument("--keep-going", action="store_true", help="climb on when saturated")
+    group.add_argument("--keep-going", action="store_true", help="continue beyond saturation")
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
     add_target_arguments(parser)
-    add_play_arguments(parser)
+    add_load_arguments(parser)
     add_report_arguments(parser)
     parser.add_argument(
         "--slo",
@@ -77,13 +78,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=slo,
         default=argparse.SUPPRESS,
         metavar="METRIC:MS",
-        help="as --goodput",
+        help="alias of --goodput",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plays all rungs; returns the exit status."""
+    """Runs all load levels; returns the exit status."""
     axis: Axis = "rate" if options.rates is not None else "concurrency"
     text, flag = (options.rates, "--rates") if axis == "rate" else (options.concurrencies, "--concurrencies")
     loads = ladder(text, flag, whole=axis == "concurrency")
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     if options.bisect and not limits:
         raise OptionError("--bisect needs limits to look for, as --slo ttft:500 tpot:50")
     at = _workloads(options, axis, loads)
-    print(f"{len(loads)} rungs: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first plays")
+    print(f"{len(loads)} load levels: {', '.join(f'{load:g}' for load in loads)} {UNITS[axis]}; the first runs")
     print(describe(at(loads[0]), asked_rate(_at_load(options, axis, loads[0]))))
     if options.dry_run:
         return 0
@@ -102,11 +103,11 @@ def run(options: argparse.Namespace) -> int:
 def _climb(
     options: argparse.Namespace, axis: Axis, loads: tuple[float, ...], at: Callable[[float], Trace], folder: Path
 ) -> int:
-    """Plays the ladder into a folder; returns the exit status."""
+    """Runs the ladder into a folder; returns the exit status."""
     limits = measure_options(options).slo
     result = sweep(
         loads,
-        lambda load: _play(options, axis, load, at(load), folder),
+        lambda load: _run_once(options, axis, load, at(load), folder),
         axis=axis,
         targets=TARGETS if limits else (),
         bisect=options.bisect,
@@ -124,7 +125,7 @@ def _climb(
     return _exit_status(result, options)
 
 
-def _play(options: argparse.Namespace, axis: Axis, load: float, requests: Trace, folder: Path) -> Rung:
+def _run_once(options: argparse.Namespace, axis: Axis, load: float, requests: Trace, folder: Path) -> LoadLevel:
     name, take = f"{axis}-{load:g}", 1
     while (folder / name).exists():
         name, take = f"{axis}-{load:g}-take-{take + 1}", take + 1
@@ -133,7 +134,7 @@ def _play(options: argparse.Namespace, axis: Axis, load: float, requests: Trace,
     salt = None if options.prompt_salt is None else f"{options.prompt_salt}-{name}"  # never the same in two runs
     with part_of_results(folder / name) as own:
         outcome = run_and_report(requests, chosen, own, salt=salt)
-    return rung_of(load, outcome.run, outcome.metrics, outcome.verdict, name)
+    return load_level_of(load, outcome.run, outcome.metrics, outcome.verdict, name)
 
 
 def _retries(text: str) -> int:
@@ -141,32 +142,32 @@ def _retries(text: str) -> int:
 
 
 def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]) -> Callable[[float], Trace]:
-    """What is played at a load.
+    """What is run at a load.
 
     Raises: OptionError: flags set the rate beside the ladder, or there are too few requests for the duration.
     """
     for name in ("rate", "speed", "request_rate", "rate_steps", "ramp_up_strategy"):
         if axis == "rate" and getattr(options, name) is not None:
-            raise OptionError(f"--rates sets the rate of every rung; leave --{name.replace('_', '-')} out")
-    lasts_s: float | None = options.rung_duration
+            raise OptionError(f"--rates sets the rate of every load level; leave --{name.replace('_', '-')} out")
+    lasts_s: float | None = options.level_duration
     if axis == "concurrency":
         if options.max_concurrency is not None:
             raise OptionError("--concurrencies is a closed loop; leave --max-concurrency out")
         if lasts_s is not None:
             raise OptionError(
-                "--rung-duration is for --rates; a closed loop lasts as long as its requests, --num-prompts"
+                "--level-duration is for --rates; a closed loop lasts as long as its requests, --num-prompts"
             )
         requests = workload(options)
         return lambda _load: requests
     if options.trace is None:
         if lasts_s is not None and options.num_prompts is not None:
-            raise OptionError("--rung-duration and --num-prompts both say how many requests; give one of them")
+            raise OptionError("--level-duration and --num-prompts both say how many requests; give one of them")
         return lambda load: workload(_at_load(options, axis, load))
     trace = workload(options)
     needed = math.ceil(loads[-1] * (lasts_s or 0.0))
     if needed > len(trace):
         raise OptionError(
-            f"--rung-duration {lasts_s:g}: {loads[-1]:g} requests/s need {needed} requests, the trace has {len(trace)}"
+            f"--level-duration {lasts_s:g}: {loads[-1]:g} requests/s need {needed} requests, the trace has {len(trace)}"
         )
     if lasts_s is None:
         return lambda load: at_rate(trace, load)
@@ -174,12 +175,12 @@ def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]
 
 
 def _at_load(options: argparse.Namespace, axis: Axis, load: float) -> argparse.Namespace:
-    """The options of one rung: what `run` would have been given."""
+    """The options of one load level: what `run` would have been given."""
     chosen: dict[str, float | None] = {"concurrency": int(load) if axis == "concurrency" else None}
     if axis == "rate" and options.trace is None:
         chosen["request_rate"] = load
-        if options.rung_duration is not None:
-            chosen["num_prompts"] = max(1, math.ceil(load * options.rung_duration))
+        if options.level_duration is not None:
+            chosen["num_prompts"] = max(1, math.ceil(load * options.level_duration))
     return argparse.Namespace(**{**vars(options), **chosen})
 
 
@@ -187,5 +188,5 @@ def _exit_status(result: Sweep, options: argparse.Namespace) -> int:
     if result.failure:
         print(f"chairlift-loadgen sweep: error: {result.failure}", file=sys.stderr)
         return ExitStatus.INTERRUPTED if result.interrupted else ExitStatus.FAILED
-    is_invalid = any(rung.level == "INVALID" for rung in settled(result.rungs))
+    is_invalid = any(load_level.level == "INVALID" for load_level in settled(result.load_levels))
     return ExitStatus.INVALID if options.strict and is_invalid else 0

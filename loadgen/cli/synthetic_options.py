@@ -1,4 +1,4 @@
-"""Flags that make a workload up: a data set and a schedule. Names are vLLM's where it has them."""
+"""Flags of synthetic workloads: data set and schedule. Names are vLLM's where it has them."""
 
 import argparse
 from collections.abc import Callable
@@ -43,21 +43,33 @@ _OWN_FLAGS = {
 
 def add_dataset_arguments(group: Any) -> None:
     """Adds the flags of a data set to a parser or a group."""
-    group.add_argument("--dataset", choices=DATASETS, help="default: random")
+    group.add_argument("--dataset", choices=DATASETS, help="kind of workload (default: random)")
     group.add_argument(
-        "--num-prompts", type=at_least_one, metavar="N", help=f"requests (default: {_NUM_PROMPTS}; all of a jsonl file)"
+        "--num-prompts",
+        type=at_least_one,
+        metavar="N",
+        help=f"number of requests (default: {_NUM_PROMPTS}; jsonl: all)",
     )
-    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="jsonl: lengths and shared blocks of requests")
-    group.add_argument("--random-input-len", type=_lengths, metavar="LEN", help=f"{_LENGTHS} (default: 1024)")
-    group.add_argument("--random-output-len", type=_lengths, metavar="LEN", help="likewise (default: 128)")
     group.add_argument(
-        "--random-range-ratio", type=_below_one, metavar="R", help="lengths from (1 - R) to (1 + R) times (default: 0)"
+        "--dataset-path", type=Path, metavar="FILE", help="jsonl: file with lengths and shared blocks of requests"
+    )
+    group.add_argument(
+        "--random-input-len", type=_lengths, metavar="LEN", help=f"prompt tokens: {_LENGTHS} (default: 1024)"
+    )
+    group.add_argument(
+        "--random-output-len", type=_lengths, metavar="LEN", help="output tokens, in the same notation (default: 128)"
+    )
+    group.add_argument(
+        "--random-range-ratio",
+        type=_below_one,
+        metavar="R",
+        help="vary lengths by factors from 1 - R to 1 + R (default: 0)",
     )
     for name, kind, default, what in (
-        ("num-prefixes", at_least_one, "10", "shared-prefix: different beginnings"),
-        ("prefix-len", at_least_one, "256", "tokens of each beginning"),
-        ("suffix-len", _lengths, "256", "tokens of each prompt's own"),
-        ("output-len", _lengths, "128", "tokens of each answer"),
+        ("num-prefixes", at_least_one, "10", "shared-prefix: number of different prefixes"),
+        ("prefix-len", at_least_one, "256", "shared-prefix: tokens of each prefix"),
+        ("suffix-len", _lengths, "256", "shared-prefix: tokens after the prefix"),
+        ("output-len", _lengths, "128", "shared-prefix: output tokens"),
     ):
         group.add_argument(
             f"--prefix-repetition-{name}",
@@ -75,16 +87,22 @@ def add_schedule_arguments(group: Any) -> None:
         "--request-rate", type=_rate, metavar="R|inf", help="requests/s on average (default: inf, all at once)"
     )
     group.add_argument(
-        "--burstiness", type=_rate, metavar="B", help="gaps' shape: 1 Poisson (default), below burstier, inf even"
+        "--burstiness",
+        type=_rate,
+        metavar="B",
+        help="shape of intervals: 1 is Poisson (default), less is burstier, inf is even",
     )
     group.add_argument(
-        "--on-off", type=_on_off, metavar="ON:OFF", help="bursts and silences of these mean lengths, as 5s:20s"
+        "--on-off",
+        type=_on_off,
+        metavar="ON:OFF",
+        help="alternate bursts and pauses of these mean durations, such as 5s:20s",
     )
     group.add_argument(
-        "--rate-steps", type=_steps, metavar="R:TIME,..", help="a rate for a time, then the next, as 2:1m,4:1m"
+        "--rate-steps", type=_steps, metavar="R:TIME,..", help="sequence of rates and durations, such as 2:1m,4:1m"
     )
-    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="a rate that rises or falls")
-    group.add_argument("--ramp-up-start-rps", type=positive, metavar="R", help="requests/s at the beginning")
+    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="change the rate over the run")
+    group.add_argument("--ramp-up-start-rps", type=positive, metavar="R", help="requests/s at the start")
     group.add_argument("--ramp-up-end-rps", type=positive, metavar="R", help="requests/s at the end")
 
 

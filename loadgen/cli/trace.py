@@ -18,7 +18,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     for name, run, what in (
         ("inspect", _inspect, "print its statistics"),
         ("convert", _convert, "write it as JSON lines, every request as it is"),
-        ("slice", _slice, "write a part of it, cut and scaled as `replay` would play it"),
+        ("slice", _slice, "write a part of it, cut and scaled as `replay` would run it"),
         ("dequantize", _dequantize, "write it with requests spread over the ticks of its coarse clock"),
     ):
         verb = verbs.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")

@@ -1,4 +1,4 @@
-"""Flags that read, cut and scale a trace, and the order in which that is done."""
+"""Flags that read, cut and scale a trace, and their order."""
 
 import argparse
 from contextlib import suppress
@@ -17,34 +17,43 @@ from loadgen.trace.window import at_rate, at_speed, cut, dequantize, fit, from_z
 def add_reading_arguments(group: Any) -> None:
     """Adds the flags of `read` to a parser or a group."""
     group.add_argument(
-        "--trace-format", choices=FORMATS, default="auto", help="default: %(default)s, by the names in its first line"
+        "--trace-format",
+        choices=FORMATS,
+        default="auto",
+        help="format of the file (default: %(default)s, from its first line)",
     )
-    group.add_argument("--trace-model", default="", metavar="NAME", help="only requests to this model (burstgpt)")
-    group.add_argument(
-        "--sort", action="store_true", help="put rows in order of arrival where the clock runs backwards"
-    )
-    group.add_argument("--skip-malformed", action="store_true", help="leave malformed rows out, counted")
+    group.add_argument("--trace-model", default="", metavar="NAME", help="keep only requests to this model (burstgpt)")
+    group.add_argument("--sort", action="store_true", help="sort rows by arrival where timestamps are out of order")
+    group.add_argument("--skip-malformed", action="store_true", help="skip and count malformed rows")
     add_seed_argument(group)
 
 
 def add_cutting_arguments(group: Any) -> None:
     """Adds the flags of `transformed` to a parser or a group."""
     group.add_argument(
-        "--window", type=_window_s, metavar="FROM:TO", help="only this part of the trace, as 600:1200, 10m:20m or 10m:"
-    )
-    group.add_argument("--limit", type=at_least_one, metavar="N", help="only the first N requests of what is left")
-    group.add_argument("--speed", type=positive, metavar="X", help="play X times as fast: 2 plays 10 min in 5 min")
-    group.add_argument(
-        "--rate", type=positive, metavar="R", help="play at the speed that makes R requests/s on average"
+        "--window",
+        type=_window_s,
+        metavar="FROM:TO",
+        help="keep only this part of the trace, such as 600:1200, 10m:20m or 10m:",
     )
     group.add_argument(
-        "--length-scale", type=positive, metavar="X", help="prompts and answers X times as long, the same sharing"
+        "--limit", type=at_least_one, metavar="N", help="keep only the first N of the remaining requests"
+    )
+    group.add_argument(
+        "--speed", type=positive, metavar="X", help="speed up the schedule by X: 2 sends 10 min in 5 min"
+    )
+    group.add_argument("--rate", type=positive, metavar="R", help="scale the schedule to R requests/s on average")
+    group.add_argument(
+        "--length-scale",
+        type=positive,
+        metavar="X",
+        help="scale prompt and output lengths by X; shared prefixes stay shared",
     )
     group.add_argument(
         "--dequantize",
         choices=("auto", "off"),
         default="auto",
-        help="spread requests over the ticks of a coarse clock (default: %(default)s, where it ticks)",
+        help="spread requests over the ticks of a coarse clock (default: %(default)s, where one is detected)",
     )
     add_fit_arguments(group)
 
@@ -53,19 +62,22 @@ def add_fit_arguments(group: Any) -> None:
     """Adds the flags of `fitted`, unless they are there."""
     with suppress(argparse.ArgumentError):
         group.add_argument(
-            "--max-model-len", type=at_least_one, metavar="L", help="context, prompt and answer, in tokens"
+            "--max-model-len",
+            type=at_least_one,
+            metavar="L",
+            help="maximum tokens of prompt and answer together (default: no limit)",
         )
         group.add_argument(
             "--overlong",
             choices=("drop", "clip", "fail"),
-            help="what becomes of requests over --max-model-len (default: drop, counted)",
+            help="drop and count, clip, or refuse requests over --max-model-len (default: drop)",
         )
 
 
 def add_seed_argument(group: Any) -> None:
     """Adds `--seed`, unless it is there."""
     with suppress(argparse.ArgumentError):
-        group.add_argument("--seed", type=_seed, default=0, metavar="N", help="of all chance (default: %(default)s)")
+        group.add_argument("--seed", type=_seed, default=0, metavar="N", help="random seed (default: %(default)s)")
 
 
 def read(path: Path, options: argparse.Namespace) -> Trace:
@@ -90,7 +102,7 @@ def transformed(trace: Trace, options: argparse.Namespace) -> Trace:
     """Cuts and scales as the flags say; arrivals from 0.
 
     A quantised clock is spread first, so that a window cuts the spread schedule; lengths are scaled before they are
-    fitted; `--limit` counts what is left to play, and `--rate` is the rate of exactly that.
+    fitted; `--limit` counts what is left to run, and `--rate` is the rate of exactly that.
 
     Raises: OptionError: flags contradict each other, or leave nothing.
     """

@@ -1,4 +1,4 @@
-"""What a run plays: a trace that is cut and scaled, or a made-up data set on a made-up schedule."""
+"""What a run runs: a trace that is cut and scaled, or a made-up data set on a made-up schedule."""
 
 import argparse
 from pathlib import Path
@@ -29,19 +29,19 @@ def add_synthetic_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def workload(options: argparse.Namespace) -> Trace:
-    """What the flags say, ready to be played: arrivals in seconds from the start of the run.
+    """What the flags say, ready to be run: arrivals in seconds from the start of the run.
 
     Args:
         options: of a parser with the flags of one or both functions above.
 
     Raises:
-        OptionError: flags contradict each other, are missing, or leave nothing to play.
+        OptionError: flags contradict each other, are missing, or leave nothing to run.
         TraceError: a file cannot be read.
     """
     trace = getattr(options, "trace", None)
     dataset = getattr(options, "dataset", None)
     if trace is not None and dataset is not None:
-        raise OptionError(f"--trace {trace} and --dataset {dataset} both say what to play; give one of them")
+        raise OptionError(f"--trace {trace} and --dataset {dataset} both say what to run; give one of them")
     if trace is not None:
         return transformed(read(trace, options), options)
     if dataset is None and hasattr(options, "trace"):

@@ -19,7 +19,7 @@ _LABEL = 10
 
 
 def describe(trace: Trace, asked_rps: float | None = None) -> str:
-    """What is going to be played: the schedule, the load, what a prefix cache can give, contexts, every row's fate.
+    """What is going to be run: the schedule, the load, what a prefix cache can give, contexts, every row's fate.
 
     Args:
         trace: arrivals from 0.
@@ -48,7 +48,7 @@ def overlong_warning(trace: Trace, max_model_len: int | None, *, can_scale: bool
     """What a server with this context will do with the workload; "" if all of it fits, or the context is not known.
 
     Args:
-        trace: what is going to be played.
+        trace: what is going to be run.
         max_model_len: what the server says, in tokens.
         can_scale: the command has `--length-scale`.
     """
@@ -121,7 +121,7 @@ def _warning(trace: Trace) -> Iterator[str]:
     if tick is not None:
         distinct = arrival_statistics(trace.arrival_s).distinct_times
         yield (
-            f"warning: the clock ticks every {tick:.4g} s, {distinct:,} times for {len(trace):,} requests: played as "
+            f"warning: the clock ticks every {tick:.4g} s, {distinct:,} times for {len(trace):,} requests: run as "
             "it stands these are synchronised bursts; --dequantize auto, or trace dequantize, spreads them"
         )
 

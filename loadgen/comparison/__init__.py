@@ -1,1 +1,1 @@
-"""Two sides, request by request: ratios with confidence intervals, from runs that lie there or are played in turn."""
+"""Two sides, request by request: ratios with confidence intervals, from runs that lie there or are run in turn."""

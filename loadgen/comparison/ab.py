@@ -1,6 +1,6 @@
 """Two servers in turn: A B, B A, A B, ... so that a machine that warms up or fills up does so for both.
 
-Pure: it says who plays when and with which prompts, and keeps account; playing itself is handed in.
+Pure: it says who runs when and with which prompts, and keeps account; running itself is handed in.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AbRuns(Generic[T]):
-    """What was played.
+    """What was run.
 
     Attributes:
         pairs: (A, B) of every pair that is whole, in order.
@@ -54,7 +54,7 @@ class AbRuns(Generic[T]):
 
 
 def turns(repeats: int, new_salt: Callable[[], str], *, one_server: bool) -> Iterator[Turn]:
-    """Who plays when: pairs of turns, every other pair the other way round.
+    """Who runs when: pairs of turns, every other pair the other way round.
 
     Args:
         repeats: pairs.
@@ -68,19 +68,19 @@ def turns(repeats: int, new_salt: Callable[[], str], *, one_server: bool) -> Ite
             yield Turn(pair, side, new_salt() if one_server and place else salt)
 
 
-def ab(order: Iterator[Turn], play: Callable[[Turn], T], labels: tuple[str, str]) -> AbRuns[T]:
-    """Plays all turns, until one fails or is stopped; what was played before is kept.
+def ab(order: Iterator[Turn], run_once: Callable[[Turn], T], labels: tuple[str, str]) -> AbRuns[T]:
+    """Runs all turns, until one fails or is stopped; what was run before is kept.
 
     Args:
         order: of the turns.
-        play: plays one; may raise LoadgenError.
+        run_once: runs one; may raise LoadgenError.
         labels: what people call A and B.
     """
     pairs: list[tuple[T, T]] = []
     waiting: tuple[Turn, T] | None = None
     for turn in order:
         try:
-            outcome = play(turn)
+            outcome = run_once(turn)
         except LoadgenError as error:
             text = f"{labels[turn.side]}, run {turn.pair + 1}: {error}"
             return AbRuns(tuple(pairs), () if waiting is None else (waiting,), text, interrupted=False)

@@ -1,4 +1,4 @@
-"""Did runs play the same workload, the same way, and is each worth comparing? If not, which field differs and where.
+"""Did runs run the same workload, the same way, and is each worth comparing? If not, which field differs and where.
 
 Pure.
 """
@@ -27,7 +27,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Runs of one kind, in the order in which they were played.
+    """Runs of one kind, in the order in which they were run.
 
     Attributes:
         label: what people call it.
@@ -66,7 +66,7 @@ def check_comparable(sides: Sequence[Side], *, force: bool = False) -> tuple[str
         ours, theirs = len(first.runs[0].workload), len(run.workload)
         if ours != theirs:
             raise ComparisonError(
-                f"requests cannot be paired: {first.label} has {ours} and {name} {theirs}; play both with one workload"
+                f"requests cannot be paired: {first.label} has {ours} and {name} {theirs}; run both with one workload"
             )
         problems += [f"{text} ({first.label}, {name})" for text in _differences(first.runs[0], run)]
         if verdict.level == "INVALID":
@@ -74,7 +74,7 @@ def check_comparable(sides: Sequence[Side], *, force: bool = False) -> tuple[str
     if problems and not force:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise ComparisonError(
-            f"{'; '.join(problems[:_MOST_NAMED])}{more}; play both again alike, or --force a report that says so"
+            f"{'; '.join(problems[:_MOST_NAMED])}{more}; run both again alike, or --force a report that says so"
         )
     return tuple(problems)
 

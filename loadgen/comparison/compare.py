@@ -17,7 +17,7 @@ from loadgen.comparison.contrasts import (
     compare_latency,
     compare_tokens,
     due,
-    played,
+    measured,
 )
 from loadgen.measure.metrics import MeasureOptions
 from loadgen.trace.schema import workload_digest
@@ -109,7 +109,7 @@ def compare(
 
 
 def _versus(first: Side, other: Side, options: MeasureOptions, resamples: int, seed: int, of_servers: bool) -> Versus:
-    runs = played([*first.runs, *other.runs], options)
+    runs = measured([*first.runs, *other.runs], options)
     pairs = list(zip(runs[: len(first.runs)], runs[len(first.runs) :], strict=True))
     asked = np.logical_and.reduce([due(one) for one in runs])
     chosen = asked & np.logical_and.reduce([one.samples.completed for one in runs])

@@ -72,7 +72,7 @@ class Compared:
         return self.judged and not self.effect.low <= same <= self.effect.high
 
 
-class Played(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A run, its columns, and the part of it that is measured."""
 
     run: RunData
@@ -80,7 +80,7 @@ class Played(NamedTuple):
     span: Span
 
 
-def played(runs: Sequence[RunData], options: MeasureOptions) -> tuple[Played, ...]:
+def measured(runs: Sequence[RunData], options: MeasureOptions) -> tuple[MeasuredRun, ...]:
     """All runs, measured over the same kind of part: the steady state if all have one, else the whole run."""
     columns = [samples_of(run) for run in runs]
     spans = [
@@ -89,10 +89,10 @@ def played(runs: Sequence[RunData], options: MeasureOptions) -> tuple[Played, ..
     ]
     if not all(span.steady for span in spans):
         spans = [whole_run(run.ended_s) for run in runs]
-    return tuple(Played(*one) for one in zip(runs, columns, spans, strict=True))
+    return tuple(MeasuredRun(*one) for one in zip(runs, columns, spans, strict=True))
 
 
-def due(one: Played) -> "Flags":
+def due(one: MeasuredRun) -> "Flags":
     """[requests] bool: due in the part that is measured."""
     return one.span.holds(one.samples.scheduled_s) if one.span.steady else np.ones(len(one.run.requests), np.bool_)
 
@@ -123,7 +123,7 @@ LATENCIES = (
 
 
 def compare_latency(
-    figure: Figure, pairs: Sequence[tuple[Played, Played]], chosen: "Flags", resamples: int, seed: int
+    figure: Figure, pairs: Sequence[tuple[MeasuredRun, MeasuredRun]], chosen: "Flags", resamples: int, seed: int
 ) -> Compared:
     """One latency over the chosen requests, [requests] bool: those that were answered in all runs."""
     rank = np.cumsum(chosen) - 1
@@ -141,11 +141,11 @@ def compare_latency(
     elif math.isnan(result.low):
         note = "no interval: too few answers have this figure"
     elif block > count / 5:
-        note = f"wanders: stretches of {block:.0f} of {count} requests are alike, so the interval is wide; play longer"
+        note = f"wanders: stretches of {block:.0f} of {count} requests are alike, so the interval is wide; run longer"
     return Compared(figure.key, figure.name, "ms", "ratio", "lower", result, block, note)
 
 
-def compare_tokens(pairs: Sequence[tuple[Played, Played]], resamples: int, seed: int) -> Compared:
+def compare_tokens(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]], resamples: int, seed: int) -> Compared:
     """Output tokens per second, by moments of about a second."""
     shortest_s = min(one.span.duration_s for pair in pairs for one in pair)
     moments = int(np.clip(round(shortest_s), 20, 1000))
@@ -160,7 +160,7 @@ def compare_tokens(pairs: Sequence[tuple[Played, Played]], resamples: int, seed:
 
 
 def compare_attainment(
-    pairs: Sequence[tuple[Played, Played]], options: MeasureOptions, resamples: int, seed: int
+    pairs: Sequence[tuple[MeasuredRun, MeasuredRun]], options: MeasureOptions, resamples: int, seed: int
 ) -> Compared:
     """Share of the offered requests that kept every limit; without limits, that were answered."""
     runs = [one for pair in pairs for one in pair]
@@ -207,7 +207,7 @@ def _why_not(statistic: Statistic, pairs: Sequence[tuple[Sample, Sample]], count
     if values * beyond < _BEYOND - 1e-9:
         return f"not judged: a {name} needs {_BEYOND / beyond:.0f} values, these are {values}"
     if episodes < _EPISODES:
-        return f"not judged: values beyond the {name} lie in fewer than {_EPISODES} separate stretches; play longer"
+        return f"not judged: values beyond the {name} lie in fewer than {_EPISODES} separate stretches; run longer"
     return ""
 
 
@@ -217,7 +217,7 @@ def _episodes(sample: Sample, statistic: Statistic, block: float) -> int:
     return int((np.diff(beyond) > block / 3).sum()) + 1 if len(beyond) else 0
 
 
-def _token_rates(one: Played, moments: int) -> "Floats":
+def _token_rates(one: MeasuredRun, moments: int) -> "Floats":
     span = one.span
     inside = span.holds(one.samples.arrivals.at_s)
     counted = np.histogram(

@@ -1,4 +1,4 @@
-"""A run second by second: what was due, under way, delivered, and how long first tokens took.
+"""A run second by second: what was due, in flight, delivered, and how long first tokens took.
 
 Pure: arrays in, arrays out.
 """

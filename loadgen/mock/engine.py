@@ -45,7 +45,7 @@ class MockRecord:
 
     Attributes:
         requests: in order of arrival, probes included.
-        num_open, max_open: answers under way now, and at most.
+        num_open, max_open: answers in flight now, and at most.
         stall: when the server stood still; None before the first request, or if it never does.
     """
 

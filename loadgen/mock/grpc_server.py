@@ -74,7 +74,7 @@ class MockGrpcServer:
         socket.create_server(address, family=family, reuse_port=self._shares_port).close()
 
     async def close(self) -> None:
-        """Breaks off what is under way."""
+        """Breaks off what is in flight."""
         await self._server.stop(None)
 
     async def _stream_generate(self, request: bytes, context: Any) -> AsyncIterator[bytes]:

@@ -67,7 +67,7 @@ class MockHttpServer:
         self.url = f"http://{self._host}:{port}/v1"
 
     async def close(self) -> None:
-        """Breaks off what is under way."""
+        """Breaks off what is in flight."""
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:  # noqa: ARG002 - the signature is aiohttp's

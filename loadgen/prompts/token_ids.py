@@ -59,7 +59,7 @@ class PromptMaker:
 
     Args:
         salt: another salt, other prompts: a server's cache of an earlier run is of no use to this one.
-        workload: what is played; its digest and, without blocks, its rows enter the prompts.
+        workload: what is run; its digest and, without blocks, its rows enter the prompts.
         vocabulary: ids to draw from.
     """
 

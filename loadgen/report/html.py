@@ -82,7 +82,7 @@ def _subtitle(run: RunData) -> str:
         run.settings.get("time") or run.settings.get("started_at"),
         run.settings.get("target"),
         loop,
-        f"at most {cap} under way" if cap else None,
+        f"at most {cap} in flight" if cap else None,
     ]
     return " · ".join(str(one) for one in known if one)
 

@@ -50,7 +50,7 @@ def live_panel(
 
 
 class History:
-    """The last looks: token rate and the curve of requests under way come from several."""
+    """The last looks: token rate and the curve of requests in flight come from several."""
 
     def __init__(self) -> None:
         self._tokens: deque[tuple[float, int]] = deque()
@@ -72,7 +72,7 @@ class History:
 
     @property
     def sparkline(self) -> str:
-        """Requests under way, from none to the most lately."""
+        """Requests in flight, from none to the most lately."""
         most = max(self._in_flight, default=0)
         return "".join(_SPARKS[round(count / most * (len(_SPARKS) - 1)) if most else 0] for count in self._in_flight)
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from loadgen.comparison.comparable import Side
 from loadgen.comparison.compare import Comparison
-from loadgen.comparison.contrasts import Compared, Played, due, played
+from loadgen.comparison.contrasts import Compared, MeasuredRun, due, measured
 from loadgen.measure.metrics import MeasureOptions
 from loadgen.measure.quantiles import quantiles
 from loadgen.measure.timeseries import Timeseries, timeseries
@@ -73,7 +73,7 @@ _RATIO_TICKS = (
 
 def comparison_pictures(comparison: Comparison, sides: Sequence[Side]) -> tuple[Picture, ...]:
     """All of them; sides in the order of the comparison."""
-    runs = [played(side.runs, comparison.options) for side in sides]
+    runs = [measured(side.runs, comparison.options) for side in sides]
     labels = [side.label for side in sides]
     return (
         ratios(comparison),
@@ -131,7 +131,7 @@ def ratios(comparison: Comparison) -> Picture:
     )
 
 
-def cumulative(labels: Sequence[str], runs: Sequence[Sequence[Played]], options: MeasureOptions) -> Picture:
+def cumulative(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]], options: MeasureOptions) -> Picture:
     """Share of requests at or below each latency, a curve per side, a thin one per repeat."""
     panels = (("TTFT", "ttft", "ttft"), ("TPOT", "tpot", "tpot"), ("E2E", "e2e", "e2el"))
     with styled():
@@ -152,8 +152,8 @@ def cumulative(labels: Sequence[str], runs: Sequence[Sequence[Played]], options:
     )
 
 
-def timelines(labels: Sequence[str], runs: Sequence[Sequence[Played]]) -> Picture:
-    """What was under way, what came out and how long first tokens took, over the time of the runs."""
+def timelines(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]]) -> Picture:
+    """What was in flight, what came out and how long first tokens took, over the time of the runs."""
     longest_s = max(one.run.ended_s for side in runs for one in side) or 1.0
     fitting = [width_s for width_s in _BINS_S if longest_s / width_s <= _MOST_BINS]
     bin_s = fitting[0] if fitting else longest_s / _MOST_BINS
@@ -167,7 +167,7 @@ def timelines(labels: Sequence[str], runs: Sequence[Sequence[Played]]) -> Pictur
                     rows, timeseries(one.run, one.samples, bin_s=bin_s), colour, alpha=0.9 if len(side) == 1 else 0.45
                 )
         _name_sides(figure, labels)
-        headline(rows[0], ("Requests under way", INK))
+        headline(rows[0], ("Requests in flight", INK))
         headline(rows[1], ("Output tokens per second", INK))
         headline(rows[2], ("TTFT p50 of requests due then", INK))
         rows[0].set_ylim(bottom=0)
@@ -181,7 +181,7 @@ def timelines(labels: Sequence[str], runs: Sequence[Sequence[Played]]) -> Pictur
         name="comparison-timeline",
         title="The runs over time",
         caption=f"Means per {bin_s:g} s; every run is a line.",
-        alt=f"Requests under way, output tokens per second and median TTFT over time, for {', '.join(labels)}.",
+        alt=f"Requests in flight, output tokens per second and median TTFT over time, for {', '.join(labels)}.",
         figure=figure,
     )
 
@@ -228,7 +228,7 @@ def _write_conclusions(axes: "Axes", row: Sequence[Compared]) -> None:
 
 
 def _draw_cumulative(
-    axes: "Axes", title: str, runs: Sequence[Sequence[Played]], column: str, limit_ms: float | None
+    axes: "Axes", title: str, runs: Sequence[Sequence[MeasuredRun]], column: str, limit_ms: float | None
 ) -> None:
     names, ends = [(title, INK)], []
     shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
@@ -279,6 +279,6 @@ def _draw_run(rows: Sequence["Axes"], series: Timeseries, colour: str, *, alpha:
         rows[2].plot(middle[known], series.ttft_p50_ms[known], color=colour, alpha=alpha)
 
 
-def _values(one: Played, column: str) -> "Floats":
+def _values(one: MeasuredRun, column: str) -> "Floats":
     values: Floats = getattr(one.samples, column)[due(one) & one.samples.completed]
     return values[values > 0]

@@ -34,7 +34,7 @@ _ROW_IN = (0.045, 0.14)
 _STALL_OVER_MEDIAN = 4.0
 _LEAST_STALL_MS = 100.0
 _TOO_SHORT_TO_SEE = 0.002
-# Where the median line is a smaller share of the time between first and last, all begin at zero: about three under way.
+# Where the median line is a smaller share of the time between first and last, all begin at zero: about three in flight.
 _TOO_SHORT_TO_READ = 0.025
 
 _Line = tuple[int, float, float]

@@ -24,7 +24,7 @@ from loadgen.report.plot_style import (
     styled,
 )
 from loadgen.report.sweep_text import AXIS_NAMES, limits_text
-from loadgen.sweep.load_level import UNITS, Rung
+from loadgen.sweep.load_level import UNITS, LoadLevel
 from loadgen.sweep.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _ROOM_FOR_A_LABEL_PX = (44.0, 14.0)
 
 class _Line(NamedTuple):
     name: str
-    value: Callable[[Rung], float]
+    value: Callable[[LoadLevel], float]
     colour: str
 
 
@@ -53,8 +53,8 @@ def sweep_pictures(sweep: Sweep, slo: Mapping[str, float]) -> tuple[Picture, ...
 def latency_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
     """TTFT and TPOT, p50 and p99, with the line of the limit."""
     panels = (
-        ("TTFT", lambda rung: rung.ttft.p50, lambda rung: rung.ttft.p99, slo.get("ttft")),
-        ("TPOT", lambda rung: rung.tpot.p50, lambda rung: rung.tpot.p99, slo.get("tpot")),
+        ("TTFT", lambda load_level: load_level.ttft.p50, lambda load_level: load_level.ttft.p99, slo.get("ttft")),
+        ("TPOT", lambda load_level: load_level.tpot.p50, lambda load_level: load_level.tpot.p99, slo.get("tpot")),
     )
     with styled():
         figure = new_figure(3.7)
@@ -71,7 +71,9 @@ def latency_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
         name="sweep-latency",
         title="Latency against load",
         caption=f"Every dot is a run.{_void_note(sweep)}",
-        alt=_spoken(sweep, lambda rung: f"TTFT p50 {duration(rung.ttft.p50)}, p99 {duration(rung.ttft.p99)}"),
+        alt=_spoken(
+            sweep, lambda load_level: f"TTFT p50 {duration(load_level.ttft.p50)}, p99 {duration(load_level.ttft.p99)}"
+        ),
         figure=figure,
     )
 
@@ -81,7 +83,7 @@ def normalized_by_load(sweep: Sweep) -> Picture:
     with styled():
         figure = new_figure(3.4)
         axes = figure.subplots()
-        _draw(axes, sweep, [_Line("mean", lambda rung: rung.normalized.mean, BLUE)])
+        _draw(axes, sweep, [_Line("mean", lambda load_level: load_level.normalized.mean, BLUE)])
         _log_time(axes, [])
         _load_axis(axes, sweep)
         headline(axes, ("Normalized latency per token, mean", INK))
@@ -89,7 +91,7 @@ def normalized_by_load(sweep: Sweep) -> Picture:
         name="sweep-normalized",
         title="Normalized latency against load",
         caption=f"Mean over requests of end-to-end latency divided by tokens of the answer.{_void_note(sweep)}",
-        alt=_spoken(sweep, lambda rung: f"{duration(rung.normalized.mean)} per token"),
+        alt=_spoken(sweep, lambda load_level: f"{duration(load_level.normalized.mean)} per token"),
         figure=figure,
     )
 
@@ -104,18 +106,20 @@ def goodput_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
             left,
             sweep,
             [
-                _Line("answered", lambda rung: rung.requests_per_s, BLUE),
-                _Line("good", lambda rung: rung.goodput_per_s, TEAL),
+                _Line("answered", lambda load_level: load_level.requests_per_s, BLUE),
+                _Line("good", lambda load_level: load_level.goodput_per_s, TEAL),
             ],
         )
         if sweep.axis == "rate":
-            offered = np.linspace(0 if not _is_log(sweep) else sweep.rungs[0].load, sweep.rungs[-1].load, 200)
+            offered = np.linspace(
+                0 if not _is_log(sweep) else sweep.load_levels[0].load, sweep.load_levels[-1].load, 200
+            )
             left.plot(offered, offered, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
             names.append(("offered", MUTED))
-        left.set_ylim(0, 1.2 * (max(rung.requests_per_s for rung in sweep.rungs) or 1.0))
+        left.set_ylim(0, 1.2 * (max(load_level.requests_per_s for load_level in sweep.load_levels) or 1.0))
         _load_axis(left, sweep)
         headline(left, *names)
-        _draw(right, sweep, [_Line("share", lambda rung: 100 * rung.attainment, TEAL)])
+        _draw(right, sweep, [_Line("share", lambda load_level: 100 * load_level.attainment, TEAL)])
         right.set_ylim(0, 104)
         right.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
         for one in sweep.answers:
@@ -129,7 +133,7 @@ def goodput_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
         name="sweep-goodput",
         title="Goodput against load",
         caption=f"Limits: {limits_text(slo)}. Failures, timeouts and drops count as bad.{_void_note(sweep)}",
-        alt=_spoken(sweep, lambda rung: f"{share(rung.attainment)} within all limits"),
+        alt=_spoken(sweep, lambda load_level: f"{share(load_level.attainment)} within all limits"),
         figure=figure,
     )
 
@@ -139,22 +143,24 @@ def throughput_by_interactivity(sweep: Sweep) -> Picture:
     with styled():
         figure = new_figure(4.0)
         axes = figure.subplots()
-        shown = [rung for rung in sweep.rungs if np.isfinite(rung.interactivity)]
-        valid = [rung for rung in shown if rung.counts]
+        shown = [load_level for load_level in sweep.load_levels if np.isfinite(load_level.interactivity)]
+        valid = [load_level for load_level in shown if load_level.counts]
         axes.plot(
-            [rung.interactivity for rung in valid],
-            [rung.output_tokens_per_s for rung in valid],
+            [load_level.interactivity for load_level in valid],
+            [load_level.output_tokens_per_s for load_level in valid],
             color=BLUE,
             marker="o",
             markersize=5,
             markeredgecolor=SURFACE,
         )
-        for rung in shown:
-            if not rung.counts:
-                _void_dot(axes, rung.interactivity, rung.output_tokens_per_s)
+        for load_level in shown:
+            if not load_level.counts:
+                _void_dot(axes, load_level.interactivity, load_level.output_tokens_per_s)
         axes.margins(x=0.08, y=0.12)
         axes.set_ylim(bottom=0)
-        if shown and min(rung.interactivity for rung in shown) < 0.4 * max(rung.interactivity for rung in shown):
+        if shown and min(load_level.interactivity for load_level in shown) < 0.4 * max(
+            load_level.interactivity for load_level in shown
+        ):
             axes.set_xlim(left=0)
         _label_loads(axes, shown)
         axes.grid(visible=True, axis="both")
@@ -166,7 +172,9 @@ def throughput_by_interactivity(sweep: Sweep) -> Picture:
         caption=f"Up is more for the machine, right is more for each reader.{_void_note(sweep)}",
         alt=_spoken(
             sweep,
-            lambda rung: f"{number(rung.output_tokens_per_s)} tokens/s, {number(rung.interactivity)} for each reader",
+            lambda load_level: (
+                f"{number(load_level.output_tokens_per_s)} tokens/s, {number(load_level.interactivity)} for each reader"
+            ),
         ),
         figure=figure,
     )
@@ -174,8 +182,8 @@ def throughput_by_interactivity(sweep: Sweep) -> Picture:
 
 def _draw(axes: "Axes", sweep: Sweep, lines: Sequence[_Line]) -> None:
     for line in lines:
-        values = [(rung, line.value(rung)) for rung in sweep.rungs]
-        known = [(rung.load, value) for rung, value in values if rung.counts and np.isfinite(value)]
+        values = [(load_level, line.value(load_level)) for load_level in sweep.load_levels]
+        known = [(load_level.load, value) for load_level, value in values if load_level.counts and np.isfinite(value)]
         if known:
             axes.plot(
                 *zip(*known, strict=True),
@@ -185,9 +193,9 @@ def _draw(axes: "Axes", sweep: Sweep, lines: Sequence[_Line]) -> None:
                 markeredgecolor=SURFACE,
                 zorder=3,
             )
-        for rung, value in values:
-            if not rung.counts and np.isfinite(value):
-                _void_dot(axes, rung.load, value)
+        for load_level, value in values:
+            if not load_level.counts and np.isfinite(value):
+                _void_dot(axes, load_level.load, value)
 
 
 def _void_dot(axes: "Axes", x: float, y: float) -> None:
@@ -195,32 +203,37 @@ def _void_dot(axes: "Axes", x: float, y: float) -> None:
 
 
 def _void_note(sweep: Sweep) -> str:
-    void = [f"{rung.load:g}" for rung in sweep.rungs if not rung.counts]
+    void = [f"{load_level.load:g}" for load_level in sweep.load_levels if not load_level.counts]
     return f" Grey crosses prove nothing: {', '.join(void)} {UNITS[sweep.axis]} invalid or broken off." if void else ""
 
 
-def _spoken(sweep: Sweep, what: Callable[[Rung], str]) -> str:
-    return ". ".join(f"At {rung.load:g} {UNITS[sweep.axis]}: {what(rung)}" for rung in sweep.rungs) + "."
+def _spoken(sweep: Sweep, what: Callable[[LoadLevel], str]) -> str:
+    return (
+        ". ".join(f"At {load_level.load:g} {UNITS[sweep.axis]}: {what(load_level)}" for load_level in sweep.load_levels)
+        + "."
+    )
 
 
 def _is_log(sweep: Sweep) -> bool:
-    return sweep.rungs[-1].load >= _LOG_FROM * sweep.rungs[0].load
+    return sweep.load_levels[-1].load >= _LOG_FROM * sweep.load_levels[0].load
 
 
-def _label_loads(axes: "Axes", rungs: Sequence[Rung]) -> None:
+def _label_loads(axes: "Axes", load_levels: Sequence[LoadLevel]) -> None:
     """The load beside its dot, where there is room for it."""
     labelled: list[tuple[float, float]] = []
-    for rung in rungs:
-        at = (rung.interactivity, rung.output_tokens_per_s)
+    for load_level in load_levels:
+        at = (load_level.interactivity, load_level.output_tokens_per_s)
         x, y = axes.transData.transform(at)
         wide, high = _ROOM_FOR_A_LABEL_PX
         if all(abs(x - other_x) > wide or abs(y - other_y) > high for other_x, other_y in labelled):
             labelled.append((x, y))
-            axes.annotate(f"{rung.load:.3g}", at, xytext=(6, 4), textcoords="offset points", fontsize=8, color=MUTED)
+            axes.annotate(
+                f"{load_level.load:.3g}", at, xytext=(6, 4), textcoords="offset points", fontsize=8, color=MUTED
+            )
 
 
 def _load_axis(axes: "Axes", sweep: Sweep) -> None:
-    low, high = sweep.rungs[0].load / 1.1, sweep.rungs[-1].load * 1.1
+    low, high = sweep.load_levels[0].load / 1.1, sweep.load_levels[-1].load * 1.1
     if _is_log(sweep):
         axes.set_xscale("log")
         axes.set_xlim(low, high)

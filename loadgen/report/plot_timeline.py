@@ -1,4 +1,4 @@
-"""The run over time: what was asked, what was under way, what came out, how long first tokens took."""
+"""The run over time: what was asked, what was in flight, what came out, how long first tokens took."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,7 +74,7 @@ def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
         title="The run over time",
         caption=f"Means per {series.bin_s:g} s; percentiles of as many requests as they need.{left_out}{outside}",
         alt=(
-            f"Curves over {number(run.ended_s)} seconds: requests due and answered per second, requests under way "
+            f"Curves over {number(run.ended_s)} seconds: requests due and answered per second, requests in flight "
             f"(at most {metrics.whole.throughput.peak_in_flight}), output tokens per second (mean {number(mean)}), "
             "and time to first token."
         ),
@@ -101,7 +101,7 @@ def _draw_requests(axes: "Axes", series: Timeseries) -> None:
 def _draw_load(axes: "Axes", series: Timeseries) -> None:
     axes.fill_between(_middle(series), series.in_flight, color=BLUE, alpha=0.15, linewidth=0)
     axes.plot(_middle(series), series.in_flight, color=BLUE)
-    names = [("Requests", INK), ("under way", BLUE)]
+    names = [("Requests", INK), ("in flight", BLUE)]
     if series.waiting.max(initial=0.0) >= 0.5:
         axes.plot(_middle(series), series.waiting, color=ORANGE)
         names.append(("waiting in the client", ORANGE))

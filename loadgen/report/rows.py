@@ -104,7 +104,7 @@ def goodput_facts(metrics: Metrics) -> list[Fact]:
 
 
 def schedule_facts(run: RunData, metrics: Metrics) -> list[Fact]:
-    """The schedule that was drawn or recorded, beside the one that was played; first the rate it was drawn for."""
+    """The schedule that was drawn or recorded, beside the one that was run; first the rate it was drawn for."""
     facts = [] if metrics.planned is not None else [Fact("Arrivals", "when another request ended (closed loop)")]
     if asked := run.settings.get("asked_rate_per_s"):
         facts.append(Fact("Arrivals asked", f"{number(asked)} per s, of which the plan is one draw"))

@@ -1,7 +1,6 @@
-"""How a run was made, in words: the settings of a RunData as names and texts. Pure.
+"""Settings of a run as labels and texts for reports. Pure.
 
-result.json keeps them as they are. Here what was not used is left out, and a setting without a name of its own is shown
-under its key with spaces, so that nothing else is lost.
+result.json keeps the raw settings. Unused settings are left out here; a setting without a label is shown under its key.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +10,7 @@ from loadgen.report.figures import number, share
 from loadgen.report.rows import Fact
 
 _ELSEWHERE = ("command", "closed_loop", "start_monotonic_ns", "workload_digest")
-"""At the head of the page, or of no use to a reader."""
+"""Shown at the top of the page, or not useful to readers."""
 
 
 def _yes_or_no(value: Any) -> str:
@@ -54,52 +53,52 @@ _NAMES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "target": ("Server", _as_is),
     "api": ("Protocol", _as_is),
     "model": ("Model", _as_is),
-    "model_version": ("Version of the model", _as_is),
-    "max_model_len": ("Tokens that fit the model", lambda value: f"{value:,}"),
-    "vocab_size": ("Token ids drawn from", lambda value: f"{value:,}"),
-    "prompt_mode": ("Prompts sent as", _prompts),
-    "text_prompts.words": ("Words of text prompts", lambda value: f"{value:,}"),
-    "text_prompts.overhead_tokens": ("Tokens the server adds to a prompt", _as_is),
-    "text_prompts.tokens_per_word": ("Tokens of a word", _as_is),
-    "text_prompts.mismatch": ("Prompt lengths off, in the probe", _share),
-    "salt": ("Salt of the prompts", _as_is),
-    "pinned_salt": ("Salt given by hand", _yes_or_no),
+    "model_version": ("Model version", _as_is),
+    "max_model_len": ("Maximum context, tokens", lambda value: f"{value:,}"),
+    "vocab_size": ("Vocabulary size", lambda value: f"{value:,}"),
+    "prompt_mode": ("Prompt mode", _prompts),
+    "text_prompts.words": ("Words for text prompts", lambda value: f"{value:,}"),
+    "text_prompts.overhead_tokens": ("Tokens added to a prompt by the server", _as_is),
+    "text_prompts.tokens_per_word": ("Tokens per word", _as_is),
+    "text_prompts.mismatch": ("Prompt length error in the probe", _share),
+    "salt": ("Prompt salt", _as_is),
+    "pinned_salt": ("Prompt salt pinned", _yes_or_no),
     "seed": ("Seed", _as_is),
     "temperature": ("Temperature", _as_is),
-    "ignore_eos": ("Answers as long as planned", _yes_or_no),
-    "concurrency": ("Requests under way, always (closed loop)", _as_is),
-    "max_concurrency": ("Requests under way, at most", _as_is),
-    "overflow": ("Beyond that", lambda value: {"queue": "they wait", "drop": "they are dropped"}.get(value, value)),
-    "cancel_rate": ("Cancelled on purpose", _share),
-    "timeout_s": ("Deadline of a request", _seconds),
-    "drain_timeout_s": ("Time to finish after the last arrival", _seconds),
+    "ignore_eos": ("ignore_eos (fixed output length)", _yes_or_no),
+    "concurrency": ("Concurrency (closed loop)", _as_is),
+    "max_concurrency": ("Maximum concurrency", _as_is),
+    "overflow": ("Overflow policy", _as_is),
+    "cancel_rate": ("Cancellation rate", _share),
+    "timeout_s": ("Request timeout", _seconds),
+    "drain_timeout_s": ("Drain timeout", _seconds),
     "workers": ("Worker processes", _as_is),
-    "ceiling_messages_per_s": ("Messages per second this host can measure", lambda value: f"{value:,.0f}"),
-    "warnings": ("Warnings before the start", "; ".join),
-    "measure.warmup_s": ("Warm-up left out", _seconds),
-    "measure.slo": ("Limits", _limits),
+    "ceiling_messages_per_s": ("Measurement ceiling of this host, messages/s", lambda value: f"{value:,.0f}"),
+    "warnings": ("Warnings", "; ".join),
+    "measure.warmup_s": ("Warm-up excluded", _seconds),
+    "measure.slo": ("SLO limits", _limits),
     "measure.percentiles": ("Percentiles", _listed),
-    "max_error_rate": ("Errors, INVALID above", _share),
-    "started_at": ("First request due from", _as_is),
+    "max_error_rate": ("Maximum error rate", _share),
+    "started_at": ("Started", _as_is),
     "time": ("Ended", _as_is),
     "tags": ("Tags", _packages),
-    "host.hostname": ("Load generator's host", _as_is),
-    "host.cpu": ("Its processor", _as_is),
-    "host.usable_cpus": ("Its cores", _as_is),
-    "host.machine": ("Its architecture", _as_is),
-    "host.system": ("Its system", _as_is),
-    "host.load_average": ("Its load average, at the end", _as_is),
-    "host_busy.mean": ("Its cores busy, mean of the run", _share),
-    "host_busy.peak": ("Its cores busy, worst second", _share),
+    "host.hostname": ("Host of the load generator", _as_is),
+    "host.cpu": ("CPU model", _as_is),
+    "host.usable_cpus": ("Usable CPUs", _as_is),
+    "host.machine": ("Architecture", _as_is),
+    "host.system": ("Operating system", _as_is),
+    "host.load_average": ("Load average at the end", _as_is),
+    "host_busy.mean": ("CPU utilization of the host, mean", _share),
+    "host_busy.peak": ("CPU utilization of the host, peak second", _share),
     "host.python": ("Python", _as_is),
     "host.packages": ("Packages", _packages),
     "host.revision": ("Commit", _as_is),
 }
-"""Path of a setting to its name and how its value is written, in the order in which they are shown."""
+"""By path of a setting, its label and how its value is formatted, in order of display."""
 
 
 def settings_facts(settings: Mapping[str, Any]) -> list[Fact]:
-    """Names and texts, those with a name first."""
+    """Labels and texts; settings with a label come first."""
     if settings.get("max_concurrency") is None:
         settings = {name: value for name, value in settings.items() if name != "overflow"}
     found = dict(_flattened(settings))
@@ -109,7 +108,7 @@ def settings_facts(settings: Mapping[str, Any]) -> list[Fact]:
 
 
 def _flattened(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of each setting that says something; what has a name as a whole stays whole."""
+    """(path, value) of each setting with a value; a mapping with a label of its own stays one value."""
     for name, value in settings.items():
         path = f"{above}{name}"
         if path in _ELSEWHERE or value is None or value in ({}, [], ()):

@@ -23,7 +23,7 @@ def write_sweep(
     """Writes all of them, each whole or not at all; returns their paths.
 
     Args:
-        sweep: with at least one rung.
+        sweep: with at least one load level.
         slo: limits in ms by metric.
         folder: made if it is not there.
         about: names and texts for the head of the page, such as target and command.
@@ -41,7 +41,7 @@ def write_sweep(
         about=about or {},
         conclusions=conclusions(sweep, slo),
         columns=COLUMNS,
-        rungs=[(rung, cells(rung, limits=bool(slo))) for rung in sweep.rungs],
+        load_levels=[(load_level, cells(load_level, limits=bool(slo))) for load_level in sweep.load_levels],
         pictures=[(picture, Markup(svg(picture))) for picture in drawn],
     )
     contents = {

@@ -11,7 +11,7 @@ from loadgen.plain_json import plain
 from loadgen.report.figures import milliseconds, number, share
 from loadgen.report.terminal import STYLES
 from loadgen.sweep.capacity import answer_text
-from loadgen.sweep.load_level import UNITS, Rung
+from loadgen.sweep.load_level import UNITS, LoadLevel
 from loadgen.sweep.sweep import Sweep
 
 SCHEMA = "loadgen.sweep.sweep/v1"
@@ -30,24 +30,27 @@ def limits_text(slo: Mapping[str, float]) -> str:
     return ", ".join(f"{_SLO_NAMES[name]} {limit_ms:g} ms" for name, limit_ms in slo.items())
 
 
-def cells(rung: Rung, *, limits: bool) -> list[str]:
-    """The figures of a rung, in the order of COLUMNS."""
+def cells(load_level: LoadLevel, *, limits: bool) -> list[str]:
+    """The figures of a load level, in the order of COLUMNS."""
     return [
-        f"{rung.load:g}",
-        rung.level,
-        *(milliseconds(one) for one in (rung.ttft.p50, rung.ttft.p99, rung.tpot.p50, rung.tpot.p99)),
-        milliseconds(rung.normalized.mean),
-        number(rung.requests_per_s),
-        number(rung.output_tokens_per_s),
-        number(rung.interactivity),
-        number(rung.goodput_per_s) if limits else "-",
-        share(rung.attainment) if limits else "-",
+        f"{load_level.load:g}",
+        load_level.level,
+        *(
+            milliseconds(one)
+            for one in (load_level.ttft.p50, load_level.ttft.p99, load_level.tpot.p50, load_level.tpot.p99)
+        ),
+        milliseconds(load_level.normalized.mean),
+        number(load_level.requests_per_s),
+        number(load_level.output_tokens_per_s),
+        number(load_level.interactivity),
+        number(load_level.goodput_per_s) if limits else "-",
+        share(load_level.attainment) if limits else "-",
     ]
 
 
 def conclusions(sweep: Sweep, slo: Mapping[str, float]) -> list[str]:
     """The answers, and what stands in their way."""
-    texts = [answer_text(one, sweep.rungs, sweep.axis, limits_text(slo)) for one in sweep.answers]
+    texts = [answer_text(one, sweep.load_levels, sweep.axis, limits_text(slo)) for one in sweep.answers]
     if sweep.stopped:
         texts.append(f"The ladder was left early: {sweep.stopped}")
     if sweep.failure:
@@ -61,17 +64,19 @@ def sweep_lines(sweep: Sweep, slo: Mapping[str, float]) -> list[Text]:
     lines.append(
         Text("".join(name.rjust(_COLUMN_WIDTH - (index == 0) * 3) for index, name in enumerate(COLUMNS)), "bold")
     )
-    for rung in sweep.rungs:
-        first, level, *rest = cells(rung, limits=bool(slo))
+    for load_level in sweep.load_levels:
+        first, level, *rest = cells(load_level, limits=bool(slo))
         lines.append(
             Text.assemble(
                 first.rjust(_COLUMN_WIDTH - 3),
-                (level.rjust(_COLUMN_WIDTH), STYLES[rung.level]),
+                (level.rjust(_COLUMN_WIDTH), STYLES[load_level.level]),
                 "".join(text.rjust(_COLUMN_WIDTH) for text in rest),
             )
         )
-        if rung.level == "INVALID" and rung.reasons:
-            lines += [Text(f"      {line}", style="dim") for line in wrap(f"not used: {rung.reasons[0]}", _WIDTH - 6)]
+        if load_level.level == "INVALID" and load_level.reasons:
+            lines += [
+                Text(f"      {line}", style="dim") for line in wrap(f"not used: {load_level.reasons[0]}", _WIDTH - 6)
+            ]
     lines.append(Text("-" * _WIDTH))
     for text in conclusions(sweep, slo):
         lines += [Text(line, style="bold") for line in wrap(text, _WIDTH, subsequent_indent="  ")]
@@ -87,21 +92,22 @@ def sweep_document(sweep: Sweep, slo: Mapping[str, float]) -> dict[str, Any]:
         "unit": UNITS[sweep.axis],
         "slo": dict(slo),
         "answers": [
-            {**plain(one), "text": answer_text(one, sweep.rungs, sweep.axis, limits_text(slo))} for one in sweep.answers
+            {**plain(one), "text": answer_text(one, sweep.load_levels, sweep.axis, limits_text(slo))}
+            for one in sweep.answers
         ],
         "stopped": sweep.stopped,
         "failure": sweep.failure,
         "interrupted": sweep.interrupted,
-        "rungs": [_rung_document(rung) for rung in sweep.rungs],
+        "rungs": [_load_level_document(load_level) for load_level in sweep.load_levels],
     }
 
 
-def _rung_document(rung: Rung) -> dict[str, Any]:
-    document: dict[str, Any] = plain(rung)
+def _load_level_document(load_level: LoadLevel) -> dict[str, Any]:
+    document: dict[str, Any] = plain(load_level)
     for name in ("ttft", "tpot", "e2e", "normalized"):
         figures = document.pop(name)
         percentiles = {f"p{percentile:g}": value for percentile, value in figures.pop("percentiles")}
         document[f"{name}_ms"] = {**figures, **percentiles}
-    document["attainment"] = None if math.isnan(rung.attainment) else rung.attainment
-    document["used"] = rung.counts
+    document["attainment"] = None if math.isnan(load_level.attainment) else load_level.attainment
+    document["used"] = load_level.counts
     return document

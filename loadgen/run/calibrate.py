@@ -20,7 +20,7 @@ from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes
 from loadgen.record import RunData, Status
 from loadgen.run.ceiling import Ceiling, store_ceiling, stored_ceiling, this_host
-from loadgen.run.controller import PlayOptions, play
+from loadgen.run.controller import RunOptions, run_workload
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Trace
 
@@ -38,7 +38,7 @@ _INPUT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class Trial:
     """One load that was tried.
 
     Attributes:
@@ -128,7 +128,9 @@ def recovered_ms(protocol: Protocol, duration_s: float) -> tuple[float, float, f
     behaviour = MockBehaviour(ttft_s=_TTFT_S, itl_s=_ITL_S)
     with mock_in_processes("grpc" if protocol == "grpc" else "openai", behaviour) as url:
         run = _all_answered(
-            play(_workload(np.linspace(0.0, (count - 1) / 5, count), 20), _spec(protocol, url), PlayOptions(workers=1))
+            run_workload(
+                _workload(np.linspace(0.0, (count - 1) / 5, count), 20), _spec(protocol, url), RunOptions(workers=1)
+            )
         )
     rows = run.requests
     return (
@@ -138,17 +140,17 @@ def recovered_ms(protocol: Protocol, duration_s: float) -> tuple[float, float, f
     )
 
 
-def try_load(protocol: Protocol, url: str, num_streams: int, num_workers: int, hold_s: float) -> Rung:
+def try_load(protocol: Protocol, url: str, num_streams: int, num_workers: int, hold_s: float) -> Trial:
     """Opens so many streams within a second and holds them; mock servers at `url` send every 10 ms on each."""
     arrival_s = np.linspace(0.0, _RAMP_S, num_streams, endpoint=False, dtype=np.float64)
     output_tokens = math.ceil((_RAMP_S + hold_s) / _ITL_S)
     run = _all_answered(
-        play(_workload(arrival_s, output_tokens), _spec(protocol, url), PlayOptions(workers=num_workers))
+        run_workload(_workload(arrival_s, output_tokens), _spec(protocol, url), RunOptions(workers=num_workers))
     )
     arrived_s = run.chunks["arrived_ns"] / 1e9
     start_s, end_s = _RAMP_S + _TTFT_S, _RAMP_S + hold_s
     seen = int(((arrived_s >= start_s) & (arrived_s < end_s)).sum())
-    return Rung(
+    return Trial(
         num_streams=num_streams,
         delivered=seen / (num_streams / _ITL_S * (end_s - start_s)),
         gap_error_ms=float(np.quantile(np.abs(_gaps_ms(run) - 1e3 * _ITL_S), 0.9)),
@@ -163,15 +165,15 @@ def _highest(protocol: Protocol, num_workers: int, hold_s: float, say: Say) -> f
     with mock_in_processes("grpc" if protocol == "grpc" else "openai", behaviour, num_workers) as url:
         for num_streams in _ladder(num_workers):
             for _ in range(_TRIES):
-                rung = try_load(protocol, url, num_streams, num_workers, hold_s)
-                say(f"{num_workers} worker{'s' * (num_workers > 1)}, {rung}")
-                if rung.is_good:
+                trial = try_load(protocol, url, num_streams, num_workers, hold_s)
+                say(f"{num_workers} worker{'s' * (num_workers > 1)}, {trial}")
+                if trial.is_good:
                     break
-            if not rung.is_good:
+            if not trial.is_good:
                 break
-            best = rung.messages_per_s
+            best = trial.messages_per_s
     if not best:
-        raise TargetError(f"{rung}: the host is too busy to be calibrated; leave it alone meanwhile")
+        raise TargetError(f"{trial}: the host is too busy to be calibrated; leave it alone meanwhile")
     return best
 
 
@@ -184,7 +186,7 @@ def _ladder(num_workers: int) -> Iterator[int]:
 
 def _null_rate() -> float:
     run = _all_answered(
-        play(_workload(np.zeros(2000), 100), TargetSpec("null:", "null"), PlayOptions(workers=1, concurrency=64))
+        run_workload(_workload(np.zeros(2000), 100), TargetSpec("null:", "null"), RunOptions(workers=1, concurrency=64))
     )
     return len(run.chunks) / (float(np.ptp(run.chunks["arrived_ns"])) / 1e9)
 

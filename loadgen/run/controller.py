@@ -1,6 +1,6 @@
-"""Plays a workload: starts the workers, gives them one start, watches them, and gathers what they wrote down.
+"""Runs a workload: starts the workers, gives them one start, watches them, and gathers what they wrote down.
 
-No queue and no message is in the way of a request. All processes of a host share CLOCK_MONOTONIC, so a schedule counted
+No queue and no message is in the way of a request. All processes of a host shard CLOCK_MONOTONIC, so a schedule counted
 from one start is the same moment everywhere.
 """
 
@@ -18,16 +18,16 @@ from loadgen.host import HostWatch
 from loadgen.prompts.text import TextMeasure
 from loadgen.record import ABSENT, CHUNK, REQUEST, LiveView, RunData, Status, WorkerHealth, new_requests
 from loadgen.run.ceiling import stored_ceiling, this_host
-from loadgen.run.options import PlayOptions
-from loadgen.run.shards import deal, workforce
+from loadgen.run.options import RunOptions
+from loadgen.run.shards import make_shards, worker_count
 from loadgen.run.shared_arrays import PROGRESS, SharedArray
 from loadgen.run.worker import Opened, Prepare, Ready, Start, WorkerPlan
-from loadgen.run.worker_pool import Crew, CtrlC, Member
+from loadgen.run.worker_pool import CtrlC, WorkerHandle, WorkerPool
 from loadgen.target.base import TargetFacts, TargetSpec
 from loadgen.target.open import check_spec
 from loadgen.trace.schema import Trace, workload_digest
 
-__all__ = ["PlayOptions", "play"]
+__all__ = ["RunOptions", "run_workload"]
 
 _START_LEAD_NS = 300_000_000  # for the word to reach every worker
 _LOOK_S = 0.25
@@ -45,18 +45,18 @@ class _Memory(NamedTuple):
     progress: SharedArray
 
 
-def play(
+def run_workload(
     workload: Trace,
     spec: TargetSpec,
-    options: PlayOptions | None = None,
+    options: RunOptions | None = None,
     on_progress: OnProgress | None = None,
     *,
     on_opened: OnOpened | None = None,
     on_interrupt: OnInterrupt | None = None,
 ) -> RunData:
-    """Plays a workload to its end. Blocks. Processes are spawned, so the main module must bear being imported.
+    """Runs a workload to its end. Blocks. Processes are spawned, so the main module must bear being imported.
 
-    Ctrl-C breaks off what is under way and returns what there is, with `interrupted` set; a second one is a
+    Ctrl-C breaks off what is in flight and returns what there is, with `interrupted` set; a second one is a
     KeyboardInterrupt, and so is one before the start.
 
     Args:
@@ -64,20 +64,20 @@ def play(
         spec: the server.
         options: None takes the defaults.
         on_progress: called about four times a second.
-        on_opened: called once, before anything is played, with what the server says of itself.
+        on_opened: called once, before anything is run, with what the server says of itself.
         on_interrupt: called at Ctrl-C with the number of requests that are broken off.
 
     Raises:
-        TargetError: the server cannot be reached or measured; nothing was played.
-        OptionError: options that cannot work, or nothing to play.
+        TargetError: the server cannot be reached or measured; nothing was run.
+        OptionError: options that cannot work, or nothing to run.
     """
-    options = options or PlayOptions()
+    options = options or RunOptions()
     check_spec(spec)
     if len(workload) == 0:
         raise OptionError("the workload has no requests")
     pinned = bool(options.salt)
     salt = options.salt or secrets.token_hex(8)
-    num_workers, warning = workforce(workload, options, this_host()[1])
+    num_workers, warning = worker_count(workload, options, this_host()[1])
     memory = _memory(workload, num_workers, is_closed_loop=options.concurrency is not None)
     plans = [
         WorkerPlan(
@@ -85,7 +85,7 @@ def play(
             num_workers=num_workers,
             workload=workload,
             spec=spec,
-            share=share,
+            shard=shard,
             salt=salt,
             vocab_size=options.vocab_size,
             probe_timeout_s=options.probe_timeout_s,
@@ -93,27 +93,27 @@ def play(
             chunks=memory.chunks[worker],
             progress=memory.progress,
         )
-        for worker, share in enumerate(deal(workload, options, num_workers))
+        for worker, shard in enumerate(make_shards(workload, options, num_workers))
     ]
-    with Crew(plans) as crew:
-        opened = crew.replies(Opened)[0]
+    with WorkerPool(plans) as pool:
+        opened = pool.replies(Opened)[0]
         if on_opened is not None:
             on_opened(opened.facts)
-        crew.send(Prepare(opened.measure))
-        crew.replies(Ready)
+        pool.send(Prepare(opened.measure))
+        pool.replies(Ready)
         start_ns = time.monotonic_ns() + _START_LEAD_NS
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         host = HostWatch()
         with CtrlC() as ctrl_c:
-            crew.send(Start(start_ns))
-            _watch(crew, ctrl_c, start_ns, memory, workload, host, on_progress)
+            pool.send(Start(start_ns))
+            _watch(pool, ctrl_c, start_ns, memory, workload, host, on_progress)
             if ctrl_c.heard and on_interrupt is not None:
                 on_interrupt(int((memory.requests.rows()["status"] == Status.IN_FLIGHT).sum()))
-            crew.stop()
+            pool.stop()
         stopped_ns = time.monotonic_ns() - start_ns
-        members = crew.members
+        handles = pool.handles
     requests = memory.requests.rows().copy()
-    errors = _gather_errors(requests, members, start_ns)
+    errors = _gather_errors(requests, handles, start_ns)
     settings = _settings(workload, spec, options, opened.facts, opened.measure)
     settings |= {
         "salt": salt,
@@ -133,7 +133,7 @@ def play(
         requests=requests,
         chunks=_gather_chunks(memory),
         errors=errors,
-        workers=tuple(_health(member, memory) for member in members),
+        workers=tuple(_health(handle, memory) for handle in handles),
         ended_s=max(ended_ns, 0) / 1e9,
         interrupted=ctrl_c.heard,
         settings=settings,
@@ -156,7 +156,7 @@ def _memory(workload: Trace, num_workers: int, *, is_closed_loop: bool) -> _Memo
 
 
 def _watch(
-    crew: Crew,
+    pool: WorkerPool,
     ctrl_c: CtrlC,
     start_ns: int,
     memory: _Memory,
@@ -174,29 +174,29 @@ def _watch(
             on_progress(LiveView((time.monotonic_ns() - start_ns) / 1e9, requests, duration_s))
 
     look_s = time.monotonic()
-    while crew.is_playing and not ctrl_c.heard:
-        crew.listen(max(look_s - time.monotonic(), 0.0))
+    while pool.is_running and not ctrl_c.heard:
+        pool.listen(max(look_s - time.monotonic(), 0.0))
         if time.monotonic() >= look_s:
             look()
             look_s = time.monotonic() + _LOOK_S
     look()
 
 
-def _gather_errors(requests: NDArray[Any], members: list[Member], start_ns: int) -> tuple[str, ...]:
+def _gather_errors(requests: NDArray[Any], handles: list[WorkerHandle], start_ns: int) -> tuple[str, ...]:
     """Gives the workers' error numbers one meaning; what a dead worker left undone becomes an error."""
     texts: dict[str, int] = {}
-    for member in members:
-        ours = requests["worker"] == member.number
-        own = np.array([texts.setdefault(text, len(texts)) for text in member.errors], dtype=np.int64)
+    for handle in handles:
+        ours = requests["worker"] == handle.number
+        own = np.array([texts.setdefault(text, len(texts)) for text in handle.errors], dtype=np.int64)
         noted = np.flatnonzero(ours & (requests["error"] != ABSENT))
         known = requests["error"][noted] < len(own)  # a text may have died with its worker
         requests["error"][noted[known]] = own[requests["error"][noted[known]]]
-        if member.exit_code is not None:
-            text = f"worker {member.number} died with exit code {member.exit_code}"
+        if handle.exit_code is not None:
+            text = f"worker {handle.number} died with exit code {handle.exit_code}"
             number = texts.setdefault(text, len(texts))
             requests["error"][noted[~known]] = number
             undone = ours & np.isin(requests["status"], (Status.UNSENT, Status.IN_FLIGHT))
-            requests["ended_ns"][undone & (requests["status"] == Status.IN_FLIGHT)] = member.died_ns - start_ns
+            requests["ended_ns"][undone & (requests["status"] == Status.IN_FLIGHT)] = handle.died_ns - start_ns
             requests["status"][undone] = Status.ERROR
             requests["error"][undone] = number
     return tuple(texts)
@@ -207,15 +207,15 @@ def _gather_chunks(memory: _Memory) -> NDArray[Any]:
     return np.concatenate([chunks.rows()[:count] for chunks, count in zip(memory.chunks, counts, strict=True)])
 
 
-def _health(member: Member, memory: _Memory) -> WorkerHealth:
-    lost = int(memory.progress.rows()["chunks_lost"][member.number])
-    if member.done is None:
-        return WorkerHealth(member.number, np.zeros(0), np.zeros(0), lost, member.exit_code or -1)
-    return WorkerHealth(member.number, member.done.loop_lag_ms, member.done.cpu_share, lost)
+def _health(handle: WorkerHandle, memory: _Memory) -> WorkerHealth:
+    lost = int(memory.progress.rows()["chunks_lost"][handle.number])
+    if handle.done is None:
+        return WorkerHealth(handle.number, np.zeros(0), np.zeros(0), lost, handle.exit_code or -1)
+    return WorkerHealth(handle.number, handle.done.loop_lag_ms, handle.done.cpu_share, lost)
 
 
 def _settings(
-    workload: Trace, spec: TargetSpec, options: PlayOptions, facts: TargetFacts, measure: TextMeasure | None
+    workload: Trace, spec: TargetSpec, options: RunOptions, facts: TargetFacts, measure: TextMeasure | None
 ) -> dict[str, Any]:
     return {
         "target": spec.url,

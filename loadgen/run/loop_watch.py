@@ -51,7 +51,7 @@ class LoopWatch:
         return np.array(self._lags_ns, dtype=np.float64) / 1e6
 
     def cpu_shares(self) -> NDArray[np.float64]:
-        """[seconds]: share of a core in each; above 1 where threads of the process run on several."""
+        """[seconds]: shard of a core in each; above 1 where threads of the process run on several."""
         return np.array(self._cpu_shares, dtype=np.float64)
 
     def tick(self) -> None:

@@ -1,7 +1,7 @@
-"""Plays a worker's share of a workload on one event loop: each request when it is due, whatever the server does.
+"""Sends a worker's shard of a workload on one event loop: each request when it is due, whatever the server does.
 
 Knows neither processes nor protocols. In an open loop the schedule is fixed beforehand: a request that
-`max_concurrency` holds back waits here, and its time counts from when it was due. In a closed loop a request is due
+`max_concurrency` delays waits here, and its latency counts from its scheduled time. In a closed loop a request is due
 when another one ends.
 """
 
@@ -23,15 +23,15 @@ _CHECK_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one worker plays.
+class Shard:
+    """Requests of one worker.
 
     Attributes:
         order: indices of the requests, in the order in which they are due.
         due_ns: when each is due, from the start; unused in a closed loop.
         cancel_after: tokens after which each is cancelled on purpose; 0 is never.
-        concurrency: requests always under way; None is an open loop.
-        max_concurrency: most requests under way; None is no limit.
+        concurrency: requests always in flight; None is an open loop.
+        max_concurrency: most requests in flight; None is no limit.
         overflow: see PlayOptions.
         drain_timeout_s: see PlayOptions.
     """
@@ -45,30 +45,30 @@ class Share:
     drain_timeout_s: float = 600.0
 
 
-class Player:
-    """Plays one share, once.
+class Sender:
+    """Runs one shard, once.
 
     Args:
         target: where requests go.
-        preparer: makes them, in the order of the share.
+        preparer: makes them, in the order of the shard.
         recorder: takes notes.
-        share: what is played.
+        shard: what is run.
         pacer: waits; on the recorder's clock.
     """
 
-    def __init__(self, target: Target, preparer: Preparer, recorder: Recorder, share: Share, pacer: Pacer) -> None:
+    def __init__(self, target: Target, preparer: Preparer, recorder: Recorder, shard: Shard, pacer: Pacer) -> None:
         self._target = target
         self._preparer = preparer
         self._recorder = recorder
-        self._share = share
+        self._shard = shard
         self._pacer = pacer
         self._calls: set[asyncio.Task[None]] = set()
         self._waiting: deque[tuple[int, int]] = deque()
         self._next_due_ns: int | None = None
         self._over = asyncio.Event()
 
-    async def play(self, start_ns: int) -> None:
-        """Returns when every request is over, the drain timeout has passed, or `stop` was called.
+    async def run(self, start_ns: int) -> None:
+        """Sends all requests; returns when each has ended, the drain timeout has passed, or `stop` was called.
 
         Args:
             start_ns: the start, on the recorder's clock.
@@ -76,43 +76,43 @@ class Player:
         self._recorder.start(start_ns)
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._prepare_in_idle_time())]
         try:
-            playing = asyncio.create_task(self._closed_loop() if self._share.concurrency else self._open_loop(start_ns))
+            sending = asyncio.create_task(self._closed_loop() if self._shard.concurrency else self._open_loop(start_ns))
             over = asyncio.create_task(self._over.wait())
-            tasks += [playing, over]
-            await asyncio.wait([playing, over], return_when=asyncio.FIRST_COMPLETED)
-            if playing.done():
-                playing.result()
+            tasks += [sending, over]
+            await asyncio.wait([sending, over], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         finally:
             await _cancel(tasks)
             await _cancel(self._calls)
 
     def stop(self) -> None:
-        """Ends `play`: nothing more is sent, calls under way are cancelled and stay IN_FLIGHT."""
+        """Ends `run`: nothing more is sent; calls in flight are cancelled and stay IN_FLIGHT."""
         self._over.set()
 
     async def _open_loop(self, start_ns: int) -> None:
-        share = self._share
-        for index, due_ns, cancel_after in zip(share.order, share.due_ns, share.cancel_after, strict=True):
+        shard = self._shard
+        for index, due_ns, cancel_after in zip(shard.order, shard.due_ns, shard.cancel_after, strict=True):
             self._next_due_ns = start_ns + due_ns
             await self._pacer.until(self._next_due_ns)
-            if share.max_concurrency is None or len(self._calls) < share.max_concurrency:
+            if shard.max_concurrency is None or len(self._calls) < shard.max_concurrency:
                 self._start(index, cancel_after)
                 await asyncio.sleep(0)  # it is sent now, not after those that are due at the same time
-            elif share.overflow == "drop":
+            elif shard.overflow == "drop":
                 self._preparer.drop(index)
                 self._recorder.ended(index, Status.DROPPED)
             else:
                 self._waiting.append((index, cancel_after))
         self._next_due_ns = None
         try:
-            async with asyncio.timeout(share.drain_timeout_s):
+            async with asyncio.timeout(shard.drain_timeout_s):
                 while self._calls:
                     await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             self._waiting.clear()
 
     async def _closed_loop(self) -> None:
-        turns = deque(zip(self._share.order, self._share.cancel_after, strict=True))
+        turns = deque(zip(self._shard.order, self._shard.cancel_after, strict=True))
         all_started = asyncio.Event()
 
         async def take_turns() -> None:
@@ -124,14 +124,14 @@ class Player:
                     all_started.set()
                 await call
 
-        assert self._share.concurrency is not None
+        assert self._shard.concurrency is not None
         await self._pacer.until(self._recorder.start_ns)
-        seats = [asyncio.create_task(take_turns()) for _ in range(self._share.concurrency)]
+        slots = [asyncio.create_task(take_turns()) for _ in range(self._shard.concurrency)]
         try:
             await all_started.wait()
-            await asyncio.wait(seats, timeout=self._share.drain_timeout_s)
+            await asyncio.wait(slots, timeout=self._shard.drain_timeout_s)
         finally:
-            await _cancel(seats)
+            await _cancel(slots)
 
     def _start(self, index: int, cancel_after: int) -> asyncio.Task[None]:
         call = asyncio.create_task(self._call(index, cancel_after))
@@ -150,7 +150,7 @@ class Player:
         assert task is not None
         notes = CallNotes(recorder, index, cancel_after, task.cancel)
         try:
-            await self._target.play(self._preparer.take(index), notes)
+            await self._target.send(self._preparer.take(index), notes)
         except asyncio.CancelledError:
             if not notes.is_cancelled:
                 raise

@@ -1,4 +1,4 @@
-"""Who plays what: requests are dealt out to workers one by one, beforehand. Pure."""
+"""Who runs what: requests are dealt out to workers one by one, beforehand. Pure."""
 
 import math
 from typing import NamedTuple
@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import OptionError
-from loadgen.run.options import PlayOptions
-from loadgen.run.sender import Share
+from loadgen.run.options import RunOptions
+from loadgen.run.sender import Shard
 from loadgen.trace.schema import Trace
 
 TOKENS_PER_S_PER_WORKER = 3000
@@ -18,14 +18,14 @@ _BUSY_S = 10.0
 _TOKENS_PER_S_PER_SEAT = 50  # of a closed loop, whose rate is the server's to choose
 
 
-class Workforce(NamedTuple):
+class WorkerCount(NamedTuple):
     """How many workers, and a complaint if that is too few; "" if not."""
 
     num_workers: int
     warning: str
 
 
-def workforce(workload: Trace, options: PlayOptions, num_cpus: int) -> Workforce:
+def worker_count(workload: Trace, options: RunOptions, num_cpus: int) -> WorkerCount:
     """As many workers as the load needs, but for one core that is left to others.
 
     Args:
@@ -45,26 +45,26 @@ def workforce(workload: Trace, options: PlayOptions, num_cpus: int) -> Workforce
     if options.max_concurrency is not None:
         num_workers = min(num_workers, options.max_concurrency)
     if num_workers >= needed or num_workers == len(workload):
-        return Workforce(num_workers, "")
-    return Workforce(
+        return WorkerCount(num_workers, "")
+    return WorkerCount(
         num_workers,
         f"up to {tokens_per_s:.0f} tokens/s want {needed} workers of {TOKENS_PER_S_PER_WORKER} tokens/s each, and "
-        f"{num_workers} play ({num_cpus} cores): messages may be seen late",
+        f"{num_workers} run ({num_cpus} cores): messages may be seen late",
     )
 
 
-def deal(workload: Trace, options: PlayOptions, num_workers: int) -> list[Share]:
-    """The share of each worker: every num_workers-th request, and as evenly as can be of the concurrency.
+def make_shards(workload: Trace, options: RunOptions, num_workers: int) -> list[Shard]:
+    """The shard of each worker: every num_workers-th request, and as evenly as can be of the concurrency.
 
     Raises: OptionError: fewer places in the concurrency than workers.
     """
     due_ns = np.round(workload.arrival_s * 1e9).astype(np.int64)
     cancel_after = cancellations(workload, options)
-    shares = []
+    shards = []
     for worker in range(num_workers):
         chosen = slice(worker, None, num_workers)
-        shares.append(
-            Share(
+        shards.append(
+            Shard(
                 order=range(worker, len(workload), num_workers),
                 due_ns=due_ns[chosen].tolist(),
                 cancel_after=cancel_after[chosen].tolist(),
@@ -74,10 +74,10 @@ def deal(workload: Trace, options: PlayOptions, num_workers: int) -> list[Share]
                 drain_timeout_s=options.drain_timeout_s,
             )
         )
-    return shares
+    return shards
 
 
-def cancellations(workload: Trace, options: PlayOptions) -> NDArray[np.int64]:
+def cancellations(workload: Trace, options: RunOptions) -> NDArray[np.int64]:
     """After how many tokens each request is cancelled on purpose; 0 is never. One of a single token never is.
 
     Returns: [requests] int64.

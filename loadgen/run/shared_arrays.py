@@ -17,7 +17,7 @@ PROGRESS = np.dtype([("num_chunks", "i8"), ("chunks_lost", "i8")])
 
 @dataclass(frozen=True, slots=True)
 class SharedArray:
-    """Rows of one dtype in memory that spawned processes share. To be handed to a process when it is started, only.
+    """Rows of one dtype in memory that spawned processes shard. To be handed to a process when it is started, only.
 
     Attributes:
         buffer: the memory; it goes with the last process that has it, even if that is killed.

@@ -1,4 +1,4 @@
-"""A client process: makes its requests, waits for the common start, plays them, and says how it fared.
+"""A client process: makes its requests, waits for the common start, runs them, and says how it fared.
 
 It talks with the controller over one pipe: `Opened` and `Prepare` once, `Ready`, `Start`, then errors as they first
 occur, `Done` at the end. Nothing of that is in the way of a request: times go into shared memory. It ends when told to,
@@ -24,7 +24,7 @@ from loadgen.run.loop_watch import LoopWatch
 from loadgen.run.pacing import Pacer
 from loadgen.run.preparer import Preparer
 from loadgen.run.recorder import Recorder
-from loadgen.run.sender import Player, Share
+from loadgen.run.sender import Sender, Shard
 from loadgen.run.shared_arrays import SharedArray
 from loadgen.target.base import PlannedRequest, Target, TargetFacts, TargetSpec
 from loadgen.target.open import open_target
@@ -43,7 +43,7 @@ class WorkerPlan:
         num_workers: of the run.
         workload: all of it.
         spec: the server.
-        share: what of it this worker plays.
+        shard: what of it this worker runs.
         salt: of the prompts.
         vocab_size: ids to draw from; None is what the server says.
         probe_timeout_s: see open_target.
@@ -54,7 +54,7 @@ class WorkerPlan:
     num_workers: int
     workload: Trace
     spec: TargetSpec
-    share: Share
+    shard: Shard
     salt: str
     vocab_size: int | None
     probe_timeout_s: float
@@ -73,7 +73,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """To the controller: it cannot be played, for a reason that the user can mend."""
+    """To the controller: it cannot be run, for a reason that the user can mend."""
 
     error: LoadgenError
 
@@ -92,7 +92,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """To a worker: play. `start_ns` of CLOCK_MONOTONIC."""
+    """To a worker: run. `start_ns` of CLOCK_MONOTONIC."""
 
     start_ns: int
 
@@ -139,24 +139,24 @@ async def _work(plan: WorkerPlan, connection: Connection) -> None:
         if isinstance(prepare, Stop):
             return
         preparer = Preparer(
-            plan.share.order,
+            plan.shard.order,
             _request_maker(plan, facts, prepare.measure, target),
-            plan.workload.input_tokens[np.asarray(plan.share.order, dtype=np.int64)].tolist(),
+            plan.workload.input_tokens[np.asarray(plan.shard.order, dtype=np.int64)].tolist(),
             READY_TOKENS // plan.num_workers,
         )
         preparer.fill()
         gc.collect()
         gc.freeze()
-        gc.disable()  # a collection would hold up every request under way
+        gc.disable()  # a collection would hold up every request in flight
         connection.send(Ready())
         start = connection.recv()
         if isinstance(start, Start):
-            await _play(plan, target, preparer, start.start_ns, connection)
+            await _run(plan, target, preparer, start.start_ns, connection)
     finally:
         await target.close()
 
 
-async def _play(plan: WorkerPlan, target: Target, preparer: Preparer, start_ns: int, connection: Connection) -> None:
+async def _run(plan: WorkerPlan, target: Target, preparer: Preparer, start_ns: int, connection: Connection) -> None:
     recorder = Recorder(
         plan.requests.rows(),
         plan.chunks.rows(),
@@ -164,12 +164,12 @@ async def _play(plan: WorkerPlan, target: Target, preparer: Preparer, start_ns: 
         lambda text: connection.send(NewError(text)),
     )
     pacer = Pacer()
-    player = Player(target, preparer, recorder, plan.share, pacer)
+    sender = Sender(target, preparer, recorder, plan.shard, pacer)
     watch = LoopWatch(lambda: pacer.idle_ns)
     loop = asyncio.get_running_loop()
-    loop.add_reader(connection.fileno(), player.stop)  # Stop, or the end of the controller: nothing else comes
+    loop.add_reader(connection.fileno(), sender.stop)  # Stop, or the end of the controller: nothing else comes
     watch.start(start_ns)
-    await player.play(start_ns)
+    await sender.run(start_ns)
     watch.stop()
     loop.remove_reader(connection.fileno())
     connection.send(Done(watch.lag_ms(), watch.cpu_shares()))

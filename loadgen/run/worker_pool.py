@@ -22,7 +22,7 @@ Message = TypeVar("Message")
 
 
 @dataclass(slots=True)
-class Member:
+class WorkerHandle:
     """One worker.
 
     Attributes:
@@ -43,24 +43,24 @@ class Member:
     died_ns: int = 0
 
     @property
-    def is_playing(self) -> bool:
+    def is_running(self) -> bool:
         """Neither done nor dead."""
         return self.done is None and self.exit_code is None
 
 
-class Crew:
+class WorkerPool:
     """Starts one process per plan; leaving the `with` block ends whatever still runs.
 
     Args:
         plans: one per worker.
 
     Attributes:
-        members: in the order of the plans.
+        handles: in the order of the plans.
     """
 
     def __init__(self, plans: Sequence[WorkerPlan]) -> None:
         self._plans = plans
-        self.members: list[Member] = []
+        self.handles: list[WorkerHandle] = []
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
@@ -73,7 +73,7 @@ class Crew:
                     )
                     process.start()
                     theirs.close()
-                    self.members.append(Member(plan.worker, process, ours))
+                    self.handles.append(WorkerHandle(plan.worker, process, ours))
         except BaseException:
             self._end()
             raise
@@ -83,91 +83,91 @@ class Crew:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            for member in self.members:
-                member.process.terminate()
+            for handle in self.handles:
+                handle.process.terminate()
         self._end()
 
     def send(self, message: object) -> None:
         """To every worker that lives."""
-        for member in self.members:
+        for handle in self.handles:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                member.connection.send(message)
+                handle.connection.send(message)
 
     def replies(self, kind: type[Message]) -> list[Message]:
         """Waits for one message from each worker before the start.
 
         Raises:
-            LoadgenError: a worker says that it cannot play.
+            LoadgenError: a worker says that it cannot run.
             TargetError: one died.
         """
         replies: dict[int, Message] = {}
-        while len(replies) < len(self.members):
-            for member in self._heard(None, [each for each in self.members if each.number not in replies]):
+        while len(replies) < len(self.handles):
+            for handle in self._heard(None, [each for each in self.handles if each.number not in replies]):
                 try:
-                    message = member.connection.recv()
+                    message = handle.connection.recv()
                 except _GONE:
-                    member.process.join(_END_TIMEOUT_S)
+                    handle.process.join(_END_TIMEOUT_S)
                     raise TargetError(
-                        f"worker {member.number} died with exit code {member.process.exitcode} before the start: "
+                        f"worker {handle.number} died with exit code {handle.process.exitcode} before the start: "
                         "what it printed says why"
                     ) from None
                 if isinstance(message, Failed):
                     raise message.error
                 assert isinstance(message, kind), message
-                replies[member.number] = message
-        return [replies[member.number] for member in self.members]
+                replies[handle.number] = message
+        return [replies[handle.number] for handle in self.handles]
 
     def listen(self, timeout_s: float) -> None:
         """Takes in what workers say meanwhile, and notices who has died."""
-        playing = [member for member in self.members if member.is_playing]
-        for member in self._heard(timeout_s, playing):
+        playing = [handle for handle in self.handles if handle.is_running]
+        for handle in self._heard(timeout_s, playing):
             try:
-                message: Any = member.connection.recv()
+                message: Any = handle.connection.recv()
             except _GONE:
-                member.process.join(_END_TIMEOUT_S)
-                member.exit_code = member.process.exitcode if member.process.exitcode is not None else -1
-                member.died_ns = time.monotonic_ns()
+                handle.process.join(_END_TIMEOUT_S)
+                handle.exit_code = handle.process.exitcode if handle.process.exitcode is not None else -1
+                handle.died_ns = time.monotonic_ns()
                 continue
             if isinstance(message, NewError):
-                member.errors.append(message.text)
+                handle.errors.append(message.text)
             else:
                 assert isinstance(message, Done), message
-                member.done = message
+                handle.done = message
 
     @property
-    def is_playing(self) -> bool:
+    def is_running(self) -> bool:
         """Whether any worker is."""
-        return any(member.is_playing for member in self.members)
+        return any(handle.is_running for handle in self.handles)
 
     def stop(self) -> None:
-        """Has the workers break off what is under way; waits for their last words.
+        """Has the workers break off what is in flight; waits for their last words.
 
         Those that do not listen are killed, and count as dead.
         """
         self.send(Stop())
         deadline_s = time.monotonic() + _END_TIMEOUT_S
-        while self.is_playing and time.monotonic() < deadline_s:
+        while self.is_running and time.monotonic() < deadline_s:
             self.listen(0.1)
-        for member in self.members:
-            if member.is_playing:
-                member.process.kill()
-        while self.is_playing:
+        for handle in self.handles:
+            if handle.is_running:
+                handle.process.kill()
+        while self.is_running:
             self.listen(0.1)
 
-    def _heard(self, timeout_s: float | None, members: Sequence[Member]) -> Iterator[Member]:
+    def _heard(self, timeout_s: float | None, handles: Sequence[WorkerHandle]) -> Iterator[WorkerHandle]:
         """Those with a message; a pipe whose other end is gone has one too: its end."""
-        by_connection = {member.connection: member for member in members}
+        by_connection = {handle.connection: handle for handle in handles}
         for connection in wait(list(by_connection), timeout_s):
             yield by_connection[connection]  # type: ignore[index]
 
     def _end(self) -> None:
-        for member in self.members:
-            member.connection.close()  # a worker that still waits for us ends
-        for member in self.members:
-            member.process.join(_END_TIMEOUT_S)
-            if member.process.is_alive():
-                member.process.kill()
-                member.process.join()
+        for handle in self.handles:
+            handle.connection.close()  # a worker that still waits for us ends
+        for handle in self.handles:
+            handle.process.join(_END_TIMEOUT_S)
+            if handle.process.is_alive():
+                handle.process.kill()
+                handle.process.join()
 
 
 @contextlib.contextmanager

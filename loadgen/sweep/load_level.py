@@ -15,7 +15,7 @@ UNITS: dict[Axis, str] = {"rate": "requests/s", "concurrency": "requests at once
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class LoadLevel:
     """One run of a sweep. Latencies are in ms, of the measured window.
 
     Attributes:
@@ -57,10 +57,10 @@ class Rung:
         return self.level != "INVALID" and not self.interrupted and self.offered > 0
 
 
-def rung_of(load: float, run: RunData, metrics: Metrics, verdict: Verdict, folder: str) -> Rung:
-    """The rung that a run is."""
+def load_level_of(load: float, run: RunData, metrics: Metrics, verdict: Verdict, folder: str) -> LoadLevel:
+    """The load level that a run is."""
     part = metrics.steady
-    return Rung(
+    return LoadLevel(
         load=load,
         level=verdict.level,
         reasons=tuple(finding.sentence for finding in verdict.reasons),

@@ -35,7 +35,7 @@ def ladder(text: str, flag: str, *, whole: bool = False) -> tuple[float, ...]:
 
 
 def four_digits(value: float) -> float:
-    """Rounded, so that a rate can be named and played again."""
+    """Rounded, so that a rate can be named and run again."""
     return float(f"{value:.4g}")
 
 
@@ -52,8 +52,8 @@ def _range(text: str, flag: str) -> tuple[float, ...]:
     room = math.log(high / low) / math.log(step) if kind == "x" else (high - low) / step
     number = math.floor(room + 1e-9) + 1
     if number > _MOST_RUNGS:
-        raise OptionError(f"{flag} {text}: makes {number} rungs, {_MOST_RUNGS} at most")
-    return tuple(low * step**rung if kind == "x" else low + step * rung for rung in range(number))
+        raise OptionError(f"{flag} {text}: makes {number} load levels, {_MOST_RUNGS} at most")
+    return tuple(low * step**load_level if kind == "x" else low + step * load_level for load_level in range(number))
 
 
 def _number(part: str, text: str, flag: str) -> float:

@@ -1,6 +1,6 @@
 """A ladder of loads: where do latencies bend, and how high may the load be?
 
-Pure: playing a rung is handed in.
+Pure: running a load level is handed in.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 
 from loadgen.errors import LoadgenError
 from loadgen.sweep.capacity import Answer, answer, next_probe, settled
-from loadgen.sweep.load_level import UNITS, Axis, Rung
+from loadgen.sweep.load_level import UNITS, Axis, LoadLevel
 
-# A rung is saturated when less than a tenth of the load that was added comes out as tokens.
+# A load level is saturated when less than a tenth of the load that was added comes out as tokens.
 _GROWTH_THAT_COUNTS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All rungs, and what they say.
+    """All load levels, and what they say.
 
     Attributes:
         axis: what the load is.
-        rungs: by ascending load; those of one load in the order in which they were played.
+        load levels: by ascending load; those of one load in the order in which they were run.
         answers: one for each target; empty without limits.
-        stopped: why the ladder was not played to its end; "" if it was.
+        stopped: why the ladder was not run to its end; "" if it was.
         failure: what broke the sweep off; "" if nothing did.
     """
 
     axis: Axis
-    rungs: tuple[Rung, ...]
+    load_levels: tuple[LoadLevel, ...]
     answers: tuple[Answer, ...]
     stopped: str
     failure: str
@@ -35,12 +35,12 @@ class Sweep:
     @property
     def interrupted(self) -> bool:
         """Stopped by Ctrl-C."""
-        return any(rung.interrupted for rung in self.rungs)
+        return any(load_level.interrupted for load_level in self.load_levels)
 
 
 def sweep(
     loads: Sequence[float],
-    play: Callable[[float], Rung],
+    run_once: Callable[[float], LoadLevel],
     *,
     axis: Axis = "rate",
     targets: Sequence[float] = (),
@@ -50,73 +50,73 @@ def sweep(
     retries: int = 1,
     keep_going: bool = False,
 ) -> Sweep:
-    """Plays a ladder from below, then, if asked, looks between its rungs for the answers.
+    """Runs a ladder from below, then, if asked, looks between its load levels for the answers.
 
     Args:
         loads: ascending.
-        play: plays a load; may raise LoadgenError, which ends the sweep with what there is.
-        axis: of concurrency, only whole numbers are played.
+        run_once: runs a load; may raise LoadgenError, which ends the sweep with what there is.
+        axis: of concurrency, only whole numbers are run.
         targets: shares of requests that shall keep every limit; none without limits.
         bisect: halve the gap between the highest load that does and the lowest that does not.
         precision: a gap of this share of the load is small enough.
         most_probes: for each target.
-        retries: how often a load is played again whose rung is INVALID: a busy client may have been to blame.
+        retries: how often a load is run again whose load level is INVALID: a busy client may have been to blame.
         keep_going: climb on when saturated.
 
-    Raises: LoadgenError: not even the first rung could be played.
+    Raises: LoadgenError: not even the first load level could be run.
     """
-    climber = _Climber(play, UNITS[axis], retries)
+    climber = _Climber(run_once, UNITS[axis], retries)
     stopped = ""
     for load in loads:
         climber.climb(load)
         if climber.failure:
             break
-        stopped = "" if keep_going or load == loads[-1] else _why_stop(climber.rungs, axis, targets)
+        stopped = "" if keep_going or load == loads[-1] else _why_stop(climber.load_levels, axis, targets)
         if stopped:
             break
     for target in targets if bisect else ():
         for _ in range(most_probes):
-            probe = None if climber.failure else next_probe(climber.rungs, target, precision, axis)
+            probe = None if climber.failure else next_probe(climber.load_levels, target, precision, axis)
             if probe is None:
                 break
             climber.climb(probe)
-    rungs = tuple(climber.rungs)
-    return Sweep(axis, rungs, tuple(answer(rungs, target) for target in targets), stopped, climber.failure)
+    load_levels = tuple(climber.load_levels)
+    return Sweep(axis, load_levels, tuple(answer(load_levels, target) for target in targets), stopped, climber.failure)
 
 
 class _Climber:
-    """Plays rungs and keeps them in order of load, until one fails."""
+    """Runs load levels and keeps them in order of load, until one fails."""
 
-    def __init__(self, play: Callable[[float], Rung], unit: str, retries: int) -> None:
-        self.rungs: list[Rung] = []
+    def __init__(self, run_once: Callable[[float], LoadLevel], unit: str, retries: int) -> None:
+        self.load_levels: list[LoadLevel] = []
         self.failure = ""
-        self._play, self._unit, self._retries = play, unit, retries
+        self._run_once, self._unit, self._retries = run_once, unit, retries
 
     def climb(self, load: float) -> None:
         for _ in range(1 + self._retries):
             try:
-                rung = self._play(load)
+                load_level = self._run_once(load)
             except LoadgenError as error:
-                if not self.rungs:
+                if not self.load_levels:
                     raise
                 self.failure = f"at {load:g} {self._unit}: {error}"
                 return
-            self.rungs = sorted([*self.rungs, rung], key=lambda one: one.load)
-            if rung.interrupted:
+            self.load_levels = sorted([*self.load_levels, load_level], key=lambda one: one.load)
+            if load_level.interrupted:
                 self.failure = f"stopped at {load:g} {self._unit}"
-            if rung.interrupted or rung.level != "INVALID":
+            if load_level.interrupted or load_level.level != "INVALID":
                 return
 
 
-def _why_stop(played: Sequence[Rung], axis: Axis, targets: Sequence[float]) -> str:
+def _why_stop(played: Sequence[LoadLevel], axis: Axis, targets: Sequence[float]) -> str:
     """Why climbing on would show nothing new; "" if it would."""
-    rungs, unit = settled(played), UNITS[axis]
-    this, below = rungs[-1], [rung for rung in rungs[:-1] if rung.counts]
-    if len(rungs) > 1 and rungs[-1].level == rungs[-2].level == "INVALID":
-        return f"two rungs in a row are INVALID, up to {this.load:g} {unit}; --keep-going climbs on"
+    load_levels, unit = settled(played), UNITS[axis]
+    this, below = load_levels[-1], [load_level for load_level in load_levels[:-1] if load_level.counts]
+    if len(load_levels) > 1 and load_levels[-1].level == load_levels[-2].level == "INVALID":
+        return f"two load levels in a row are INVALID, up to {this.load:g} {unit}; --keep-going climbs on"
     if not below or not this.counts or (targets and this.attainment >= min(targets)):
         return ""
-    best = max(below, key=lambda rung: rung.output_tokens_per_s)
+    best = max(below, key=lambda load_level: load_level.output_tokens_per_s)
     wanted = best.output_tokens_per_s * (1 + _GROWTH_THAT_COUNTS * (this.load / best.load - 1))
     if this.output_tokens_per_s >= wanted:
         return ""

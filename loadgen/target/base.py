@@ -1,4 +1,4 @@
-"""The seam between playing a schedule and talking to a server."""
+"""The seam between running a schedule and talking to a server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +112,7 @@ class Target(Protocol):
     def prepare(self, request: PlannedRequest) -> Any:
         """The request in the form that is sent, so that nothing is built when it is due."""
 
-    async def play(self, prepared: Any, sink: Sink) -> None:
+    async def send(self, prepared: Any, sink: Sink) -> None:
         """Sends it and reads the answer to its end. Cancelling the coroutine cancels the call.
 
         Raises: RequestFailedError, RequestTimedOutError.

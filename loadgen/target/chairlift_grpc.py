@@ -113,7 +113,7 @@ class ChairliftTarget:
             spec.text = request.text or ""
         return pb.StreamGenerateRequest(spec=spec).SerializeToString()
 
-    async def play(self, prepared: bytes, sink: Sink) -> None:
+    async def send(self, prepared: bytes, sink: Sink) -> None:
         """See Target."""
         connection = self._connection()
         connection.num_streams += 1

@@ -96,7 +96,7 @@ class OpenAiTarget:
             body |= {"ignore_eos": True, "min_tokens": request.num_output_tokens}
         return json.dumps(body).encode()
 
-    async def play(self, prepared: bytes, sink: Sink) -> None:
+    async def send(self, prepared: bytes, sink: Sink) -> None:
         """See Target."""
         body = io.BytesIO(prepared) if len(prepared) > _LARGE_BODY_BYTES else prepared
         sink.sent()

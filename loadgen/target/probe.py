@@ -51,7 +51,7 @@ def probe_request(spec: TargetSpec, facts: TargetFacts) -> PlannedRequest:
 
 
 async def probe_answer(target: Target, prepared: Any, spec: TargetSpec) -> None:
-    """Plays the prepared `probe_request` and looks at what comes back.
+    """Runs the prepared `probe_request` and looks at what comes back.
 
     Raises:
         RequestFailedError: the server refused it or broke off.
@@ -60,7 +60,7 @@ async def probe_answer(target: Target, prepared: Any, spec: TargetSpec) -> None:
     tally = Tally()
     try:
         async with asyncio.timeout(FIRST_ANSWER_TIMEOUT_S):
-            await target.play(prepared, tally)
+            await target.send(prepared, tally)
     except TimeoutError:
         raise TargetError(
             f"{spec.url} took a request of {NUM_PROBE_TOKENS} tokens and did not answer it within "

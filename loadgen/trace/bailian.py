@@ -2,7 +2,7 @@
 
 chat_id and parent_chat_id chain the turns of a conversation; its first turn has parent -1. The session of a request is
 the chat_id at the root of its chain, or the oldest parent that is named where the chain begins before the file does.
-`turn` and `type` are not needed to play the trace and are read past.
+`turn` and `type` are not needed to run the trace and are read past.
 """
 
 from loadgen.trace.formats import (

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A sound row that is no request to play, and why."""
+    """A sound row that is no request to run, and why."""
 
     reason: str
 

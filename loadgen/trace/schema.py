@@ -1,6 +1,6 @@
 """What a trace is, whatever file it came from: requests in order of arrival, in columns.
 
-Pure: arrays in, arrays out. It knows neither files nor prompts. The same form is what a run plays: a trace that was cut
+Pure: arrays in, arrays out. It knows neither files nor prompts. The same form is what a run runs: a trace that was cut
 and scaled, its arrivals counted from the start of the run.
 """
 
@@ -89,7 +89,7 @@ class Trace:
         blocks: what prompts share; None if the trace does not say.
         sessions: [requests] int64, the conversation each belongs to, -1 for none; None if the trace does not say.
         accounting: where every row of the file went.
-        speed: how many times faster than it was recorded the trace is to be played.
+        speed: how many times faster than it was recorded the trace is to be run.
     """
 
     name: str
@@ -131,7 +131,7 @@ def _with(counts: Mapping[str, int], key: str, count: int) -> Mapping[str, int]:
 
 
 def workload_digest(trace: Trace) -> str:
-    """SHA-256 of what a run plays: schedule (to the microsecond), lengths and shared blocks. Equal digests, equal
+    """SHA-256 of what a run runs: schedule (to the microsecond), lengths and shared blocks. Equal digests, equal
     workloads: only then may two runs be compared.
     """
     digest = hashlib.sha256()

@@ -2,7 +2,7 @@
 
 There is no thinning. A random tenth of Mooncake's conversations keeps 11 of their 37 % of prefix reuse, a fifth of
 Azure's code trace half of its burstiness: cut a contiguous window and slow its clock instead. Slowing and speeding up
-stretch bursts with everything else, so quote the rate and the index of dispersion of the schedule that was played.
+stretch bursts with everything else, so quote the rate and the index of dispersion of the schedule that was run.
 """
 
 from dataclasses import replace
@@ -50,12 +50,12 @@ def limit(trace: Trace, count: int) -> Trace:
 
 
 def at_speed(trace: Trace, speed: float) -> Trace:
-    """The same requests `speed` times faster: at 2, ten minutes are played in five.
+    """The same requests `speed` times faster: at 2, ten minutes are run in five.
 
     Raises: OptionError: speed is not above 0 and finite, or so low that it takes thirty years.
     """
     if not (speed > 0 and np.isfinite(speed)):
-        raise OptionError(f"speed is {speed:g}, must be above 0: 2 plays ten minutes in five, 0.5 in twenty")
+        raise OptionError(f"speed is {speed:g}, must be above 0: 2 runs ten minutes in five, 0.5 in twenty")
     if not trace.span_s / speed < _LONGEST_S:
         raise OptionError(f"speed {speed:g} makes {trace.span_s:g} s last more than {_LONGEST_S:g} s")
     return replace(trace, arrival_s=trace.arrival_s / speed, speed=trace.speed * speed)
@@ -69,7 +69,7 @@ def at_rate(trace: Trace, rate: float) -> Trace:
     if not (rate > 0 and np.isfinite(rate)):
         raise OptionError(f"rate is {rate:g} requests per second, must be above 0 and finite")
     if trace.span_s == 0:
-        raise OptionError(f"rate {rate:g} cannot be had by playing faster or slower: all requests arrive at once")
+        raise OptionError(f"rate {rate:g} cannot be had by running faster or slower: all requests arrive at once")
     return at_speed(trace, rate * trace.span_s / len(trace))
 
 

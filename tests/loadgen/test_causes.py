@@ -4,11 +4,11 @@ import pytest
 
 from loadgen.causes import Cause, causes_of, code_of, without_numbers
 from loadgen.record import Status
-from tests.support.loadgen.runs import Played, run_of
+from tests.support.loadgen.runs import Answered, run_of
 
 
 def _causes(*texts: str, status: Status = Status.ERROR) -> list[Cause]:
-    return causes_of(run_of([Played(0.0, status=status, ended_s=1.0, error=text) for text in texts]))
+    return causes_of(run_of([Answered(0.0, status=status, ended_s=1.0, error=text) for text in texts]))
 
 
 def test_numbers_that_differ_become_their_range_and_others_stay() -> None:
@@ -38,8 +38,8 @@ def test_codes_are_no_numbers() -> None:
 def test_a_timeout_and_an_error_of_the_same_text_are_two_causes() -> None:
     run = run_of(
         [
-            Played(0.0, status=Status.TIMEOUT, ended_s=5.0, error="no end within 5 s"),
-            Played(0.0, status=Status.ERROR, ended_s=5.0, error="no end within 6 s"),
+            Answered(0.0, status=Status.TIMEOUT, ended_s=5.0, error="no end within 5 s"),
+            Answered(0.0, status=Status.ERROR, ended_s=5.0, error="no end within 6 s"),
         ]
     )
     assert sorted(cause.code for cause in causes_of(run)) == ["", "timeout"]
@@ -73,4 +73,4 @@ def test_the_kind_of_an_error_is_read_off_its_text(text: str, code: str) -> None
 
 
 def test_a_run_without_errors_has_no_causes() -> None:
-    assert causes_of(run_of([Played(0.0, ((0.1, 1),))])) == []
+    assert causes_of(run_of([Answered(0.0, ((0.1, 1),))])) == []

@@ -10,7 +10,7 @@ import pytest
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import MockServer, mock_in_thread
 from loadgen.record import RunData, Status
-from loadgen.run.controller import PlayOptions, play
+from loadgen.run.controller import RunOptions, run_workload
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Trace
 
@@ -97,7 +97,7 @@ def test_known_latencies_are_recovered(api: Any, tokens_per_message: int) -> Non
     for _ in range(3):
         with mock_in_thread("grpc" if api == "grpc" else "openai", behaviour) as server:
             before = cpu_times()
-            run = play(workload(60, 20, 21), TargetSpec(server.url, api), PlayOptions(workers=1))
+            run = run_workload(workload(60, 20, 21), TargetSpec(server.url, api), RunOptions(workers=1))
             idle, total = cpu_times() - before
             check_bounds(run, server, tokens_per_message)
             if not is_quiet(run, server, idle / total):
@@ -116,7 +116,7 @@ def test_a_stall_is_seen_by_every_request_that_was_due_meanwhile() -> None:
     """Open loop: what the server delayed, by its own record, is at least what is counted against it."""
     behaviour = MockBehaviour(ttft_s=0.005, itl_s=0.0, stall_at_s=1.0, stall_s=1.0)
     with mock_in_thread("grpc", behaviour) as server:
-        run = play(workload(300, 100, 6), TargetSpec(server.url))
+        run = run_workload(workload(300, 100, 6), TargetSpec(server.url))
         stall, start_ns = server.record.stall, run.settings["start_monotonic_ns"]
     assert stall is not None
     rows = run.requests
@@ -130,10 +130,10 @@ def test_a_stall_is_seen_by_every_request_that_was_due_meanwhile() -> None:
 
 
 def test_a_cap_hides_a_stall_from_service_times_but_not_from_scheduled_ones() -> None:
-    """Coordinated omission: two requests are under way when the server stalls, a hundred wait for them here."""
+    """Coordinated omission: two requests are in flight when the server stalls, a hundred wait for them here."""
     behaviour = MockBehaviour(ttft_s=0.005, itl_s=0.0, stall_at_s=1.0, stall_s=1.0)
     with mock_in_thread("grpc", behaviour) as server:
-        run = play(workload(400, 100, 6), TargetSpec(server.url), PlayOptions(max_concurrency=2))
+        run = run_workload(workload(400, 100, 6), TargetSpec(server.url), RunOptions(max_concurrency=2))
         assert server.record.max_open <= 2
         seen, stall = server.record.played(), server.record.stall
     assert stall is not None
@@ -152,7 +152,7 @@ def test_a_capped_run_counts_its_own_queueing() -> None:
     """Twice the load that the cap lets through: each request waits longer than the one before."""
     behaviour = MockBehaviour(ttft_s=0.05, itl_s=0.01)
     with mock_in_thread("grpc", behaviour) as server:
-        run = play(workload(80, 40, 6), TargetSpec(server.url), PlayOptions(max_concurrency=2))
+        run = run_workload(workload(80, 40, 6), TargetSpec(server.url), RunOptions(max_concurrency=2))
     rows = run.requests
     assert (rows["status"] == Status.OK).all()
     e2e_s = (rows["last_ns"] - rows["scheduled_ns"]) / 1e9

@@ -19,7 +19,7 @@ from loadgen.measure.metrics import measure
 from loadgen.record import RunData, Status
 from loadgen.store import RECORDS, RUN, WORKERS, load, save
 from loadgen.trace.schema import Accounting, Blocks, workload_digest
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 _EVERY_FATE = {status: 3 for status in Status if status != Status.OK}
 
@@ -57,7 +57,7 @@ def _with_sessions(run: RunData) -> RunData:
     "run",
     [
         run_of([]),
-        run_of([Played(0.1, ((0.2, 1), (0.2, 4), (0.3, 1)))], interrupted=True),
+        run_of([Answered(0.1, ((0.2, 1), (0.2, 4), (0.3, 1)))], interrupted=True),
         synthetic_run(80, outcomes=_EVERY_FATE),
         synthetic_run(80, shared_block_tokens=64, tokens_per_message=3, num_workers=3),
         _with_sessions(synthetic_run(20)),
@@ -79,7 +79,7 @@ def test_blocks_without_an_id_for_some_requests_come_back() -> None:
 
 
 def test_records_can_be_read_by_anyone(tmp_path: Path) -> None:
-    save(run_of([Played(0.25, ((0.5, 1), (0.75, 1)), error=""), Played(1.0, status=Status.DROPPED)]), tmp_path)
+    save(run_of([Answered(0.25, ((0.5, 1), (0.75, 1)), error=""), Answered(1.0, status=Status.DROPPED)]), tmp_path)
     with gzip.open(tmp_path / RECORDS) as file:
         first, second = map(json.loads, file)
     assert (first["status"], first["scheduled_ns"], first["chunk_ns"]) == (

@@ -25,24 +25,24 @@ from loadgen.experiments.batching.cases import (
     synthetic_cases,
     trace_window,
 )
-from loadgen.experiments.batching.experiment import Contest, SweepPoint, contest, sweep
-from loadgen.experiments.batching.load_generator import play
+from loadgen.experiments.batching.experiment import SweepPoint, Systems, running_systems, sweep
+from loadgen.experiments.batching.load_generator import run_trace
 from loadgen.experiments.batching.model import Model, chosen_model
 from loadgen.experiments.batching.policies import CONTINUOUS, ENGINE_FLAGS
 from loadgen.experiments.batching.report import Report, case_text, sweep_text, write_report
 from loadgen.experiments.batching.results import CaseResult
-from loadgen.experiments.batching.system import EngineSize, Play
+from loadgen.experiments.batching.system import EngineSize, RunTrace
 from loadgen.host import describe_host
 
 _TRACE_MODEL_LEN = 2048
 _BUSY = 1.0  # load average above which a run says that the machine was not its own
 
 
-def main(argv: Sequence[str] | None = None, play: Play = play) -> int:
+def main(argv: Sequence[str] | None = None, run_trace: RunTrace = run_trace) -> int:
     """Runs the command line; returns the exit status."""
     options = _parse(argv)
     try:
-        _run(options, play)
+        _run(options, run_trace)
     except LoadgenError as error:
         print(f"loadgen.experiments.batching: error: {error}", file=sys.stderr)
         return 2
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None, play: Play = play) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, play: Play) -> None:
+def _run(options: argparse.Namespace, run_trace: RunTrace) -> None:
     started_s = time.monotonic()
     folder = _result_folder(options.out)
     settings: dict[str, Any] = {
@@ -65,14 +65,14 @@ def _run(options: argparse.Namespace, play: Play) -> None:
     with tempfile.TemporaryDirectory(prefix="chairlift-batching-") as scratch:
         model = chosen_model(options.model, Path(scratch))
         sizes = (QUICK if options.quick else Sizes()).within(model.max_model_len)
-        sizes = replace(sizes, sweep_seats=tuple(options.sweep_seats or sizes.sweep_seats))
-        results, points = _play_all(options, model, sizes, Path(scratch), play, started_s)
+        sizes = replace(sizes, sweep_slots=tuple(options.sweep_slots or sizes.sweep_slots))
+        results, points = _run_all(options, model, sizes, Path(scratch), run_trace, started_s)
     for result in [*results, *(point.result for point in points)]:
         if result.case.is_queued and not result.agrees_with_simulation:
-            warnings.append(f"{result.case.key}: the steps are not those of the bare seats; see its table.")
+            warnings.append(f"{result.case.key}: the steps are not those of the slots alone; see its table.")
     about = (
-        f"{model.title}; {sizes.num_seats} seats, prompts of {sizes.prompt_tokens} tokens that share the first "
-        f"{sizes.shared_tokens}; best of {options.rounds} rounds, contestants in turn; the whole pair over gRPC, with "
+        f"{model.title}; {sizes.num_slots} slots, prompts of {sizes.prompt_tokens} tokens that share the first "
+        f"{sizes.shared_tokens}; best of {options.rounds} rounds, systems in turn; the whole pair over gRPC, with "
         f"the load generator on the same {settings['host']['usable_cpus']} cores; all in {_passed(started_s)}."
     )
     write_report(Report(about, warnings, results, points, settings), folder)
@@ -81,8 +81,8 @@ def _run(options: argparse.Namespace, play: Play) -> None:
     print(f"{about}\nreport: {folder / 'report.html'}\nraw samples: {folder / 'samples.json'}")
 
 
-def _play_all(
-    options: argparse.Namespace, model: Model, sizes: Sizes, scratch: Path, play: Play, started_s: float
+def _run_all(
+    options: argparse.Namespace, model: Model, sizes: Sizes, scratch: Path, run_trace: RunTrace, started_s: float
 ) -> tuple[list[CaseResult], list[SweepPoint]]:
     """Every case, each printed as soon as it is done, and the sweep."""
 
@@ -91,18 +91,20 @@ def _play_all(
 
     results: list[CaseResult] = []
 
-    def play_case(running: Contest, case: Case) -> CaseResult:
-        results.append(running.play(case))
+    def run_case(running: Systems, case: Case) -> CaseResult:
+        results.append(running.run_trace(case))
         print(case_text(results[-1]), end="\n\n", flush=True)
         return results[-1]
 
     longest = max(sizes.prompt_tokens + sizes.longest_answer, _TRACE_MODEL_LEN if options.trace else 0)
-    size = EngineSize.of(model, sizes.num_seats, sizes.prompt_tokens, longest)
-    progress(f"starting {', '.join(ENGINE_FLAGS)}: {model.title}, {sizes.num_seats} seats")
-    with contest(size, tuple(ENGINE_FLAGS), scratch, play, rounds=options.rounds, progress=progress) as running:
+    size = EngineSize.of(model, sizes.num_slots, sizes.prompt_tokens, longest)
+    progress(f"starting {', '.join(ENGINE_FLAGS)}: {model.title}, {sizes.num_slots} slots")
+    with running_systems(
+        size, tuple(ENGINE_FLAGS), scratch, run_trace, rounds=options.rounds, progress=progress
+    ) as running:
         for case in synthetic_cases(sizes):
             running.check_ids(case)
-            play_case(running, case)
+            run_case(running, case)
         if options.trace is None:
             print("== trace: skipped, as no --trace FILE was given\n", flush=True)
         else:
@@ -115,9 +117,9 @@ def _play_all(
             )
             case = queued_case(trace, title)
             running.check_ids(case)
-            capacity = len(trace) / play_case(running, case).best(CONTINUOUS).seconds
-            play_case(running, paced_case(trace, title, options.load * capacity))
-    points = sweep(model, sizes, scratch / "sweep", play, rounds=options.rounds, progress=progress)
+            capacity = len(trace) / run_case(running, case).best(CONTINUOUS).seconds
+            run_case(running, paced_case(trace, title, options.load * capacity))
+    points = sweep(model, sizes, scratch / "sweep", run_trace, rounds=options.rounds, progress=progress)
     print(sweep_text(points), end="\n\n", flush=True)
     return results, points
 
@@ -149,34 +151,55 @@ def _result_folder(out: Path) -> Path:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadgen.experiments.batching",
-        description="Static against continuous batching in one and the same engine: ids checked, steps against a "
-        "simulation of the bare seats, time, latencies, and who sat where.",
-    )
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a checkpoint (default: a 15M shape, random weights)")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="a production trace, for the fourth case")
-    parser.add_argument(
-        "--window", type=_window, default=(600.0, 1200.0), metavar="FROM:TO", help="its seconds (default: 600:1200)"
+        description="Compares static and continuous batching in the same engine: equal ids, steps against a "
+        "simulation of the slots, time, latencies, and slot occupancy.",
     )
     parser.add_argument(
-        "--length-scale", type=positive, default=0.25, metavar="X", help="of its prompts and answers (default: 0.25)"
+        "--model", type=Path, metavar="DIR", help="checkpoint folder (default: a 15M shape with random weights)"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="production trace of the fourth case (default: skip it)"
+    )
+    parser.add_argument(
+        "--window",
+        type=_window,
+        default=(600.0, 1200.0),
+        metavar="FROM:TO",
+        help="part of the trace in seconds (default: 600:1200)",
+    )
+    parser.add_argument(
+        "--length-scale",
+        type=positive,
+        default=0.25,
+        metavar="X",
+        help="scale of its prompt and output lengths (default: 0.25)",
     )
     parser.add_argument(
         "--load",
         type=positive,
         default=0.7,
         metavar="SHARE",
-        help="its arrivals, as a share of what the continuous engine answers per second (default: 0.7)",
+        help="arrival rate of the trace, relative to the capacity of the continuous engine (default: 0.7)",
     )
     parser.add_argument(
-        "--sweep-seats",
+        "--sweep-slots",
         type=at_least_one,
         nargs="+",
         metavar="N",
-        help="seats of the engines of the sweep (default: 4 8 16 32 64 128)",
+        help="slots of the engines in the sweep (default: 4 8 16 32 64 128)",
     )
-    parser.add_argument("--rounds", type=at_least_one, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--quick", action="store_true", help="all of it small, in a minute: measures nothing")
-    parser.add_argument("--out", type=Path, default=Path("bench-results"), help="default: bench-results")
+    parser.add_argument("--sweep-seats", dest="sweep_slots", type=at_least_one, nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=at_least_one, default=3, metavar="N", help="measured rounds (default: 3)")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, one minute: checks that it runs, measures nothing"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench-results"),
+        metavar="DIR",
+        help="folder for the results (default: bench-results)",
+    )
     return parser.parse_args(argv)
 
 

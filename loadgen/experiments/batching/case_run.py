@@ -1,7 +1,7 @@
-"""One playing of a case by one contestant: what its client saw and what its engine did, brought together.
+"""One run of a case on one system: the measurements of its client joined with the steps of its engine.
 
-Pure. Times count from when a request was due, or, behind gates, from when the last gate's answer was there: that is
-when the engine first could take it.
+Pure. Times count from when a request was due, or, behind barriers, from the end of the last barrier's answer: the
+engine could not take it earlier.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.errors import ResultError
-from loadgen.experiments.batching.slots import Seating, padded_tokens, seat_requests
+from loadgen.experiments.batching.slots import SlotUse, assign_slots, padded_tokens
 from loadgen.experiments.batching.step_log import Step
 from loadgen.record import RunData, Status
 
@@ -56,7 +56,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Playing:
+class CaseRun:
     """What came out.
 
     Attributes:
@@ -64,7 +64,7 @@ class Playing:
         output_tokens: of all answers.
         latencies: of all requests.
         steps: of the engine.
-        seating: who sat where.
+        slot_use: slot occupancy.
         cached_share: of the prompt tokens, those that the prefix cache had.
         client_cores: cores that frontend and load generator kept busy.
         num_misplaced: places of the queue with another answer's length than planned: requests overtook each other.
@@ -74,7 +74,7 @@ class Playing:
     output_tokens: int
     latencies: Latencies
     steps: Steps
-    seating: Seating
+    slot_use: SlotUse
     cached_share: float
     client_cores: float
     num_misplaced: int
@@ -86,13 +86,13 @@ class Playing:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request lost its seat."""
-        return sum(sitting.usage is None for sitting in self.seating.sittings)
+        """How often a request lost its slot."""
+        return sum(occupancy.usage is None for occupancy in self.slot_use.occupancies)
 
     @property
     def padding_ratio(self) -> float:
         """Tokens that this run's batches would have computed if they were padded, over those that were computed."""
-        return sum(map(padded_tokens, self.seating.batches())) / int(self.steps.tokens.sum())
+        return sum(map(padded_tokens, self.slot_use.batches())) / int(self.steps.tokens.sum())
 
 
 def require_whole_answers(run: RunData) -> None:
@@ -107,39 +107,39 @@ def require_whole_answers(run: RunData) -> None:
         raise ResultError(f"{short} of {len(requests)} answers have another length than was asked for")
 
 
-def playing_of(
-    run: RunData, num_gates: int, steps: Sequence[Step], num_seats: int, frontend_cpu_s: float = 0.0
-) -> Playing:
+def case_run_of(
+    run: RunData, num_barriers: int, steps: Sequence[Step], num_slots: int, frontend_cpu_s: float = 0.0
+) -> CaseRun:
     """Brings both sides together.
 
     Args:
-        run: gates first, with whole answers.
-        num_gates: how many there are.
-        steps: of the engine, without those of the gates.
-        num_seats: of the engine.
+        run: barriers first, with whole answers.
+        num_barriers: how many there are.
+        steps: of the engine, without those of the barriers.
+        num_slots: of the engine.
         frontend_cpu_s: CPU seconds that the frontend used for the run.
     Raises: ResultError: client and engine disagree about the answers.
     """
-    planned = run.workload.output_tokens[num_gates:]
-    requests = run.requests[num_gates:]
-    seating = seat_requests(steps, num_seats)
-    lengths = seating.lengths()
+    planned = run.workload.output_tokens[num_barriers:]
+    requests = run.requests[num_barriers:]
+    slot_use = assign_slots(steps, num_slots)
+    lengths = slot_use.lengths()
     if sorted(lengths) != sorted(planned.tolist()):
         raise ResultError(
             f"the engine's log has {len(lengths)} answers of {sum(lengths)} tokens, "
             f"{len(planned)} of {int(planned.sum())} were asked for: is somebody else using the engine?"
         )
-    opened_ns = int(run.requests["last_ns"][:num_gates].max(initial=0))
+    opened_ns = int(run.requests["last_ns"][:num_barriers].max(initial=0))
     start_ns = np.maximum(requests["scheduled_ns"], opened_ns)
-    usages = [sitting.usage for sitting in seating.sittings if sitting.usage is not None]
+    usages = [occupancy.usage for occupancy in slot_use.occupancies if occupancy.usage is not None]
     seconds = float(requests["last_ns"].max() - start_ns.min()) / 1e9
     client_cpu_s = frontend_cpu_s + sum(float(worker.cpu_share.sum()) for worker in run.workers)
-    return Playing(
+    return CaseRun(
         seconds=seconds,
         output_tokens=int(planned.sum()),
         latencies=_latencies(requests, start_ns),
         steps=_steps(steps),
-        seating=seating,
+        slot_use=slot_use,
         cached_share=sum(usage.cached for usage in usages) / sum(usage.prompt for usage in usages),
         client_cores=client_cpu_s / seconds,
         num_misplaced=sum(found != wanted for found, wanted in zip(lengths, planned.tolist(), strict=True)),

@@ -1,4 +1,4 @@
-"""What is played: requests whose answers differ in length by design, or as in a production trace."""
+"""What is run: requests whose answers differ in length by design, or as in a production trace."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Sizes:
     """How large the synthetic cases are.
 
     Attributes:
-        num_seats: seats of the engine (`--max-num-seqs`).
+        num_slots: slots of the engine (`--max-num-seqs`).
         prompt_tokens: of every prompt.
         shared_tokens: of these, how many all prompts begin with; a multiple of BLOCK_TOKENS.
         uniform: tokens of every answer of the uniform case.
@@ -36,10 +36,10 @@ class Sizes:
         trace_requests: most requests of the trace's window.
         sweep: tokens of an answer of the sweep, a third each.
         sweep_batches: full batches of the sweep, or more, up to `sweep_least` requests.
-        sweep_seats: seats of the engines of the sweep.
+        sweep_slots: slots of the engines of the sweep.
     """
 
-    num_seats: int = 64
+    num_slots: int = 64
     prompt_tokens: int = 32
     shared_tokens: int = 16
     uniform: int = 128
@@ -52,7 +52,7 @@ class Sizes:
     sweep: tuple[int, ...] = (8, 32, 128)
     sweep_batches: int = 4
     sweep_least: int = 64
-    sweep_seats: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    sweep_slots: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
 
     @property
     def longest_answer(self) -> int:
@@ -77,7 +77,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    num_seats=8,
+    num_slots=8,
     uniform=12,
     mixture=(4, 16, 64),
     batches=2,
@@ -88,7 +88,7 @@ QUICK = Sizes(
     sweep=(2, 8, 32),
     sweep_batches=2,
     sweep_least=12,
-    sweep_seats=(4, 16),
+    sweep_slots=(4, 16),
 )
 """So small that the figures mean nothing."""
 
@@ -112,12 +112,12 @@ class Case:
 
 def synthetic_cases(sizes: Sizes) -> list[Case]:
     """Uniform answers, the mixture, and one long answer among short ones in every full batch."""
-    seats, rng = sizes.num_seats, np.random.default_rng(0)
-    count = sizes.batches * seats
+    slots, rng = sizes.num_slots, np.random.default_rng(0)
+    count = sizes.batches * slots
     uniform = np.full(count, sizes.uniform)
     mixture = rng.permutation(np.resize(sizes.mixture, count))
-    skewed = np.full((sizes.skewed_batches, seats), sizes.short)
-    middle = rng.integers(seats // 4, 3 * seats // 4, sizes.skewed_batches)  # neighbours may arrive in another order
+    skewed = np.full((sizes.skewed_batches, slots), sizes.short)
+    middle = rng.integers(slots // 4, 3 * slots // 4, sizes.skewed_batches)  # neighbours may arrive in another order
     skewed[np.arange(sizes.skewed_batches), middle] = sizes.long
     return [
         Case("uniform", f"{count:,} answers of {sizes.uniform:,} tokens", _trace("uniform", sizes, uniform)),
@@ -128,15 +128,15 @@ def synthetic_cases(sizes: Sizes) -> list[Case]:
         ),
         Case(
             "skewed",
-            f"{sizes.skewed_batches} times {seats - 1} answers of {sizes.short:,} tokens and one of {sizes.long:,}",
+            f"{sizes.skewed_batches} times {slots - 1} answers of {sizes.short:,} tokens and one of {sizes.long:,}",
             _trace("skewed", sizes, skewed.ravel()),
         ),
     ]
 
 
-def sweep_case(sizes: Sizes, num_seats: int) -> Case:
-    """A smaller mixture, for engines of any number of seats."""
-    count = max(sizes.sweep_least, sizes.sweep_batches * num_seats)
+def sweep_case(sizes: Sizes, num_slots: int) -> Case:
+    """A smaller mixture, for engines of any number of slots."""
+    count = max(sizes.sweep_least, sizes.sweep_batches * num_slots)
     outputs = np.random.default_rng(1).permutation(np.resize(sizes.sweep, count))
     title = f"{count:,} answers of {_listed(sizes.sweep)} tokens, evenly mixed"
     return Case("sweep", title, _trace("sweep", sizes, outputs))

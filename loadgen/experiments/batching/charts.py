@@ -1,4 +1,4 @@
-"""Draws figures against each other: ratios of steps and time, what a step costs, latencies, and the sweep of seats."""
+"""Draws figures against each other: ratios of steps and time, what a step costs, latencies, and the sweep of slots."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS: Mapping[str, str] = {STATIC: "#c8553d", CONTINUOUS: "#2f6db3", CACHED: "#2f9d8f"}
-"""Of the contestants, in every chart."""
+"""Of the systems, in every chart."""
 
 _TIME, _STEPS, _SIMULATED = "#e0a03c", "#4c4c7f", "#9a9ac8"
 _FEWEST, _GROUP = 8, 8  # steps of about a size, below which a median says nothing; rows that count as about a size
 
 
 def draw_ratios(results: Sequence[CaseResult]) -> Figure:
-    """Static over continuous, case by case: steps, those of bare seats, and wall-clock time."""
+    """Static over continuous, case by case: steps, those of slots alone, and wall-clock time."""
     figure = Figure(figsize=(9, 1.3 + 0.75 * len(results)), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(results))
     times = [result.time_ratio() for result in results]
     columns = {
-        "steps of bare seats": (_SIMULATED, [result.simulated_step_ratio for result in results]),
+        "steps of slots alone": (_SIMULATED, [result.simulated_step_ratio for result in results]),
         "steps of the engine": (_STEPS, [result.step_ratio for result in results]),
         "wall-clock time": (_TIME, [time.best for time in times]),
     }
@@ -47,13 +47,13 @@ def draw_ratios(results: Sequence[CaseResult]) -> Figure:
 
 
 def draw_step_cost(results: Sequence[CaseResult]) -> Figure:
-    """Milliseconds of a step without prompts by its rows: what an empty seat saves."""
+    """Milliseconds of a step without prompts by its rows: what an empty slot saves."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    playings = [result.best(name) for result in results for name in (STATIC, CONTINUOUS)]
-    rows = np.concatenate([playing.steps.rows for playing in playings])
-    ms = np.concatenate([playing.steps.ms for playing in playings])
-    decodes = rows == np.concatenate([playing.steps.tokens for playing in playings])
+    case_runs = [result.best(name) for result in results for name in (STATIC, CONTINUOUS)]
+    rows = np.concatenate([case_run.steps.rows for case_run in case_runs])
+    ms = np.concatenate([case_run.steps.ms for case_run in case_runs])
+    decodes = rows == np.concatenate([case_run.steps.tokens for case_run in case_runs])
     rows, ms = rows[decodes], ms[decodes]
     groups = np.where(
         rows <= _GROUP, rows, -(-rows // _GROUP) * _GROUP
@@ -66,14 +66,14 @@ def draw_step_cost(results: Sequence[CaseResult]) -> Figure:
     )
     axes.fill_between(sizes, low, high, color=_STEPS, alpha=0.15, linewidth=0, label="10th to 90th percentile")
     axes.plot(sizes, middle, "o-", color=_STEPS, markersize=4, linewidth=1.2, label="median")
-    axes.set(xlabel="rows in the step (seats in use)", ylabel="ms of a step", ylim=(0, None), xlim=(0, None))
+    axes.set(xlabel="rows in the step (slots in use)", ylabel="ms of a step", ylim=(0, None), xlim=(0, None))
     _clean(axes)
     axes.legend(frameon=False, loc="upper left")
     return figure
 
 
 def draw_latencies(result: CaseResult) -> Figure:
-    """Which share of the requests had at most a latency, per contestant."""
+    """Which share of the requests had at most a latency, per system."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     for axes, (label, pick) in zip(figure.subplots(1, len(LATENCIES), sharey=True), LATENCIES.items(), strict=True):
         for name in result.rounds:
@@ -90,28 +90,28 @@ def draw_latencies(result: CaseResult) -> Figure:
 
 
 def draw_sweep(points: Sequence[SweepPoint]) -> Figure:
-    """Tokens per second by the number of seats, and the ratios of steps and of time."""
+    """Tokens per second by the number of slots, and the ratios of steps and of time."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     speed, ratios = figure.subplots(1, 2)
-    seats = [point.num_seats for point in points]
+    slots = [point.num_slots for point in points]
     for name in (STATIC, CONTINUOUS):
-        speeds = [[playing.tokens_per_s for playing in point.result.rounds[name]] for point in points]
+        speeds = [[case_run.tokens_per_s for case_run in point.result.rounds[name]] for point in points]
         best = [max(values) for values in speeds]
-        speed.fill_between(seats, [min(v) for v in speeds], best, color=COLOURS[name], alpha=0.15, linewidth=0)
-        speed.plot(seats, best, "o-", color=COLOURS[name], linewidth=1.8, label=name)
+        speed.fill_between(slots, [min(v) for v in speeds], best, color=COLOURS[name], alpha=0.15, linewidth=0)
+        speed.plot(slots, best, "o-", color=COLOURS[name], linewidth=1.8, label=name)
     speed.set(ylabel="output tokens per second", ylim=(0, None))
     columns = {
         "steps of the engine": (_STEPS, "o-", [point.result.step_ratio for point in points]),
-        "steps of bare seats": (_SIMULATED, "x", [point.result.simulated_step_ratio for point in points]),
+        "steps of slots alone": (_SIMULATED, "x", [point.result.simulated_step_ratio for point in points]),
         "wall-clock time": (_TIME, "o-", [point.result.time_ratio().best for point in points]),
     }
     for label, (colour, style, values) in columns.items():
-        ratios.plot(seats, values, style, color=colour, linewidth=1.8, markeredgewidth=1.8, label=label)
+        ratios.plot(slots, values, style, color=colour, linewidth=1.8, markeredgewidth=1.8, label=label)
     ratios.axhline(1, color=INK, linewidth=1)
     ratios.set(ylabel="static over continuous")
     for axes in (speed, ratios):
-        axes.set(xscale="log", xlabel="seats (max_num_seqs)")
-        axes.xaxis.set_major_locator(FixedLocator(seats))
+        axes.set(xscale="log", xlabel="slots (max_num_seqs)")
+        axes.xaxis.set_major_locator(FixedLocator(slots))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.legend(frameon=False)

@@ -1,4 +1,4 @@
-"""The order of the experiment: ids first, then every case in rounds in which the contestants take turns."""
+"""The order of the experiment: ids first, then every case in rounds in which the systems take turns."""
 
 import contextlib
 import math
@@ -7,45 +7,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadgen.experiments.batching.barrier import SPACING_S
-from loadgen.experiments.batching.case_run import Playing
+from loadgen.experiments.batching.case_run import CaseRun
 from loadgen.experiments.batching.cases import Case, Sizes, sweep_case
 from loadgen.experiments.batching.ids import require_equal_answers
 from loadgen.experiments.batching.model import Model
 from loadgen.experiments.batching.policies import CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult
-from loadgen.experiments.batching.system import Contestant, EngineSize, Play
+from loadgen.experiments.batching.system import EngineSize, RunTrace, System
 
 Progress = Callable[[str], None]
 
-_SECONDS_BEHIND_GATES = 0.4
+_SECONDS_BEHIND_BARRIERS = 0.4
 _SECONDS_PER_REQUEST = 1.5 * SPACING_S
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The sweep's case on engines of so many seats."""
+    """The sweep's case on engines of so many slots."""
 
-    num_seats: int
+    num_slots: int
     result: CaseResult
 
 
-class Contest:
-    """Contestants that are running, and turns.
+class Systems:
+    """Systems that are running, and turns.
 
     Args:
-        contestants: in the order of their turns.
+        systems: in the order of their turns.
         rounds: turns of each in a case.
         progress: told every figure.
     """
 
-    def __init__(self, contestants: Sequence[Contestant], rounds: int, progress: Progress) -> None:
-        self._contestants = contestants
+    def __init__(self, systems: Sequence[System], rounds: int, progress: Progress) -> None:
+        self._contestants = systems
         self._rounds = rounds
         self._progress = progress
-        self._seconds_per_gate = contestants[0].seconds_per_gate()
+        self._seconds_per_barrier = systems[0].seconds_per_barrier()
 
     def check_ids(self, case: Case) -> None:
-        """Every contestant answers a case once; it warms up on the way.
+        """Every system answers a case once; it warms up on the way.
 
         Raises: ResultError: an answer depends on the policy.
         """
@@ -55,54 +55,58 @@ class Contest:
             require_equal_answers(other.name, other.answers(case), first.name, expected)
         self._progress(
             f"{case.key}: the ids of all {len(expected):,} answers ({len(set(expected)):,} distinct ones, "
-            f"{sum(map(len, expected)):,} tokens) are the same from every contestant"
+            f"{sum(map(len, expected)):,} tokens) are the same from every system"
         )
 
-    def play(self, case: Case) -> CaseResult:
-        """Plays a case in rounds."""
-        needed_s = _SECONDS_BEHIND_GATES + _SECONDS_PER_REQUEST * len(case.trace)
-        num_gates = math.ceil(needed_s / self._seconds_per_gate)
-        rounds: dict[str, list[Playing]] = {contestant.name: [] for contestant in self._contestants}
+    def run_trace(self, case: Case) -> CaseResult:
+        """Runs a case in rounds."""
+        needed_s = _SECONDS_BEHIND_BARRIERS + _SECONDS_PER_REQUEST * len(case.trace)
+        num_barriers = math.ceil(needed_s / self._seconds_per_barrier)
+        rounds: dict[str, list[CaseRun]] = {system.name: [] for system in self._contestants}
         for number in range(1, self._rounds + 1):
-            for contestant in self._contestants:
-                playing = contestant.play(case, num_gates)
-                rounds[contestant.name].append(playing)
+            for system in self._contestants:
+                case_run = system.run_trace(case, num_barriers)
+                rounds[system.name].append(case_run)
                 self._progress(
-                    f"{case.key}, round {number} of {self._rounds}: {contestant.name} {playing.seconds:.1f} s, "
-                    f"{len(playing.steps):,} steps"
+                    f"{case.key}, round {number} of {self._rounds}: {system.name} {case_run.seconds:.1f} s, "
+                    f"{len(case_run.steps):,} steps"
                 )
         return CaseResult(case, rounds)
 
 
 @contextlib.contextmanager
-def contest(
-    size: EngineSize, names: Sequence[str], folder: Path, play: Play, *, rounds: int, progress: Progress
-) -> Iterator[Contest]:
-    """Starts contestants of one size and ends them again.
+def running_systems(
+    size: EngineSize, names: Sequence[str], folder: Path, run_trace: RunTrace, *, rounds: int, progress: Progress
+) -> Iterator[Systems]:
+    """Starts systems of one size and ends them again.
 
     Raises: TargetError: a process does not start.
     """
     with contextlib.ExitStack() as stack:
-        contestants = [
-            stack.enter_context(Contestant(name, size, folder / str(index), play)) for index, name in enumerate(names)
+        systems = [
+            stack.enter_context(System(name, size, folder / str(index), run_trace)) for index, name in enumerate(names)
         ]
-        for contestant in contestants:  # they load at the same time
-            contestant.wait_until_served()
-        yield Contest(contestants, rounds, progress)
+        for system in systems:  # they load at the same time
+            system.wait_until_served()
+        yield Systems(systems, rounds, progress)
 
 
-def sweep(model: Model, sizes: Sizes, folder: Path, play: Play, *, rounds: int, progress: Progress) -> list[SweepPoint]:
-    """Plays the sweep's case on static and continuous engines of every number of seats.
+def sweep(
+    model: Model, sizes: Sizes, folder: Path, run_trace: RunTrace, *, rounds: int, progress: Progress
+) -> list[SweepPoint]:
+    """Runs the sweep's case on static and continuous engines of every number of slots.
 
-    Raises: TargetError, ResultError: see `Contest`.
+    Raises: TargetError, ResultError: see `Systems`.
     """
     points = []
-    for num_seats in sizes.sweep_seats:
-        case = sweep_case(sizes, num_seats)
-        size = EngineSize.of(model, num_seats, sizes.prompt_tokens, sizes.prompt_tokens + max(sizes.sweep))
-        progress(f"sweep: engines of {num_seats} seats")
+    for num_slots in sizes.sweep_slots:
+        case = sweep_case(sizes, num_slots)
+        size = EngineSize.of(model, num_slots, sizes.prompt_tokens, sizes.prompt_tokens + max(sizes.sweep))
+        progress(f"sweep: engines of {num_slots} slots")
         names = (STATIC, CONTINUOUS)
-        with contest(size, names, folder / str(num_seats), play, rounds=rounds, progress=progress) as running:
+        with running_systems(
+            size, names, folder / str(num_slots), run_trace, rounds=rounds, progress=progress
+        ) as running:
             running.check_ids(case)
-            points.append(SweepPoint(num_seats, running.play(case)))
+            points.append(SweepPoint(num_slots, running.run_trace(case)))
     return points

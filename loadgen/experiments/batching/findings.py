@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.experiments.batching.case_run import Playing
+from loadgen.experiments.batching.case_run import CaseRun
 from loadgen.experiments.batching.experiment import SweepPoint
 from loadgen.experiments.batching.policies import CACHED, CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import LATENCIES, CaseResult, percentile_of
@@ -29,47 +29,47 @@ def findings(result: CaseResult) -> list[str]:
 def sweep_title(points: Sequence[SweepPoint]) -> str:
     """What the sweep is, for people."""
     first, last = points[0].result.case, points[-1].result.case
-    return f"{first.title} at {points[0].num_seats} seats, {len(last.trace):,} such at {points[-1].num_seats}"
+    return f"{first.title} at {points[0].num_slots} slots, {len(last.trace):,} such at {points[-1].num_slots}"
 
 
 def sweep_findings(points: Sequence[SweepPoint]) -> list[str]:
     """Sentences about the sweep."""
     by_time = max(points, key=lambda point: point.result.time_ratio().best)
     time = by_time.result.time_ratio()
-    numbers = ", ".join(str(point.num_seats) for point in points)
+    numbers = ", ".join(str(point.num_slots) for point in points)
     sentences = [
-        f"Of {numbers} seats, {by_time.num_seats} gain most: static batches take {time.best:.2f} times as long, with "
+        f"Of {numbers} slots, {by_time.num_slots} gain most: static batches take {time.best:.2f} times as long, with "
         f"{by_time.result.step_ratio:.2f} times the steps."
     ]
     for name in (STATIC, CONTINUOUS):
         fastest = max(points, key=lambda point: point.result.best(name).tokens_per_s)
         sentences.append(
-            f"{name.capitalize()} batching is fastest with {fastest.num_seats} seats: "
+            f"{name.capitalize()} batching is fastest with {fastest.num_slots} slots: "
             f"{fastest.result.best(name).tokens_per_s:,.0f} tokens/s."
         )
-    if wrong := [point.num_seats for point in points if not point.result.agrees_with_simulation]:
-        sentences.append(f"The steps do NOT agree with the bare seats at {', '.join(map(str, wrong))} seats.")
+    if wrong := [point.num_slots for point in points if not point.result.agrees_with_simulation]:
+        sentences.append(f"The steps do NOT agree with the slots alone at {', '.join(map(str, wrong))} slots.")
     return sentences
 
 
 def _steps_and_time(result: CaseResult) -> list[str]:
     steps, time = result.step_ratio, result.time_ratio()
     static, continuous = result.best(STATIC), result.best(CONTINUOUS)
-    seats = (
-        f"{100 * static.seating.utilisation:.1f} % of the seats were in use under static batching, "
-        f"{100 * continuous.seating.utilisation:.1f} % under continuous"
+    slots = (
+        f"{100 * static.slot_use.utilisation:.1f} % of the slots were in use under static batching, "
+        f"{100 * continuous.slot_use.utilisation:.1f} % under continuous"
     )
     if _is_even(result) and abs(time.best - 1) <= _CLEAR:
         return [
             f"No difference, as it should be: both take {len(continuous.steps):,} steps, and {time.best:.2f} times the "
-            f"time is noise; {seats}."
+            f"time is noise; {slots}."
         ]
     if time.low <= 1 <= time.high:
         verdict = f"time that is not clearly different ({time.low:.2f} to {time.high:.2f} times in single rounds)"
     else:
         verdict = f"{time.best:.2f} times the time ({time.low:.2f} to {time.high:.2f} in single rounds)"
         verdict += "" if time.best > 1 else ": static batching is FASTER here"
-    return [f"Static batching takes {steps:.2f} times the steps and {verdict}; {seats}."]
+    return [f"Static batching takes {steps:.2f} times the steps and {verdict}; {slots}."]
 
 
 def _is_even(result: CaseResult) -> bool:
@@ -97,9 +97,9 @@ def _step_cost(result: CaseResult) -> list[str]:
             f"{many[1]:.2f} ms, {many[1] / few[1]:.1f} times as long"
         )
         if cost < 1 - _CLEAR:
-            sentence += ": an empty seat saves time on this machine, so that the time trails the steps"
+            sentence += ": an empty slot saves time on this machine, so that the time trails the steps"
         elif cost <= 1 + _CLEAR:
-            sentence += ": an empty seat saves next to nothing on this machine, so that the time follows the steps"
+            sentence += ": an empty slot saves next to nothing on this machine, so that the time follows the steps"
         sentences.append(sentence + ".")
     if continuous.client_cores >= _NOTABLE_CORES:
         sentences.append(
@@ -114,11 +114,11 @@ def _step_cost(result: CaseResult) -> list[str]:
 Cost = tuple[int, float]
 
 
-def _cost_by_rows(*playings: Playing) -> tuple[Cost | None, Cost | None]:
+def _cost_by_rows(*case_runs: CaseRun) -> tuple[Cost | None, Cost | None]:
     """Rows and median milliseconds of the emptiest and the fullest steps without prompts, of sizes seen 8 times."""
-    rows = np.concatenate([playing.steps.rows for playing in playings])
-    tokens = np.concatenate([playing.steps.tokens for playing in playings])
-    ms = np.concatenate([playing.steps.ms for playing in playings])
+    rows = np.concatenate([case_run.steps.rows for case_run in case_runs])
+    tokens = np.concatenate([case_run.steps.tokens for case_run in case_runs])
+    ms = np.concatenate([case_run.steps.ms for case_run in case_runs])
     sizes, counts = np.unique(rows[rows == tokens], return_counts=True)
     common = sizes[counts >= 8]
     if len(common) < 2:
@@ -133,12 +133,12 @@ def _keeping_up(result: CaseResult) -> list[str]:
     span_s = result.case.trace.span_s
     sentences = []
     for name in (STATIC, CONTINUOUS):
-        playing = result.best(name)
-        quarter = max(1, len(playing.latencies.ttft) // 4)
-        first_ms, last_ms = np.median(playing.latencies.ttft[:quarter]), np.median(playing.latencies.ttft[-quarter:])
+        case_run = result.best(name)
+        quarter = max(1, len(case_run.latencies.ttft) // 4)
+        first_ms, last_ms = np.median(case_run.latencies.ttft[:quarter]), np.median(case_run.latencies.ttft[-quarter:])
         sentence = (
-            f"{name.capitalize()} batching had {100 * playing.seating.utilisation:.0f} % of its seats in use and was "
-            f"done {playing.seconds - span_s:.1f} s after {span_s:.0f} s of arrivals"
+            f"{name.capitalize()} batching had {100 * case_run.slot_use.utilisation:.0f} % of its slots in use and was "
+            f"done {case_run.seconds - span_s:.1f} s after {span_s:.0f} s of arrivals"
         )
         if last_ms > _GROWN * first_ms:
             sentence += (
@@ -167,7 +167,7 @@ def _latencies(result: CaseResult) -> list[str]:
         rows = {name: float(result.best(name).steps.rows.mean()) for name in (STATIC, CONTINUOUS)}
         is_emptier = rows[STATIC] < (1 - _CLEAR) * rows[CONTINUOUS]
         why = (
-            ": its seats empty while a batch lasts, and whoever is left shares each step with fewer rows and no prompts"
+            ": its slots empty while a batch lasts, and whoever is left shares each step with fewer rows and no prompts"
         )
         has_reason = is_emptier and any(name == "TPOT" for name, _ in less)
         sentences.append(f"Static batching is ahead with {_listed(less)}{why if has_reason else ''}.")

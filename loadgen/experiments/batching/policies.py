@@ -1,4 +1,4 @@
-"""The contestants: engines that differ in nothing but these flags."""
+"""The systems: engines that differ in nothing but these flags."""
 
 from collections.abc import Mapping
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from loadgen.errors import ResultError
-from loadgen.experiments.batching.case_run import Playing
+from loadgen.experiments.batching.case_run import CaseRun
 from loadgen.experiments.batching.charts import draw_latencies, draw_ratios, draw_step_cost, draw_sweep
 from loadgen.experiments.batching.experiment import SweepPoint
 from loadgen.experiments.batching.findings import findings, sweep_findings, sweep_title
@@ -61,14 +61,14 @@ def case_text(result: CaseResult) -> str:
 def sweep_text(points: Sequence[SweepPoint]) -> str:
     """The sweep's table and findings, for a terminal."""
     lines = [
-        f"== sweep of the seats: {sweep_title(points)}",
-        "seats  tokens/s: static  continuous   steps: static  continuous  ratio  bare seats   time ratio",
+        f"== sweep of the slots: {sweep_title(points)}",
+        "slots  tokens/s: static  continuous   steps: static  continuous  ratio  slots alone   time ratio",
     ]
     for point in points:
         static, continuous = point.result.best(STATIC), point.result.best(CONTINUOUS)
         time = point.result.time_ratio()
         lines.append(
-            f"{point.num_seats:5}  {static.tokens_per_s:16,.0f}  {continuous.tokens_per_s:10,.0f}  "
+            f"{point.num_slots:5}  {static.tokens_per_s:16,.0f}  {continuous.tokens_per_s:10,.0f}  "
             f"{len(static.steps):14,}  {len(continuous.steps):10,}  {point.result.step_ratio:5.2f}  "
             f"{point.result.simulated_step_ratio:10.2f}   {time.best:.2f} ({time.low:.2f}..{time.high:.2f})"
         )
@@ -146,7 +146,7 @@ def _samples(report: Report) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "settings": dict(report.settings),
         "cases": [_case_samples(result) for result in report.results],
-        "sweep": [{"num_seats": point.num_seats, **_case_samples(point.result)} for point in report.points],
+        "sweep": [{"num_seats": point.num_slots, **_case_samples(point.result)} for point in report.points],
     }
 
 
@@ -157,23 +157,23 @@ def _case_samples(result: CaseResult) -> dict[str, Any]:
         "arrival_s": _plain(result.case.trace.arrival_s, 6),
         "input_tokens": result.case.trace.input_tokens.tolist(),
         "output_tokens": result.case.trace.output_tokens.tolist(),
-        "rounds": {name: [_playing_samples(p) for p in playings] for name, playings in result.rounds.items()},
+        "rounds": {name: [_case_run_samples(p) for p in case_runs] for name, case_runs in result.rounds.items()},
     }
 
 
-def _playing_samples(playing: Playing) -> dict[str, Any]:
+def _case_run_samples(case_run: CaseRun) -> dict[str, Any]:
     return {
-        "seconds": round(playing.seconds, 6),
-        "cached_share": round(playing.cached_share, 6),
-        "client_cores": round(playing.client_cores, 4),
-        "num_misplaced": playing.num_misplaced,
-        "ttft_ms": _plain(playing.latencies.ttft, 3),
-        "normalized_ms": _plain(playing.latencies.normalized, 3),
-        "tpot_ms": _plain(playing.latencies.tpot, 3),
-        "rows_of_steps": playing.steps.rows.tolist(),
-        "tokens_of_steps": playing.steps.tokens.tolist(),
-        "ms_of_steps": _plain(playing.steps.ms, 3),
-        "sittings": [list(asdict(sitting).values()) for sitting in playing.seating.sittings],
+        "seconds": round(case_run.seconds, 6),
+        "cached_share": round(case_run.cached_share, 6),
+        "client_cores": round(case_run.client_cores, 4),
+        "num_misplaced": case_run.num_misplaced,
+        "ttft_ms": _plain(case_run.latencies.ttft, 3),
+        "normalized_ms": _plain(case_run.latencies.normalized, 3),
+        "tpot_ms": _plain(case_run.latencies.tpot, 3),
+        "rows_of_steps": case_run.steps.rows.tolist(),
+        "tokens_of_steps": case_run.steps.tokens.tolist(),
+        "ms_of_steps": _plain(case_run.steps.ms, 3),
+        "sittings": [list(asdict(occupancy).values()) for occupancy in case_run.slot_use.occupancies],
     }
 
 

@@ -1,6 +1,6 @@
 """What came out of a case, and the table made of it.
 
-Pure. Figures are those of each contestant's fastest round; ratios are static over continuous, so that above 1 means
+Pure. Figures are those of each system's fastest round; ratios are static over continuous, so that above 1 means
 more under static batching: more steps, more time.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loadgen.experiments.batching.case_run import Playing
+from loadgen.experiments.batching.case_run import CaseRun
 from loadgen.experiments.batching.cases import Case
 from loadgen.experiments.batching.policies import CONTINUOUS, STATIC
 from loadgen.experiments.batching.simulation import rows_of_steps
@@ -35,40 +35,40 @@ class CaseResult:
     """All rounds of a case.
 
     Attributes:
-        case: what was played.
-        rounds: per contestant, what came out of each round, in order.
+        case: what was run.
+        rounds: per system, what came out of each round, in order.
     """
 
     case: Case
-    rounds: Mapping[str, Sequence[Playing]]
+    rounds: Mapping[str, Sequence[CaseRun]]
 
-    def best(self, name: str) -> Playing:
-        """The fastest round of a contestant."""
-        return min(self.rounds[name], key=lambda playing: playing.seconds)
+    def best(self, name: str) -> CaseRun:
+        """The fastest round of a system."""
+        return min(self.rounds[name], key=lambda case_run: case_run.seconds)
 
-    def ratio(self, figure: Callable[[Playing], float]) -> float:
+    def ratio(self, figure: Callable[[CaseRun], float]) -> float:
         """Static over continuous."""
         return figure(self.best(STATIC)) / figure(self.best(CONTINUOUS))
 
     def time_ratio(self, name: str = STATIC, other: str = CONTINUOUS) -> Spread:
-        """Wall-clock seconds of one contestant over those of another."""
+        """Wall-clock seconds of one system over those of another."""
         pairs = zip(self.rounds[name], self.rounds[other], strict=True)
         of_rounds = [one.seconds / two.seconds for one, two in pairs]
         return Spread(self.best(name).seconds / self.best(other).seconds, min(of_rounds), max(of_rounds))
 
     def simulated_steps(self, name: str) -> int:
-        """Steps of bare seats with the same answers in the order in which the engine had them in its queue."""
-        seating = self.best(name).seating
-        return len(rows_of_steps(seating.lengths(), seating.num_seats, static=name == STATIC))
+        """Steps of slots alone with the same answers in the order in which the engine had them in its queue."""
+        slot_use = self.best(name).slot_use
+        return len(rows_of_steps(slot_use.lengths(), slot_use.num_slots, static=name == STATIC))
 
     @property
     def step_ratio(self) -> float:
         """Steps of static over continuous."""
-        return self.ratio(lambda playing: len(playing.steps))
+        return self.ratio(lambda case_run: len(case_run.steps))
 
     @property
     def simulated_step_ratio(self) -> float:
-        """The same of the bare seats."""
+        """The same of the slots alone."""
         return self.simulated_steps(STATIC) / self.simulated_steps(CONTINUOUS)
 
     @property
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
     Attributes:
         label: with the unit.
-        values: per contestant, in the order of `CaseResult.rounds`, as text.
+        values: per system, in the order of `CaseResult.rounds`, as text.
         ratio: static over continuous, as text; "" where there is none.
         note: what else to know.
     """
@@ -96,20 +96,20 @@ class Row(NamedTuple):
 def table(result: CaseResult) -> list[Row]:
     """The figures of a case, one line each."""
 
-    def row(label: str, figure: Callable[[Playing], float], form: str, note: str = "") -> Row:
+    def row(label: str, figure: Callable[[CaseRun], float], form: str, note: str = "") -> Row:
         values = tuple(format(figure(result.best(name)), form) for name in result.rounds)
         return Row(label, values, f"{result.ratio(figure):.2f}", note)
 
     time = result.time_ratio()
     rows = [
-        row("seats in use, %", lambda playing: 100 * playing.seating.utilisation, ".1f"),
-        row("rows in a step, mean", lambda playing: float(playing.steps.rows.mean()), ".1f"),
-        row("steps", lambda playing: len(playing.steps), ",d", _simulation_note(result)),
+        row("slots in use, %", lambda case_run: 100 * case_run.slot_use.utilisation, ".1f"),
+        row("rows in a step, mean", lambda case_run: float(case_run.steps.rows.mean()), ".1f"),
+        row("steps", lambda case_run: len(case_run.steps), ",d", _simulation_note(result)),
         _padding_row(result),
-        row("ms of a step, mean", lambda playing: 1e3 * playing.seconds / len(playing.steps), ".2f"),
-        row("cores for frontend and load generator", lambda playing: playing.client_cores, ".2f"),
-        row("seconds", lambda playing: playing.seconds, ".2f", f"{time.low:.2f}..{time.high:.2f} in single rounds"),
-        row("output tokens/s", lambda playing: playing.tokens_per_s, ",.0f", _spread_note(result)),
+        row("ms of a step, mean", lambda case_run: 1e3 * case_run.seconds / len(case_run.steps), ".2f"),
+        row("cores for frontend and load generator", lambda case_run: case_run.client_cores, ".2f"),
+        row("seconds", lambda case_run: case_run.seconds, ".2f", f"{time.low:.2f}..{time.high:.2f} in single rounds"),
+        row("output tokens/s", lambda case_run: case_run.tokens_per_s, ",.0f", _spread_note(result)),
     ]
     rows += [
         row(f"{label}, p{percentile}, ms", percentile_of(pick, percentile), ",.2f")
@@ -130,15 +130,15 @@ def _counts(label: str, counts: Sequence[int]) -> list[Row]:
     return [Row(label, tuple(f"{count:,}" for count in counts))] if any(counts) else []
 
 
-def percentile_of(pick: Callable[[Playing], "Floats"], percentile: float) -> Callable[[Playing], float]:
+def percentile_of(pick: Callable[[CaseRun], "Floats"], percentile: float) -> Callable[[CaseRun], float]:
     """The figure that is a percentile of values."""
-    return lambda playing: float(np.percentile(pick(playing), percentile))
+    return lambda case_run: float(np.percentile(pick(case_run), percentile))
 
 
-LATENCIES: Mapping[str, Callable[[Playing], "Floats"]] = {
-    "TTFT": lambda playing: playing.latencies.ttft,
-    "normalized latency": lambda playing: playing.latencies.normalized,
-    "TPOT": lambda playing: playing.latencies.tpot,
+LATENCIES: Mapping[str, Callable[[CaseRun], "Floats"]] = {
+    "TTFT": lambda case_run: case_run.latencies.ttft,
+    "normalized latency": lambda case_run: case_run.latencies.normalized,
+    "TPOT": lambda case_run: case_run.latencies.tpot,
 }
 """Names for people, and where the values are."""
 
@@ -149,7 +149,7 @@ def _simulation_note(result: CaseResult) -> str:
     off = 100 * (result.step_ratio / result.simulated_step_ratio - 1)
     verdict = "" if result.agrees_with_simulation else f": MORE THAN {100 * STEP_TOLERANCE:.0f} %"
     return (
-        f"bare seats: {result.simulated_steps(STATIC):,} / {result.simulated_steps(CONTINUOUS):,} = "
+        f"slots alone: {result.simulated_steps(STATIC):,} / {result.simulated_steps(CONTINUOUS):,} = "
         f"{result.simulated_step_ratio:.2f}, off by {off:+.1f} %{verdict}"
     )
 
@@ -165,6 +165,6 @@ def _padding_row(result: CaseResult) -> Row:
 def _spread_note(result: CaseResult) -> str:
     spreads = []
     for name in result.rounds:
-        speeds = [playing.tokens_per_s for playing in result.rounds[name]]
+        speeds = [case_run.tokens_per_s for case_run in result.rounds[name]]
         spreads.append(f"{min(speeds):,.0f}..{max(speeds):,.0f}")
     return "rounds: " + ", ".join(spreads)

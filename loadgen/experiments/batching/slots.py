@@ -1,9 +1,9 @@
-"""Who sat where, and when: requests on the seats of a batch, from the steps in which they had rows.
+"""Slot occupancy, and when: requests on the slots of a batch, from the steps in which they had rows.
 
-Pure. An engine has no numbered seats, only so many requests at once. Each is given the lowest seat that is free when it
+Pure. An engine has no numbered slots, only so many requests at once. Each is given the lowest slot that is free when it
 first has a row, and keeps it until the step in which it finishes or loses its cache blocks.
 
-Invariants: no two sittings share a seat in a step; no step has more sittings than seats.
+Invariants: no two sittings share a slot in a step; no step has more sittings than slots.
 """
 
 import heapq
@@ -15,74 +15,74 @@ from loadgen.experiments.batching.step_log import Step, Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
-    """One request on one seat.
+class Occupancy:
+    """One request on one slot.
 
     Attributes:
         request: the engine's number of it, ascending in the order of arrival.
-        seat: from 0.
+        slot: from 0.
         begin, end: steps [begin, end), counted from the first of the run.
-        usage: its tokens; None if it lost its seat before it had finished.
+        usage: its tokens; None if it lost its slot before it had finished.
     """
 
     request: int
-    seat: int
+    slot: int
     begin: int
     end: int
     usage: Usage | None
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class SlotUse:
     """All sittings of a run, by begin, then by request."""
 
-    num_seats: int
+    num_slots: int
     num_steps: int
-    sittings: tuple[Sitting, ...]
+    occupancies: tuple[Occupancy, ...]
 
     @property
     def num_taken(self) -> int:
-        """Seats taken, added up over the steps."""
-        return sum(sitting.end - sitting.begin for sitting in self.sittings)
+        """Slots taken, added up over the steps."""
+        return sum(occupancy.end - occupancy.begin for occupancy in self.occupancies)
 
     @property
     def utilisation(self) -> float:
-        """Share of the seats that were taken, over all steps."""
-        return self.num_taken / (self.num_seats * self.num_steps)
+        """Share of the slots that were taken, over all steps."""
+        return self.num_taken / (self.num_slots * self.num_steps)
 
     def lengths(self) -> list[int]:
         """Output tokens of each request, in the order of the queue."""
-        answers = {s.request: s.usage.output for s in self.sittings if s.usage is not None}
+        answers = {s.request: s.usage.output for s in self.occupancies if s.usage is not None}
         return [answers[request] for request in sorted(answers)]
 
-    def batches(self) -> list[list[Sitting]]:
-        """Sittings that belong together: a new batch begins in every step before which all seats were empty."""
-        batches: list[list[Sitting]] = []
+    def batches(self) -> list[list[Occupancy]]:
+        """Sittings that belong together: a new batch begins in every step before which all slots were empty."""
+        batches: list[list[Occupancy]] = []
         end = 0
-        for sitting in self.sittings:
-            if sitting.begin >= end:
+        for occupancy in self.occupancies:
+            if occupancy.begin >= end:
                 batches.append([])
-            batches[-1].append(sitting)
-            end = max(end, sitting.end)
+            batches[-1].append(occupancy)
+            end = max(end, occupancy.end)
         return batches
 
 
-def seat_requests(steps: Sequence[Step], num_seats: int) -> Seating:
-    """Gives every request a seat.
+def assign_slots(steps: Sequence[Step], num_slots: int) -> SlotUse:
+    """Gives every request a slot.
 
     Args:
         steps: of a run, from one moment at which nothing ran to another.
-        num_seats: of the engine (`--max-num-seqs`).
-    Raises: ResultError: more requests than seats in a step, or requests that never leave (names the step).
+        num_slots: of the engine (`--max-num-seqs`).
+    Raises: ResultError: more requests than slots in a step, or requests that never leave (names the step).
     """
-    free = list(range(num_seats))  # a heap: the lowest comes first
-    taken: dict[int, tuple[int, int]] = {}  # request: seat, begin
-    sittings = []
+    free = list(range(num_slots))  # a heap: the lowest comes first
+    taken: dict[int, tuple[int, int]] = {}  # request: slot, begin
+    occupancies = []
 
     def leave(request: int, end: int, usage: Usage | None) -> None:
-        seat, begin = taken.pop(request)
-        heapq.heappush(free, seat)
-        sittings.append(Sitting(request, seat, begin, end, usage))
+        slot, begin = taken.pop(request)
+        heapq.heappush(free, slot)
+        occupancies.append(Occupancy(request, slot, begin, end, usage))
 
     for index, step in enumerate(steps):
         for request in step.preempted:
@@ -90,21 +90,21 @@ def seat_requests(steps: Sequence[Step], num_seats: int) -> Seating:
                 leave(request, index, None)
         for request in sorted(step.rows.keys() - taken.keys()):
             if not free:
-                raise ResultError(f"step {index} has requests {sorted({*taken, request})} on {num_seats} seats")
+                raise ResultError(f"step {index} has requests {sorted({*taken, request})} on {num_slots} slots")
             taken[request] = heapq.heappop(free), index
         for request, usage in step.finished.items():
             if request in taken:
                 leave(request, index + 1, usage)
     if taken:
         raise ResultError(f"the step log ends after step {len(steps) - 1} while requests {sorted(taken)} are running")
-    return Seating(num_seats, len(steps), tuple(sorted(sittings, key=lambda s: (s.begin, s.request))))
+    return SlotUse(num_slots, len(steps), tuple(sorted(occupancies, key=lambda s: (s.begin, s.request))))
 
 
-def padded_tokens(batch: Sequence[Sitting]) -> int:
+def padded_tokens(batch: Sequence[Occupancy]) -> int:
     """What a batch without ragged rows computes: every prompt padded to the longest, every row kept until the longest
     answer is there. The last token of an answer is sampled but never computed.
     """
-    known = [sitting.usage for sitting in batch if sitting.usage is not None]
+    known = [occupancy.usage for occupancy in batch if occupancy.usage is not None]
     if not known:
         return 0
     return len(known) * (max(usage.prompt for usage in known) + max(usage.output for usage in known) - 1)

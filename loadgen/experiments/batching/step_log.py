@@ -30,9 +30,9 @@ class Step:
         busy_ms: scheduling, computing and updating.
         rows: tokens computed for each request.
         finished: requests whose last token this step yielded (or that were cut off), with their usage.
-        preempted: requests that lost their seat before it.
-        waiting: requests without a seat after it.
-        running: requests with a seat after it, those that finished in it not among them.
+        preempted: requests that lost their slot before it.
+        waiting: requests without a slot after it.
+        running: requests with a slot after it, those that finished in it not among them.
     """
 
     started_ms: float

@@ -1,4 +1,4 @@
-"""One engine with one policy, and how it plays a case."""
+"""One engine with one policy, and how it runs a case."""
 
 import secrets
 import time
@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from loadgen.errors import ResultError
-from loadgen.experiments.batching.barrier import behind_gates, only_gates, with_gates
-from loadgen.experiments.batching.case_run import Playing, playing_of, require_whole_answers
+from loadgen.experiments.batching.barrier import behind_barriers, only_barriers, with_barriers
+from loadgen.experiments.batching.case_run import CaseRun, case_run_of, require_whole_answers
 from loadgen.experiments.batching.cases import Case
 from loadgen.experiments.batching.ids import Answers, greedy_answers
 from loadgen.experiments.batching.model import Model
@@ -21,11 +21,11 @@ from loadgen.experiments.pair import Pair
 from loadgen.record import RunData
 from loadgen.trace.schema import Trace
 
-Play = Callable[[Trace, str, str], RunData]
-"""Plays a trace against HOST:PORT with prompts of a salt, from the moment it is called; see `load_generator`."""
+RunTrace = Callable[[Trace, str, str], RunData]
+"""Runs a trace against HOST:PORT with prompts of a salt, from the moment it is called; see `load_generator`."""
 
 _MOST_STEP_TOKENS = 2048
-_CALIBRATION_GATES = 4
+_CALIBRATION_BARRIERS = 4
 _LOG_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 _ATTEMPTS = 3
@@ -38,52 +38,52 @@ _FRONTEND_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """What all contestants' engines have in common.
+    """What all systems' engines have in common.
 
     Attributes:
         model: what they load.
-        num_seats: `--max-num-seqs`.
+        num_slots: `--max-num-seqs`.
         max_model_len: most tokens of prompt and answer.
         step_tokens: token budget of a step.
     """
 
     model: Model
-    num_seats: int
+    num_slots: int
     max_model_len: int
     step_tokens: int
 
     @classmethod
-    def of(cls, model: Model, num_seats: int, prompt_tokens: int, longest: int) -> "EngineSize":
+    def of(cls, model: Model, num_slots: int, prompt_tokens: int, longest: int) -> "EngineSize":
         """Room for requests of `longest` tokens, and a step that takes all prompts of a batch if they are short."""
-        step_tokens = min(num_seats * prompt_tokens, _MOST_STEP_TOKENS, model.max_model_len // 2)
-        return cls(model, num_seats, min(model.max_model_len, max(longest, step_tokens + 2)), step_tokens)
+        step_tokens = min(num_slots * prompt_tokens, _MOST_STEP_TOKENS, model.max_model_len // 2)
+        return cls(model, num_slots, min(model.max_model_len, max(longest, step_tokens + 2)), step_tokens)
 
     @property
-    def gate_tokens(self) -> int:
+    def barrier_tokens(self) -> int:
         """A prompt that fills whole steps, as many as fit."""
         return (self.max_model_len - 1) // self.step_tokens * self.step_tokens
 
     def flags(self) -> tuple[str, ...]:
         """Of the engine."""
         numbers = {
-            "--max-num-seqs": self.num_seats,
+            "--max-num-seqs": self.num_slots,
             "--max-num-batched-tokens": self.step_tokens,
             "--max-model-len": self.max_model_len,
         }
         return (*self.model.flags, *(str(part) for item in numbers.items() for part in item))
 
 
-class Contestant:
+class System:
     """A running pair. Use it in a `with` block, and call `wait_until_served` before anything else.
 
     Attributes:
         name: a key of ENGINE_FLAGS.
     """
 
-    def __init__(self, name: str, size: EngineSize, folder: Path, play: Play) -> None:
+    def __init__(self, name: str, size: EngineSize, folder: Path, run_trace: RunTrace) -> None:
         self.name = name
         self._size = size
-        self._play = play
+        self._run_trace = run_trace
         self._step_log = folder / "steps.jsonl"
         flags = (*size.flags(), *ENGINE_FLAGS[name], "--step-log", str(self._step_log))
         self._pair = Pair(flags, folder, frontend_flags=_FRONTEND_FLAGS)
@@ -108,38 +108,38 @@ class Contestant:
         self._steps_of(case.trace)
         return answers
 
-    def seconds_per_gate(self) -> float:
-        """How long one gate holds this engine back, at the mean."""
-        gates = only_gates(_CALIBRATION_GATES, self._size.gate_tokens)
-        require_whole_answers(self._play(gates, self._pair.address, secrets.token_hex(8)))
-        return sum(step.busy_ms for step in self._steps_of(gates)) / 1e3 / len(gates)
+    def seconds_per_barrier(self) -> float:
+        """How long one barrier holds this engine back, at the mean."""
+        barriers = only_barriers(_CALIBRATION_BARRIERS, self._size.barrier_tokens)
+        require_whole_answers(self._run_trace(barriers, self._pair.address, secrets.token_hex(8)))
+        return sum(step.busy_ms for step in self._steps_of(barriers)) / 1e3 / len(barriers)
 
-    def play(self, case: Case, num_gates: int) -> Playing:
-        """Plays a case once, with fresh prompts.
+    def run_trace(self, case: Case, num_barriers: int) -> CaseRun:
+        """Runs a case once, with fresh prompts.
 
         Args:
-            case: behind gates if its requests are to be queued at once.
-            num_gates: to begin with; if they are too few, twice as many are tried.
-        Raises: ResultError: see `playing_of`, or no number of gates was enough.
+            case: behind barriers if its requests are to be queued at once.
+            num_barriers: to begin with; if they are too few, twice as many are tried.
+        Raises: ResultError: see `case_run_of`, or no number of barriers was enough.
         """
-        num_gates = num_gates if case.is_queued else 0
+        num_barriers = num_barriers if case.is_queued else 0
         for _ in range(_ATTEMPTS):
-            trace = with_gates(case.trace, num_gates, self._size.gate_tokens) if num_gates else case.trace
+            trace = with_barriers(case.trace, num_barriers, self._size.barrier_tokens) if num_barriers else case.trace
             cpu_before_s = self._pair.frontend.cpu_s()
-            run = self._play(trace, self._pair.address, secrets.token_hex(8))
+            run = self._run_trace(trace, self._pair.address, secrets.token_hex(8))
             cpu_s = self._pair.frontend.cpu_s() - cpu_before_s
             require_whole_answers(run)
-            steps = behind_gates(self._steps_of(trace), num_gates, len(case.trace))
+            steps = behind_barriers(self._steps_of(trace), num_barriers, len(case.trace))
             if steps is not None:
-                return playing_of(run, num_gates, steps, self._size.num_seats, cpu_s)
-            num_gates *= 2
+                return case_run_of(run, num_barriers, steps, self._size.num_slots, cpu_s)
+            num_barriers *= 2
         raise ResultError(
-            f"{self.name}, {case.key}: requests still came when {num_gates // 2} prompts of {self._size.gate_tokens} "
-            "tokens had been computed; is the machine busy with something else?"
+            f"{self.name}, {case.key}: requests still arrived after {num_barriers // 2} barrier prompts of "
+            f"{self._size.barrier_tokens} tokens; check for other load on the machine"
         )
 
     def _steps_of(self, trace: Trace) -> list[Step]:
-        """The steps of a trace that has just been played, once its last request has finished in the log.
+        """The steps of a trace that has just been run, once its last request has finished in the log.
 
         Whatever ran before it since the last call (the load generator warms its connections up) is left out.
         """

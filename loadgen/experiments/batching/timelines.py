@@ -1,4 +1,4 @@
-"""Draws who sat where, at which step: one row per seat, steps from left to right, a colour per request, idle is white.
+"""Draws slot occupancy, at which step: one row per slot, steps from left to right, a colour per request, idle is white.
 
 Colours run through the queue from its first request to its last, neighbours in it differ in lightness: a static batch
 has one hue, and one that is refilled all the time shows the queue going by.
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from loadgen.experiments.batching.policies import CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult
-from loadgen.experiments.batching.slots import Seating
+from loadgen.experiments.batching.slots import SlotUse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,31 +28,31 @@ _WHITENED = (0.08, 0.42, 0.25)  # shares of white, in turn
 
 def draw_timelines(result: CaseResult) -> Figure:
     """Both policies on one scale of steps, and again at the scale of the continuous run where that is much shorter."""
-    seatings = {name: result.best(name).seating for name in (STATIC, CONTINUOUS)}
-    longest = max(seating.num_steps for seating in seatings.values())
+    seatings = {name: result.best(name).slot_use for name in (STATIC, CONTINUOUS)}
+    longest = max(slot_use.num_steps for slot_use in seatings.values())
     ends = [longest]
     if result.step_ratio > _ZOOM_FROM:
         ends.append(seatings[CONTINUOUS].num_steps)
     figure = Figure(figsize=(12, 0.9 + 4.8 * len(ends)), layout="constrained")
     panels = iter(figure.subplots(2 * len(ends), 1))
     for end in ends:
-        for name, seating in seatings.items():
+        for name, slot_use in seatings.items():
             axes = next(panels)
-            _draw_seats(axes, seating, end)
-            note = f"{100 * seating.utilisation:.1f} % of the seats in use"
+            _draw_slots(axes, slot_use, end)
+            note = f"{100 * slot_use.utilisation:.1f} % of the slots in use"
             if end < longest:
-                note = "the same at its own scale" if end == seating.num_steps else f"the first {end:,} of them"
-            axes.set_title(f"{name}: {seating.num_steps:,} steps, {note}", loc="left", fontsize=11, color=INK)
+                note = "the same at its own scale" if end == slot_use.num_steps else f"the first {end:,} of them"
+            axes.set_title(f"{name}: {slot_use.num_steps:,} steps, {note}", loc="left", fontsize=11, color=INK)
         axes.set_xlabel("step", color=INK)
     figure.suptitle(result.case.title, fontsize=13, color=INK, x=0.01, ha="left")
     return figure
 
 
-def _draw_seats(axes: "Axes", seating: Seating, end: int) -> None:
+def _draw_slots(axes: "Axes", slot_use: SlotUse, end: int) -> None:
     """The sittings that begin before a step, as pixels: thousands of them would make a drawing of megabytes."""
-    colours = _colours(seating)
-    shown = [sitting for sitting in seating.sittings if sitting.begin < end]
-    boxes = np.array([[s.begin, s.seat, min(s.end, end), s.seat + 1] for s in shown])
+    colours = _colours(slot_use)
+    shown = [occupancy for occupancy in slot_use.occupancies if occupancy.begin < end]
+    boxes = np.array([[s.begin, s.slot, min(s.end, end), s.slot + 1] for s in shown])
     corners = np.stack([boxes[:, [0, 1]], boxes[:, [2, 1]], boxes[:, [2, 3]], boxes[:, [0, 3]]], axis=1)
     axes.add_collection(
         PolyCollection(
@@ -63,13 +63,13 @@ def _draw_seats(axes: "Axes", seating: Seating, end: int) -> None:
             rasterized=True,
         )
     )
-    axes.set(xlim=(0, end), ylim=(seating.num_seats, 0), ylabel="seat")
-    if end > seating.num_steps:
-        axes.axvline(seating.num_steps, color=INK, linewidth=1, linestyle=":")
-        is_near_edge = seating.num_steps > 0.8 * end
+    axes.set(xlim=(0, end), ylim=(slot_use.num_slots, 0), ylabel="seat")
+    if end > slot_use.num_steps:
+        axes.axvline(slot_use.num_steps, color=INK, linewidth=1, linestyle=":")
+        is_near_edge = slot_use.num_steps > 0.8 * end
         axes.annotate(
-            f"done at step {seating.num_steps:,}",
-            (seating.num_steps, 0.9 * seating.num_seats),
+            f"done at step {slot_use.num_steps:,}",
+            (slot_use.num_steps, 0.9 * slot_use.num_slots),
             xytext=(-6 if is_near_edge else 6, 0),
             textcoords="offset points",
             va="center",
@@ -83,9 +83,9 @@ def _draw_seats(axes: "Axes", seating: Seating, end: int) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
-def _colours(seating: Seating) -> "dict[int, NDArray[np.float64]]":
-    """By request; one that sits down again keeps its colour."""
-    requests = sorted({sitting.request for sitting in seating.sittings})
+def _colours(slot_use: SlotUse) -> "dict[int, NDArray[np.float64]]":
+    """By request; one that runs down again keeps its colour."""
+    requests = sorted({occupancy.request for occupancy in slot_use.occupancies})
     hues = mpl.colormaps["turbo"](np.linspace(0.06, 0.94, len(requests)))[:, :3]  # [requests, red green blue]
     white = np.resize(_WHITENED, len(requests))[:, None]
     return dict(zip(requests, hues * (1 - white) + white, strict=True))

@@ -4,11 +4,11 @@ import pytest
 
 from loadgen.checks.remedies import remedy
 from loadgen.record import Status
-from tests.support.loadgen.runs import Played, run_of
+from tests.support.loadgen.runs import Answered, run_of
 
 
-def _failed(error: str, *, status: Status = Status.ERROR, **more: int) -> Played:
-    return Played(0.0, status=status, ended_s=1.0, error=error, **more)
+def _failed(error: str, *, status: Status = Status.ERROR, **more: int) -> Answered:
+    return Answered(0.0, status=status, ended_s=1.0, error=error, **more)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_timeouts_want_time_or_less_load() -> None:
 
 
 def test_answers_still_under_way_want_a_longer_drain() -> None:
-    run = run_of([_failed("INTERNAL: oops"), *[Played(0.0, status=Status.IN_FLIGHT)] * 2])
+    run = run_of([_failed("INTERNAL: oops"), *[Answered(0.0, status=Status.IN_FLIGHT)] * 2])
     assert "--drain-timeout" in remedy(run, 2)
     assert "--drain-timeout" not in remedy(run, 1)
 

@@ -6,7 +6,7 @@ import pytest
 from loadgen.checks.saturation import Saturation, Trend, saturation, trend
 from loadgen.measure.metrics import measure
 from loadgen.measure.samples import samples_of
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 
 def _of(run: object) -> Saturation | None:
@@ -15,7 +15,7 @@ def _of(run: object) -> Saturation | None:
 
 def test_a_queue_that_grows_is_unstable() -> None:
     """One server of 60 ms for requests every 50 ms: each waits 10 ms longer than the one before it."""
-    found = _of(run_of([Played(0.05 * i, ((0.06 * (i + 1), 1), (0.06 * (i + 1), 1))) for i in range(400)]))
+    found = _of(run_of([Answered(0.05 * i, ((0.06 * (i + 1), 1), (0.06 * (i + 1), 1))) for i in range(400)]))
     assert found is not None
     assert found.unstable
     assert found.ttft.rise == pytest.approx(2.0, rel=0.1)  # from almost nothing to twice its mean
@@ -31,7 +31,9 @@ def test_a_steady_server_is_not(seed: int) -> None:
 
 def test_one_trend_alone_is_not_enough() -> None:
     """Latency doubles for a reason of its own while the load stays: prompts that get longer, say."""
-    found = _of(run_of([Played(0.05 * i, ((0.05 * i + 0.01 + 1e-4 * i, 1), (0.05 * i + 1.0, 1))) for i in range(400)]))
+    found = _of(
+        run_of([Answered(0.05 * i, ((0.05 * i + 0.01 + 1e-4 * i, 1), (0.05 * i + 1.0, 1))) for i in range(400)])
+    )
     assert found is not None
     assert found.ttft.up
     assert not found.in_system.up

@@ -12,7 +12,7 @@ from loadgen.checks.selfcheck import judge
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import ABSENT, RunData, Status
 from loadgen.trace.schema import Blocks
-from tests.support.loadgen.runs import Played, healthy, run_of, synthetic_run, with_requests
+from tests.support.loadgen.runs import Answered, healthy, run_of, synthetic_run, with_requests
 
 
 def _finding(run: RunData, check: str, limits: Limits | None = None, options: MeasureOptions | None = None) -> Finding:
@@ -30,7 +30,7 @@ def _level(run: RunData, check: str) -> str:
 def _steady(count: int = 100, **settings: Any) -> RunData:
     """Ten requests a second, each answered in 200 ms after 100 ms, whatever else happens."""
     played = [
-        Played(0.1 * i, tuple((0.1 * i + 0.1 + 0.01 * k, 1) for k in range(11)), server_input_tokens=16)
+        Answered(0.1 * i, tuple((0.1 * i + 0.1 + 0.01 * k, 1) for k in range(11)), server_input_tokens=16)
         for i in range(count)
     ]
     return run_of(played, settings=settings)
@@ -145,7 +145,7 @@ def test_in_flight_by_the_servers_account(outside_ms: float, level: str) -> None
     assert found.level == level
     if level == "INVALID":
         assert found.sentence.startswith(
-            "client and server disagree on how many requests were under way, by 15 % (limit 2 % / 10 %): requests spent"
+            "client and server disagree on how many requests were in flight, by 15 % (limit 2 % / 10 %): requests spent"
         )
 
 
@@ -174,12 +174,14 @@ def test_prompt_tokens_off_the_plan(extra: int, level: str) -> None:
 )
 def test_output_tokens_off_the_plan(missing: float, level: str) -> None:
     tokens = round(1000 * (1 - missing))
-    run = run_of([Played(0.0, ((0.1, tokens),), output_tokens=1000), Played(0.1, ((0.2, tokens),), output_tokens=1000)])
+    run = run_of(
+        [Answered(0.0, ((0.1, tokens),), output_tokens=1000), Answered(0.1, ((0.2, tokens),), output_tokens=1000)]
+    )
     assert _level(run, "output_tokens") == level
 
 
 def test_output_tokens_are_not_judged_when_answers_may_end_by_themselves() -> None:
-    run = run_of([Played(0.0, ((0.1, 5),), output_tokens=1000)], settings={"ignore_eos": False})
+    run = run_of([Answered(0.0, ((0.1, 5),), output_tokens=1000)], settings={"ignore_eos": False})
     assert _finding(run, "output_tokens").level == "VALID"
 
 
@@ -190,7 +192,7 @@ def test_cached_tokens_beyond_what_the_workload_shares(cached: int, level: str) 
     """The second prompt is the first one: 500 of 1,000 tokens can come from a cache."""
     told = {"input_tokens": 500, "server_input_tokens": 500}
     run = run_of(
-        [Played(0.0, ((0.1, 5),), cached_tokens=0, **told), Played(0.5, ((0.6, 5),), cached_tokens=cached, **told)],
+        [Answered(0.0, ((0.1, 5),), cached_tokens=0, **told), Answered(0.5, ((0.6, 5),), cached_tokens=cached, **told)],
         blocks=Blocks(np.array([1, 2, 1, 2]), np.array([0, 2, 4]), 250),
     )
     assert _level(run, "cache") == level
@@ -203,7 +205,7 @@ def test_prompt_lengths_of_a_silent_server_are_judged_by_the_probe() -> None:
 
 
 def test_warnings_of_the_client_and_a_missing_steady_state_are_notes() -> None:
-    run = run_of([Played(0.0, ((0.1, 1),))], settings={"warnings": ["wants 3 workers, has 2 cores"]})
+    run = run_of([Answered(0.0, ((0.1, 1),))], settings={"warnings": ["wants 3 workers, has 2 cores"]})
     notes = judge(run, measure(run)).notes
     assert [note.check for note in notes] == ["warnings", "steady_state"]
 
@@ -228,7 +230,7 @@ def test_the_limit_of_errors_can_be_moved() -> None:
     assert _finding(run, "errors", Limits(error_share=Limits().error_share._replace(invalid=0.2))).level == "DEGRADED"
 
 
-def test_a_run_is_judged_by_the_error_rate_it_was_played_with() -> None:
+def test_a_run_is_judged_by_the_error_rate_it_was_run_with() -> None:
     for rate, level in ((None, "INVALID"), (0.2, "DEGRADED"), (0.05, "INVALID")):
         run = synthetic_run(100, outcomes={Status.ERROR: 10})
         assert _level(replace(run, settings={**run.settings, "max_error_rate": rate}), "errors") == level
@@ -294,7 +296,7 @@ def test_a_run_near_the_ceiling_of_its_host_warns() -> None:
 
 def test_piling_up_is_named() -> None:
     """Latency grows as fast as requests come: every one waits for all before it."""
-    played = [Played(0.1 * i, ((0.1 * i + 0.1 + 0.05 * i, 1), (0.1 * i + 0.3 + 0.05 * i, 1))) for i in range(200)]
+    played = [Answered(0.1 * i, ((0.1 * i + 0.1 + 0.05 * i, 1), (0.1 * i + 0.3 + 0.05 * i, 1))) for i in range(200)]
     found = _finding(run_of(played), "saturation")
     assert found.level == "DEGRADED"
     assert found.text.startswith("unstable: latency depends on duration")
@@ -302,7 +304,7 @@ def test_piling_up_is_named() -> None:
 
 def test_a_warm_up_longer_than_the_schedule_is_named() -> None:
     assert _finding(_steady(), "steady_state", options=MeasureOptions(warmup_s=60.0)).level == "DEGRADED"
-    burst = run_of([Played(0.0, ((0.1, 1),)), Played(0.0, ((0.2, 1),))])
+    burst = run_of([Answered(0.0, ((0.1, 1),)), Answered(0.0, ((0.2, 1),))])
     found = _finding(burst, "steady_state")
     assert found.level == "VALID"
     assert "whole run" in found.text

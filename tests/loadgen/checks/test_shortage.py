@@ -8,12 +8,12 @@ import pytest
 from loadgen.checks.limits import Limits
 from loadgen.checks.shortage import what_held_back, what_helps
 from loadgen.record import WorkerHealth
-from tests.support.loadgen.runs import Played, run_of
+from tests.support.loadgen.runs import Answered, run_of
 
 
 def _advice(cpu_share: list[float], host_busy: Any) -> str:
     worker = WorkerHealth(0, np.zeros(10), np.array(cpu_share))
-    run = run_of([Played(0.0, ((0.1, 1),))], workers=(worker,), settings={"host_busy": host_busy})
+    run = run_of([Answered(0.0, ((0.1, 1),))], workers=(worker,), settings={"host_busy": host_busy})
     return what_helps(run, Limits())
 
 
@@ -46,14 +46,14 @@ def test_a_run_too_short_for_a_figure_gets_all_the_advice_there_is() -> None:
 
 
 def _held_back(host_busy: Any) -> str:
-    return what_held_back(run_of([Played(0.0, ((0.1, 1),))], settings={"host_busy": host_busy}))
+    return what_held_back(run_of([Answered(0.0, ((0.1, 1),))], settings={"host_busy": host_busy}))
 
 
 @pytest.mark.parametrize("host_busy", [{"mean": 0.3, "peak": 0.95}, {"mean": 0.75, "peak": 0.8}])
 def test_a_busy_machine_is_named_before_caps_and_proxies(host_busy: Any) -> None:
     why = _held_back(host_busy)
     assert why.startswith(f"this machine was {host_busy['peak']:.0%} busy in the worst second")
-    assert why.index("play from another machine") < why.index("a cap on streams")
+    assert why.index("run from another machine") < why.index("a cap on streams")
 
 
 @pytest.mark.parametrize("host_busy", [None, {"mean": 0.2, "peak": 0.3}])

@@ -1,4 +1,4 @@
-"""`ab` plays both sides in turn, keeps every run, and compares the pairs that are whole. Playing itself is faked."""
+"""`ab` runs both sides in turn, keeps every run, and compares the pairs that are whole. Running itself is faked."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ WORKLOAD = ("--dataset", "random", "--num-prompts", "30", "--request-rate", "20"
 
 
 class Fake:
-    """Plays at once; B takes half the time. Remembers what it was asked."""
+    """Runs at once; B takes half the time. Remembers what it was asked."""
 
     def __init__(self) -> None:
         self.played: list[tuple[str, str, str, str]] = []
@@ -127,7 +127,7 @@ def test_the_data_of_the_other_side_is_kept_when_one_never_worked(
 ) -> None:
     fake.fails = lambda name: name.startswith("b")
     assert ab(*TARGETS) == 2
-    assert "b, run 1: nobody serves at http://127.0.0.1:2/v1; nothing to compare, what was played is in out" in (
+    assert "b, run 1: nobody serves at http://127.0.0.1:2/v1; nothing to compare, what was run is in out" in (
         capsys.readouterr().err
     )
     assert Path("out/a-1/run.json").exists()
@@ -154,7 +154,7 @@ def test_an_invalid_run_is_refused_and_kept(fake: Fake, capsys: pytest.CaptureFi
     assert ab(*TARGETS, "--repeats", "1", "--force", "--strict") == 3
 
 
-def test_a_dry_run_plays_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_runs_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert ab(*TARGETS, "--dry-run") == 0
     assert fake.played == []
     assert not Path("out").exists()

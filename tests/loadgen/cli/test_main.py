@@ -50,7 +50,7 @@ def test_ctrl_c_while_the_verb_is_imported_is_one_line(
     assert capsys.readouterr().err == "chairlift-loadgen run: stopped\n"
 
 
-def test_saying_what_would_be_played_draws_nothing(tmp_path: Path) -> None:
+def test_saying_what_would_be_run_draws_nothing(tmp_path: Path) -> None:
     code = "import sys; from loadgen.cli.main import main; main(sys.argv[1:]); print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *_RUN, "--dry-run"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from loadgen.cli.main import main
-from loadgen.run.controller import PlayOptions, play
+from loadgen.run.controller import RunOptions, run_workload
 from loadgen.target.base import TargetSpec
-from tests.support.loadgen.runs import Played, run_of
+from tests.support.loadgen.runs import Answered, run_of
 
-WORKLOAD = run_of([Played(0.0, output_tokens=9) for _ in range(6)]).workload
+WORKLOAD = run_of([Answered(0.0, output_tokens=9) for _ in range(6)]).workload
 
 
 @pytest.mark.parametrize("api", ["grpc", "openai"])
@@ -39,7 +39,7 @@ def test_it_serves_until_ctrl_c_and_says_what_it_saw(api: Any) -> None:
         watchdog.start()
         assert server.stdout is not None
         url = server.stdout.readline().removeprefix("serving on ").strip()
-        run = play(WORKLOAD, TargetSpec(url, "grpc" if api == "grpc" else "completions"), PlayOptions())
+        run = run_workload(WORKLOAD, TargetSpec(url, "grpc" if api == "grpc" else "completions"), RunOptions())
         server.send_signal(signal.SIGINT)
         said = server.stdout.read()
         assert server.wait() == 0

@@ -1,4 +1,4 @@
-"""`chairlift-loadgen run`: what is said before anything is played, and what is left when nothing could be."""
+"""`chairlift-loadgen run`: what is said before anything is run, and what is left when nothing could be."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_requests_over_the_context_are_counted_before_they_are_played(capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_over_the_context_are_counted_before_they_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0, max_model_len=100)) as server:
         assert main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "95,96"]) == 0
         seen = [request.num_asked for request in server.record.played()]

@@ -1,4 +1,4 @@
-"""`sweep` plays the workload at each load with prompts of its own. Playing itself is faked."""
+"""`sweep` runs the workload at each load with prompts of its own. Running itself is faked."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ RANDOM = ("--dataset", "random", "--num-prompts", "40")
 
 
 class Fake:
-    """Plays at once; TTFT doubles with every rate above 8. Remembers what it was asked."""
+    """Runs at once; TTFT doubles with every rate above 8. Remembers what it was asked."""
 
     def __init__(self) -> None:
         self.played: list[tuple[str, Trace, int | None, str | None]] = []
@@ -66,14 +66,14 @@ def rate(trace: Trace) -> float:
     return len(trace) / trace.span_s
 
 
-def test_every_rate_is_played_and_kept(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_rate_is_run_and_kept(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(*RANDOM, "--rates", "2:8:x2", "--slo", "ttft:100") == 0
     assert fake.names == ["rate-2", "rate-4", "rate-8"]
     rates = [rate(trace) for _, trace, *_ in fake.played]
     assert rates[1] / rates[0] == pytest.approx(2)
     assert rates[2] / rates[0] == pytest.approx(4)
     assert all(Path("out", name).is_dir() for name in fake.names)
-    assert [rung["folder"] for rung in document()["rungs"]] == fake.names
+    assert [load_level["folder"] for load_level in document()["rungs"]] == fake.names
     assert {path.name for path in Path("out").glob("*.png")} == {
         f"sweep-{name}.png" for name in ("latency", "normalized", "goodput", "pareto")
     }
@@ -81,7 +81,7 @@ def test_every_rate_is_played_and_kept(fake: Fake, capsys: pytest.CaptureFixture
     assert "90 % of requests keep TTFT 100 ms up to 8 requests/s" in said
 
 
-def test_prompts_are_never_the_same_at_two_rungs(fake: Fake) -> None:
+def test_prompts_are_never_the_same_at_two_load_levels(fake: Fake) -> None:
     assert sweep(*RANDOM, "--rates", "2,4") == 0
     assert [salt for *_, salt in fake.played] == [None, None]  # each run draws its own
     fake.played.clear()
@@ -101,8 +101,8 @@ def test_an_open_loop_has_no_concurrency(fake: Fake) -> None:
     assert fake.played[0][2] is None
 
 
-def test_a_rung_lasts_as_long_as_asked(fake: Fake) -> None:
-    assert sweep("--dataset", "random", "--rates", "2,8", "--rung-duration", "10s") == 0
+def test_a_load_level_lasts_as_long_as_asked(fake: Fake) -> None:
+    assert sweep("--dataset", "random", "--rates", "2,8", "--level-duration", "10s") == 0
     assert [len(trace) for _, trace, *_ in fake.played] == [20, 80]
 
 
@@ -119,7 +119,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_trace_is_played_faster_and_keeps_its_shape(fake: Fake, trace: Path) -> None:
+def test_a_trace_is_run_faster_and_keeps_its_shape(fake: Fake, trace: Path) -> None:
     assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,4") == 0
     slow, fast = (one for _, one, *_ in fake.played)
     assert len(slow) == len(fast) == 100
@@ -128,15 +128,15 @@ def test_a_trace_is_played_faster_and_keeps_its_shape(fake: Fake, trace: Path) -
 
 
 def test_a_trace_is_cut_to_the_duration(fake: Fake, trace: Path) -> None:
-    assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,4", "--rung-duration", "20s") == 0
+    assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,4", "--level-duration", "20s") == 0
     assert [len(one) for _, one, *_ in fake.played] == pytest.approx([20, 80], abs=2)
     assert all(one.arrival_s[-1] < 20 for _, one, *_ in fake.played)
 
 
-def test_a_trace_that_is_too_short_is_refused_before_anything_is_played(
+def test_a_trace_that_is_too_short_is_refused_before_anything_is_run(
     fake: Fake, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,8", "--rung-duration", "20s") == 2
+    assert sweep("--trace", str(trace), "--dequantize", "off", "--rates", "1,8", "--level-duration", "20s") == 2
     assert "8 requests/s need 160 requests, the trace has 100" in capsys.readouterr().err
     assert fake.played == []
 
@@ -150,14 +150,14 @@ def test_bisection_looks_for_the_highest_rate(fake: Fake) -> None:
     assert answer["proven"]
 
 
-def test_an_invalid_rung_is_played_again_into_a_folder_of_its_own(fake: Fake) -> None:
+def test_an_invalid_load_level_is_run_again_into_a_folder_of_its_own(fake: Fake) -> None:
     fake.level = lambda name: "INVALID" if name == "rate-4" else "VALID"
     assert sweep(*RANDOM, "--rates", "2,4,8", "--strict") == 0
     assert fake.names == ["rate-2", "rate-4", "rate-4-take-2", "rate-8"]
-    assert [rung["used"] for rung in document()["rungs"]] == [True, False, True, True]
+    assert [load_level["used"] for load_level in document()["rungs"]] == [True, False, True, True]
 
 
-def test_strict_says_when_a_rung_stays_invalid(fake: Fake) -> None:
+def test_strict_says_when_a_load_level_stays_invalid(fake: Fake) -> None:
     fake.level = lambda name: "INVALID" if name.startswith("rate-4") else "VALID"
     assert sweep(*RANDOM, "--rates", "2,4", "--retries", "0", "--strict") == 3
     assert fake.names == ["rate-2", "rate-4"]
@@ -167,7 +167,7 @@ def test_a_server_that_goes_away_leaves_a_report(fake: Fake, capsys: pytest.Capt
     fake.fails_at = "rate-4"
     assert sweep(*RANDOM, "--rates", "2,4,8") == 2
     assert "error: at 4 requests/s: the server is gone" in capsys.readouterr().err
-    assert [rung["load"] for rung in document()["rungs"]] == [2]
+    assert [load_level["load"] for load_level in document()["rungs"]] == [2]
 
 
 def test_ctrl_c_leaves_a_report(fake: Fake) -> None:
@@ -176,11 +176,11 @@ def test_ctrl_c_leaves_a_report(fake: Fake) -> None:
     assert document()["interrupted"]
 
 
-def test_a_dry_run_plays_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_runs_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(*RANDOM, "--rates", "1:64:x1.5", "--dry-run") == 0
     assert fake.played == []
     assert not Path("out").exists()
-    assert "11 rungs: 1, 1.5, 2.25" in capsys.readouterr().out
+    assert "11 load levels: 1, 1.5, 2.25" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_a_dry_run_plays_nothing(fake: Fake, capsys: pytest.CaptureFixture[str])
         (("--rates", "1,2", "--rate-steps", "1:5s,2:5s"), "leave --rate-steps out"),
         (("--rates", "1,2", "--speed", "2"), "leave --speed out"),
         (("--concurrencies", "1,2", "--max-concurrency", "5"), "leave --max-concurrency out"),
-        (("--concurrencies", "1,2", "--rung-duration", "5s"), "--rung-duration is for --rates"),
-        (("--rates", "1,2", "--rung-duration", "5s"), "--rung-duration and --num-prompts"),
+        (("--concurrencies", "1,2", "--level-duration", "5s"), "--level-duration is for --rates"),
+        (("--rates", "1,2", "--level-duration", "5s"), "--level-duration and --num-prompts"),
     ],
 )
 def test_bad_arguments_are_named(

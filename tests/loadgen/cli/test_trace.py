@@ -71,7 +71,7 @@ def test_convert_keeps_every_request_and_the_digest(mooncake, tmp_path, capsys):
     assert f"written    {out}" in capsys.readouterr().out
 
 
-def test_slice_writes_what_replay_would_play(azure, tmp_path, capsys):
+def test_slice_writes_what_replay_would_run(azure, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     assert main(["trace", "slice", str(azure), str(out), "--window", "10:20", "--limit", "5", "--speed", "2"]) == 0
     part = read_trace(out)

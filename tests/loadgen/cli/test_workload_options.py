@@ -66,7 +66,7 @@ def test_window_limit_and_speed(trace):
     assert replay("--trace", trace, "--window", ":110").rows.tolist() == list(range(10))
 
 
-def test_rate_is_that_of_what_is_played(trace):
+def test_rate_is_that_of_what_is_run(trace):
     played = replay("--trace", trace, "--max-model-len", 50, "--limit", 12, "--rate", 7.5)
     assert len(played) == 12
     assert arrival_statistics(played.arrival_s).mean_rate_rps == pytest.approx(7.5)
@@ -153,7 +153,7 @@ def test_malformed_rows_and_backward_clocks_are_refused_unless_allowed(tmp_path)
     assert "1 sorted: arrived before the row above" in text
 
 
-def test_what_is_played_is_described(trace):
+def test_what_is_run_is_described(trace):
     played = replay("--trace", trace, "--window", "110:150", "--speed", 4)
     text = describe(played)
     statistics = arrival_statistics(played.arrival_s)
@@ -370,7 +370,7 @@ def test_one_parser_takes_either_but_not_both(trace):
     add_synthetic_arguments(parser)
     assert len(workload(parser.parse_args(["--trace", str(trace), "--max-model-len", "20"]))) == 12
     assert len(workload(parser.parse_args(["--dataset", "random", "--num-prompts", "5"]))) == 5
-    with pytest.raises(OptionError, match=r"--trace .* and --dataset random both say what to play"):
+    with pytest.raises(OptionError, match=r"--trace .* and --dataset random both say what to run"):
         workload(parser.parse_args(["--trace", str(trace), "--dataset", "random"]))
     with pytest.raises(OptionError, match="give --trace or --dataset"):
         workload(parser.parse_args([]))

@@ -1,4 +1,4 @@
-"""Sides take turns, pairs share their prompts, and what was played is kept whatever fails."""
+"""Sides take turns, pairs share their prompts, and what was run is kept whatever fails."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,12 +27,12 @@ def order(repeats: int, *, one_server: bool = False) -> list[Turn]:
 
 
 def play_until(fails: Callable[[Turn], bool], repeats: int = 3) -> AbRuns[Outcome]:
-    def play(turn: Turn) -> Outcome:
+    def run_once(turn: Turn) -> Outcome:
         if fails(turn):
             raise TargetError("nobody serves at grpc://127.0.0.1:1")
         return Outcome(turn)
 
-    return ab(iter(order(repeats)), play, LABELS)
+    return ab(iter(order(repeats)), run_once, LABELS)
 
 
 def test_sides_take_turns_in_going_first() -> None:
@@ -51,13 +51,13 @@ def test_one_server_never_sees_a_prompt_twice() -> None:
 
 
 def test_pairs_are_a_and_b_whoever_went_first() -> None:
-    played = play_until(lambda turn: False)
-    assert [(first.turn.side, second.turn.side) for first, second in played.pairs] == [(0, 1)] * 3
-    assert all(first.turn.pair == second.turn.pair for first, second in played.pairs)
-    assert (played.rest, played.failure, played.interrupted) == ((), "", False)
+    measured = play_until(lambda turn: False)
+    assert [(first.turn.side, second.turn.side) for first, second in measured.pairs] == [(0, 1)] * 3
+    assert all(first.turn.pair == second.turn.pair for first, second in measured.pairs)
+    assert (measured.rest, measured.failure, measured.interrupted) == ((), "", False)
 
 
-def test_nothing_is_played_ahead() -> None:
+def test_nothing_is_run_ahead() -> None:
     """A salt is drawn, and a server started, only when its turn comes."""
     drawn: list[Turn] = []
 
@@ -66,46 +66,46 @@ def test_nothing_is_played_ahead() -> None:
             drawn.append(turn)
             yield turn
 
-    def play(turn: Turn) -> Outcome:
+    def run_once(turn: Turn) -> Outcome:
         assert drawn[-1] == turn
         return Outcome(turn)
 
-    assert len(ab(watched(), play, LABELS).pairs) == 2
+    assert len(ab(watched(), run_once, LABELS).pairs) == 2
 
 
 def test_a_failure_ends_it_and_says_whose_and_keeps_the_rest() -> None:
     """Order A B B A A B: B fails in its second run, when the first pair is whole and nothing else waits."""
-    played = play_until(lambda turn: (turn.side, turn.pair) == (1, 1))
-    assert played.failure == "new, run 2: nobody serves at grpc://127.0.0.1:1"
-    assert len(played.pairs) == 1
-    assert played.rest == ()
+    measured = play_until(lambda turn: (turn.side, turn.pair) == (1, 1))
+    assert measured.failure == "new, run 2: nobody serves at grpc://127.0.0.1:1"
+    assert len(measured.pairs) == 1
+    assert measured.rest == ()
 
 
 def test_the_other_side_of_a_broken_pair_is_kept() -> None:
-    played = play_until(lambda turn: (turn.side, turn.pair) == (0, 1))
-    assert played.failure.startswith("old, run 2: ")
-    assert [(turn.side, turn.pair) for turn, _ in played.rest] == [(1, 1)]
+    measured = play_until(lambda turn: (turn.side, turn.pair) == (0, 1))
+    assert measured.failure.startswith("old, run 2: ")
+    assert [(turn.side, turn.pair) for turn, _ in measured.rest] == [(1, 1)]
 
 
 def test_a_side_that_never_worked_leaves_no_pair() -> None:
-    played = play_until(lambda turn: turn.side == 1)
-    assert played.pairs == ()
-    assert [turn.side for turn, _ in played.rest] == [0]
+    measured = play_until(lambda turn: turn.side == 1)
+    assert measured.pairs == ()
+    assert [turn.side for turn, _ in measured.rest] == [0]
 
 
 def test_ctrl_c_ends_it_and_the_broken_run_is_not_compared() -> None:
-    def play(turn: Turn) -> Outcome:
+    def run_once(turn: Turn) -> Outcome:
         return Outcome(turn, replace(RUN, interrupted=turn == order(3)[3]))
 
-    played = ab(iter(order(3)), play, LABELS)
-    assert played.interrupted
-    assert played.failure == "old, run 2: stopped before its end"
-    assert len(played.pairs) == 1
+    measured = ab(iter(order(3)), run_once, LABELS)
+    assert measured.interrupted
+    assert measured.failure == "old, run 2: stopped before its end"
+    assert len(measured.pairs) == 1
 
 
 def test_what_is_no_fault_of_user_or_server_is_not_swallowed() -> None:
-    def play(turn: Turn) -> Outcome:
+    def run_once(turn: Turn) -> Outcome:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ab(iter(order(1)), play, LABELS)
+        ab(iter(order(1)), run_once, LABELS)

@@ -1,4 +1,4 @@
-"""Runs of different workloads, or played differently, are refused, and the field is named."""
+"""Runs of different workloads, or run differently, are refused, and the field is named."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ def test_a_schedule_that_differs_by_less_than_a_microsecond_is_the_same() -> Non
     ("name", "value"),
     [("closed_loop", True), ("concurrency", 8), ("max_concurrency", 4), ("ignore_eos", False), ("cancel_rate", 0.1)],
 )
-def test_a_load_that_was_played_differently_is_refused(name: str, value: object) -> None:
+def test_a_load_that_was_run_differently_is_refused(name: str, value: object) -> None:
     other = replace(run(), settings={**run().settings, name: value})
     with pytest.raises(ComparisonError, match=f"{name} differs: .* and {value}"):
         check_comparable([side("a", run()), side("b", other)])
@@ -100,7 +100,7 @@ def test_force_goes_on_and_says_so() -> None:
 
 
 def test_many_problems_are_not_all_spelled_out() -> None:
-    with pytest.raises(ComparisonError, match=r"b, run 3 is INVALID.*; and 2 more; play both again"):
+    with pytest.raises(ComparisonError, match=r"b, run 3 is INVALID.*; and 2 more; run both again"):
         check_comparable([side("a", *[run()] * 5), side("b", *[run()] * 5, verdict=INVALID)])
 
 

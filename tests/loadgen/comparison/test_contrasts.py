@@ -13,12 +13,12 @@ from loadgen.comparison.contrasts import (
     compare_latency,
     compare_tokens,
     due,
-    played,
+    measured,
 )
 from loadgen.comparison.resampling import Statistic
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
-from tests.support.loadgen.runs import Played as Written
+from tests.support.loadgen.runs import Answered as Written
 from tests.support.loadgen.runs import run_of, synthetic_run
 
 RESAMPLES = 100
@@ -27,7 +27,7 @@ TTFT_P99 = Figure("ttft_p99", "TTFT p99", "ttft", Statistic(0.99), "ttft")
 
 def judged(figure: Figure, *runs: RunData, resamples: int = RESAMPLES) -> Compared:
     """First half of the runs against the second half."""
-    parts = played(runs, MeasureOptions())
+    parts = measured(runs, MeasureOptions())
     half = len(parts) // 2
     chosen = np.logical_and.reduce([due(one) & one.samples.completed for one in parts])
     return compare_latency(figure, list(zip(parts[:half], parts[half:], strict=True)), chosen, resamples, 0)
@@ -67,7 +67,7 @@ def test_a_p99_needs_enough_values_over_all_repeats() -> None:
     assert not alone.significant
     assert (
         alone.note
-        == f"not judged: a p99 needs 500 values, these are {int(due(played(runs, MeasureOptions())[0]).sum())}"
+        == f"not judged: a p99 needs 500 values, these are {int(due(measured(runs, MeasureOptions())[0]).sum())}"
     )
     assert alone.effect.value > 0
     more = [synthetic_run(260, noise_seed=seed) for seed in range(4)]
@@ -99,7 +99,7 @@ def test_a_run_that_drifts_says_that_its_interval_is_wide() -> None:
     )
     assert found.judged
     assert found.note.startswith("wanders: stretches of ")
-    assert found.note.endswith("play longer")
+    assert found.note.endswith("run longer")
 
 
 def test_a_figure_nobody_has_is_not_a_number() -> None:
@@ -113,7 +113,7 @@ def test_a_figure_nobody_has_is_not_a_number() -> None:
 
 def test_tokens_per_second_are_those_of_the_report() -> None:
     runs = [synthetic_run(200, noise_seed=seed) for seed in (1, 2)]
-    first, second = played(runs, MeasureOptions())
+    first, second = measured(runs, MeasureOptions())
     found = compare_tokens([(first, second)], RESAMPLES, 0)
     for run, value in zip(runs, found.effect[:2], strict=True):
         assert value == pytest.approx(measure(run).steady.throughput.output_tokens_per_s)
@@ -124,7 +124,7 @@ def test_attainment_counts_what_was_never_answered_as_bad() -> None:
     outcomes = {Status.ERROR: 15, Status.TIMEOUT: 10, Status.CANCELLED: 7}
     runs = [synthetic_run(200, noise_seed=1), synthetic_run(200, noise_seed=2, outcomes=outcomes)]
     options = MeasureOptions(slo={"ttft": 150.0, "tpot": 20.0})
-    first, second = played(runs, options)
+    first, second = measured(runs, options)
     found = compare_attainment([(first, second)], options, RESAMPLES, 0)
     reported = measure(runs[1], options).steady.goodput
     assert found.effect.second == pytest.approx(reported.attainment)
@@ -137,13 +137,13 @@ def test_attainment_counts_what_was_never_answered_as_bad() -> None:
 def test_a_burst_is_compared_over_the_whole_of_both_runs() -> None:
     burst = run_of([Written(0.0, ((1.0 + 0.1 * i, 1),)) for i in range(60)])
     steady = synthetic_run(60)
-    assert not any(one.span.steady for one in played([burst, burst], MeasureOptions()))
-    mixed = played([steady, burst], MeasureOptions())
+    assert not any(one.span.steady for one in measured([burst, burst], MeasureOptions()))
+    mixed = measured([steady, burst], MeasureOptions())
     assert not any(one.span.steady for one in mixed)
     assert due(mixed[0]).all()
 
 
 def test_warm_up_is_left_out() -> None:
     run = synthetic_run(200, rate=20.0)
-    (one,) = played([run], MeasureOptions(warmup_s=2.0))
+    (one,) = measured([run], MeasureOptions(warmup_s=2.0))
     np.testing.assert_array_equal(due(one), run.workload.arrival_s >= 2.0)

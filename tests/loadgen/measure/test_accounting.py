@@ -9,15 +9,15 @@ from loadgen.measure.accounting import account_cache, account_tokens, count_outc
 from loadgen.measure.samples import samples_of
 from loadgen.record import Status
 from loadgen.trace.schema import Blocks
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 
 def test_too_long_and_too_short_do_not_cancel_out() -> None:
     run = run_of(
         [
-            Played(0.0, ((0.1, 12),), output_tokens=10, server_input_tokens=18),
-            Played(0.1, ((0.2, 8),), output_tokens=10, server_input_tokens=14),
-            Played(0.2, ((0.3, 10),), output_tokens=10),
+            Answered(0.0, ((0.1, 12),), output_tokens=10, server_input_tokens=18),
+            Answered(0.1, ((0.2, 8),), output_tokens=10, server_input_tokens=14),
+            Answered(0.2, ((0.3, 10),), output_tokens=10),
         ]
     )
     tokens = account_tokens(run, samples_of(run))
@@ -28,7 +28,7 @@ def test_too_long_and_too_short_do_not_cancel_out() -> None:
 
 def test_only_answered_requests_are_held_to_the_plan() -> None:
     run = run_of(
-        [Played(0.0, ((0.1, 10),)), Played(0.1, ((0.2, 1),), output_tokens=99, status=Status.TIMEOUT, ended_s=5.0)]
+        [Answered(0.0, ((0.1, 10),)), Answered(0.1, ((0.2, 1),), output_tokens=99, status=Status.TIMEOUT, ended_s=5.0)]
     )
     assert account_tokens(run, samples_of(run)).output_off == 0.0
 
@@ -46,9 +46,9 @@ def test_cache_hits_stand_beside_the_ideal_of_the_same_requests() -> None:
     """Three equal prompts of 100 tokens: the second and third could come whole from a cache; the third failed."""
     run = run_of(
         [
-            Played(0.0, ((0.1, 1),), input_tokens=100, cached_tokens=0),
-            Played(0.5, ((0.6, 1),), input_tokens=100, cached_tokens=64),
-            Played(1.0, status=Status.ERROR, ended_s=1.1, input_tokens=100, cached_tokens=64),
+            Answered(0.0, ((0.1, 1),), input_tokens=100, cached_tokens=0),
+            Answered(0.5, ((0.6, 1),), input_tokens=100, cached_tokens=64),
+            Answered(1.0, status=Status.ERROR, ended_s=1.1, input_tokens=100, cached_tokens=64),
         ],
         blocks=Blocks(np.array([1, 2, 1, 2, 1, 2]), np.array([0, 2, 4, 6]), 50),
     )

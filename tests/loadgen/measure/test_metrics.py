@@ -13,7 +13,7 @@ from loadgen.errors import OptionError
 from loadgen.measure.metrics import Latencies, MeasureOptions, measure
 from loadgen.measure.quantiles import Distribution
 from loadgen.record import ABSENT, RunData, Status
-from tests.support.loadgen.runs import Played, run_of, synthetic_run, with_requests
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run, with_requests
 
 _SLO = {"ttft": 60.0, "tpot": 14.0, "itl": 40.0, "e2el": 400.0}
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -37,7 +37,7 @@ def _random_run(seed: int) -> RunData:
             chunks = []
         tokens = sum(count for _, count in chunks)
         played.append(
-            Played(
+            Answered(
                 due_s=due_s,
                 sent_s=sent_s,
                 chunks=tuple(chunks),
@@ -219,7 +219,7 @@ def _overlap(start: float, end: float, low: float, high: float) -> float:
 
 
 def test_one_token_has_no_time_per_token_and_two_have_one() -> None:
-    run = run_of([Played(0.0, ((0.1, 1),)), Played(0.5, ((0.6, 1), (0.8, 1))), Played(1.0, ((1.2, 2),))])
+    run = run_of([Answered(0.0, ((0.1, 1),)), Answered(0.5, ((0.6, 1), (0.8, 1))), Answered(1.0, ((1.2, 2),))])
     latencies = measure(run).whole.latencies
     assert (latencies.ttft.n, latencies.tpot.n, latencies.itl.n, latencies.max_stall.n) == (3, 2, 1, 1)
     assert latencies.tpot.max == pytest.approx(200.0)
@@ -228,7 +228,7 @@ def test_one_token_has_no_time_per_token_and_two_have_one() -> None:
 
 
 def test_a_gap_counts_once_for_each_token_that_ends_it() -> None:
-    latencies = measure(run_of([Played(0.0, ((0.1, 1), (0.14, 4), (0.15, 1)))])).whole.latencies
+    latencies = measure(run_of([Answered(0.0, ((0.1, 1), (0.14, 4), (0.15, 1)))])).whole.latencies
     assert latencies.chunk_gap.n == 2
     assert latencies.chunk_gap.mean == pytest.approx(25.0)
     assert latencies.itl.n == 5
@@ -237,25 +237,25 @@ def test_a_gap_counts_once_for_each_token_that_ends_it() -> None:
 
 
 def test_the_servers_count_wins_where_messages_undercount() -> None:
-    undercounted = Played(0.0, ((0.1, 1), (0.14, 1), (0.18, 1)), server_output_tokens=12)
+    undercounted = Answered(0.0, ((0.1, 1), (0.14, 1), (0.18, 1)), server_output_tokens=12)
     latencies = measure(run_of([undercounted])).whole.latencies
     assert latencies.tpot.mean == pytest.approx(80 / 11)
     assert latencies.itl.n == 8
     assert latencies.itl.mean == pytest.approx(10.0)
-    overcounted = Played(0.0, ((0.1, 1), (0.14, 1), (0.18, 1)), server_output_tokens=2)
+    overcounted = Answered(0.0, ((0.1, 1), (0.14, 1), (0.18, 1)), server_output_tokens=2)
     assert measure(run_of([overcounted])).whole.latencies.tpot.mean == pytest.approx(40.0)
 
 
 def test_latency_counts_from_the_schedule_and_service_from_the_send() -> None:
-    late = measure(run_of([Played(1.0, ((3.5, 1), (4.0, 1)), sent_s=3.0)])).whole.latencies
+    late = measure(run_of([Answered(1.0, ((3.5, 1), (4.0, 1)), sent_s=3.0)])).whole.latencies
     assert (late.ttft.p50, late.service_ttft.p50) == pytest.approx((2500.0, 500.0))
     assert (late.e2e.p50, late.service_e2e.p50) == pytest.approx((3000.0, 1000.0))
     assert late.client_wait.p50 == pytest.approx(2000.0)
 
 
 def test_the_parts_of_ttft_add_up_to_it() -> None:
-    told = Played(1.0, ((2.0, 1), (2.5, 1)), sent_s=1.25, queued_us=100_000, prefill_us=450_000)
-    untold = Played(1.5, ((1.75, 1),))
+    told = Answered(1.0, ((2.0, 1), (2.5, 1)), sent_s=1.25, queued_us=100_000, prefill_us=450_000)
+    untold = Answered(1.5, ((1.75, 1),))
     latencies = measure(run_of([told])).whole.latencies
     assert latencies.elsewhere.mean == pytest.approx(1000 - 250 - 100 - 450)
     parts = (latencies.client_wait, latencies.server_queued, latencies.server_prefill, latencies.elsewhere)
@@ -280,7 +280,7 @@ def test_what_we_cancelled_is_not_judged() -> None:
 
 def test_good_requests_per_second_never_exceed_those_answered() -> None:
     """Due in the window of 4 s are five requests, all good; only the first three of them end in it."""
-    run = run_of([Played(float(due), ((due + 1.5, 1),)) for due in range(5)])
+    run = run_of([Answered(float(due), ((due + 1.5, 1),)) for due in range(5)])
     part = measure(run, MeasureOptions(slo={"ttft": 2000.0})).steady
     assert (part.goodput.good, part.goodput.offered) == (5, 5)
     assert part.goodput.requests_per_s == part.throughput.requests_per_s == 3 / 4
@@ -297,8 +297,8 @@ def test_what_ctrl_c_cut_off_is_judged_only_where_it_had_broken_a_limit() -> Non
         8.0: (Status.UNSENT, ()),
         60.0: (Status.UNSENT, ()),
     }
-    played = [Played(0.0, ((1.0, 1),)), Played(0.5, status=Status.ERROR, ended_s=0.6)]
-    played += [Played(due_s, chunks, status=status) for due_s, (status, chunks) in waited.items()]
+    played = [Answered(0.0, ((1.0, 1),)), Answered(0.5, status=Status.ERROR, ended_s=0.6)]
+    played += [Answered(due_s, chunks, status=status) for due_s, (status, chunks) in waited.items()]
     options = MeasureOptions(slo={"ttft": 3000.0, "e2el": 6000.0})
     stopped = measure(run_of(played, interrupted=True, ended_s=10.0), options).whole.goodput
     assert (stopped.good, stopped.offered) == (1, 1 + 1 + 4)
@@ -307,7 +307,7 @@ def test_what_ctrl_c_cut_off_is_judged_only_where_it_had_broken_a_limit() -> Non
 
 def test_of_a_closed_loop_that_was_stopped_only_turns_that_came_are_judged() -> None:
     run = run_of(
-        [Played(0.0, ((1.0, 1),)), Played(0.0, status=Status.UNSENT)],
+        [Answered(0.0, ((1.0, 1),)), Answered(0.0, status=Status.UNSENT)],
         interrupted=True,
         ended_s=90.0,
         settings={"closed_loop": True},
@@ -318,7 +318,9 @@ def test_of_a_closed_loop_that_was_stopped_only_turns_that_came_are_judged() -> 
 
 
 def test_tokens_after_the_window_are_not_its_throughput() -> None:
-    run = run_of([Played(0.0, ((0.5, 10), (1.5, 10))), Played(1.0, ((1.5, 10), (9.0, 100))), Played(2.0, ((2.5, 10),))])
+    run = run_of(
+        [Answered(0.0, ((0.5, 10), (1.5, 10))), Answered(1.0, ((1.5, 10), (9.0, 100))), Answered(2.0, ((2.5, 10),))]
+    )
     metrics = measure(run)
     assert metrics.steady.span == (0.0, 2.0, True)
     assert metrics.steady.throughput.output_tokens_per_s == pytest.approx(15.0)
@@ -335,9 +337,9 @@ def test_no_request_at_all() -> None:
 
 
 def test_interactivity_is_what_one_reader_sees() -> None:
-    run = run_of([Played(0.0, ((0.1, 1), (0.15, 1)))])
+    run = run_of([Answered(0.0, ((0.1, 1), (0.15, 1)))])
     assert measure(run).whole.interactivity == pytest.approx(20.0)
-    assert math.isnan(measure(run_of([Played(0.0, ((0.1, 1),))])).whole.interactivity)
+    assert math.isnan(measure(run_of([Answered(0.0, ((0.1, 1),))])).whole.interactivity)
 
 
 def test_options_survive_json_and_refuse_what_means_nothing() -> None:
@@ -356,6 +358,6 @@ def test_options_survive_json_and_refuse_what_means_nothing() -> None:
 
 def test_mean_of_the_reference_is_the_mean() -> None:
     """The reference itself, on a case a person can add up."""
-    run = run_of([Played(0.0, ((0.1, 1), (0.2, 1))), Played(0.1, ((0.4, 1),))])
+    run = run_of([Answered(0.0, ((0.1, 1), (0.2, 1))), Answered(0.1, ((0.4, 1),))])
     pairs = [pair for request in _read(run) for pair in _values(request)["ttft"]]
     assert statistics.fmean(value for value, _ in pairs) == pytest.approx(200.0)

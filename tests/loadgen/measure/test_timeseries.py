@@ -5,7 +5,7 @@ import pytest
 
 from loadgen.measure.timeseries import mean_present, peak_present, timeseries
 from loadgen.record import Status
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -39,10 +39,10 @@ def test_peak_present_is_the_largest_count_at_any_arrival(seed: int) -> None:
 def test_every_column_of_a_small_run() -> None:
     run = run_of(
         [
-            Played(0.0, ((0.5, 2), (1.5, 3))),
-            Played(0.2, ((0.6, 1), (2.5, 4)), sent_s=0.4),
-            Played(1.1, status=Status.ERROR, ended_s=1.3, error="no"),
-            Played(2.0, status=Status.DROPPED),
+            Answered(0.0, ((0.5, 2), (1.5, 3))),
+            Answered(0.2, ((0.6, 1), (2.5, 4)), sent_s=0.4),
+            Answered(1.1, status=Status.ERROR, ended_s=1.3, error="no"),
+            Answered(2.0, status=Status.DROPPED),
         ],
         ended_s=2.6,
     )

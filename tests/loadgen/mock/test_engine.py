@@ -61,7 +61,7 @@ async def test_the_stall_counts_from_the_first_request_that_is_no_probe() -> Non
         assert seen.ended_ns - seen.arrived_ns >= 0.479e9
 
 
-def test_probes_are_left_out_of_what_was_played() -> None:
+def test_probes_are_left_out_of_what_was_run() -> None:
     engine = MockEngine(MockBehaviour(ttft_s=0.0, itl_s=0.0))
 
     async def both() -> None:

@@ -6,20 +6,20 @@ import pytest
 from loadgen.errors import LoadgenError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes, mock_in_thread, mock_server
-from loadgen.run.controller import play
+from loadgen.run.controller import run_workload
 from loadgen.target.base import TargetSpec
 from tests.hang import HANG_S
-from tests.support.loadgen.runs import Played, run_of
+from tests.support.loadgen.runs import Answered, run_of
 
 QUICK = MockBehaviour(ttft_s=0.0, itl_s=0.0)
-WORKLOAD = run_of([Played(0.01 * index, output_tokens=8) for index in range(20)]).workload
+WORKLOAD = run_of([Answered(0.01 * index, output_tokens=8) for index in range(20)]).workload
 
 
 @pytest.mark.parametrize("api", ["grpc", "openai"])
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_servers_in_processes_answer_on_one_port(api: Any, num_processes: int) -> None:
     with mock_in_processes(api, QUICK, num_processes) as url:
-        run = play(WORKLOAD, TargetSpec(url, "grpc" if api == "grpc" else "completions"))
+        run = run_workload(WORKLOAD, TargetSpec(url, "grpc" if api == "grpc" else "completions"))
     assert (run.requests["num_tokens"] == 8).all()
 
 

@@ -15,7 +15,7 @@ from loadgen.record import RunData, Status
 from loadgen.report.comparison_files import write_comparison
 from loadgen.report.plot_comparison import comparison_pictures
 from loadgen.report.plot_style import png
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "use", "rect", "line", "stop"}
 
@@ -92,9 +92,9 @@ def test_labels_are_text_however_they_look(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "runs",
     [
-        [run_of([Played(0.0, ((1.0, 1),))]), run_of([Played(0.0, ((2.0, 1),))])],
-        [run_of([Played(0.1 * i, status=Status.ERROR, error="no") for i in range(30)])] * 2,
-        [run_of([Played(0.0, ((1.0 + i, 2), (2.0 + i, 3))) for i in range(30)])] * 2,
+        [run_of([Answered(0.0, ((1.0, 1),))]), run_of([Answered(0.0, ((2.0, 1),))])],
+        [run_of([Answered(0.1 * i, status=Status.ERROR, error="no") for i in range(30)])] * 2,
+        [run_of([Answered(0.0, ((1.0 + i, 2), (2.0 + i, 3))) for i in range(30)])] * 2,
         [run_of([])] * 2,
     ],
     ids=["one request", "nothing answered", "all at once", "no requests"],

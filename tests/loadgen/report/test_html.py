@@ -13,7 +13,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import ABSENT, RunData, Status
 from loadgen.report.html import page
 from loadgen.report.pictures import pictures
-from tests.support.loadgen.runs import Played, run_of, synthetic_run, with_requests
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run, with_requests
 
 _VOID = {"meta", "br", "path", "use", "link", "img", "input", "hr"}
 
@@ -180,9 +180,9 @@ def test_settings_are_in_words() -> None:
     "run",
     [
         run_of([]),
-        run_of([Played(0.0, ((0.1, 1),))]),
-        run_of([Played(0.0, status=Status.ERROR, error="no"), Played(0.5, status=Status.DROPPED)]),
-        run_of([Played(0.0, ((0.0, 1), (0.0, 1)))]),
+        run_of([Answered(0.0, ((0.1, 1),))]),
+        run_of([Answered(0.0, status=Status.ERROR, error="no"), Answered(0.5, status=Status.DROPPED)]),
+        run_of([Answered(0.0, ((0.0, 1), (0.0, 1)))]),
         synthetic_run(3, outcomes={Status.ERROR: 3}),
         synthetic_run(1500, rate=200.0, output_tokens=(1, 2)),
         with_requests(synthetic_run(50), server_queued_us=1000, server_prefill_us=2000, server_cached_tokens=7),

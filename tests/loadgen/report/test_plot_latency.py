@@ -8,7 +8,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
 from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
 from loadgen.report.plot_style import BLUE, INK, RED
-from tests.support.loadgen.runs import Played, run_of, synthetic_run, with_requests
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run, with_requests
 
 
 def test_the_curve_passes_through_the_quoted_percentiles() -> None:
@@ -49,7 +49,7 @@ def test_the_axis_of_percentiles_names_the_middle_of_the_samples_too() -> None:
 
 def test_answers_that_took_no_time_count_though_they_cannot_be_drawn() -> None:
     """Thirty answers in one message each, whose tokens took no time, and seventy with 10 ms per token."""
-    run = run_of([Played(float(i), ((i + 0.1, 2),) if i < 30 else ((i + 0.1, 1), (i + 0.11, 1))) for i in range(100)])
+    run = run_of([Answered(float(i), ((i + 0.1, 2),) if i < 30 else ((i + 0.1, 1), (i + 0.11, 1))) for i in range(100)])
     axes = cumulative(measure(run), samples_of(run)).figure.axes[1]
     curve = next(line for line in axes.lines if line.get_color() == BLUE)
     x, share = np.asarray(curve.get_xdata(), dtype=float), np.asarray(curve.get_ydata(), dtype=float)
@@ -70,7 +70,9 @@ def test_dots_that_are_left_out_are_counted(count: int, drawn: int) -> None:
 def test_a_median_stands_where_ten_prompts_are_about_as_long() -> None:
     """Twelve prompts of 100 tokens, nine of 500, and ten of 1,000 to 1,009."""
     lengths = [100] * 12 + [500] * 9 + list(range(1000, 1010))
-    run = run_of([Played(float(i), ((i + length / 1e4, 1),), input_tokens=length) for i, length in enumerate(lengths)])
+    run = run_of(
+        [Answered(float(i), ((i + length / 1e4, 1),), input_tokens=length) for i, length in enumerate(lengths)]
+    )
     picture = ttft_by_prompt(run, measure(run), samples_of(run))
     segments = [line for line in picture.figure.axes[0].lines if line.get_marker() == "None"]
     assert all(line.get_color() == INK for line in segments)

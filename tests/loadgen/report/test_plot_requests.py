@@ -8,7 +8,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import RunData, Status
 from loadgen.report.plot_requests import requests_in_time
 from loadgen.report.plot_style import BLUE, GREY, INK, ORANGE, RED, TEAL, VIOLET, Picture
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 
 def _picture(run: RunData) -> Picture:
@@ -30,10 +30,10 @@ def test_each_second_of_a_request_has_its_colour() -> None:
     """The median gap is 50 ms, so that 190 ms are no stall and 210 ms are one."""
     run = run_of(
         [
-            Played(0.0, ((1.0, 1), (1.05, 1), (1.1, 1), (2.0, 1)), sent_s=0.5, queued_us=200_000, prefill_us=300_000),
-            Played(0.1, ((1.0, 1), (1.05, 1), (1.1, 1), (1.15, 1), (1.34, 1), (1.55, 1))),
-            Played(0.2, status=Status.ERROR, sent_s=0.3, ended_s=0.9, error="no"),
-            Played(0.3, status=Status.DROPPED),
+            Answered(0.0, ((1.0, 1), (1.05, 1), (1.1, 1), (2.0, 1)), sent_s=0.5, queued_us=200_000, prefill_us=300_000),
+            Answered(0.1, ((1.0, 1), (1.05, 1), (1.1, 1), (1.15, 1), (1.34, 1), (1.55, 1))),
+            Answered(0.2, status=Status.ERROR, sent_s=0.3, ended_s=0.9, error="no"),
+            Answered(0.3, status=Status.DROPPED),
         ]
     )
     lines = _lines(_picture(run))
@@ -51,8 +51,8 @@ def test_each_second_of_a_request_has_its_colour() -> None:
 
 
 def test_what_the_servers_account_leaves_of_ttft_is_drawn_behind_it() -> None:
-    told = Played(0.0, ((1.0, 1), (2.0, 1)), sent_s=0.25, queued_us=125_000, prefill_us=250_000)
-    beyond = Played(0.5, ((1.0, 1), (2.0, 1)), queued_us=125_000, prefill_us=625_000)
+    told = Answered(0.0, ((1.0, 1), (2.0, 1)), sent_s=0.25, queued_us=125_000, prefill_us=250_000)
+    beyond = Answered(0.5, ((1.0, 1), (2.0, 1)), queued_us=125_000, prefill_us=625_000)
     picture = _picture(run_of([told, beyond]))
     lines = _lines(picture)
     assert lines[TEAL] == [pytest.approx((0, 0.375, 0.625)), pytest.approx((1, 0.625, 1.0))]
@@ -62,7 +62,7 @@ def test_what_the_servers_account_leaves_of_ttft_is_drawn_behind_it() -> None:
 
 def test_lines_too_short_to_read_begin_when_their_request_was_due() -> None:
     """Answers of 50 ms, two a second; as long as they are far apart, it does not matter when they were due."""
-    light = run_of([Played(i / 2, ((i / 2 + 0.01, 1), (i / 2 + 0.05, 1)), sent_s=i / 2 + 0.005) for i in range(60)])
+    light = run_of([Answered(i / 2, ((i / 2 + 0.01, 1), (i / 2 + 0.05, 1)), sent_s=i / 2 + 0.005) for i in range(60)])
     picture = _picture(light)
     lines = _lines(picture)
     assert lines[GREY] == [pytest.approx((i, 0.0, 0.005)) for i in range(60)]
@@ -75,7 +75,7 @@ def test_lines_too_short_to_read_begin_when_their_request_was_due() -> None:
 
 
 def test_lines_that_can_be_read_lie_in_the_time_of_the_run() -> None:
-    heavy = run_of([Played(i / 2, ((i / 2 + 1.0, 1), (i / 2 + 4.0, 1))) for i in range(60)])
+    heavy = run_of([Answered(i / 2, ((i / 2 + 1.0, 1), (i / 2 + 4.0, 1))) for i in range(60)])
     picture = _picture(heavy)
     assert _lines(picture)[BLUE] == [pytest.approx((i, i / 2 + 1.0, i / 2 + 4.0)) for i in range(60)]
     assert picture.figure.axes[0].get_xlabel() == "seconds from the start"
@@ -84,7 +84,7 @@ def test_lines_that_can_be_read_lie_in_the_time_of_the_run() -> None:
 
 def test_all_of_a_small_run_are_drawn_and_a_part_of_a_large_one_is_said() -> None:
     assert _picture(synthetic_run(120)).caption == "All requests."
-    crowded = [Played(0.01 * i if 300 <= i < 340 else float(i), ((1.0 * i + 5.0, 1),)) for i in range(600)]
+    crowded = [Answered(0.01 * i if 300 <= i < 340 else float(i), ((1.0 * i + 5.0, 1),)) for i in range(600)]
     picture = _picture(run_of(sorted(crowded, key=lambda one: one.due_s)))
     assert picture.caption.startswith("Requests ")
     assert "of 600: those around the moment when most were in the system" in picture.caption
@@ -92,9 +92,9 @@ def test_all_of_a_small_run_are_drawn_and_a_part_of_a_large_one_is_said() -> Non
 
 def test_the_busiest_moment_is_in_the_picture() -> None:
     """Four hundred single requests, and forty at once from second 300 on."""
-    played = [Played(float(i), ((i + 0.1, 1), (i + 0.2, 1))) for i in range(300)]
-    played += [Played(300.0, ((301.0, 1), (309.0, 1))) for _ in range(40)]
-    played += [Played(310.0 + i, ((i + 310.1, 1), (i + 310.2, 1))) for i in range(100)]
+    played = [Answered(float(i), ((i + 0.1, 1), (i + 0.2, 1))) for i in range(300)]
+    played += [Answered(300.0, ((301.0, 1), (309.0, 1))) for _ in range(40)]
+    played += [Answered(310.0 + i, ((i + 310.1, 1), (i + 310.2, 1))) for i in range(100)]
     lines = _lines(_picture(run_of(played)))
     rows = {int(row) for row, _, _ in lines[BLUE]}
     assert set(range(300, 340)) <= rows

@@ -12,7 +12,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
 from loadgen.report.plot_style import BLUE, GREY, ORANGE, Picture
 from loadgen.report.plot_timeline import timeline
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 
 def _picture(run: RunData) -> Picture:
@@ -39,7 +39,7 @@ def _names(picture: Picture) -> set[str]:
 
 def _steady(count: int, rate: float) -> RunData:
     """Request i is due at i / rate; its first token comes after 100 ms, of every tenth after one second."""
-    return run_of([Played(i / rate, ((i / rate + (1.0 if i % 10 == 9 else 0.1), 1),)) for i in range(count)])
+    return run_of([Answered(i / rate, ((i / rate + (1.0 if i % 10 == 9 else 0.1), 1),)) for i in range(count)])
 
 
 def test_a_dot_per_request_where_it_was_due() -> None:
@@ -74,7 +74,7 @@ def test_every_bin_of_a_percentile_has_requests_enough(count: int, tail: str | N
 def test_the_steps_are_the_percentiles_of_the_requests_due_then() -> None:
     """Slow for the first half of the run, quick for the second, but for every fifth request, which is slower still."""
     ttft_s = [5.0 if i % 5 == 0 else 2.0 if i < 200 else 0.1 for i in range(400)]
-    run = run_of([Played(i / 10, ((i / 10 + ttft_s[i], 1),)) for i in range(400)])
+    run = run_of([Answered(i / 10, ((i / 10 + ttft_s[i], 1),)) for i in range(400)])
     early = [value for _, until_s, value in _steps(_picture(run), BLUE) if until_s <= 20.0]
     late = [value for from_s, _, value in _steps(_picture(run), BLUE) if from_s >= 20.0]
     assert early == pytest.approx([2000.0] * len(early))
@@ -97,7 +97,7 @@ def test_bins_hold_some_requests_on_average() -> None:
     assert _picture(_steady(100, 500.0)).caption.startswith("Means per 0.25 s")
 
 
-@pytest.mark.parametrize("run", [run_of([]), run_of([Played(0.0, ((0.0, 1),))])], ids=["empty", "no time at all"])
+@pytest.mark.parametrize("run", [run_of([]), run_of([Answered(0.0, ((0.0, 1),))])], ids=["empty", "no time at all"])
 def test_nothing_to_draw_is_an_empty_row(run: RunData) -> None:
     picture = _picture(run)
     assert not _steps(picture, BLUE)

@@ -14,7 +14,7 @@ from loadgen.measure.samples import samples_of
 from loadgen.plain_json import to_json
 from loadgen.record import RunData, Status
 from loadgen.report.result import result_document, schema_text
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 _OPTIONS = MeasureOptions(warmup_s=1.0, slo={"ttft": 100.0, "tpot": 20.0}, percentiles=(50.0, 95.0, 99.9))
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -90,8 +90,8 @@ def _of_members(value: dict[str, Any], schema: dict[str, Any], whole: dict[str, 
     "run",
     [
         run_of([]),
-        run_of([Played(0.0, ((0.1, 1),))]),
-        run_of([Played(0.0, ((0.1, 1),)), Played(0.4, ((0.5, 1), (0.6, 1)))]),
+        run_of([Answered(0.0, ((0.1, 1),))]),
+        run_of([Answered(0.0, ((0.1, 1),)), Answered(0.4, ((0.5, 1), (0.6, 1)))]),
         synthetic_run(5, outcomes={Status.ERROR: 5}),
         synthetic_run(300, shared_block_tokens=64, outcomes={status: 3 for status in Status if status != Status.OK}),
         replace(synthetic_run(50), interrupted=True, server_metrics=("a 1", "a 2")),
@@ -158,15 +158,15 @@ def test_the_window_and_the_whole_run_stand_apart() -> None:
 
 def test_errors_are_counted_the_most_frequent_first() -> None:
     texts = ("rare", "common", "never", "second")
-    played = [Played(0.1 * i, status=Status.ERROR, error=texts[one]) for i, one in enumerate((0, 1, 3, 1, 3, 1))]
-    document = _document(run_of([*played, Played(1.0, ((1.1, 1),))]))
+    played = [Answered(0.1 * i, status=Status.ERROR, error=texts[one]) for i, one in enumerate((0, 1, 3, 1, 3, 1))]
+    document = _document(run_of([*played, Answered(1.0, ((1.1, 1),))]))
     assert document["errors"] == [
         {"text": "common", "count": 3}, {"text": "second", "count": 2}, {"text": "rare", "count": 1}
     ]  # fmt: skip
 
 
 def test_goodput_without_limits_is_null_and_a_burst_has_an_infinite_rate() -> None:
-    burst = _document(run_of([Played(0.0, ((0.1, 1),)), Played(0.0, ((0.2, 1),))]), MeasureOptions())
+    burst = _document(run_of([Answered(0.0, ((0.1, 1),)), Answered(0.0, ((0.2, 1),))]), MeasureOptions())
     assert burst["request_goodput"] is None
     assert burst["request_rate"] == "inf"
     assert _document(synthetic_run(9, settings={"closed_loop": True}))["request_rate"] is None

@@ -19,14 +19,14 @@ def test_settings_have_names_and_units() -> None:
         tags={"gpu": "none"},
     ) == {
         "Server": "grpc://127.0.0.1:50051",
-        "Prompts sent as": "token ids",
-        "Answers as long as planned": "yes",
-        "Cancelled on purpose": "5 %",
-        "Time to finish after the last arrival": "600 s",
-        "Warm-up left out": "10 s",
-        "Limits": "ttft 500 ms, tpot 12.5 ms",
+        "Prompt mode": "token ids",
+        "ignore_eos (fixed output length)": "yes",
+        "Cancellation rate": "5 %",
+        "Drain timeout": "600 s",
+        "Warm-up excluded": "10 s",
+        "SLO limits": "ttft 500 ms, tpot 12.5 ms",
         "Percentiles": "50, 99.9",
-        "Its cores": "2",
+        "Usable CPUs": "2",
         "Packages": "grpcio 1.85.1, numpy 2.4.6",
         "Tags": "gpu none",
     }
@@ -35,8 +35,8 @@ def test_settings_have_names_and_units() -> None:
 def test_what_was_not_used_takes_no_line() -> None:
     assert _facts(max_concurrency=None, overflow="queue", timeout_s=None, warnings=[], tags={}, text_prompts=None) == {}
     assert _facts(max_concurrency=8, overflow="drop") == {
-        "Requests under way, at most": "8",
-        "Beyond that": "they are dropped",
+        "Maximum concurrency": "8",
+        "Overflow policy": "drop",
     }
 
 

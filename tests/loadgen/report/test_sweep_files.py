@@ -1,4 +1,4 @@
-"""The reports of a sweep: table, page, pictures and figures, whatever the rungs are like."""
+"""The reports of a sweep: table, page, pictures and figures, whatever the load levels are like."""
 
 import json
 import math
@@ -17,18 +17,18 @@ from loadgen.report.plot_style import png
 from loadgen.report.plot_sweep import sweep_pictures
 from loadgen.report.sweep_files import write_sweep
 from loadgen.report.sweep_text import COLUMNS, cells, conclusions, sweep_document, sweep_lines
-from loadgen.sweep.load_level import Axis, Rung, rung_of
+from loadgen.sweep.load_level import Axis, LoadLevel, load_level_of
 from loadgen.sweep.sweep import Sweep, sweep
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 SLO = {"ttft": 150.0, "tpot": 40.0}
 
 
-def played(load: float, run: RunData | None = None, level: Level = "VALID") -> Rung:
+def played(load: float, run: RunData | None = None, level: Level = "VALID") -> LoadLevel:
     run = run or synthetic_run(60, rate=max(load, 1.0), ttft_ms=40 + 10 * load)
     metrics = measure(run, MeasureOptions(slo=SLO))
-    rung = rung_of(load, run, metrics, judge(run, metrics), f"rate-{load:g}")
-    return replace(rung, level=level, reasons=() if level == "VALID" else ("errors: 7 of 100 failed",))
+    load_level = load_level_of(load, run, metrics, judge(run, metrics), f"rate-{load:g}")
+    return replace(load_level, level=level, reasons=() if level == "VALID" else ("errors: 7 of 100 failed",))
 
 
 def climbed(loads: list[float], *, axis: Axis = "rate", invalid: tuple[float, ...] = ()) -> Sweep:
@@ -62,19 +62,19 @@ def test_without_limits_there_is_no_goodput(tmp_path: Path) -> None:
     result = sweep([2, 4], played)
     names = {path.name for path in write_sweep(result, {}, tmp_path)}
     assert "sweep-goodput.png" not in names
-    assert cells(result.rungs[0], limits=False)[-2:] == ["-", "-"]
+    assert cells(result.load_levels[0], limits=False)[-2:] == ["-", "-"]
 
 
 def test_the_document_is_plain_and_whole() -> None:
     document = sweep_document(climbed([2, 4], invalid=(4,)), SLO)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert [rung["used"] for rung in document["rungs"]] == [True, False]
+    assert [load_level["used"] for load_level in document["rungs"]] == [True, False]
     assert document["rungs"][0]["ttft_ms"]["p99"] > document["rungs"][0]["ttft_ms"]["p50"] > 0
     assert document["answers"][0]["load"] == 2
     assert document["slo"] == SLO
 
 
-def test_the_table_has_a_row_for_every_rung_and_says_why_one_is_not_used() -> None:
+def test_the_table_has_a_row_for_every_load_level_and_says_why_one_is_not_used() -> None:
     text = "\n".join(line.plain for line in sweep_lines(climbed([2, 4], invalid=(4,)), SLO))
     assert all(column in text for column in COLUMNS)
     assert "not used: errors: 7 of 100 failed" in text
@@ -96,7 +96,9 @@ def test_dots_are_where_the_figures_are_and_invalid_ones_are_apart() -> None:
     ttft = pictures["sweep-latency"].figure.axes[0]
     curve = next(line for line in ttft.lines if len(line.get_xdata()) == 3)
     np.testing.assert_array_equal(curve.get_xdata(), [1, 2, 8])
-    np.testing.assert_allclose(curve.get_ydata(), [rung.ttft.p50 for rung in result.rungs if rung.counts])
+    np.testing.assert_allclose(
+        curve.get_ydata(), [load_level.ttft.p50 for load_level in result.load_levels if load_level.counts]
+    )
     crosses = [line for line in ttft.lines if line.get_marker() == "x"]
     assert {line.get_xdata()[0] for line in crosses} == {4}
     assert any(np.allclose(line.get_ydata(), 150.0) for line in ttft.lines)  # the limit
@@ -110,10 +112,10 @@ def test_dots_are_where_the_figures_are_and_invalid_ones_are_apart() -> None:
         climbed([3]),
         climbed([1, 2, 3], axis="concurrency"),
         climbed([1, 64], invalid=(1, 64)),
-        sweep([2, 4], lambda load: played(load, run_of([Played(0.1 * i, status=Status.ERROR) for i in range(9)]))),
-        sweep([2, 4], lambda load: played(load, run_of([Played(0.1 * i, ((0.1 * i + 1, 1),)) for i in range(30)]))),
+        sweep([2, 4], lambda load: played(load, run_of([Answered(0.1 * i, status=Status.ERROR) for i in range(9)]))),
+        sweep([2, 4], lambda load: played(load, run_of([Answered(0.1 * i, ((0.1 * i + 1, 1),)) for i in range(30)]))),
     ],
-    ids=["one rung", "concurrency", "nothing valid", "nothing answered", "one token each"],
+    ids=["one load level", "concurrency", "nothing valid", "nothing answered", "one token each"],
 )
 def test_odd_sweeps_are_drawn_all_the_same(result: Sweep, tmp_path: Path) -> None:
     """A warning would be an error here."""
@@ -124,8 +126,8 @@ def test_odd_sweeps_are_drawn_all_the_same(result: Sweep, tmp_path: Path) -> Non
     assert sweep_lines(result, SLO)
 
 
-def test_a_rung_that_shows_nothing_is_null_not_nan() -> None:
-    rung = played(2, run_of([Played(0.1 * i, status=Status.ERROR) for i in range(9)]))
-    assert math.isnan(rung.ttft.p50)
-    document = sweep_document(Sweep("rate", (rung,), (), "", ""), {})
+def test_a_load_level_that_shows_nothing_is_null_not_nan() -> None:
+    load_level = played(2, run_of([Answered(0.1 * i, status=Status.ERROR) for i in range(9)]))
+    assert math.isnan(load_level.ttft.p50)
+    document = sweep_document(Sweep("rate", (load_level,), (), "", ""), {})
     assert document["rungs"][0]["ttft_ms"]["p50"] is None

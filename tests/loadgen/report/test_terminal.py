@@ -10,7 +10,7 @@ from loadgen.checks.selfcheck import judge
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.record import RunData, Status
 from loadgen.report.terminal import print_summary
-from tests.support.loadgen.runs import Played, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 
 def _summary(run: RunData, options: MeasureOptions | None = None) -> list[str]:
@@ -80,7 +80,7 @@ def test_lines_stay_within_eighty_columns() -> None:
 def test_why_requests_failed_is_told_the_most_frequent_first() -> None:
     texts = [f"INVALID_ARGUMENT: the prompt has {length} tokens" for length in (2000, 3000)]
     texts += ["HTTP 503: away", "HTTP 500: oops", "the stream broke off", "the stream broke off"]
-    lines = _summary(run_of([Played(0.0, status=Status.ERROR, ended_s=1.0, error=text) for text in texts]))
+    lines = _summary(run_of([Answered(0.0, status=Status.ERROR, ended_s=1.0, error=text) for text in texts]))
     at = lines.index("Why requests failed:")
     assert lines[at + 1 : at + 5] == [
         "  2 x INVALID_ARGUMENT: the prompt has 2000 to 3000 tokens",
@@ -93,11 +93,11 @@ def test_why_requests_failed_is_told_the_most_frequent_first() -> None:
 
 def test_a_run_without_a_request_still_prints() -> None:
     assert _summary(run_of([]))[1].startswith("INVALID")
-    assert _summary(run_of([Played(0.0, ((0.1, 1),))]))[1].startswith("VALID")
+    assert _summary(run_of([Answered(0.0, ((0.1, 1),))]))[1].startswith("VALID")
 
 
 def test_what_did_not_happen_takes_no_line() -> None:
-    lines = _summary(run_of([Played(0.0, ((0.1, 1), (0.2, 1)))]))
+    lines = _summary(run_of([Answered(0.0, ((0.1, 1), (0.2, 1)))]))
     assert not [
         line for line in lines if line.startswith(("Timeouts", "Wait in the client", "Kept by", "Prompt tokens"))
     ]

@@ -6,10 +6,10 @@ import loadgen.run.calibrate
 from loadgen.errors import TargetError
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes
-from loadgen.run.calibrate import Rung, calibrate, recovered_ms, try_load
-from tests.support.loadgen.runs import Played, healthy, run_of
+from loadgen.run.calibrate import Trial, calibrate, recovered_ms, try_load
+from tests.support.loadgen.runs import Answered, healthy, run_of
 
-GOOD = Rung(num_streams=10, delivered=1.0, gap_error_ms=1.0, lag_ms=1.0)
+GOOD = Trial(num_streams=10, delivered=1.0, gap_error_ms=1.0, lag_ms=1.0)
 
 
 @pytest.mark.parametrize(
@@ -25,33 +25,33 @@ GOOD = Rung(num_streams=10, delivered=1.0, gap_error_ms=1.0, lag_ms=1.0)
 def test_a_load_is_good_if_the_client_kept_up_and_says_where_it_did_not(
     change: dict[str, float], broken: tuple[str, ...]
 ) -> None:
-    rung = replace(GOOD, **change)  # type: ignore[arg-type]
-    assert rung.is_good == (not broken)
-    assert rung.broken == broken
-    assert str(rung).endswith(f"too much: {', '.join(broken)}" if broken else "kept up")
-    assert rung.messages_per_s == 1000
+    trial = replace(GOOD, **change)  # type: ignore[arg-type]
+    assert trial.is_good == (not broken)
+    assert trial.broken == broken
+    assert str(trial).endswith(f"too much: {', '.join(broken)}" if broken else "kept up")
+    assert trial.messages_per_s == 1000
 
 
-def answer(due_s: float, first_s: float, gap_s: float, count: int) -> Played:
+def answer(due_s: float, first_s: float, gap_s: float, count: int) -> Answered:
     """A message at a time."""
-    return Played(due_s, tuple((due_s + first_s + gap_s * index, 1) for index in range(count)))
+    return Answered(due_s, tuple((due_s + first_s + gap_s * index, 1) for index in range(count)))
 
 
 @pytest.mark.parametrize(
     ("first_s", "gap_s", "delivered", "gap_error_ms"),
     [(0.05, 0.01, 1.0, 0.0), (0.05, 0.02, 0.5, 10.0), (1.5, 0.01, 1.25 / 7.6, 0.0)],
 )
-def test_a_rung_is_what_was_seen_in_time(
+def test_a_load_level_is_what_was_seen_in_time(
     first_s: float, gap_s: float, delivered: float, gap_error_ms: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One second is held, from 1.05 s to 2 s; eight streams begin within the first."""
     held = [answer(index / 8, first_s, gap_s, 300) for index in range(8)]
     workers = [healthy(0, 4.0, lag_ms=0.5), healthy(1, 4.0, lag_ms=2.5)]
     monkeypatch.setattr(loadgen.run.calibrate, "play", lambda *_: run_of(held, workers=workers))
-    rung = try_load("grpc", "grpc://nowhere:1", 8, 2, 1.0)
-    assert (rung.num_streams, rung.lag_ms) == (8, 2.5)
-    assert rung.gap_error_ms == pytest.approx(gap_error_ms, abs=1e-3)
-    assert rung.delivered == pytest.approx(delivered, abs=0.02)
+    trial = try_load("grpc", "grpc://nowhere:1", 8, 2, 1.0)
+    assert (trial.num_streams, trial.lag_ms) == (8, 2.5)
+    assert trial.gap_error_ms == pytest.approx(gap_error_ms, abs=1e-3)
+    assert trial.delivered == pytest.approx(delivered, abs=0.02)
 
 
 def test_latencies_that_are_off_are_found_to_be_off_by_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,12 +60,12 @@ def test_latencies_that_are_off_are_found_to_be_off_by_so_much(monkeypatch: pyte
     assert recovered_ms("http", 1.0) == pytest.approx((3.0, 0.5, 0.5), abs=1e-3)
 
 
-def test_a_light_load_is_played_against_servers_of_its_own() -> None:
+def test_a_light_load_is_run_against_servers_of_its_own() -> None:
     """How well it is seen is this machine's: no latency is too short."""
     with mock_in_processes("grpc", MockBehaviour(ttft_s=0.05, itl_s=0.01)) as url:
-        rung = try_load("grpc", url, 8, 1, 1.0)
-    assert rung.num_streams == 8
-    assert rung.delivered > 0
+        trial = try_load("grpc", url, 8, 1, 1.0)
+    assert trial.num_streams == 8
+    assert trial.delivered > 0
     assert recovered_ms("http", 1.0)[0] > -1.0
 
 
@@ -75,9 +75,9 @@ def climb(
     """Calibrates a host that keeps up to `limit` streams, and fails the tries of these numbers."""
     tries: list[int] = []
 
-    def tried(protocol: str, url: str, num_streams: int, num_workers: int, hold_s: float) -> Rung:
+    def tried(protocol: str, url: str, num_streams: int, num_workers: int, hold_s: float) -> Trial:
         tries.append(num_streams)
-        return Rung(num_streams, 1.0 if num_streams <= limit and len(tries) not in bad_luck else 0.5, 1.0, 1.0)
+        return Trial(num_streams, 1.0 if num_streams <= limit and len(tries) not in bad_luck else 0.5, 1.0, 1.0)
 
     monkeypatch.setattr(loadgen.run.calibrate, "try_load", tried)
     monkeypatch.setattr(loadgen.run.calibrate, "_null_rate", lambda: 1e6)

@@ -21,7 +21,7 @@ from loadgen.mock.engine import MockEngine
 from loadgen.mock.running import mock_in_thread
 from loadgen.prompts.token_ids import PromptMaker, Vocabulary
 from loadgen.record import ABSENT, LiveView, RunData, Status
-from loadgen.run.controller import PlayOptions, play
+from loadgen.run.controller import RunOptions, run_workload
 from loadgen.run.shards import cancellations
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Blocks, Trace, workload_digest
@@ -99,7 +99,7 @@ def count(view: LiveView, status: Status) -> int:
 def test_what_was_planned_is_what_the_server_sees_and_what_is_noted(api: Any) -> None:
     trace = workload(40, 100, input_tokens=30, blocks=True)
     with mock_in_thread("grpc" if api == "grpc" else "openai", QUICK) as server:
-        run = play(trace, spec(server.url, api), PlayOptions(workers=2, salt="pinned"))
+        run = run_workload(trace, spec(server.url, api), RunOptions(workers=2, salt="pinned"))
         seen = server.record.played()
     assert statuses(run) == {Status.OK: 40}
     vocabulary = Vocabulary(32_000, frozenset({31_999}) if api == "grpc" else frozenset())
@@ -126,7 +126,7 @@ def test_what_was_planned_is_what_the_server_sees_and_what_is_noted(api: Any) ->
 def test_every_message_is_in_the_log_with_its_time() -> None:
     trace = workload(30, 200)
     with mock_in_thread("grpc", QUICK) as server:
-        run = play(trace, spec(server.url), PlayOptions(workers=2))
+        run = run_workload(trace, spec(server.url), RunOptions(workers=2))
     assert len(run.chunks) == trace.output_tokens.sum() == run.requests["num_chunks"].sum()
     for index in range(30):
         ours = run.chunks[run.chunks["request"] == index]
@@ -141,10 +141,10 @@ def test_every_message_is_in_the_log_with_its_time() -> None:
     assert all(len(worker.loop_lag_ms) >= 14 for worker in run.workers)
 
 
-def test_settings_say_how_it_was_played_and_no_secret() -> None:
+def test_settings_say_how_it_was_run_and_no_secret() -> None:
     trace = workload(3, 100)
     with mock_in_thread("openai", QUICK) as server:
-        run = play(trace, spec(server.url, "completions", api_key="hidden"), PlayOptions(max_concurrency=7))
+        run = run_workload(trace, spec(server.url, "completions", api_key="hidden"), RunOptions(max_concurrency=7))
         url = server.url
     settings = run.settings
     expected = {"target": url, "api": "completions", "model": "mock", "max_model_len": 1 << 20, "vocab_size": 32_000}
@@ -159,7 +159,7 @@ def test_prompts_are_fresh_every_run_unless_the_salt_is_pinned() -> None:
     trace = workload(5, 100)
     with mock_in_thread("grpc", QUICK) as server:
         for salt in ("", "", "same", "same"):
-            play(trace, spec(server.url), PlayOptions(salt=salt))
+            run_workload(trace, spec(server.url), RunOptions(salt=salt))
         seen = [request.prompt_sha256 for request in server.record.played()]
     runs = [set(seen[start : start + 5]) for start in (0, 5, 10, 15)]
     assert not runs[0] & runs[1]
@@ -169,7 +169,7 @@ def test_prompts_are_fresh_every_run_unless_the_salt_is_pinned() -> None:
 def test_text_prompts_have_the_lengths_that_the_server_counts() -> None:
     behaviour = MockBehaviour(ttft_s=0.0, itl_s=0.0, overhead_tokens=9, long_word=6)
     with mock_in_thread("openai", behaviour) as server:
-        run = play(workload(10, 100, input_tokens=50), spec(server.url, "chat"), PlayOptions(workers=2))
+        run = run_workload(workload(10, 100, input_tokens=50), spec(server.url, "chat"), RunOptions(workers=2))
     assert (run.requests["server_input_tokens"] == 50).all()
     text = run.settings["text_prompts"]
     assert (text["overhead_tokens"], text["tokens_per_word"], text["mismatch"]) == (10, 1.0, 0.0)
@@ -178,16 +178,16 @@ def test_text_prompts_have_the_lengths_that_the_server_counts() -> None:
 def test_more_than_a_hundred_streams_are_open_at_once() -> None:
     with mock_in_thread("grpc", SometimesEndless(ttft_s=0.0, itl_s=0.0)) as server:
         all_open = ctrl_c_once(lambda view: server.record.num_open == 150)
-        run = play(endless_from(workload(150, 1000), 0), spec(server.url), PlayOptions(workers=1), all_open)
+        run = run_workload(endless_from(workload(150, 1000), 0), spec(server.url), RunOptions(workers=1), all_open)
     assert statuses(run) == {Status.IN_FLIGHT: 150}
 
 
 def test_a_closed_loop_keeps_so_many_under_way() -> None:
     with mock_in_thread("grpc", SometimesEndless(ttft_s=0.02, itl_s=0.002)) as server:
-        run = play(workload(24, 0.001), spec(server.url), PlayOptions(concurrency=5, workers=2))
+        run = run_workload(workload(24, 0.001), spec(server.url), RunOptions(concurrency=5, workers=2))
         full = ctrl_c_once(lambda view: count(view, Status.OK) == 14 and server.record.num_open == 5)
         trace = endless_from(workload(24, 0.001), 14)
-        broken_off = play(trace, spec(server.url), PlayOptions(concurrency=5, workers=2), full)
+        broken_off = run_workload(trace, spec(server.url), RunOptions(concurrency=5, workers=2), full)
         assert server.record.max_open == 5
     assert statuses(run) == {Status.OK: 24}
     assert run.settings["closed_loop"] is True
@@ -197,7 +197,7 @@ def test_a_closed_loop_keeps_so_many_under_way() -> None:
 
 def test_errors_of_all_workers_are_gathered_under_their_texts() -> None:
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.0, itl_s=0.0, error_rate=0.5, seed=3)) as server:
-        run = play(workload(60, 200), spec(server.url), PlayOptions(workers=2))
+        run = run_workload(workload(60, 200), spec(server.url), RunOptions(workers=2))
         failed = sum(request.outcome == "failed" for request in server.record.played())
     assert statuses(run) == {Status.OK: 60 - failed, Status.ERROR: failed}
     assert sorted(set(run.errors)) == sorted(run.errors)
@@ -210,7 +210,7 @@ def test_errors_of_all_workers_are_gathered_under_their_texts() -> None:
 
 
 def test_a_share_of_the_calls_is_cancelled_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace, options = workload(40, 200, output_tokens=20), PlayOptions(cancel_rate=0.5, seed=1)
+    trace, options = workload(40, 200, output_tokens=20), RunOptions(cancel_rate=0.5, seed=1)
     trace = replace(trace, output_tokens=np.full(40, 20))
     after = cancellations(trace, options)
     num_cancelled = int((after > 0).sum())
@@ -227,7 +227,7 @@ def test_a_share_of_the_calls_is_cancelled_on_purpose(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(MockEngine, "_until", until)
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.0, itl_s=1.0)) as server:
-        run = play(trace, spec(server.url), options, look)
+        run = run_workload(trace, spec(server.url), options, look)
         outcomes = [request.outcome for request in server.record.played()]
     assert ((run.requests["status"] == Status.CANCELLED) == (after > 0)).all()
     assert statuses(run) == {Status.OK: 40 - num_cancelled, Status.CANCELLED: num_cancelled}
@@ -238,20 +238,20 @@ def test_a_share_of_the_calls_is_cancelled_on_purpose(monkeypatch: pytest.Monkey
 
 def test_requests_over_their_time_are_timed_out() -> None:
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.0, itl_s=0.05)) as server:
-        run = play(workload(5, 100, output_tokens=100), spec(server.url, timeout_s=0.5))
+        run = run_workload(workload(5, 100, output_tokens=100), spec(server.url, timeout_s=0.5))
     assert statuses(run) == {Status.TIMEOUT: 5}
     assert ((run.requests["ended_ns"] - run.requests["sent_ns"]) >= 0.49e9).all()
     assert run.errors == ("no end within 0.5 s",)
 
 
-def test_ctrl_c_returns_what_was_played() -> None:
-    """Six requests are answered, four are under way, and the others are due much later."""
+def test_ctrl_c_returns_what_was_run() -> None:
+    """Six requests are answered, four are in flight, and the others are due much later."""
     broken_off: list[int] = []
     trace = endless_from(workload(2000, 20), 6)
     trace = replace(trace, arrival_s=np.where(np.arange(2000) < 10, trace.arrival_s, 1000.0 + trace.arrival_s))
     press = ctrl_c_once(lambda view: count(view, Status.OK) == 6 and count(view, Status.IN_FLIGHT) == 4)
     with mock_in_thread("grpc", SometimesEndless(ttft_s=0.3, itl_s=0.0)) as server:
-        run = play(trace, spec(server.url), PlayOptions(workers=2), press, on_interrupt=broken_off.append)
+        run = run_workload(trace, spec(server.url), RunOptions(workers=2), press, on_interrupt=broken_off.append)
         while server.record.num_open:  # it hears of it by and by
             time.sleep(0.01)
     assert run.interrupted
@@ -263,7 +263,7 @@ def test_ctrl_c_returns_what_was_played() -> None:
 
 
 def test_a_worker_that_dies_is_reported_and_its_requests_fail() -> None:
-    """Ten of its requests are answered, nine are under way, the last one is due much later."""
+    """Ten of its requests are answered, nine are in flight, the last one is due much later."""
 
     def kill_one(view: LiveView) -> None:
         victims = [child for child in multiprocessing.active_children() if child.name == "worker-1"]
@@ -275,7 +275,7 @@ def test_a_worker_that_dies_is_reported_and_its_requests_fail() -> None:
     trace = endless_from(workload(40, 50), 21, 2)
     trace.arrival_s[-1] = 1000.0
     with mock_in_thread("grpc", SometimesEndless(ttft_s=0.02, itl_s=0.002)) as server:
-        run = play(trace, spec(server.url), PlayOptions(workers=2), kill_one)
+        run = run_workload(trace, spec(server.url), RunOptions(workers=2), kill_one)
     assert [worker.exit_code for worker in run.workers] == [0, -signal.SIGKILL]
     ours = run.requests["worker"] == 1
     assert (run.requests["status"][~ours] == Status.OK).all()
@@ -294,7 +294,7 @@ def test_progress_is_shown_while_the_run_is_on() -> None:
         seen.append((view.elapsed_s, int((view.requests["status"] == Status.OK).sum())))
 
     with mock_in_thread("grpc", QUICK) as server:
-        run = play(workload(200, 100), spec(server.url), None, look)
+        run = run_workload(workload(200, 100), spec(server.url), None, look)
     elapsed_s = [elapsed for elapsed, _ in seen]
     assert elapsed_s[0] >= -0.3
     assert min(np.diff(elapsed_s)[:-1]) > 0.2  # about four times a second, and once more at the end
@@ -306,11 +306,11 @@ def test_progress_is_shown_while_the_run_is_on() -> None:
     assert busy is None or 0 < busy["mean"] <= busy["peak"] <= 1
 
 
-def test_what_the_server_says_of_itself_is_told_before_anything_is_played() -> None:
+def test_what_the_server_says_of_itself_is_told_before_anything_is_run() -> None:
     told: list[tuple[int | None, int]] = []
     behaviour = MockBehaviour(ttft_s=0.02, itl_s=0.0, max_model_len=77)
     with mock_in_thread("grpc", behaviour) as server:
-        play(
+        run_workload(
             workload(3, 100),
             spec(server.url),
             on_opened=lambda facts: told.append((facts.max_model_len, len(server.record.played()))),
@@ -319,8 +319,8 @@ def test_what_the_server_says_of_itself_is_told_before_anything_is_played() -> N
 
 
 def test_a_throttled_worker_shows_as_loop_lag_and_late_sending() -> None:
-    healthy = play(workload(60, 40), spec("null:", "null"))
-    throttled = play(workload(60, 40), spec("null:?busy_ms=60", "null"))  # 2.4 s of work a second
+    healthy = run_workload(workload(60, 40), spec("null:", "null"))
+    throttled = run_workload(workload(60, 40), spec("null:?busy_ms=60", "null"))  # 2.4 s of work a second
     (good,), (bad,) = healthy.workers, throttled.workers
     assert np.quantile(bad.loop_lag_ms, 0.5) > 15
     assert np.quantile(bad.loop_lag_ms, 0.5) > 2 * np.quantile(good.loop_lag_ms, 0.5)
@@ -334,17 +334,17 @@ def test_nobody_listening_is_said_and_no_process_is_left() -> None:
         reserved.bind(("127.0.0.1", 0))
         url = f"grpc://127.0.0.1:{reserved.getsockname()[1]}"
         with pytest.raises(TargetError, match="nobody serves at"):
-            play(workload(3, 10), spec(url), PlayOptions(workers=2))
+            run_workload(workload(3, 10), spec(url), RunOptions(workers=2))
     assert multiprocessing.active_children() == []
 
 
-def test_what_cannot_be_played_is_refused_before_anything_is_started() -> None:
+def test_what_cannot_be_run_is_refused_before_anything_is_started() -> None:
     with pytest.raises(OptionError, match="no requests"):
-        play(workload(0, 1), spec("null:", "null"))
+        run_workload(workload(0, 1), spec("null:", "null"))
     with pytest.raises(TargetError, match="no address for api grpc"):
-        play(workload(1, 1), spec("http://host/v1"))
+        run_workload(workload(1, 1), spec("http://host/v1"))
     with (
         mock_in_thread("grpc", MockBehaviour(vocab_size=2, ttft_s=0.0)) as server,
         pytest.raises(OptionError, match="a vocabulary of 2 tokens without the 1 special ones has 1 left"),
     ):
-        play(workload(1, 1), spec(server.url))
+        run_workload(workload(1, 1), spec(server.url))

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from loadgen.errors import OptionError
-from loadgen.run.options import PlayOptions
+from loadgen.run.options import RunOptions
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from loadgen.run.options import PlayOptions
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(OptionError, match=complaint):
-        PlayOptions(**values)
+        RunOptions(**values)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from loadgen.errors import OptionError
-from loadgen.run.options import PlayOptions
-from loadgen.run.shards import cancellations, deal, workforce
+from loadgen.run.options import RunOptions
+from loadgen.run.shards import cancellations, make_shards, worker_count
 from loadgen.trace.schema import Accounting, Trace
 
 
@@ -32,50 +32,50 @@ BURST = workload([0.0] * 20 + [100.0], [3100] * 20 + [1])  # 6,200 tokens/s in t
 def test_workers_are_as_many_as_the_busiest_moment_wants_but_leave_a_core(
     trace: Trace, num_cpus: int, expected: int
 ) -> None:
-    num_workers, warning = workforce(trace, PlayOptions(), num_cpus)
+    num_workers, warning = worker_count(trace, RunOptions(), num_cpus)
     assert num_workers == expected
     assert bool(warning) == (num_cpus < 4)
 
 
 def test_too_few_workers_are_complained_of() -> None:
-    assert "9000 tokens/s want 3 workers" in workforce(STEADY, PlayOptions(workers=1), 64).warning
-    assert workforce(STEADY, PlayOptions(workers=8), 2) == (8, "")
+    assert "9000 tokens/s want 3 workers" in worker_count(STEADY, RunOptions(workers=1), 64).warning
+    assert worker_count(STEADY, RunOptions(workers=8), 2) == (8, "")
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (PlayOptions(concurrency=2, workers=4), 2),
-        (PlayOptions(max_concurrency=3, workers=4), 3),
-        (PlayOptions(concurrency=200), 4),
-        (PlayOptions(concurrency=4), 1),
+        (RunOptions(concurrency=2, workers=4), 2),
+        (RunOptions(max_concurrency=3, workers=4), 3),
+        (RunOptions(concurrency=200), 4),
+        (RunOptions(concurrency=4), 1),
     ],
 )
-def test_every_worker_has_a_place_in_the_concurrency(options: PlayOptions, expected: int) -> None:
-    assert workforce(STEADY, options, 64).num_workers == expected
+def test_every_worker_has_a_place_in_the_concurrency(options: RunOptions, expected: int) -> None:
+    assert worker_count(STEADY, options, 64).num_workers == expected
 
 
 def test_requests_are_dealt_out_one_by_one() -> None:
-    shares = deal(STEADY, PlayOptions(concurrency=8), 3)
-    assert [share.order for share in shares] == [range(worker, 1000, 3) for worker in range(3)]
-    assert [len(share.due_ns) for share in shares] == [334, 333, 333]
-    assert shares[1].due_ns[:3] == [100_000_000, 400_000_000, 700_000_000]
-    assert [share.concurrency for share in shares] == [3, 3, 2]
-    assert [share.max_concurrency for share in shares] == [None] * 3
-    assert [share.max_concurrency for share in deal(STEADY, PlayOptions(max_concurrency=4), 3)] == [2, 1, 1]
+    shards = make_shards(STEADY, RunOptions(concurrency=8), 3)
+    assert [shard.order for shard in shards] == [range(worker, 1000, 3) for worker in range(3)]
+    assert [len(shard.due_ns) for shard in shards] == [334, 333, 333]
+    assert shards[1].due_ns[:3] == [100_000_000, 400_000_000, 700_000_000]
+    assert [shard.concurrency for shard in shards] == [3, 3, 2]
+    assert [shard.max_concurrency for shard in shards] == [None] * 3
+    assert [shard.max_concurrency for shard in make_shards(STEADY, RunOptions(max_concurrency=4), 3)] == [2, 1, 1]
     with pytest.raises(OptionError, match="max_concurrency is 2, fewer than the 3 workers"):
-        deal(STEADY, PlayOptions(max_concurrency=2), 3)
+        make_shards(STEADY, RunOptions(max_concurrency=2), 3)
 
 
 def test_the_share_of_cancelled_calls_is_kept_and_reproduced() -> None:
     rng = np.random.default_rng(0)
     trace = workload([float(i) for i in range(4000)], rng.integers(1, 50, 4000).tolist())
-    after = cancellations(trace, PlayOptions(cancel_rate=0.25, seed=5))
+    after = cancellations(trace, RunOptions(cancel_rate=0.25, seed=5))
     can_be = trace.output_tokens > 1
     assert 0.22 < (after[can_be] > 0).mean() < 0.28
     assert (after[~can_be] == 0).all()
     assert (after < trace.output_tokens).all()
-    assert (after == cancellations(trace, PlayOptions(cancel_rate=0.25, seed=5))).all()
-    assert (after != cancellations(trace, PlayOptions(cancel_rate=0.25, seed=6))).any()
-    assert not cancellations(trace, PlayOptions()).any()
-    assert (cancellations(trace, PlayOptions(cancel_rate=1.0))[can_be] > 0).all()
+    assert (after == cancellations(trace, RunOptions(cancel_rate=0.25, seed=5))).all()
+    assert (after != cancellations(trace, RunOptions(cancel_rate=0.25, seed=6))).any()
+    assert not cancellations(trace, RunOptions()).any()
+    assert (cancellations(trace, RunOptions(cancel_rate=1.0))[can_be] > 0).all()

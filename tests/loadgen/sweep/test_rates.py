@@ -68,8 +68,8 @@ def test_concurrencies_are_whole(text: str, loads: tuple[float, ...]) -> None:
         ("1:64:x0.5", "a factor of 0.5 never gets to 64"),
         ("1:64:+0", "0 must be above 0"),
         ("1:64:+-1", "-1 must be above 0"),
-        ("1:1000:+1", "makes 1000 rungs, 100 at most"),
-        ("1:1e300:x1.0001", "rungs, 100 at most"),
+        ("1:1000:+1", "makes 1000 load levels, 100 at most"),
+        ("1:1e300:x1.0001", "load levels, 100 at most"),
     ],
 )
 def test_bad_ladders_are_named(text: str, why: str) -> None:

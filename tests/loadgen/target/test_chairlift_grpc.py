@@ -57,7 +57,7 @@ async def test_requests_say_how_long_and_how_drawn(serve: Any) -> None:
 
     for spec in ({}, {"ignore_eos": False, "temperature": 0.5, "model": "m"}):
         target = await serve(stream, **spec)
-        await target.play(target.prepare(REQUEST), Tally())
+        await target.send(target.prepare(REQUEST), Tally())
     held, free = seen
     assert (held.stop.max_tokens, held.stop.min_tokens, held.stop.ignore_end_token) == (7, 7, True)
     assert (held.text, held.sampling.temperature, held.model, held.WhichOneof("prompt")) == ("text", 0.0, "", "text")
@@ -82,7 +82,7 @@ async def test_the_servers_account_of_its_time_is_passed_on(serve: Any) -> None:
             self.times = times
 
     target, last = await serve(stream), Last()
-    await target.play(target.prepare(REQUEST), last)
+    await target.send(target.prepare(REQUEST), last)
     assert (last.num_input_tokens, last.num_cached_tokens, last.num_tokens, last.num_counted_tokens) == (9, 4, 7, 7)
     assert last.times == {"queued_us": 1_500_000, "prefill_us": 42, "num_preemptions": 3}
 
@@ -95,7 +95,7 @@ async def test_a_status_of_the_server_is_the_requests_failure(serve: Any, code: 
 
     target = await serve(stream)
     with pytest.raises(RequestFailedError, match=code.name):
-        await target.play(target.prepare(REQUEST), Tally())
+        await target.send(target.prepare(REQUEST), Tally())
 
 
 async def test_a_stream_without_its_last_message_has_failed(serve: Any) -> None:
@@ -104,7 +104,7 @@ async def test_a_stream_without_its_last_message_has_failed(serve: Any) -> None:
 
     target = await serve(stream)
     with pytest.raises(RequestFailedError, match="without its last message"):
-        await target.play(target.prepare(REQUEST), Tally())
+        await target.send(target.prepare(REQUEST), Tally())
 
 
 async def test_another_grpc_server_is_told_from_ours(serve: Any) -> None:
@@ -129,5 +129,5 @@ async def test_streams_are_spread_over_connections_of_their_own(serve: Any) -> N
         yield message(finished=pb.Finished())
 
     target = await serve(stream, tcp=True)
-    await asyncio.gather(*(target.play(target.prepare(REQUEST), Tally()) for _ in range(150)))
+    await asyncio.gather(*(target.send(target.prepare(REQUEST), Tally()) for _ in range(150)))
     assert sorted(collections.Counter(peers).values()) == [22, 64, 64]

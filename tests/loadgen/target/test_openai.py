@@ -189,7 +189,7 @@ async def test_a_broken_connection_is_the_requests_failure(serve: Serve) -> None
     target = open_target(TargetSpec(await serve({"POST /v1/completions": breaks}) + "/v1", "completions", model="m"))
     tally = Tally()
     with pytest.raises(RequestFailedError, match="ClientPayloadError"):
-        await target.play(target.prepare(PlannedRequest(0, None, "x", 9)), tally)
+        await target.send(target.prepare(PlannedRequest(0, None, "x", 9)), tally)
     assert tally.num_tokens == 4
     await target.close()
 
@@ -207,6 +207,6 @@ async def test_very_long_prompts_are_sent_without_a_warning(serve: Serve) -> Non
     prepared = target.prepare(PlannedRequest(0, None, "word " * 300_000, 9))
     assert len(prepared) > 1 << 20
     with pytest.raises(RequestFailedError, match="HTTP 400: seen"):
-        await target.play(prepared, Tally())
+        await target.send(prepared, Tally())
     assert bodies == [json.loads(prepared)]
     await target.close()

@@ -1,4 +1,4 @@
-"""What holds for every server: played against mocks whose answers are known."""
+"""What holds for every server: run against mocks whose answers are known."""
 
 import asyncio
 import hashlib
@@ -61,7 +61,7 @@ def request(num_output_tokens: int, num_input_tokens: int = 10, text: bool = Fal
 
 async def played(target: Target, planned: PlannedRequest) -> Notes:
     notes = Notes()
-    await target.play(target.prepare(planned), notes)
+    await target.send(target.prepare(planned), notes)
     return notes
 
 
@@ -140,7 +140,7 @@ async def test_messages_are_noted_when_they_come(open_mock, api, monkeypatch) ->
 
     monkeypatch.setattr(MockEngine, "_until", until)
     async with asyncio.timeout(HANG_S):
-        await target.play(target.prepare(request(6, text=api == "chat")), notes)
+        await target.send(target.prepare(request(6, text=api == "chat")), notes)
     noted_s = [at_s for name, at_s, _ in notes.events if name == "tokens"]
     assert len(noted_s) == 6
     moments = [notes.events[0][1], *itertools.chain(*zip(left_s, noted_s, strict=True))]
@@ -168,7 +168,7 @@ async def test_a_request_without_an_end_times_out(open_mock, api) -> None:
     target._model = "mock"
     notes = Notes()
     with pytest.raises(RequestTimedOutError):
-        await target.play(target.prepare(request(1000, text=api == "chat")), notes)
+        await target.send(target.prepare(request(1000, text=api == "chat")), notes)
     assert notes.counts == [1]
     await closed(server)
     assert server.record.played()[0].outcome == "cancelled"
@@ -181,7 +181,7 @@ async def test_cancelling_the_coroutine_cancels_the_call(open_mock, api) -> None
     arrived = asyncio.Event()
     notes = Notes()
     notes.tokens = lambda count: arrived.set()  # type: ignore[method-assign]
-    task = asyncio.create_task(target.play(target.prepare(request(1000, text=api == "chat")), notes))
+    task = asyncio.create_task(target.send(target.prepare(request(1000, text=api == "chat")), notes))
     await arrived.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -198,7 +198,7 @@ async def test_a_call_whose_notes_go_wrong_is_not_left_running(open_mock, api) -
     notes = Notes()
     notes.tokens = lambda count: 1 // 0  # type: ignore[assignment,return-value]
     with pytest.raises(ZeroDivisionError):
-        await target.play(target.prepare(request(1000, text=api == "chat")), notes)
+        await target.send(target.prepare(request(1000, text=api == "chat")), notes)
     await closed(server)
     assert server.record.played()[0].outcome == "cancelled"
 

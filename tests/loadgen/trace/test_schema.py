@@ -45,7 +45,7 @@ def test_counts_of_the_same_reason_add_up_and_none_are_not_noted():
     assert accounting.kept == 5
 
 
-def test_the_workload_digest_sees_whatever_is_played_and_nothing_else(trace):
+def test_the_workload_digest_sees_whatever_is_run_and_nothing_else(trace):
     digest = workload_digest(trace)
     blocks = trace.blocks
     for other in (

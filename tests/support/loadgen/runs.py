@@ -1,4 +1,4 @@
-"""Runs that were never played, for tests: one written down request by request, one drawn from a seed.
+"""Runs that were never run, for tests: one written down request by request, one drawn from a seed.
 
 Both give the same `RunData` a real run would give, its chunks in the order the store keeps them in.
 """
@@ -30,14 +30,14 @@ _NEVER_SENT = (Status.UNSENT, Status.DROPPED)
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Answered:
     """One request of a run that is written down by hand. Times are seconds from the start of the run.
 
     Attributes:
         due_s: when it was due.
         chunks: (arrival in seconds, tokens) of each message.
         sent_s: None: when it was due, and never where the status says so.
-        ended_s: None: with the last message, or never where it was not sent or is still under way.
+        ended_s: None: with the last message, or never where it was not sent or is still in flight.
         status: what became of it.
         output_tokens: planned; None: as many as came.
         server_input_tokens, server_output_tokens, cached_tokens: what the server said; ABSENT if nothing.
@@ -64,7 +64,7 @@ class Played:
 
 
 def run_of(
-    played: Sequence[Played],
+    played: Sequence[Answered],
     *,
     blocks: Blocks | None = None,
     workers: Sequence[WorkerHealth] | None = None,

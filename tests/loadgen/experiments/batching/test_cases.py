@@ -56,8 +56,8 @@ def test_cases_have_prompts_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("num_seats", "count"), [(4, 64), (16, 64), (64, 256), (128, 512)])
-def test_the_sweep_has_four_batches_for_large_engines(num_seats: int, count: int) -> None:
-    outputs = sweep_case(Sizes(), num_seats).trace.output_tokens
+def test_the_sweep_has_four_batches_for_large_engines(num_slots: int, count: int) -> None:
+    outputs = sweep_case(Sizes(), num_slots).trace.output_tokens
     assert len(outputs) == count
     assert set(outputs.tolist()) == {8, 32, 128}
 

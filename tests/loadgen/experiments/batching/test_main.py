@@ -22,7 +22,7 @@ def trace_file(folder: Path) -> Path:
 @pytest.mark.slow
 def test_the_experiment_runs_small_on_real_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = trace_file(tmp_path)
-    small = ["--quick", "--rounds", "1", "--sweep-seats", "4", "--out", str(tmp_path / "out")]
+    small = ["--quick", "--rounds", "1", "--sweep-slots", "4", "--out", str(tmp_path / "out")]
     status = main([*small, "--trace", str(trace), "--window", ":"])
     captured = capsys.readouterr()
     assert status == 0, captured.err
@@ -46,7 +46,7 @@ def test_the_experiment_runs_small_on_real_processes(tmp_path: Path, capsys: pyt
     assert 0.1 < cases["uniform"]["rounds"]["continuous + prefix cache"][0]["cached_share"] <= 0.5
     assert cases["trace"]["rounds"]["continuous + prefix cache"][0]["cached_share"] == 0
 
-    assert captured.err.count("are the same from every contestant") == 4 + 1
+    assert captured.err.count("are the same from every system") == 4 + 1
     for line in captured.out.splitlines():  # ids before speed
         if match := re.match(r"== (uniform|mixture|skewed|trace): ", line):
             assert f"{match[1]}: the ids of all" in captured.err

@@ -1,4 +1,4 @@
-"""The report: a page that needs nothing else, pictures that show every seat, samples that can be read again."""
+"""The report: a page that needs nothing else, pictures that show every slot, samples that can be read again."""
 
 import json
 import re
@@ -22,7 +22,7 @@ SKEWED = ([4] * 7 + [64]) * 4
 
 def example_report() -> Report:
     results = [ideal_result([12] * 16, 8, key="uniform"), ideal_result(SKEWED, 8, key="skewed")]
-    points = [SweepPoint(seats, ideal_result(SKEWED, seats, key="sweep")) for seats in (2, 16)]
+    points = [SweepPoint(slots, ideal_result(SKEWED, slots, key="sweep")) for slots in (2, 16)]
     return Report("a <test> & nothing else", ["the machine was busy"], results, points, {"command": ["x"]})
 
 
@@ -50,7 +50,7 @@ def test_the_page_needs_nothing_else_and_says_everything(tmp_path: Path) -> None
         "the machine was busy",
         "uniform: 16 answers",
         "skewed: 32 answers",
-        "sweep of the seats",
+        "sweep of the slots",
         "TTFT, p99",
     ):
         assert words in page, words
@@ -74,8 +74,8 @@ def test_every_picture_is_a_file_too_and_samples_can_be_read_again(tmp_path: Pat
     skewed = samples["cases"][1]
     assert skewed["output_tokens"] == SKEWED
     first = skewed["rounds"]["static"][0]
-    playing = report.results[1].rounds["static"][0]
-    assert first["rows_of_steps"] == playing.steps.rows.tolist()
+    case_run = report.results[1].rounds["static"][0]
+    assert first["rows_of_steps"] == case_run.steps.rows.tolist()
     assert len(first["sittings"]) == len(first["ttft_ms"]) == 32
     assert [point["num_seats"] for point in samples["sweep"]] == [2, 16]
 
@@ -98,26 +98,26 @@ def test_the_terminal_gets_the_same_table_and_sentences() -> None:
     text = case_text(result)
     assert text.startswith("== skewed: 32 answers\n")
     assert "static / continuous" in text.splitlines()[1]
-    assert re.search(r"^steps +256 +\d+ +\d+ +\d\.\d\d  bare seats: 256 /", text, re.MULTILINE)
+    assert re.search(r"^steps +256 +\d+ +\d+ +\d\.\d\d  slots alone: 256 /", text, re.MULTILINE)
     assert text.count("\n- ") >= 4
     assert len(sweep_text([SweepPoint(8, result)]).splitlines()) == 3 + 3
 
 
-def test_a_timeline_colours_taken_seats_and_leaves_idle_ones_white() -> None:
-    result = ideal_result([1, 4, 1, 4], 2)  # static: one seat idle in 3 of 4 steps, twice
+def test_a_timeline_colours_taken_slots_and_leaves_idle_ones_white() -> None:
+    result = ideal_result([1, 4, 1, 4], 2)  # static: one slot idle in 3 of 4 steps, twice
     figure = draw_timelines(result)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())[:, :, :3]
     for axes, name in zip(figure.axes, ("static", "continuous"), strict=True):
         box = axes.get_window_extent()
-        seating = result.best(name).seating
+        slot_use = result.best(name).slot_use
         for step in range(8):
-            for seat in range(2):
+            for slot in range(2):
                 x = box.x0 + box.width * (step + 0.3) / 8
-                y = pixels.shape[0] - (box.y1 - box.height * (seat + 0.25) / 2)
-                is_taken = any(s.seat == seat and s.begin <= step < s.end for s in seating.sittings)
-                assert bool((pixels[int(y), int(x)] != 255).any()) == is_taken, (name, step, seat)
+                y = pixels.shape[0] - (box.y1 - box.height * (slot + 0.25) / 2)
+                is_taken = any(s.slot == slot and s.begin <= step < s.end for s in slot_use.occupancies)
+                assert bool((pixels[int(y), int(x)] != 255).any()) == is_taken, (name, step, slot)
 
 
 def test_a_much_shorter_run_is_drawn_again_at_its_own_scale() -> None:

@@ -1,4 +1,4 @@
-"""Ratios, tables and the words made of them, on cases that an ideal engine has played."""
+"""Ratios, tables and the words made of them, on cases that an ideal engine has run."""
 
 import dataclasses
 import random
@@ -29,12 +29,12 @@ def as_paced(result: CaseResult, arrival_s: list[float]) -> CaseResult:
 def test_figures_are_those_of_the_fastest_round_and_spreads_those_of_single_rounds() -> None:
     result = ideal_result(SKEWED, 8, noise=(1.5, 1.0, 1.25))
     assert result.best(STATIC) is result.rounds[STATIC][1]
-    static, continuous = ([playing.seconds for playing in result.rounds[name]] for name in (STATIC, CONTINUOUS))
+    static, continuous = ([case_run.seconds for case_run in result.rounds[name]] for name in (STATIC, CONTINUOUS))
     assert result.time_ratio().best == pytest.approx(min(static) / min(continuous))
     assert result.time_ratio().low == pytest.approx(result.time_ratio().high)
 
 
-def test_the_ratio_of_steps_is_that_of_the_bare_seats() -> None:
+def test_the_ratio_of_steps_is_that_of_the_bare_slots() -> None:
     result = ideal_result(SKEWED, 8)
     assert (result.simulated_steps(STATIC), len(result.best(STATIC).steps)) == (256, 256)
     continuous = len(rows_of_steps(SKEWED, 8, static=False))
@@ -60,7 +60,7 @@ def test_the_table_agrees_with_figures_counted_by_hand(seed: int) -> None:
     result = ideal_result(outputs, 8, step_ms=lambda rows: 5.0, noise=(1.0,))
     batches = [outputs[start : start + 8] for start in range(0, 40, 8)]
     steps = sum(map(max, batches))
-    assert row(result, "seats in use, %")[0] == f"{100 * sum(outputs) / (8 * steps):.1f}"
+    assert row(result, "slots in use, %")[0] == f"{100 * sum(outputs) / (8 * steps):.1f}"
     padded = sum(len(batch) * (32 + max(batch) - 1) for batch in batches)
     assert row(result, "tokens, padded over computed")[0] == f"{padded / (40 * 31 + sum(outputs)):.2f}"
     begins = np.repeat(np.cumsum([0, *map(max, batches[:-1])]), 8) * 5.0
@@ -76,7 +76,7 @@ def test_time_that_trails_the_steps_is_explained_by_what_a_step_costs() -> None:
     assert "FASTER" not in first
     assert "make" in cost
     assert curve.startswith("A step of 1 row takes 2.00 ms and one of 8 rows 9.00 ms, 4.5 times as long")
-    assert "an empty seat saves time on this machine, so that the time trails the steps" in curve
+    assert "an empty slot saves time on this machine, so that the time trails the steps" in curve
 
 
 def test_time_that_follows_the_steps_is_said_to() -> None:
@@ -94,7 +94,7 @@ def test_static_batching_that_wins_is_said_to_win() -> None:
 def test_what_the_clients_cost_is_said_where_it_matters() -> None:
     result = ideal_result(SKEWED, 8)
     for cores, is_said in ((0.05, False), (0.8, True)):
-        changed = [dataclasses.replace(playing, client_cores=cores) for playing in result.rounds[CONTINUOUS]]
+        changed = [dataclasses.replace(case_run, client_cores=cores) for case_run in result.rounds[CONTINUOUS]]
         sentences = findings(CaseResult(result.case, {**result.rounds, CONTINUOUS: changed}))
         assert any(f"Frontend and load generator kept {cores:.1f} cores" in s for s in sentences) == is_said
 
@@ -135,14 +135,14 @@ def test_a_queue_that_grows_is_noticed() -> None:
 
 
 def test_the_sweep_names_where_static_batching_loses_most() -> None:
-    points = [SweepPoint(seats, ideal_result(SKEWED, seats, key="sweep")) for seats in (2, 8, 32)]
-    ratios = {point.num_seats: point.result.time_ratio().best for point in points}
-    most = max(ratios, key=lambda seats: ratios[seats])
+    points = [SweepPoint(slots, ideal_result(SKEWED, slots, key="sweep")) for slots in (2, 8, 32)]
+    ratios = {point.num_slots: point.result.time_ratio().best for point in points}
+    most = max(ratios, key=lambda slots: ratios[slots])
     assert sweep_findings(points)[0].startswith(
-        f"Of 2, 8, 32 seats, {most} gain most: static batches take {ratios[most]:.2f}"
+        f"Of 2, 8, 32 slots, {most} gain most: static batches take {ratios[most]:.2f}"
     )
-    assert sweep_title(points) == "32 answers at 2 seats, 32 such at 32"
+    assert sweep_title(points) == "32 answers at 2 slots, 32 such at 32"
 
 
-def test_contestants_are_in_the_order_of_their_turns() -> None:
+def test_systems_are_in_the_order_of_their_turns() -> None:
     assert list(ideal_result([2, 3], 2).rounds) == [STATIC, CONTINUOUS, CACHED]

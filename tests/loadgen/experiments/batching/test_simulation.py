@@ -1,4 +1,4 @@
-"""The simulation of bare seats: cases worked by hand, and sums that it cannot know."""
+"""The simulation of slots alone: cases worked by hand, and sums that it cannot know."""
 
 import random
 
@@ -7,11 +7,11 @@ import pytest
 from loadgen.experiments.batching.simulation import rows_of_steps
 
 
-def test_a_seat_is_taken_again_in_the_next_step() -> None:
+def test_a_slot_is_taken_again_in_the_next_step() -> None:
     assert rows_of_steps([2, 1, 3, 1], 2, static=False) == [2, 2, 2, 1]
 
 
-def test_static_seats_stay_empty_until_the_longest_is_done() -> None:
+def test_static_slots_stay_empty_until_the_longest_is_done() -> None:
     assert rows_of_steps([2, 1, 3, 1], 2, static=True) == [2, 1, 2, 1, 1]
 
 
@@ -27,25 +27,25 @@ def test_the_skewed_mix_takes_twenty_times_its_long_answer() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_static_steps_are_the_sum_of_the_longest_of_each_batch(seed: int) -> None:
     rng = random.Random(seed)
-    num_seats = rng.randint(1, 9)
+    num_slots = rng.randint(1, 9)
     lengths = [rng.randint(1, 30) for _ in range(rng.randint(1, 60))]
-    batches = [lengths[start : start + num_seats] for start in range(0, len(lengths), num_seats)]
-    assert len(rows_of_steps(lengths, num_seats, static=True)) == sum(map(max, batches))
+    batches = [lengths[start : start + num_slots] for start in range(0, len(lengths), num_slots)]
+    assert len(rows_of_steps(lengths, num_slots, static=True)) == sum(map(max, batches))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_continuous_steps_are_those_of_seats_that_take_the_next_in_turn(seed: int) -> None:
+def test_continuous_steps_are_those_of_slots_that_take_the_next_in_turn(seed: int) -> None:
     rng = random.Random(seed)
-    num_seats = rng.randint(1, 9)
+    num_slots = rng.randint(1, 9)
     lengths = [rng.randint(1, 30) for _ in range(rng.randint(1, 60))]
-    free_at = [0] * num_seats
+    free_at = [0] * num_slots
     for length in lengths:
-        seat = free_at.index(min(free_at))
-        free_at[seat] += length
-    rows = rows_of_steps(lengths, num_seats, static=False)
+        slot = free_at.index(min(free_at))
+        free_at[slot] += length
+    rows = rows_of_steps(lengths, num_slots, static=False)
     assert len(rows) == max(free_at)
     assert sum(rows) == sum(lengths)
-    assert max(rows) <= num_seats
+    assert max(rows) <= num_slots
 
 
 def test_without_requests_there_are_no_steps() -> None:
@@ -53,6 +53,6 @@ def test_without_requests_there_are_no_steps() -> None:
 
 
 @pytest.mark.parametrize(("lengths", "num_seats"), [([1], 0), ([3, 0], 2)])
-def test_seats_and_answers_must_not_be_nothing(lengths: list[int], num_seats: int) -> None:
+def test_slots_and_answers_must_not_be_nothing(lengths: list[int], num_slots: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        rows_of_steps(lengths, num_seats, static=True)
+        rows_of_steps(lengths, num_slots, static=True)

@@ -16,13 +16,13 @@ from loadgen.experiments.pair import Pair
     ("num_seats", "context", "step_tokens", "max_model_len"),
     [(64, 8192, 2048, 2050), (4, 8192, 128, 1056), (128, 8192, 2048, 2050), (64, 1024, 512, 1024)],
 )
-def test_a_step_takes_the_prompts_of_a_batch_and_a_gate_fills_whole_steps(
-    num_seats: int, context: int, step_tokens: int, max_model_len: int
+def test_a_step_takes_the_prompts_of_a_batch_and_a_barrier_fills_whole_steps(
+    num_slots: int, context: int, step_tokens: int, max_model_len: int
 ) -> None:
-    size = EngineSize.of(Model("", (), context), num_seats, 32, 1056)
+    size = EngineSize.of(Model("", (), context), num_slots, 32, 1056)
     assert (size.step_tokens, size.max_model_len) == (step_tokens, max_model_len)
-    assert size.gate_tokens % step_tokens == 0
-    assert max_model_len - step_tokens - 1 <= size.gate_tokens < max_model_len
+    assert size.barrier_tokens % step_tokens == 0
+    assert max_model_len - step_tokens - 1 <= size.barrier_tokens < max_model_len
 
 
 def test_systems_differ_in_policy_and_prefix_cache_only() -> None:
