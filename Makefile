@@ -71,7 +71,7 @@ demo-model: setup-dev  ## train the bundled demo model anew
 bench: setup-dev  ## one benchmark of the engine (NAME=list shows all; ARGS="--quick")
 	@$(BIN)/python -m engine.bench $(or $(NAME),list) $(ARGS)
 
-bench-batching: setup-dev  ## static against continuous batching, one engine, seat by seat (ARGS="--quick", "--trace FILE")
+bench-batching: setup-dev  ## static against continuous batching, one engine, slot by slot (ARGS="--quick", "--trace FILE")
 	@$(BIN)/python -m loadgen.experiments.batching $(ARGS)
 
 bench-hf: setup-dev  ## transformers' generate in padded batches of 4 to 128 against the pair (ARGS="--quick")

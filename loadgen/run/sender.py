@@ -32,8 +32,8 @@ class Shard:
         cancel_after: tokens after which each is cancelled on purpose; 0 is never.
         concurrency: requests always in flight; None is an open loop.
         max_concurrency: most requests in flight; None is no limit.
-        overflow: see PlayOptions.
-        drain_timeout_s: see PlayOptions.
+        overflow: see RunOptions.
+        drain_timeout_s: see RunOptions.
     """
 
     order: Sequence[int]

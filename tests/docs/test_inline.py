@@ -79,7 +79,13 @@ def all_flags() -> set[str]:
     known = known.union(*(flags(["chairlift", command]) for command in COMMANDS))
     known = known.union(*(flags(["chairlift-loadgen", verb]) for verb in VERBS))
     assert {"--max-num-seqs", "--max-queued-requests", "--smoke-test", "--num-answers", "--bisect"} <= known
-    for folder in ("engine/bench", "loadgen/experiments/batching", "tests/support/demo_model", "kernels/bench"):
+    for folder in (
+        "engine/bench",
+        "loadgen/experiments",
+        "protos/chairlift/bench",
+        "tests/support/demo_model",
+        "kernels/bench",
+    ):
         for path in (ROOT / folder).rglob("*.py"):
             known |= set(re.findall(r'"(--[a-z][a-z0-9-]+)"', path.read_text()))
     for switches, values in COMPOSE_VERBS.values():

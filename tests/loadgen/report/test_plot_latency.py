@@ -7,8 +7,8 @@ from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
 from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
-from loadgen.report.plot_style import BLUE, INK, RED
-from tests.support.loadgen.runs import Answered, run_of, synthetic_run, with_requests
+from loadgen.report.plot_style import BLUE, RED
+from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 
 def test_the_curve_passes_through_the_quoted_percentiles() -> None:
@@ -36,17 +36,6 @@ def test_a_curve_of_percentiles_ends_where_one_sample_is_left() -> None:
     assert max(ends.values()) > 3.5  # of some thousands of gaps
 
 
-def test_the_axis_of_percentiles_names_the_middle_of_the_samples_too() -> None:
-    run = synthetic_run(100)
-    (axes,) = percentile_curves(measure(run), samples_of(run)).figure.axes
-    ticks = {
-        text.get_text(): float(place) for text, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)
-    }
-    assert list(ticks) == ["0 %", "50 %", "75 %", "90 %", "95 %", "99 %", "99.9 %"]
-    for text, place in ticks.items():
-        assert 100 * (1 - 10**-place) == pytest.approx(float(text.removesuffix(" %")))
-
-
 def test_answers_that_took_no_time_count_though_they_cannot_be_drawn() -> None:
     """Thirty answers in one message each, whose tokens took no time, and seventy with 10 ms per token."""
     run = run_of([Answered(float(i), ((i + 0.1, 2),) if i < 30 else ((i + 0.1, 1), (i + 0.11, 1))) for i in range(100)])
@@ -54,7 +43,6 @@ def test_answers_that_took_no_time_count_though_they_cannot_be_drawn() -> None:
     curve = next(line for line in axes.lines if line.get_color() == BLUE)
     x, share = np.asarray(curve.get_xdata(), dtype=float), np.asarray(curve.get_ydata(), dtype=float)
     assert share[~np.isnan(x)].min() == pytest.approx(30.0, abs=1.0)
-    assert axes.texts[0].get_text() == "p50 10 ms"
 
 
 @pytest.mark.parametrize(("count", "drawn"), [(300, 300), (3000, 1000)])
@@ -75,7 +63,6 @@ def test_a_median_stands_where_ten_prompts_are_about_as_long() -> None:
     )
     picture = ttft_by_prompt(run, measure(run), samples_of(run))
     segments = [line for line in picture.figure.axes[0].lines if line.get_marker() == "None"]
-    assert all(line.get_color() == INK for line in segments)
     drawn = [(*np.asarray(line.get_xdata()).tolist(), float(np.asarray(line.get_ydata())[0])) for line in segments]
     assert drawn == [pytest.approx((100, 100, 10.0)), pytest.approx((1000, 1009, 100.45))]
     assert "median of 1,000 to 1,009 tokens 100 ms" in picture.alt
@@ -86,13 +73,6 @@ def test_prompts_of_one_length_have_one_median() -> None:
     picture = ttft_by_prompt(run, measure(run), samples_of(run))
     (dot,) = [line for line in picture.figure.axes[0].lines if line.get_marker() == "o"]
     assert float(np.asarray(dot.get_ydata())[0]) == pytest.approx(measure(run).steady.latencies.ttft.p50)
-
-
-def test_cached_prompts_have_a_colour_of_their_own() -> None:
-    run = synthetic_run(50)
-    half = with_requests(run, server_cached_tokens=np.arange(50) % 2)
-    assert len(ttft_by_prompt(half, measure(half), samples_of(half)).figure.axes[0].collections) == 2
-    assert len(ttft_by_prompt(run, measure(run), samples_of(run)).figure.axes[0].collections) == 1
 
 
 @pytest.mark.parametrize("run", [run_of([]), synthetic_run(1, output_tokens=(1, 1))])

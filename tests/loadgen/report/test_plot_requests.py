@@ -57,7 +57,6 @@ def test_what_the_servers_account_leaves_of_ttft_is_drawn_behind_it() -> None:
     lines = _lines(picture)
     assert lines[TEAL] == [pytest.approx((0, 0.375, 0.625)), pytest.approx((1, 0.625, 1.0))]
     assert lines[VIOLET] == [pytest.approx((0, 0.625, 1.0))]
-    assert "Elsewhere: the rest of TTFT" in picture.caption
 
 
 def test_lines_too_short_to_read_begin_when_their_request_was_due() -> None:
@@ -69,17 +68,12 @@ def test_lines_too_short_to_read_begin_when_their_request_was_due() -> None:
     assert lines[BLUE] == [pytest.approx((i, 0.01, 0.05)) for i in range(60)]
     (axes,) = picture.figure.axes
     assert axes.get_xlim() == pytest.approx((0.0, 0.05))
-    assert axes.get_xlabel() == "since each request was due"
-    assert axes.xaxis.get_major_formatter()(0.02, None) == "20 ms"
-    assert "Each line begins when its request was due" in picture.caption
 
 
 def test_lines_that_can_be_read_lie_in_the_time_of_the_run() -> None:
     heavy = run_of([Answered(i / 2, ((i / 2 + 1.0, 1), (i / 2 + 4.0, 1))) for i in range(60)])
     picture = _picture(heavy)
     assert _lines(picture)[BLUE] == [pytest.approx((i, i / 2 + 1.0, i / 2 + 4.0)) for i in range(60)]
-    assert picture.figure.axes[0].get_xlabel() == "seconds from the start"
-    assert "begins when" not in picture.caption
 
 
 def test_all_of_a_small_run_are_drawn_and_a_part_of_a_large_one_is_said() -> None:

@@ -10,7 +10,7 @@ from matplotlib.patches import StepPatch
 from loadgen.measure.metrics import measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
-from loadgen.report.plot_style import BLUE, GREY, ORANGE, Picture
+from loadgen.report.plot_style import BLUE, ORANGE, Picture
 from loadgen.report.plot_timeline import timeline
 from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
@@ -32,11 +32,6 @@ def _hex(colour: Any) -> str:
     return to_hex(colour)
 
 
-def _names(picture: Picture) -> set[str]:
-    boxes = [artist for artist in picture.figure.axes[3].artists if hasattr(artist, "get_child")]
-    return {area.get_text() for box in boxes for area in box.get_child().get_children()}
-
-
 def _steady(count: int, rate: float) -> RunData:
     """Request i is due at i / rate; its first token comes after 100 ms, of every tenth after one second."""
     return run_of([Answered(i / rate, ((i / rate + (1.0 if i % 10 == 9 else 0.1), 1),)) for i in range(count)])
@@ -47,7 +42,6 @@ def test_a_dot_per_request_where_it_was_due() -> None:
     at = np.asarray(dots.get_offsets())
     assert at[:, 0].tolist() == pytest.approx([i / 2 for i in range(30)])
     assert at[:, 1].tolist() == pytest.approx([1000.0 if i % 10 == 9 else 100.0 for i in range(30)])
-    assert _hex(dots.get_facecolor()[0]) == GREY
 
 
 @pytest.mark.parametrize(
@@ -63,7 +57,6 @@ def test_every_bin_of_a_percentile_has_requests_enough(count: int, tail: str | N
     run = _steady(count, 5.0)
     picture = _picture(run)
     drawn = {"p50": _steps(picture, BLUE), tail: _steps(picture, ORANGE)}
-    assert _names(picture) & {"p50", "p90", "p95", "p99"} == {name for name, steps in drawn.items() if name and steps}
     due = [float(at) for at in run.workload.arrival_s]
     for name, least in expected.items():
         assert bool(drawn[name]) == bool(least)
