@@ -127,11 +127,15 @@ def wait_until(is_ready: Callable[[], bool], processes: Sequence[Process], timeo
     while not is_ready():
         for process in processes:
             if (status := process.exit_status) is not None:
-                raise TargetError(f"{process.name} ended with status {status} while starting:\n{process.last_lines()}")
+                raise TargetError(f"{process.name} ended with status {status} while starting: {_one_line(process)}")
         if time.monotonic() > deadline_s:
-            last = "\n".join(process.last_lines() for process in processes)
-            raise TargetError(f"{processes[0].name} is not ready after {timeout_s:g} s:\n{last}")
+            last = "; ".join(map(_one_line, processes))
+            raise TargetError(f"{processes[0].name} is not ready after {timeout_s:g} s: {last}")
         time.sleep(_POLL_S)
+
+
+def _one_line(process: Process) -> str:
+    return process.last_lines().replace("\n", " | ")
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Trace
 
 
-class _Contender(NamedTuple):
+class _System(NamedTuple):
     label: str
     url: str
     server: servers.ServerSpec | None
@@ -52,7 +52,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=f"--servers FILE. {servers.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    group = parser.add_argument_group("contenders")
+    group = parser.add_argument_group("servers")
     group.add_argument("--target-a", metavar="URL", help="URL of server A, see --target of `run`")
     group.add_argument("--target-b", metavar="URL", help="URL of server B")
     group.add_argument("--label-a", metavar="TEXT", help="label of A in the report (default: a)")
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _play_all(
     options: argparse.Namespace,
-    systems: tuple[_Contender, _Contender],
+    systems: tuple[_System, _System],
     specs: list[TargetSpec],
     requests: Trace,
     folder: Path,
@@ -114,17 +114,17 @@ def _play_all(
 
     with _stopping_on_sigterm():
         order = turns(options.repeats, lambda: _salt(options), one_server=one_server)
-        played = ab(order, run_once, (systems[0].label, systems[1].label))
-    return _report(options, systems, played, folder)
+        ab_runs = ab(order, run_once, (systems[0].label, systems[1].label))
+    return _report(options, systems, ab_runs, folder)
 
 
 def _report(
-    options: argparse.Namespace, systems: tuple[_Contender, _Contender], played: AbRuns[Outcome], folder: Path
+    options: argparse.Namespace, systems: tuple[_System, _System], ab_runs: AbRuns[Outcome], folder: Path
 ) -> int:
-    if not played.pairs:
+    if not ab_runs.pairs:
         there = f", what was run is in {folder}" if any(folder.glob("*/*")) else ""
-        raise TargetError(f"{played.failure}; nothing to compare{there}")
-    outcomes = list(zip(*played.pairs, strict=True))
+        raise TargetError(f"{ab_runs.failure}; nothing to compare{there}")
+    outcomes = list(zip(*ab_runs.pairs, strict=True))
     sides = [
         Side(system.label, tuple(one.run for one in several), tuple(one.verdict for one in several))
         for system, several in zip(systems, outcomes, strict=True)
@@ -132,34 +132,34 @@ def _report(
     try:
         comparison = compare(sides, measure_options(options), force=options.force)
     except ComparisonError as error:
-        broken_off = f"{played.failure}; " if played.failure else ""
-        raise ComparisonError(f"{broken_off}{error}; the runs are in {folder}{_valid_pairs(played, sides)}") from error
+        aborted = f"{ab_runs.failure}; " if ab_runs.failure else ""
+        raise ComparisonError(f"{aborted}{error}; the runs are in {folder}{_valid_pairs(ab_runs, sides)}") from error
     about = {"command": " ".join(options.command_line)}
-    if played.failure:
-        about["broken off"] = played.failure
+    if ab_runs.failure:
+        about["aborted"] = ab_runs.failure
     write_comparison(comparison, sides, folder, about=about)
     console = Console()
     for line in comparison_lines(comparison):
         console.print(line, soft_wrap=True)
     console.print(f"Results: {folder}, picture and table in {PAGE}", soft_wrap=True)
-    if played.failure:
-        whole = f"{len(played.pairs)} of {options.repeats} pairs are whole and compared"
-        print(f"chairlift-loadgen ab: error: {played.failure}; {whole}", file=sys.stderr)
-        return ExitStatus.INTERRUPTED if played.interrupted else ExitStatus.FAILED
+    if ab_runs.failure:
+        whole = f"{len(ab_runs.pairs)} of {options.repeats} pairs are whole and compared"
+        print(f"chairlift-loadgen ab: error: {ab_runs.failure}; {whole}", file=sys.stderr)
+        return ExitStatus.INTERRUPTED if ab_runs.interrupted else ExitStatus.FAILED
     invalid = any(verdict.level == "INVALID" for side in sides for verdict in side.verdicts)
     return ExitStatus.INVALID if options.strict and invalid else 0
 
 
-def _valid_pairs(played: AbRuns[Outcome], sides: list[Side]) -> str:
+def _valid_pairs(ab_runs: AbRuns[Outcome], sides: list[Side]) -> str:
     """How to compare the pairs in which no run is INVALID; "" if there are none, or nothing else."""
-    valid = [pair for pair in played.pairs if all(one.verdict.level != "INVALID" for one in pair)]
-    if not valid or len(valid) == len(played.pairs):
+    valid = [pair for pair in ab_runs.pairs if all(one.verdict.level != "INVALID" for one in pair)]
+    if not valid or len(valid) == len(ab_runs.pairs):
         return ""
     runs = [f"{side.label}={one.folder}" for pair in valid for side, one in zip(sides, pair, strict=True)]
     return f"; those of valid pairs: chairlift-loadgen compare {shlex.join(runs)}"
 
 
-def _contenders(options: argparse.Namespace) -> tuple[_Contender, _Contender]:
+def _contenders(options: argparse.Namespace) -> tuple[_System, _System]:
     targets = (options.target_a, options.target_b)
     if options.servers is not None:
         if any(targets):
@@ -173,7 +173,7 @@ def _contenders(options: argparse.Namespace) -> tuple[_Contender, _Contender]:
     else:
         started, urls = (None, None), targets
     first, second = (
-        _Contender(given or (name if server is None else server.label), url, server)
+        _System(given or (name if server is None else server.label), url, server)
         for given, name, url, server in zip((options.label_a, options.label_b), "ab", urls, started, strict=True)
     )
     if first.label == second.label:

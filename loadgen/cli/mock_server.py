@@ -82,9 +82,9 @@ async def _serve(api: MockApi, behaviour: MockBehaviour, host: str, port: int) -
     print(f"serving on {server.url}", flush=True)
     await over.wait()
     await server.close()
-    played = server.record.played()
+    answered = server.record.answered()
     print(
-        f"{len(played)} requests, {sum(request.num_sent for request in played)} tokens sent, "
+        f"{len(answered)} requests, {sum(request.num_sent for request in answered)} tokens sent, "
         f"at most {server.record.max_open} requests at once"
     )
 

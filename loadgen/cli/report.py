@@ -39,23 +39,23 @@ def run(options: argparse.Namespace) -> int:
         ResultError: there is no run, it is damaged, or the reports cannot be written.
         OptionError: a limit or a percentile that means nothing.
     """
-    played = load(options.folder)
-    samples = samples_of(played)
+    recorded = load(options.folder)
+    samples = samples_of(recorded)
     metrics = measure(
-        played, _measure_options(options, MeasureOptions.from_json(played.settings.get("measure", {}))), samples
+        recorded, _measure_options(options, MeasureOptions.from_json(recorded.settings.get("measure", {}))), samples
     )
-    verdict = judge(played, metrics, samples=samples)
+    verdict = judge(recorded, metrics, samples=samples)
     folder = options.result_dir or options.folder
-    write_report(played, metrics, verdict, folder, samples)
-    print_summary(Console(), played, metrics, verdict, folder)
+    write_report(recorded, metrics, verdict, folder, samples)
+    print_summary(Console(), recorded, metrics, verdict, folder)
     return ExitStatus.INVALID if options.strict and verdict.level == "INVALID" else 0
 
 
-def _measure_options(options: argparse.Namespace, played: MeasureOptions) -> MeasureOptions:
+def _measure_options(options: argparse.Namespace, recorded: MeasureOptions) -> MeasureOptions:
     """What was measured when it was run, and on top what was given now."""
     given = {
         "warmup_s": options.warmup,
         "slo": None if options.goodput is None else dict(options.goodput),
         "percentiles": None if options.metric_percentiles is None else tuple(options.metric_percentiles),
     }
-    return replace(played, **{name: value for name, value in given.items() if value is not None})
+    return replace(recorded, **{name: value for name, value in given.items() if value is not None})

@@ -54,7 +54,7 @@ class MockRecord:
     max_open: int = 0
     stall: Stall | None = None
 
-    def played(self) -> list[SeenRequest]:
+    def answered(self) -> list[SeenRequest]:
         """Without the probes."""
         return [request for request in self.requests if request.num_asked > NUM_PROBE_TOKENS]
 

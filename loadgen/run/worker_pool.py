@@ -119,8 +119,8 @@ class WorkerPool:
 
     def listen(self, timeout_s: float) -> None:
         """Takes in what workers say meanwhile, and notices who has died."""
-        playing = [handle for handle in self.handles if handle.is_running]
-        for handle in self._heard(timeout_s, playing):
+        running = [handle for handle in self.handles if handle.is_running]
+        for handle in self._heard(timeout_s, running):
             try:
                 message: Any = handle.connection.recv()
             except _GONE:

@@ -108,9 +108,9 @@ class _Climber:
                 return
 
 
-def _why_stop(played: Sequence[LoadLevel], axis: Axis, targets: Sequence[float]) -> str:
+def _why_stop(finished: Sequence[LoadLevel], axis: Axis, targets: Sequence[float]) -> str:
     """Why climbing on would show nothing new; "" if it would."""
-    load_levels, unit = settled(played), UNITS[axis]
+    load_levels, unit = settled(finished), UNITS[axis]
     this, below = load_levels[-1], [load_level for load_level in load_levels[:-1] if load_level.counts]
     if len(load_levels) > 1 and load_levels[-1].level == load_levels[-2].level == "INVALID":
         return f"two load levels in a row are INVALID, up to {this.load:g} {unit}; --keep-going climbs on"

@@ -47,7 +47,7 @@ def check_bounds(run: RunData, server: MockServer, tokens_per_message: int) -> N
     assert (rows["status"] == Status.OK).all()
     assert (rows["num_tokens"] == run.workload.output_tokens).all()
     assert (rows["num_chunks"] == 1 + 20 / tokens_per_message).all()
-    first_sent_ns = sorted(seen.first_ns - run.settings["start_monotonic_ns"] for seen in server.record.played())
+    first_sent_ns = sorted(seen.first_ns - run.settings["start_monotonic_ns"] for seen in server.record.answered())
     assert (np.sort(rows["first_ns"]) >= first_sent_ns).all()
     assert (rows["first_ns"] - rows["sent_ns"] >= 1e6 * (TTFT_MS - 1)).all()
 
@@ -60,7 +60,7 @@ def median_tpot_ms(run: RunData) -> float:
 def check_paces(run: RunData, server: MockServer, tokens_per_message: int) -> None:
     """TPOT, ITL, chunk gaps and TTFT within 2 ms or 5 %, in the median."""
     gap_ms, tokens = gaps_ms(run)
-    tpot_ms = np.median([(seen.ended_ns - seen.first_ns) / 20e6 for seen in server.record.played()])
+    tpot_ms = np.median([(seen.ended_ns - seen.first_ns) / 20e6 for seen in server.record.answered()])
     assert median_tpot_ms(run) == pytest.approx(tpot_ms, rel=0.05)
     assert median_tpot_ms(run) == pytest.approx(ITL_MS, rel=0.05)
     assert np.median(gap_ms) == pytest.approx(ITL_MS * tokens_per_message, rel=0.05, abs=2.0)
@@ -73,7 +73,7 @@ def check_paces(run: RunData, server: MockServer, tokens_per_message: int) -> No
 
 def is_quiet(run: RunData, server: MockServer, idle_share: float) -> bool:
     """Whether the machine let both sides work: cores were free, and the client's event loop and the server on time."""
-    server_ms = [(seen.first_ns - seen.arrived_ns) / 1e6 for seen in server.record.played()]
+    server_ms = [(seen.first_ns - seen.arrived_ns) / 1e6 for seen in server.record.answered()]
     lag_ms = np.quantile(run.workers[0].loop_lag_ms, 0.99)
     return bool(idle_share >= 0.25 and lag_ms <= 5.0 and np.median(server_ms) <= TTFT_MS + 0.5)
 
@@ -135,7 +135,7 @@ def test_a_cap_hides_a_stall_from_service_times_but_not_from_scheduled_ones() ->
     with mock_in_thread("grpc", behaviour) as server:
         run = run_workload(workload(400, 100, 6), TargetSpec(server.url), RunOptions(max_concurrency=2))
         assert server.record.max_open <= 2
-        seen, stall = server.record.played(), server.record.stall
+        seen, stall = server.record.answered(), server.record.stall
     assert stall is not None
     rows = run.requests
     assert (rows["status"] == Status.OK).all()

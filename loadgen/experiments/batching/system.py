@@ -144,13 +144,13 @@ class System:
         Whatever ran before it since the last call (the load generator warms its connections up) is left out.
         """
         steps: list[Step] = []
-        played = Counter(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+        requested = Counter(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
         deadline_s = time.monotonic() + _LOG_TIMEOUT_S
         while True:
             new_steps, self._read_to = read_steps(self._step_log, self._read_to)
             steps += new_steps
             finished = {request: usage for step in steps for request, usage in step.finished.items()}
-            missing = played - Counter((usage.prompt, usage.output) for usage in finished.values())
+            missing = requested - Counter((usage.prompt, usage.output) for usage in finished.values())
             if not missing:
                 first = sorted(finished)[-len(trace)]
                 return [step for step in steps if max(step.rows) >= first]

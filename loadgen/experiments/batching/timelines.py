@@ -63,7 +63,7 @@ def _draw_slots(axes: "Axes", slot_use: SlotUse, end: int) -> None:
             rasterized=True,
         )
     )
-    axes.set(xlim=(0, end), ylim=(slot_use.num_slots, 0), ylabel="seat")
+    axes.set(xlim=(0, end), ylim=(slot_use.num_slots, 0), ylabel="slot")
     if end > slot_use.num_steps:
         axes.axvline(slot_use.num_steps, color=INK, linewidth=1, linestyle=":")
         is_near_edge = slot_use.num_steps > 0.8 * end

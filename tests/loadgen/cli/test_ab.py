@@ -210,7 +210,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words(
     )
     assert ab("--servers", str(servers)) == 2
     assert (
-        "continuous, run 1: continuous: the server ended with status 1; it said: no such flag"
+        "continuous, run 1: continuous: the server ended with status 1 while starting: no such flag"
         in capsys.readouterr().err
     )
     assert Path("out/a-1/run.json").exists()

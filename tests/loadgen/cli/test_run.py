@@ -20,7 +20,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_requests_over_the_context_are_counted_before_they_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0, max_model_len=100)) as server:
         assert main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "95,96"]) == 0
-        seen = [request.num_asked for request in server.record.played()]
+        seen = [request.num_asked for request in server.record.answered()]
     said = capsys.readouterr().err
     warning, *_ = said.splitlines()
     assert "longer than the server's context of 100 tokens (the longest has 101)" in warning
@@ -50,7 +50,7 @@ def test_a_variable_says_where_the_server_is(
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
         monkeypatch.setenv("CHAIRLIFT_TARGET", prefix + server.url.removeprefix("grpc://"))
         assert main(["run", *_FLAGS, "--random-input-len", "5"]) == 0
-        assert len(server.record.played()) == 12
+        assert len(server.record.answered()) == 12
 
 
 @pytest.mark.parametrize(

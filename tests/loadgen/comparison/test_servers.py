@@ -108,7 +108,7 @@ def test_one_that_ends_says_why(port: int, tmp_path: Path) -> None:
     script = "print('loading'); print('no such checkpoint: demo'); raise SystemExit(4)"
     with (
         pytest.raises(
-            TargetError, match=r"new: the server ended with status 4 while starting:\nloading\nno such checkpoint"
+            TargetError, match=r"new: the server ended with status 4 while starting: loading \| no such checkpoint"
         ),
         running(server(port, script), tmp_path / "log"),
     ):

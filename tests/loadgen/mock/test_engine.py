@@ -53,7 +53,7 @@ async def test_the_stall_counts_from_the_first_request_that_is_no_probe() -> Non
     await take(engine, 4)
     assert engine.record.stall is None
     await asyncio.gather(take(engine, 5), take(engine, 5))
-    first, second = engine.record.played()
+    first, second = engine.record.answered()
     assert engine.record.stall is not None
     assert engine.record.stall.start_ns == first.arrived_ns + 50_000_000
     for seen in (first, second):
@@ -70,7 +70,7 @@ def test_probes_are_left_out_of_what_was_run() -> None:
 
     asyncio.run(both())
     assert [seen.num_asked for seen in engine.record.requests] == [4, 5]
-    assert [seen.num_asked for seen in engine.record.played()] == [5]
+    assert [seen.num_asked for seen in engine.record.answered()] == [5]
 
 
 def test_a_share_of_the_prompt_is_said_to_be_cached() -> None:

@@ -100,7 +100,7 @@ def test_what_was_planned_is_what_the_server_sees_and_what_is_noted(api: Any) ->
     trace = workload(40, 100, input_tokens=30, blocks=True)
     with mock_in_thread("grpc" if api == "grpc" else "openai", QUICK) as server:
         run = run_workload(trace, spec(server.url, api), RunOptions(workers=2, salt="pinned"))
-        seen = server.record.played()
+        seen = server.record.answered()
     assert statuses(run) == {Status.OK: 40}
     vocabulary = Vocabulary(32_000, frozenset({31_999}) if api == "grpc" else frozenset())
     maker = PromptMaker("pinned", trace, vocabulary)
@@ -160,7 +160,7 @@ def test_prompts_are_fresh_every_run_unless_the_salt_is_pinned() -> None:
     with mock_in_thread("grpc", QUICK) as server:
         for salt in ("", "", "same", "same"):
             run_workload(trace, spec(server.url), RunOptions(salt=salt))
-        seen = [request.prompt_sha256 for request in server.record.played()]
+        seen = [request.prompt_sha256 for request in server.record.answered()]
     runs = [set(seen[start : start + 5]) for start in (0, 5, 10, 15)]
     assert not runs[0] & runs[1]
     assert runs[2] == runs[3]
@@ -198,7 +198,7 @@ def test_a_closed_loop_keeps_so_many_under_way() -> None:
 def test_errors_of_all_workers_are_gathered_under_their_texts() -> None:
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.0, itl_s=0.0, error_rate=0.5, seed=3)) as server:
         run = run_workload(workload(60, 200), spec(server.url), RunOptions(workers=2))
-        failed = sum(request.outcome == "failed" for request in server.record.played())
+        failed = sum(request.outcome == "failed" for request in server.record.answered())
     assert statuses(run) == {Status.OK: 60 - failed, Status.ERROR: failed}
     assert sorted(set(run.errors)) == sorted(run.errors)
     broken = run.requests[run.requests["status"] == Status.ERROR]
@@ -222,13 +222,13 @@ def test_a_share_of_the_calls_is_cancelled_on_purpose(monkeypatch: pytest.Monkey
             await asyncio.sleep(0.01)
 
     def look(view: LiveView) -> None:
-        if len(server.record.played()) == 40 and server.record.num_open == 40 - num_cancelled:
+        if len(server.record.answered()) == 40 and server.record.num_open == 40 - num_cancelled:
             last_ones_leave.set()
 
     monkeypatch.setattr(MockEngine, "_until", until)
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.0, itl_s=1.0)) as server:
         run = run_workload(trace, spec(server.url), options, look)
-        outcomes = [request.outcome for request in server.record.played()]
+        outcomes = [request.outcome for request in server.record.answered()]
     assert ((run.requests["status"] == Status.CANCELLED) == (after > 0)).all()
     assert statuses(run) == {Status.OK: 40 - num_cancelled, Status.CANCELLED: num_cancelled}
     assert sorted(outcomes) == ["cancelled"] * num_cancelled + ["done"] * (40 - num_cancelled)
@@ -313,7 +313,7 @@ def test_what_the_server_says_of_itself_is_told_before_anything_is_run() -> None
         run_workload(
             workload(3, 100),
             spec(server.url),
-            on_opened=lambda facts: told.append((facts.max_model_len, len(server.record.played()))),
+            on_opened=lambda facts: told.append((facts.max_model_len, len(server.record.answered()))),
         )
     assert told == [(77, 0)]
 

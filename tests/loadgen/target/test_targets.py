@@ -59,7 +59,7 @@ def request(num_output_tokens: int, num_input_tokens: int = 10, text: bool = Fal
     return PlannedRequest(0, np.arange(5, 5 + num_input_tokens, dtype=np.uint32), None, num_output_tokens)
 
 
-async def played(target: Target, planned: PlannedRequest) -> Notes:
+async def answered(target: Target, planned: PlannedRequest) -> Notes:
     notes = Notes()
     await target.send(target.prepare(planned), notes)
     return notes
@@ -81,7 +81,7 @@ async def test_every_token_and_count_arrives(open_mock, api, tokens_per_message)
     behaviour = MockBehaviour(ttft_s=0.0, itl_s=0.0, tokens_per_message=tokens_per_message, cached_share=0.5)
     target, server = await open_mock(api, behaviour)
     await target.probe()
-    notes = await played(target, request(11, text=api == "chat"))
+    notes = await answered(target, request(11, text=api == "chat"))
     assert notes.counts == ([1] * 11 if tokens_per_message == 1 else [1, 4, 4, 2])
     assert notes.values("started") == (10, 5)
     assert notes.values("finished")[0] == 11
@@ -89,7 +89,7 @@ async def test_every_token_and_count_arrives(open_mock, api, tokens_per_message)
     assert notes.events[-1][0] == "finished"
     if api == "grpc":
         assert notes.values("finished")[1:] == (0, 0, 0)
-    assert [(seen.num_input_tokens, seen.num_asked, seen.outcome) for seen in server.record.played()] == [
+    assert [(seen.num_input_tokens, seen.num_asked, seen.outcome) for seen in server.record.answered()] == [
         (10, 11, "done")
     ]
 
@@ -99,9 +99,9 @@ async def test_token_ids_arrive_as_they_are(open_mock, api) -> None:
     target, server = await open_mock(api)
     await target.probe()
     planned = request(5, 2000)
-    await played(target, planned)
+    await answered(target, planned)
     assert planned.token_ids is not None
-    (seen,) = server.record.played()
+    (seen,) = server.record.answered()
     assert seen.prompt_sha256 == hashlib.sha256(planned.token_ids.astype("<u4").tobytes()).hexdigest()
 
 
@@ -110,9 +110,9 @@ async def test_text_arrives_as_it_is_and_is_counted(open_mock, api) -> None:
     behaviour = MockBehaviour(ttft_s=0.0, itl_s=0.0, overhead_tokens=7, long_word=5)
     target, server = await open_mock(api, behaviour, prompt_mode="text")
     await target.probe()
-    notes = await played(target, request(5, 20, text=True))
+    notes = await answered(target, request(5, 20, text=True))
     assert notes.values("started")[0] == 27
-    assert server.record.played()[0].prompt_sha256 == hashlib.sha256(b" ".join([b"word"] * 20)).hexdigest()
+    assert server.record.answered()[0].prompt_sha256 == hashlib.sha256(b" ".join([b"word"] * 20)).hexdigest()
     assert await target.count_tokens("some longest words") == 7 + 4
 
 
@@ -121,7 +121,7 @@ async def test_without_running_counts_a_message_is_a_token_and_usage_tells_the_t
     behaviour = MockBehaviour(ttft_s=0.0, itl_s=0.0, tokens_per_message=4, counts_as_it_goes=False)
     target, _ = await open_mock(api, behaviour)
     await target.probe()
-    notes = await played(target, request(9, text=api == "chat"))
+    notes = await answered(target, request(9, text=api == "chat"))
     assert notes.counts == [1, 1, 1]
     assert notes.values("finished")[0] == 9
 
@@ -154,12 +154,12 @@ async def test_a_refused_request_and_one_that_breaks_off_fail_with_the_servers_w
     errors = []
     for _ in range(12):
         with pytest.raises(RequestFailedError) as failure:
-            await played(target, request(6, text=api == "chat"))
+            await answered(target, request(6, text=api == "chat"))
         errors.append(str(failure.value))
     assert len(set(errors)) == 2  # at once, and after three messages: no text of its own for each request
     assert any("mock failure after 0 messages" in error for error in errors)
     assert any("mock failure after 3 messages" in error for error in errors)
-    assert {seen.outcome for seen in server.record.played()} == {"failed"}
+    assert {seen.outcome for seen in server.record.answered()} == {"failed"}
 
 
 @pytest.mark.parametrize("api", SERVED)
@@ -171,7 +171,7 @@ async def test_a_request_without_an_end_times_out(open_mock, api) -> None:
         await target.send(target.prepare(request(1000, text=api == "chat")), notes)
     assert notes.counts == [1]
     await closed(server)
-    assert server.record.played()[0].outcome == "cancelled"
+    assert server.record.answered()[0].outcome == "cancelled"
 
 
 @pytest.mark.parametrize("api", SERVED)
@@ -187,8 +187,8 @@ async def test_cancelling_the_coroutine_cancels_the_call(open_mock, api) -> None
     with pytest.raises(asyncio.CancelledError):
         await task
     await closed(server)
-    assert server.record.played()[0].outcome == "cancelled"
-    assert server.record.played()[0].num_sent < 1000
+    assert server.record.answered()[0].outcome == "cancelled"
+    assert server.record.answered()[0].num_sent < 1000
 
 
 @pytest.mark.parametrize("api", SERVED)
@@ -200,14 +200,14 @@ async def test_a_call_whose_notes_go_wrong_is_not_left_running(open_mock, api) -
     with pytest.raises(ZeroDivisionError):
         await target.send(target.prepare(request(1000, text=api == "chat")), notes)
     await closed(server)
-    assert server.record.played()[0].outcome == "cancelled"
+    assert server.record.answered()[0].outcome == "cancelled"
 
 
 @pytest.mark.parametrize("api", SERVED)
 async def test_more_than_a_hundred_streams_are_open_at_once_on_the_server(open_mock, api) -> None:
     target, server = await open_mock(api, MockBehaviour(ttft_s=3600.0, itl_s=0.0))
     target._model = "mock"
-    streams = [asyncio.create_task(played(target, request(5, text=api == "chat"))) for _ in range(230)]
+    streams = [asyncio.create_task(answered(target, request(5, text=api == "chat"))) for _ in range(230)]
     async with asyncio.timeout(HANG_S):
         while server.record.num_open < len(streams):
             await asyncio.wait(streams, timeout=0.02)
