@@ -47,7 +47,7 @@ def test_a_load_level_is_what_was_seen_in_time(
     """One second is held, from 1.05 s to 2 s; eight streams begin within the first."""
     held = [answer(index / 8, first_s, gap_s, 300) for index in range(8)]
     workers = [healthy(0, 4.0, lag_ms=0.5), healthy(1, 4.0, lag_ms=2.5)]
-    monkeypatch.setattr(loadgen.run.calibrate, "play", lambda *_: run_of(held, workers=workers))
+    monkeypatch.setattr(loadgen.run.calibrate, "run_workload", lambda *_: run_of(held, workers=workers))
     trial = try_load("grpc", "grpc://nowhere:1", 8, 2, 1.0)
     assert (trial.num_streams, trial.lag_ms) == (8, 2.5)
     assert trial.gap_error_ms == pytest.approx(gap_error_ms, abs=1e-3)
@@ -56,7 +56,7 @@ def test_a_load_level_is_what_was_seen_in_time(
 
 def test_latencies_that_are_off_are_found_to_be_off_by_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [answer(index / 5, 0.053, 0.0105, 20) for index in range(8)]
-    monkeypatch.setattr(loadgen.run.calibrate, "play", lambda *_: run_of(held))
+    monkeypatch.setattr(loadgen.run.calibrate, "run_workload", lambda *_: run_of(held))
     assert recovered_ms("http", 1.0) == pytest.approx((3.0, 0.5, 0.5), abs=1e-3)
 
 

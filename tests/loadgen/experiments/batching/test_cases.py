@@ -55,7 +55,7 @@ def test_cases_have_prompts_of_their_own() -> None:
     assert len({case.trace.digest for case in [*synthetic_cases(QUICK), sweep_case(QUICK, 4)]}) == 4
 
 
-@pytest.mark.parametrize(("num_seats", "count"), [(4, 64), (16, 64), (64, 256), (128, 512)])
+@pytest.mark.parametrize(("num_slots", "count"), [(4, 64), (16, 64), (64, 256), (128, 512)])
 def test_the_sweep_has_four_batches_for_large_engines(num_slots: int, count: int) -> None:
     outputs = sweep_case(Sizes(), num_slots).trace.output_tokens
     assert len(outputs) == count

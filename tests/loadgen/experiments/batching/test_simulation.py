@@ -52,7 +52,7 @@ def test_without_requests_there_are_no_steps() -> None:
     assert rows_of_steps([], 4, static=False) == []
 
 
-@pytest.mark.parametrize(("lengths", "num_seats"), [([1], 0), ([3, 0], 2)])
+@pytest.mark.parametrize(("lengths", "num_slots"), [([1], 0), ([3, 0], 2)])
 def test_slots_and_answers_must_not_be_nothing(lengths: list[int], num_slots: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         rows_of_steps(lengths, num_slots, static=True)

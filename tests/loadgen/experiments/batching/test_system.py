@@ -13,7 +13,7 @@ from loadgen.experiments.pair import Pair
 
 
 @pytest.mark.parametrize(
-    ("num_seats", "context", "step_tokens", "max_model_len"),
+    ("num_slots", "context", "step_tokens", "max_model_len"),
     [(64, 8192, 2048, 2050), (4, 8192, 128, 1056), (128, 8192, 2048, 2050), (64, 1024, 512, 1024)],
 )
 def test_a_step_takes_the_prompts_of_a_batch_and_a_barrier_fills_whole_steps(
