@@ -28,7 +28,7 @@ from engine.serving.step_log import StepLog
 from engine.serving.watchdog import Watchdog
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
 from engine.startup.machine import usable_cpus
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from engine.startup.service_manager import notify_ready
 from engine.tls import Handshakes, check_exposure, server_credentials
 
@@ -84,7 +84,7 @@ def _run(config: EngineConfig, began_at_s: float) -> None:
         io.start()
         _log.info("listening on %s, loading", io.address)
         shown = terminal()
-        startup = Startup(
+        startup = StartupProgress(
             lambda detail: io.call(service.set_loading, detail),
             shown.show if shown is not None else None,
             began_at_s=began_at_s,

@@ -33,9 +33,9 @@ class Steppable(Protocol):
 def engine(config: EngineConfig) -> EngineParts:
     """Builds an engine, warmed up."""
     from engine.startup.build import build_engine
-    from engine.startup.progress import Startup
+    from engine.startup.progress import StartupProgress
 
-    return build_engine(config, Startup())
+    return build_engine(config, StartupProgress())
 
 
 def serve(

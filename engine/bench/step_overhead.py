@@ -30,7 +30,7 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import execute
 from engine.runner.batch import BatchBuilder
-from engine.runner.request_state import Landing, RequestState
+from engine.runner.request_state import PendingTokens, RequestState
 from engine.runner.sampling_state import SamplingState
 
 _SIZES = (1, 64, 256, 1024)
@@ -70,18 +70,18 @@ class PackingRunner:
             max_model_len=_MAX_MODEL_LEN,
             block_size=_BLOCK_SIZE,
         )
-        self._packed: deque[tuple[SchedulerOutput, Landing]] = deque()
+        self._packed: deque[tuple[SchedulerOutput, PendingTokens]] = deque()
 
     def launch(self, plan: SchedulerOutput) -> None:
         """Packs the batch; see `engine.interfaces.ModelRunner.launch`."""
         self._state.apply(plan)
         batch = self._builder.build(plan, self._state)
-        self._packed.append((plan, self._state.await_tokens(batch.columns.rows)))
+        self._packed.append((plan, self._state.reserve_tokens(batch.columns.rows)))
 
     def collect(self) -> ModelRunnerOutput:
         """Takes in the tokens; see `engine.interfaces.ModelRunner.collect`."""
         plan, landing = self._packed.popleft()
-        self._state.land_tokens(landing, np.ones(len(landing.rows), dtype=np.int64))
+        self._state.write_tokens(landing, np.ones(len(landing.rows), dtype=np.int64))
         return ModelRunnerOutput(plan.step, (1,) * len(plan.rows), {}, {})
 
 

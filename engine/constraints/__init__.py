@@ -1,3 +1,4 @@
-"""Which tokens an answer may go on with: allowed ids, forbidden sequences, grammars. Ids in, bits out: no torch, no
-sockets, no scheduler.
+"""Structured output: allowed token ids, forbidden sequences and grammars, as bit masks over the vocabulary.
+
+Pure: no torch, sockets or scheduler.
 """

@@ -1,4 +1,4 @@
-"""Sequences of tokens that an answer must not contain."""
+"""Token sequences that the output must not contain."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,9 +7,9 @@ _Ids = tuple[int, ...]
 
 
 class BadSequences:
-    """Finds the tokens that would complete a sequence of two or more tokens, whose first ones were drawn just now.
+    """Finds the tokens that would complete a forbidden sequence of two or more tokens.
 
-    Sequences of one token are never drawn at all, and are of no concern here.
+    Sequences of one token are masked statically elsewhere, and ignored here.
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
@@ -26,11 +26,11 @@ class BadSequences:
         return bool(self._by_newest)
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """The answer goes on with these tokens."""
+        """Appends tokens to the output."""
         self._newest = (*self._newest, *token_ids)[-self._max_length :]
 
     def forbidden_ids(self) -> list[int]:
-        """What must not be drawn next."""
+        """Returns the tokens that must not be drawn next."""
         newest = self._newest
         if not newest:
             return []

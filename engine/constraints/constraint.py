@@ -1,4 +1,4 @@
-"""What one answer may go on with."""
+"""The structured-output constraint of one request."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from engine.constraints.token_bits import Words, all_words, remove, words_of
 
 
 class Matcher(Protocol):
-    """How far an answer has come in a grammar; `engine.constraints.grammar.GrammarMatcher` is one."""
+    """State of one output in a grammar; implemented by `engine.constraints.grammar.GrammarMatcher`."""
 
     @property
     def error(self) -> str:
-        """Why nothing can follow any more; empty as long as all is well."""
+        """Why no token is allowed any more; empty if there is no error."""
         ...
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """The answer goes on with these tokens."""
+        """Appends tokens to the output."""
         ...
 
     def fill(self, words: Words) -> None:
-        """Writes the set of tokens that may follow. An end token is among them where the answer may end."""
+        """Writes the set of allowed tokens, including an end token where the output may end."""
         ...
 
 
@@ -44,14 +44,14 @@ class HeldBackEnds:
 
 
 class Constraint:
-    """Allowed ids, forbidden sequences and a grammar of one request: what all of them allow may be drawn.
+    """Allowed ids, forbidden sequences and the grammar of one request; a token must be allowed by all of them.
 
-    It lives as long as its request, in and out of the batch. `accept` is told every token once and in order, those that
-    came with the request included; whoever has fewer tokens in the answer than `num_accepted` says is out of date.
+    It lives as long as its request, in and out of the batch. `accept` gets every output token once and in order,
+    including prior output tokens.
 
     Attributes:
-        is_dynamic: whether what may be drawn depends on what was.
-        num_accepted: tokens of the answer so far.
+        is_dynamic: whether the allowed tokens depend on the output.
+        num_accepted: output tokens so far.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Constraint:
         matcher: Matcher | None = None,
         ends: HeldBackEnds | None = None,
     ) -> None:
-        """Nothing has been drawn yet.
+        """Creates the constraint of an empty output.
 
         Args:
-            vocab_size: of the model.
+            vocab_size: vocabulary of the model.
             allowed_ids: if not empty, only these are drawn.
-            bad_sequences: each of one token at least.
-            matcher: at the beginning of its grammar.
-            ends: what the grammar does not end with too early.
+            bad_sequences: forbidden sequences of at least one token.
+            matcher: matcher at the start of its grammar.
+            ends: end tokens to mask.
         """
         bad_sequences = list(bad_sequences)
         self._matcher = matcher
@@ -81,7 +81,7 @@ class Constraint:
         self._all_but_ignored = ~words_of(ends.always, vocab_size) if ends.always else None
         self._sequences = BadSequences(bad_sequences)
         singles = [sequence[0] for sequence in bad_sequences if len(sequence) == 1]
-        self._static: Words | None = None  # None: the matcher alone says what there is
+        self._static: Words | None = None  # None: only the matcher decides
         if allowed_ids or singles or matcher is None:
             self._static = words_of(allowed_ids, vocab_size) if allowed_ids else all_words(vocab_size)
             remove(self._static, singles)
@@ -91,11 +91,11 @@ class Constraint:
 
     @property
     def error(self) -> str:
-        """Why nothing can be drawn any more; empty as long as all is well."""
+        """Why no token can be drawn any more; empty if there is no error."""
         return self._failure or (self._matcher.error if self._matcher is not None else "")
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """The answer goes on with these tokens."""
+        """Appends tokens to the output."""
         self.num_accepted += len(token_ids)
         if self._sequences:
             self._sequences.accept(token_ids)
@@ -103,11 +103,11 @@ class Constraint:
             self._matcher.accept(token_ids)
 
     def fail(self, error: str) -> None:
-        """The answer cannot go on."""
+        """Marks the constraint as failed; the first error is kept."""
         self._failure = self._failure or error
 
     def fill(self, words: Words) -> None:
-        """Writes the set of tokens that may be drawn next: none if there is an error.
+        """Writes the set of tokens that may be drawn next; empty after an error.
 
         Args:
             words: [num_words], overwritten.

@@ -1,4 +1,4 @@
-"""Grammars by llguidance: a text and a tokenizer become matchers, one for each answer."""
+"""Grammars by llguidance: compiles a grammar to matchers, one per output."""
 
 from collections.abc import Collection, Sequence
 
@@ -12,9 +12,7 @@ MAX_ERROR_CHARS = 500
 
 
 def parser_limits() -> LLParserLimits:
-    """What one grammar may cost. The library's measure of work is fuel: it burns 50 a microsecond when a grammar is
-    compiled and 14 in a step.
-    """
+    """Returns the limits of one grammar. Work is measured in fuel: 50 per microsecond of compiling, 14 of a step."""
     return LLParserLimits(
         max_items_in_row=5_000,  # 1,200 optional members, 5,000 alternatives
         initial_lexer_fuel=1_000_000,  # 20 ms
@@ -23,25 +21,25 @@ def parser_limits() -> LLParserLimits:
         max_lexer_states=50_000,  # 1 to 2 KB each: 100 MB at most
         max_grammar_size=50_000,  # symbols; the library itself ends at 65,000
         precompute_large_lexemes=True,
-        verbose_errors=False,  # the whole grammar and the parser's state, for whoever reads the log
+        verbose_errors=False,  # True adds the whole grammar and the parser's state
     )
 
 
 class GrammarTokenizer:
-    """What llguidance must know of a tokenizer; to be made once."""
+    """llguidance's view of the tokenizer; created once."""
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, end_token_ids: Collection[int]) -> None:
         """Reads the tokenizer.
 
         Args:
             tokenizer_json: in the Hugging Face format.
-            vocab_size: of the model, which may be larger: no grammar allows ids that no token has.
-            end_token_ids: of the model: each that it can draw may end an answer whose grammar is complete.
-        Raises: InvalidRequest: no grammar can be served with it.
+            vocab_size: vocabulary of the model, which may be larger; no grammar allows the additional ids.
+            end_token_ids: end tokens of the model; each of them may end the output of a complete grammar.
+        Raises: InvalidRequest: the tokenizer cannot be used for grammars.
         """
         ends = sorted(token_id for token_id in end_token_ids if token_id < vocab_size)
         if not ends:
-            raise InvalidRequest("grammar: the model has no end token to end such an answer with")
+            raise InvalidRequest("grammar: the model has no end token")
         try:
             self.ll = LLTokenizer(tokenizer_json.decode(), n_vocab=vocab_size, eos_token=ends)
         except ValueError as error:
@@ -49,19 +47,19 @@ class GrammarTokenizer:
 
 
 class GrammarMatcher:
-    """How far an answer has come in a grammar; `engine.constraints.constraint.Matcher`."""
+    """State of one output in a grammar; implements `engine.constraints.constraint.Matcher`."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     @classmethod
     def compile(cls, grammar: str, tokenizer: GrammarTokenizer) -> "GrammarMatcher":
-        """A matcher at the beginning of a grammar. Takes a millisecond for most, without the GIL, and seconds at worst.
+        """Compiles a grammar to a matcher at its start; takes about a millisecond without the GIL, seconds at worst.
 
         Args:
-            grammar: as llguidance takes it: its JSON form, or Lark.
-            tokenizer: of the model.
-        Raises: InvalidRequest: there is no such grammar, or it is too large.
+            grammar: in llguidance's JSON form, or Lark.
+            tokenizer: tokenizer of the model.
+        Raises: InvalidRequest: the grammar is invalid or too large.
         """
         matcher = LLMatcher(tokenizer.ll, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
@@ -69,7 +67,7 @@ class GrammarMatcher:
         return cls(matcher)
 
     def copy(self) -> "GrammarMatcher":
-        """Another answer, as far as this one."""
+        """Returns a copy with the same state."""
         return GrammarMatcher(self._matcher.deep_copy())
 
     @property
@@ -83,11 +81,11 @@ class GrammarMatcher:
             self._matcher.consume_token(token_id)
 
     def fill(self, words: Words) -> None:
-        """See `Matcher`. A millisecond at first, then mostly 10 to 50 us; without the GIL."""
+        """See `Matcher`. Takes a millisecond at first, then mostly 10 to 50 us; without the GIL."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
 
 
 def _short(error: str) -> str:
-    """The library's message without what it adds for its own developers."""
+    """Returns the library's message without its debugging output."""
     text = " ".join(error.split("\n<state>")[0].split("<backtrace>")[0].replace("<non-verbose/>", "").split())
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."

@@ -1,9 +1,8 @@
-"""The other ranks' processes, seen from rank 0: started, watched, and never left behind.
+"""The processes of the other ranks, started and monitored by rank 0.
 
-A group of ranks lives and dies as one: with a rank its part of every layer is gone, and the others would wait for it in
-their next collective for ever. So the first that ends, or that does not get a step done, ends all of them. A follower
-hears of rank 0's end by its standard input, a pipe held open here; rank 0 hears of a follower's by their channel. What
-they say to each other is in `engine.startup.follower`.
+If one rank of a group ends, the others would hang in their next collective. So when a rank ends or a step takes too
+long, all of them are ended. A follower detects the end of rank 0 by its standard input, a pipe that rank 0 holds open;
+rank 0 detects the end of a follower by their channel. `engine.startup.follower` describes the messages.
 """
 
 import atexit
@@ -28,11 +27,11 @@ from engine.parallel.process_group import ProcessGroup
 FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "engine.startup.follower")
 
 START_TIMEOUT_S = 120.0
-"""What ranks get at least to import their libraries, to meet, and to be ready after rank 0 is."""
+"""Shortest timeout for each phase of the start: importing libraries, connecting, and loading after rank 0."""
 
-_TICK_S = 1.0  # how late a step that takes too long may be noticed
-_SETTLE_S = 2.0  # how long a failed step waits for news of a follower whose end would explain it
-_STOP_GRACE_S = 5.0  # what ranks get to leave their group
+_TICK_S = 1.0  # interval of the timeout check
+_SETTLE_S = 2.0  # how long a failed step waits for the end of a follower that would explain it
+_STOP_GRACE_S = 5.0  # for ranks to leave their group
 
 OnFailure = Callable[[EngineError], None]
 
@@ -42,11 +41,11 @@ _log = logging.getLogger(__name__)
 class Followers:
     """Ranks 1 to size - 1 of a group, each a process on this machine.
 
-    One thread listens to all of them. The first that it learns of an end of the group goes to `on_failure`, unless
-    `close` came before: the two exclude each other, so that an end is reported once.
+    One thread monitors all of them. It reports the first failure to `on_failure`, unless `close` was called before, so
+    that at most one failure is reported.
 
     Attributes:
-        meeting_folder: where the ranks find each other; only this user can enter it.
+        meeting_folder: folder through which the ranks connect; only this user can enter it.
     """
 
     def __init__(
@@ -60,19 +59,19 @@ class Followers:
         """Starts the processes.
 
         Args:
-            group: of this process, rank 0; it is left when the followers are told to leave.
-            timeout_s: how long a step may take; the start is given `START_TIMEOUT_S` if that is more.
-            on_failure: told on another thread, in one line, why the group cannot go on; should end this process, whose
-                main thread may wait for a rank that is gone.
-            command: program of a follower; it gets the number of its channel as last argument.
+            group: group of this process, rank 0; `close` leaves it.
+            timeout_s: timeout of a step, and of the phases of the start if longer than `START_TIMEOUT_S`.
+            on_failure: called on another thread with the error that ends the group. It should end this process, whose
+                main thread may hang in a collective.
+            command: program of a follower; the file descriptor of its channel is appended.
         """
         self._group = group
         self._timeout_s = timeout_s
         self._on_failure = on_failure
         self._ending = threading.Lock()
-        self._is_over = False
+        self._has_ended = False
         self._is_closed = False
-        self._waiting: tuple[str, float, float] | None = None  # what for, since when, and for how long at most
+        self._waiting: tuple[str, float, float] | None = None  # for what, since when, timeout
         self._num_ready = 0
         self._all_ready = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="chairlift-ranks-")  # mode 0700
@@ -91,26 +90,26 @@ class Followers:
         return [process.pid for process in self._processes.values()]
 
     def assign(self, assignments: Sequence[object]) -> None:
-        """Tells each follower what to be, rank 1 first."""
+        """Sends each follower its assignment, rank 1 first."""
         with self.waiting_for("the other ranks to start", START_TIMEOUT_S):
             for channel, assignment in zip(self._processes, assignments, strict=True):
                 channel.send(assignment)
 
     def wait_ready(self) -> None:
-        """Returns when all have loaded their part; rank 0 has, by then."""
+        """Waits until all have loaded their shard; called when rank 0 has."""
         with self.waiting_for("the other ranks to load", START_TIMEOUT_S):
             self._all_ready.wait()
 
     def send(self, message: bytes) -> None:
-        """Hands a message to every follower; waits for one that is far behind."""
+        """Sends a message to every follower; blocks while one is far behind."""
         for channel in self._processes:
             channel.send_bytes(message)
 
     @contextlib.contextmanager
     def waiting_for(self, what: str, at_least_s: float = 0.0) -> Iterator[None]:
-        """Within it, rank 0 depends on the others: taking longer than `timeout_s` ends the group.
+        """Ends the group if the body, which depends on the other ranks, takes longer than the timeout.
 
-        An error is held back for a moment: if it comes of a follower's end, that is what is to be reported.
+        An error of the body is delayed for a moment, so that the end of a follower is reported as the cause.
         """
         self._waiting = (what, time.monotonic(), max(at_least_s, self._timeout_s))
         try:
@@ -122,9 +121,9 @@ class Followers:
             self._waiting = None
 
     def close(self) -> None:
-        """Ends the followers. May be called twice; does not return while `on_failure` ends the process."""
+        """Ends the followers. May be called twice; blocks while `on_failure` runs."""
         with self._ending:
-            self._is_over = True
+            self._has_ended = True
         if self._is_closed:
             return
         self._is_closed = True
@@ -132,10 +131,10 @@ class Followers:
         for channel, process in self._processes.items():
             assert process.stdin is not None
             if not self._all_ready.is_set():
-                process.stdin.close()  # it may load, or wait for a meeting: it ends on the spot
+                process.stdin.close()  # it may be loading or connecting: exits immediately
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(channel.fileno())) as end:
-                end.shutdown(socket.SHUT_WR)  # there will be no more plans: they leave the group and exit
-        leaving = threading.Thread(target=self._group.leave, daemon=True)  # with a rank that hangs it never ends
+                end.shutdown(socket.SHUT_WR)  # no more plans: they leave the group and exit
+        leaving = threading.Thread(target=self._group.leave, daemon=True)  # hangs if a rank hangs
         leaving.start()
         until_s = time.monotonic() + _STOP_GRACE_S
         leaving.join(_STOP_GRACE_S)
@@ -149,16 +148,16 @@ class Followers:
         self._folder.cleanup()
 
     def _start(self, rank: int, command: Sequence[str]) -> None:
-        ours, theirs = Pipe()
+        channel, far_end = Pipe()
         process = subprocess.Popen(
-            [*command, str(theirs.fileno())],
+            [*command, str(far_end.fileno())],
             stdin=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[far_end.fileno()],
         )
-        theirs.close()
-        self._processes[ours] = process
-        self._names[ours] = f"rank {rank} (process {process.pid})"
-        _log.info("Started %s", self._names[ours])
+        far_end.close()
+        self._processes[channel] = process
+        self._names[channel] = f"rank {rank} (process {process.pid})"
+        _log.info("Started %s", self._names[channel])
 
     def _watch(self) -> None:
         channels = list(self._processes)
@@ -166,15 +165,15 @@ class Followers:
             for channel in wait(channels, _TICK_S):
                 assert isinstance(channel, Connection)
                 try:
-                    self._hear(channel, channel.recv())
+                    self._handle(channel, channel.recv())
                 except (EOFError, OSError):
                     channels.remove(channel)
-                    status = _wait(self._processes[channel])  # nobody else holds its end of the channel
+                    status = _wait(self._processes[channel])  # only the follower holds the other end
                     self._fail(StepError(f"{self._names[channel]} {_describe(status)}"))
             self._check_clock()
 
-    def _hear(self, channel: Connection, message: EngineError | None) -> None:
-        """A follower speaks twice at most: when it is ready, and of what ends it."""
+    def _handle(self, channel: Connection, message: EngineError | None) -> None:
+        """Handles a message of a follower: None when it is ready, an error before it exits."""
         if message is not None:
             self._fail(type(message)(f"{self._names[channel]}: {message}"))
             return
@@ -183,7 +182,7 @@ class Followers:
             self._all_ready.set()
 
     def _check_clock(self) -> None:
-        waiting = self._waiting  # another thread's
+        waiting = self._waiting  # read once: another thread writes it
         if waiting is None:
             return
         what, since_s, most_s = waiting
@@ -193,15 +192,15 @@ class Followers:
 
     def _fail(self, error: EngineError) -> None:
         with self._ending:
-            if not self._is_over:
-                self._is_over = True
+            if not self._has_ended:
+                self._has_ended = True
                 for process in self._processes.values():
-                    process.kill()  # one that is stopped would not notice that we are gone
+                    process.kill()  # a suspended one would not notice the end of rank 0
                 self._on_failure(error)
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float = _STOP_GRACE_S) -> int:
-    """The exit status of a process that is ending; one that does not is killed."""
+    """Returns the exit status of a process that is ending; kills it after the timeout."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -214,5 +213,5 @@ def _describe(status: int) -> str:
         return f"ended with exit status {status}"
     try:
         return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # real-time signals have no names
+    except ValueError:  # real-time signals have no name
         return f"was killed by signal {-status}"

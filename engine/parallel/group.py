@@ -1,4 +1,4 @@
-"""What a model needs of the ranks that share it (tensor parallelism as in Megatron-LM, arXiv:1909.08053)."""
+"""Collectives of the ranks that share a model (tensor parallelism as in Megatron-LM, arXiv:1909.08053)."""
 
 from typing import Protocol
 
@@ -6,58 +6,58 @@ import torch
 
 
 class ParallelGroup(Protocol):
-    """The ranks that hold one model together.
+    """The ranks that share one model.
 
-    Every rank runs the same steps in the same order, so the n-th call of one rank meets the n-th call of all others.
-    What steps call never waits on the host for a device: collectives are queued like kernels, and can be captured.
+    Every rank runs the same steps in the same order, so that the n-th calls of all ranks belong together. Collectives
+    of a step do not block the host: they are queued like kernels, and CUDA graphs can capture them.
     """
 
     @property
     def rank(self) -> int:
-        """This process, 0 to size - 1; rank 0 schedules and samples."""
+        """Rank of this process, 0 to size - 1; rank 0 schedules and samples."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' x, of any shape, contiguous; may be written into x."""
+        """Returns the sum of x over all ranks; x is contiguous, of any shape, and may be overwritten."""
         ...
 
     def all_gather_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' columns side by side, rank 0's first: x [S, n] -> [S, size * n], the same bits on every rank."""
+        """Concatenates the columns of all ranks in rank order: [S, n] -> [S, size * n], bit-identical on every rank."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Rank 0's x, written into everybody's; contiguous, of one shape and dtype on all ranks."""
+        """Copies rank 0's x to all ranks; contiguous, of the same shape and dtype on all of them."""
         ...
 
-    def least(self, number: int) -> int:
-        """The least of all ranks' numbers. For start-up: this one waits for the device."""
+    def minimum(self, number: int) -> int:
+        """Returns the minimum over all ranks. Blocks on the device: for start-up only."""
         ...
 
 
 class SingleRank:
-    """A model that one process holds whole: nothing to add, to gather or to hand over, at no cost."""
+    """A group of one rank, whose collectives do nothing."""
 
     rank = 0
     size = 1
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
+        """Returns the tensor."""
         return x
 
     def all_gather_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensor itself."""
+        """Returns the tensor."""
         return x
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
-    def least(self, number: int) -> int:
-        """The number itself."""
+    def minimum(self, number: int) -> int:
+        """Returns the number."""
         return number
 
 

@@ -1,4 +1,4 @@
-"""Rank 0's model runner: what it is told, all ranks are told."""
+"""Rank 0's model runner, which sends every call to all ranks."""
 
 from collections import deque
 
@@ -11,8 +11,8 @@ from engine.parallel.plans import COLLECT, pack_plan
 class LeadingRunner:
     """`engine.interfaces.ModelRunner` over all ranks.
 
-    The followers get the same calls in the same order, so every rank's runner is in the same state, and the collectives
-    in their steps meet. Their own results are the same tokens, and nobody asks for them.
+    The followers get the same calls in the same order, so that all runners have the same state and the collectives of
+    their steps match. Their results are the same tokens and are dropped.
     """
 
     def __init__(self, runner: ModelRunner, followers: Followers) -> None:
@@ -24,7 +24,7 @@ class LeadingRunner:
     def launch(self, plan: SchedulerOutput) -> None:
         """Starts one step on every rank."""
         with self._followers.waiting_for(f"step {plan.step}"):
-            self._followers.send(pack_plan(plan))  # first, so that they begin while we do
+            self._followers.send(pack_plan(plan))  # first, so that all ranks start together
             self._runner.launch(plan)
         self._steps.append(plan.step)
 

@@ -1,10 +1,10 @@
-"""Plans as bytes, from the rank that schedules to those that follow.
+"""Serializes plans from rank 0 to the followers.
 
-Rows go as columns of plain numbers, a request as one tuple, which `marshal` writes without a name or a class: a step of
-256 decodes takes 24 us to write and 40 to read on one core of an AMD EPYC, where a pickled plan takes 137 and 48. Both
-ends are one program on one Python, which is all that `marshal` asks for.
+Rows are sent as columns of plain numbers and a request as one tuple, in `marshal` format: a step of 256 decodes takes
+24 us to write and 40 us to read on one core of an AMD EPYC; pickle takes 137 and 48 us. `marshal` requires the same
+Python version at both ends, which holds here.
 
-Constraints stay behind: only the rank that samples has masks.
+Constraints are not sent: only rank 0 samples and has masks.
 """
 
 import marshal
@@ -15,13 +15,13 @@ from engine.core.outputs import NewRequest, ScheduledRow, SchedulerOutput
 from engine.core.request import SamplingParams
 
 COLLECT = b""
-"""What is sent instead of a plan for "collect the oldest step"; no plan is so short."""
+"""Message that collects the oldest step; no plan is empty."""
 
 _PARAMS = tuple(field.name for field in fields(SamplingParams))
 
 
 def pack_plan(plan: SchedulerOutput) -> bytes:
-    """One plan, to be read by `unpack_plan`."""
+    """Serializes one plan for `unpack_plan`."""
     requests = [
         (
             request.request_id,
@@ -37,7 +37,7 @@ def pack_plan(plan: SchedulerOutput) -> bytes:
 
 
 def unpack_plan(data: bytes) -> SchedulerOutput:
-    """What `pack_plan` was given."""
+    """Restores the plan given to `pack_plan`."""
     step, removed_request_ids, requests, columns, num_tokens = marshal.loads(data)
     return SchedulerOutput(
         step=step,

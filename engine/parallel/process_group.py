@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 
 _MEETING_FILE = "ranks"
 
-# One function under two names: the second is deprecated from torch 2.13 on, the first is not there before.
+# The same function: the second name is deprecated from torch 2.13 on, the first does not exist before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -20,7 +20,7 @@ class ProcessGroup:
 
     Attributes:
         rank, size: as in `ParallelGroup`; known before `join`.
-        device: where the tensors of all calls lie.
+        device: device of the tensors of all calls.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
@@ -29,15 +29,15 @@ class ProcessGroup:
         self.device = device
 
     def join(self, folder: Path, timeout_s: float) -> None:
-        """Meets the other ranks; returns when all are there.
+        """Connects to the other ranks; returns when all have joined.
 
         Args:
-            folder: one that all ranks can write to, and nobody else: what is in it decides whom they talk to.
-            timeout_s: for the meeting, and for every collective after it.
-        Raises: ConfigError: they did not come, or this build of torch cannot connect them.
+            folder: writable for all ranks, and for no other user: its files determine the peers.
+            timeout_s: timeout for joining and for every later collective.
+        Raises: ConfigError: ranks are missing, or this build of torch cannot connect them.
         """
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks share a machine; else gloo looks up its host name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks share a machine; gloo would resolve the host name
         try:
             dist.init_process_group(
                 backend,
@@ -49,15 +49,15 @@ class ProcessGroup:
             )
         except (RuntimeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(f"{self.size} ranks cannot be joined over {backend}: {reason}") from error
+            raise ConfigError(f"cannot connect {self.size} ranks over {backend}: {reason}") from error
 
     def leave(self) -> None:
-        """Ends the group; may be called without one."""
+        """Leaves the group, if joined."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in x."""
+        """Sums x over all ranks in place."""
         dist.all_reduce(x)
         return x
 
@@ -70,12 +70,12 @@ class ProcessGroup:
         return gathered.view(self.size, num_rows, num_columns).transpose(0, 1).reshape(num_rows, -1)
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """From rank 0."""
+        """Copies x from rank 0."""
         if x.numel():
             dist.broadcast(x, src=0)
 
-    def least(self, number: int) -> int:
-        """The least of all ranks' numbers, for start-up: waits for the device."""
+    def minimum(self, number: int) -> int:
+        """Returns the minimum over all ranks; blocks on the device."""
         tensor = torch.tensor(number, dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return int(tensor)

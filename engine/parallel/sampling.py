@@ -1,10 +1,9 @@
-"""One draw for all ranks: rank 0 samples, and its token ids are broadcast inside the step.
+"""Shared sampling: rank 0 samples and broadcasts the token ids within the step.
 
-Every rank could sample for itself: the gathered logits are copies, and draws are keyed by seed and position. But then a
-sampler that adds up in another order on one device would leave ranks with different tokens, and from there on with keys
-and values that do not belong together: wrong answers, and nobody to notice. Ids that are copied cannot differ, on
-whatever devices; the price is one message of 8 bytes per row. It is a collective of the device, so with two steps in
-flight the next step reads the ids without the host having seen them.
+Every rank could sample by itself, since the logits are copies and draws are keyed by seed and position. But a sampler
+that sums in another order on one device would give ranks different tokens, and then inconsistent keys and values, with
+wrong output that no check detects. Broadcast ids cannot differ; they cost 8 bytes per row. The broadcast is a device
+collective, so that with two steps in flight the next step reads the ids without the host.
 """
 
 from typing import Any, cast
@@ -17,12 +16,12 @@ from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
 
 
 def with_shared_draws(ops: KernelOps, group: ParallelGroup) -> KernelOps:
-    """The same operations, except that `sample` gives every rank the tokens that rank 0 draws."""
+    """Returns operations whose `sample` gives every rank the tokens that rank 0 draws."""
     return ops if group.size == 1 else cast(KernelOps, _SharedDraws(ops, group))
 
 
 class _SharedDraws:
-    """Operations of which `sample` meets the other ranks; everything else is passed through."""
+    """Operations with a collective `sample`; all others are passed through."""
 
     def __init__(self, ops: KernelOps, group: ParallelGroup) -> None:
         self._ops = ops
@@ -32,7 +31,7 @@ class _SharedDraws:
         return getattr(self._ops, name)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
-        """Draws one token per row on rank 0. Elsewhere log-probabilities are NaN, and why a row failed is not known."""
+        """Draws one token per row on rank 0. On other ranks logprobs are NaN and the cause of a failure is unknown."""
         if self._group.rank == 0:
             sampled = self._ops.sample(logits, batch)
             self._group.broadcast(sampled.token_ids)

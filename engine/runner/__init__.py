@@ -1,1 +1,1 @@
-"""Runs plans on a model: packs the ragged batch, keeps the cache tensors, samples."""
+"""Runs plans on a model: packs the ragged batch, owns the KV cache tensors, samples."""

@@ -1,4 +1,4 @@
-"""From a plan to the tensors of one ragged batch: all tokens concatenated, padded where a recorded step needs it."""
+"""Packs a plan into the tensors of one ragged batch: all tokens concatenated, padded for recorded steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,19 +20,18 @@ from kernels.sampling import SamplingBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input. Its tensors are views of persistent device buffers, which hold this batch from its `upload` to
-    that of the next one.
+    """Input of one step. Its tensors are views of device buffers, which hold this batch from its `upload` to the next.
 
     Attributes:
-        inputs: what the model reads; logits are wanted of the S last tokens of the rows that sample, then of the tokens
+        inputs: input of the model. Logits are computed for the last tokens of S sampling rows, then for the tokens
             before F prompt tokens.
         sampling_rows: [S], rows of the plan that sample.
-        prompts: the F.
-        columns: what the host knows of how they sample, their rows in `RequestState` among it.
-        biases: of these rows.
-        num_unresolved: so many of the first input ids may be references to tokens that the host does not know yet.
-        sections: the device's buffer.
-        views: of that buffer.
+        prompts: the F prompt rows.
+        columns: sampling parameters known on the host, including rows in `RequestState`.
+        biases: logit biases of the sampling rows.
+        num_unresolved: leading input ids that may be references to tokens not yet known on the host.
+        sections: the device buffer.
+        views: views of that buffer.
         upload: device work that fills it.
     """
 
@@ -53,21 +52,21 @@ class Batch:
 
     @property
     def result_rows(self) -> Int64Array:
-        """[S + F], the rows of the plan that the sampler's rows belong to."""
+        """[S + F], the plan row of each sampler row."""
         if self.prompts is NO_PROMPT_ROWS:
             return self.sampling_rows
         return np.concatenate((self.sampling_rows, self.prompts.plan_rows))
 
     @property
     def top_logprobs(self) -> Int32Array:
-        """[S + F], alternatives that each asks for; -1 wants no log-probabilities."""
+        """[S + F], number of alternatives per row; -1: no logprobs."""
         if self.prompts is NO_PROMPT_ROWS:
             return self.columns.top_logprobs
         return np.concatenate((self.columns.top_logprobs, self.prompts.top_logprobs))
 
     @property
     def max_top_logprobs(self) -> int:
-        """The largest of them."""
+        """Largest number of alternatives."""
         return max(self.columns.max_top_logprobs, self.prompts.max_top_logprobs)
 
     @property
@@ -76,9 +75,7 @@ class Batch:
         return self.sections.longs[2, : len(self.sampling_rows)]
 
     def sampling(self, history: torch.Tensor) -> SamplingBatch:
-        """How the rows sample, with their history, see `sampling_batch`. Device work: biases too many for the buffer
-        are copied here.
-        """
+        """Returns the sampler's input, see `sampling_batch`. Device work: copies biases that exceed the buffer."""
         num_biases, num_forced = len(self.biases.ids), len(self.prompts.plan_rows)
         if not num_biases and not num_forced:
             return self.views.unbiased(self.columns, history)
@@ -100,8 +97,8 @@ class Batch:
 class BatchBuilder:
     """Packs batches into buffers allocated once: one on the device, and one on the host for each step in flight.
 
-    The host's are used in turn: whoever builds a batch has collected the one that had the buffer before. Where the
-    device's memory is the host's, there is one buffer for both, and the next batch may be built when the step is done.
+    Host buffers are used in turn: the step that used a buffer before must have been collected. On a CPU, host and
+    device share one buffer, and the next batch may be built when the step is done.
     """
 
     def __init__(
@@ -115,15 +112,15 @@ class BatchBuilder:
         max_steps_in_flight: int = 1,
         decode_buckets: Sequence[int] = (),
     ) -> None:
-        """Allocates.
+        """Allocates the buffers.
 
         Args:
             max_num_seqs, max_num_batched_tokens: most rows and tokens of a batch.
-            max_model_len, block_size: decide how wide the block table is.
-            stream: whose memory to use; by default the host's own.
+            max_model_len, block_size: determine the width of the block table.
+            stream: device of the buffers; None: the host.
             max_steps_in_flight: batches that may be built before the first is collected.
-            decode_buckets: numbers of rows, ascending, to which batches of one-token rows are padded; larger ones, and
-                all batches if there are none, are not padded.
+            decode_buckets: ascending numbers of rows to which batches of one-token rows are padded; larger batches are
+                not padded.
         """
         stream = stream or InlineStream()
         self._block_size = block_size
@@ -135,7 +132,7 @@ class BatchBuilder:
         num_buffers = 1 if stream.is_inline else max_steps_in_flight
         self._host = [stream.host_buffer(layout.num_bytes) for _ in range(num_buffers)]
         self._arrays = [layout.arrays(memory) for memory in self._host]
-        self._columns: list[Columns | None] = [None] * num_buffers  # what each holds
+        self._columns: list[Columns | None] = [None] * num_buffers  # content of each buffer
         self._turn = 0
         table_shape = (max_num_seqs, self._max_blocks)
         if stream.is_inline:
@@ -147,12 +144,12 @@ class BatchBuilder:
             self._sections = layout.tensors(self._memory)
             self._block_table = torch.zeros(table_shape, dtype=torch.int32, device=stream.device)
         self._views = StepViews(self._sections, self._block_table)
-        # A batch of padding, which may be computed: graphs are recorded before there is a real one.
+        # Start with a valid batch of padding rows: graphs are recorded before the first real batch.
         self._sections.query_start_loc.copy_(torch.arange(max_num_seqs + 1))
         self._sections.slot_mapping.fill_(-1)
 
     def largest(self) -> StepInputs:
-        """The buffers whole. As they are at first they hold rows of padding."""
+        """Returns the complete buffers, which initially hold padding rows."""
         sections = self._sections
         return StepInputs(
             input_ids=sections.input_ids,
@@ -170,7 +167,7 @@ class BatchBuilder:
         )
 
     def build(self, plan: SchedulerOutput, state: RequestState) -> Batch:
-        """Packs the rows of a plan, which has at least one and whose differences `state` has taken over.
+        """Packs a plan of at least one row, after `state` has applied its differences.
 
         Returns: the batch, which is on the device when its `upload` is done.
         """
@@ -223,7 +220,7 @@ class BatchBuilder:
         if size > num_logits:
             _pad(host, num_rows, size, num_logits)
         upload = self._pack_table(turn, state.block_table, rows, -(-max_seq_len // self._block_size))
-        # Only the last token of a row can be one that a step in flight still samples, and such a row has no other.
+        # Only the last token of a row can be pending in a step in flight, and such a row has one token.
         has_unknown = state.has_tokens_in_flight and bool((host.input_ids[:num_narrow] < 0).any())
 
         views = self._views.step(max(size, num_tokens), size, num_logits)
@@ -259,10 +256,12 @@ class BatchBuilder:
         return num_rows
 
     def _pack_table(self, turn: int, block_table: Array, rows: Int64Array, width: int) -> Callable[[], None]:
-        """Packs the first `width` blocks of each row. A table as wide as the longest possible request would be most of
-        what a step sends: 8 MB for 256 rows of 131,072 tokens, where rows of 2,048 tokens fill 128 KB.
+        """Packs the first `width` blocks of each row.
 
-        Returns: device work that brings all that is packed to the device.
+        A full-width table would dominate the transfer: 8 MB for 256 rows with max_model_len 131,072, of which rows of
+        2,048 tokens fill 128 KB.
+
+        Returns: device work that copies the packed batch to the device.
         """
         num_rows = len(rows)
         packed = self._arrays[turn].block_table
@@ -283,8 +282,9 @@ class BatchBuilder:
 
 
 def _pad(host: StepSections[Array], num_rows: int, size: int, num_logits: int) -> None:
-    """Fills rows num_rows to size - 1 of a batch of one-token rows. A recorded step computes logits of `size` tokens:
-    those that nobody wants are of row 0.
+    """Fills rows num_rows to size - 1 of a batch of one-token rows with padding.
+
+    A recorded step computes the logits of `size` tokens; the surplus ones are those of row 0.
     """
     padding = slice(num_rows, size)
     host.query_start_loc[num_rows + 1 : size + 1] = np.arange(num_rows + 1, size + 1)
@@ -296,4 +296,4 @@ def _pad(host: StepSections[Array], num_rows: int, size: int, num_logits: int) -
 
 
 def _nothing() -> None:
-    """What has to be copied where host and device share a buffer."""
+    """Copies nothing, because host and device share a buffer."""

@@ -1,41 +1,41 @@
 """Batch sizes of decode steps for which a GPU replays a recorded graph.
 
-A graph is recorded for one number of rows; a step between two of them is padded to the larger one. Steps with prompts
-in them run without padding and are no business of this module.
+A graph is recorded for one number of rows; other steps are padded to the next larger number. Steps with prompts run
+without padding.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-# Most rows up to which the step between two sizes is this. A decode step reads all weights whatever its size, so that a
-# padding row costs next to nothing in a small batch; what it costs is its share of the matrix products and of the
-# sampler. Up to 256 rows at most 7 are padding. From there on at most 6 % are (15 of 257, 31 of 513), where a finer
-# ladder would only take memory and start-up time: a graph of an 8B model is some 300 kernels to record.
+# (rows, step between sizes up to these rows). A decode step reads all weights regardless of its size, so that a padding
+# row costs little in a small batch: its share of the matrix products and of the sampler. Up to 256 rows at most 7 are
+# padding, above that at most 6 % (15 of 257, 31 of 513). More sizes would cost memory and start-up time: recording a
+# graph of an 8B model takes about 300 kernels.
 _STEPS = ((256, 8), (512, 16), (1 << 62, 32))
-_SMALLEST = (1, 2, 4, 8)  # few users at once is common, and then a row is half the batch
+_SMALLEST = (1, 2, 4, 8)  # small batches are common, and one row is a large part of them
 
 
 def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """The ladder up to max_num_seqs, which is always its last rung: 1, 2, 4, 8, 16, 24, ... 256, 272, ... 512, 544, ...
+    """Returns the batch sizes up to and including max_num_seqs: 1, 2, 4, 8, 16, 24, ... 256, 272, ... 512, 544, ...
 
     Args:
         max_num_seqs: most rows of a step, >= 1.
     """
-    ladder = [size for size in _SMALLEST if size < max_num_seqs]
+    sizes = [size for size in _SMALLEST if size < max_num_seqs]
     size = _SMALLEST[-1]
     for limit, step in _STEPS:
         while size + step <= min(limit, max_num_seqs - 1):
             size += step
-            ladder.append(size)
-    return (*ladder, max_num_seqs)
+            sizes.append(size)
+    return (*sizes, max_num_seqs)
 
 
-def bucket_of(num_rows: int, ladder: Sequence[int]) -> int:
-    """The size to which a step of this many rows is padded: the smallest of an ascending ladder that holds them.
+def bucket_of(num_rows: int, sizes: Sequence[int]) -> int:
+    """Returns the size to which a step of this many rows is padded: the smallest sufficient one of ascending sizes.
 
-    Raises: ValueError: the ladder ends below num_rows.
+    Raises: ValueError: num_rows exceeds the largest size.
     """
-    index = bisect_left(ladder, num_rows)
-    if index == len(ladder):
-        raise ValueError(f"{num_rows} rows, the largest batch size is {ladder[-1] if ladder else 0}")
-    return ladder[index]
+    index = bisect_left(sizes, num_rows)
+    if index == len(sizes):
+        raise ValueError(f"{num_rows} rows, the largest batch size is {sizes[-1] if sizes else 0}")
+    return sizes[index]

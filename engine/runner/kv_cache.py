@@ -1,4 +1,4 @@
-"""Sizes and allocates the tensors of the KV cache. Which block belongs to whom is the scheduler's business."""
+"""Sizes and allocates the tensors of the KV cache; the scheduler assigns the blocks."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from kernels.interface import KernelOps, KVCache
 
 @dataclass(frozen=True, slots=True)
 class KVCachePlan:
-    """How large the cache is.
+    """Size of the KV cache.
 
     Attributes:
         num_blocks: blocks in every layer.
         block_size: tokens per block.
-        bytes_per_token: of one token over all layers.
-        max_model_len: most tokens of one request; fits the cache.
+        bytes_per_token: size of one token over all layers.
+        max_model_len: most tokens of one request; fits in the cache.
     """
 
     num_blocks: int
@@ -27,17 +27,17 @@ class KVCachePlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the whole cache holds."""
+        """Capacity in tokens."""
         return self.num_blocks * self.block_size
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its tensors."""
+        """Size in bytes."""
         return self.num_tokens * self.bytes_per_token
 
 
 def kv_bytes_per_token(model_config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes one token takes over all layers; values of 8 bits have an fp32 scale for each token and head."""
+    """Returns the bytes of one token over all layers; 8-bit values have an fp32 scale per token and head."""
     return model_config.kv_bytes_per_token(dtype.itemsize, scale_bytes=4 if dtype.itemsize == 1 else 0)
 
 
@@ -53,12 +53,11 @@ def plan_kv_cache(
 
     Args:
         model_config: layers, KV heads and head size.
-        dtype: of keys and values.
+        dtype: dtype of keys and values.
         block_size: tokens per block.
-        available_bytes: memory the cache may take.
-        max_model_len: what the user asks for, which is held or refused; None takes the model's context length, cut to
-            what fits.
-        num_blocks_override: this many blocks whatever the budget.
+        available_bytes: memory for the cache.
+        max_model_len: requested length, which must fit; None: the model's context length, reduced to what fits.
+        num_blocks_override: number of blocks; overrides available_bytes.
     Raises: ConfigError: not even one request of max_model_len fits, or the model has no positions for it.
     """
     bytes_per_token = kv_bytes_per_token(model_config, dtype)
@@ -69,7 +68,7 @@ def plan_kv_cache(
     wanted = model_config.max_position_embeddings if max_model_len is None else max_model_len
     if wanted > model_config.max_position_embeddings:
         raise ConfigError(
-            f"--max-model-len is {wanted}, the model was made for {model_config.max_position_embeddings} positions "
+            f"--max-model-len is {wanted}, the model has {model_config.max_position_embeddings} positions "
             "(max_position_embeddings): lower it"
         )
     if num_tokens < wanted and (max_model_len is not None or num_tokens == 0):
@@ -86,9 +85,9 @@ def plan_kv_cache(
 def allocate_kv_caches(
     plan: KVCachePlan, model_config: ModelConfig, dtype: torch.dtype, ops: KernelOps
 ) -> list[KVCache]:
-    """Keys and values of each layer, as the operations lay them out.
+    """Allocates keys and values of each layer, in the layout of the operations.
 
-    Raises: ConfigError: the memory cannot be had.
+    Raises: ConfigError: out of memory.
     """
     try:
         return [
@@ -102,7 +101,7 @@ def allocate_kv_caches(
 
 
 def _amount(num_bytes: int) -> str:
-    """Bytes in the unit that gives a number above 1."""
+    """Formats bytes in the largest unit that gives at least 1."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             return f"{num_bytes / size:.4g} {unit}"

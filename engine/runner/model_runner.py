@@ -1,4 +1,4 @@
-"""The model runner: plans go in, one token per sampling row comes out, up to a few steps later."""
+"""The model runner: executes plans and returns one token per sampling row, with up to a few steps in flight."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from engine.model.config import ModelConfig
 from engine.runner.batch import Batch, BatchBuilder
 from engine.runner.device_tokens import DeviceTokens
 from engine.runner.kv_cache import KVCachePlan, allocate_kv_caches
-from engine.runner.request_state import Landing, RequestState
+from engine.runner.request_state import PendingTokens, RequestState
 from engine.runner.row_masks import MaskedRow, RowMasks, accept, are_known
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
@@ -25,29 +25,29 @@ from kernels.sampling import TokenMasks
 
 
 class StepModel(Protocol):
-    """What the runner needs of a model; `engine.model.decoder.Decoder` is one."""
+    """Interface of a model; implemented by `engine.model.decoder.Decoder`."""
 
     dtype: torch.dtype
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
-        """One step of a ragged batch -> logits [S, vocab_size] fp32 of the tokens that `logits_indices` names."""
+        """Computes one step of a ragged batch; returns logits [S, vocab_size] fp32 at `logits_indices`."""
         ...
 
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step with rows that has been launched, and what the host needs to take in its tokens.
+    """A launched step with rows.
 
     Attributes:
         masked: rows under constraints.
-        histories: what the device has to know first of rows that have penalties and are new: state row and tokens.
+        histories: state row and tokens of new rows with penalties, to be uploaded first.
         is_computed: whether its forward pass has been queued.
-        logits: what that yields, once the device has done it; the sampler's input.
-        done: behind its last work; None until its draws have been queued.
+        logits: output of the forward pass, input of the sampler.
+        done: event after its last work; None until sampling has been queued.
     """
 
     batch: Batch
-    landing: Landing
+    pending: PendingTokens
     results: SampledBuffer
     masked: list[MaskedRow]
     histories: list[tuple[int, torch.Tensor]]
@@ -59,15 +59,15 @@ class StepInFlight:
 class TorchModelRunner:
     """`engine.interfaces.ModelRunner` on a torch model: batch -> forward -> logits -> sampler.
 
-    `launch` only queues work on a stream, and a step finds the tokens of the step before on the device, so that the
-    next step can be launched while one runs. It trusts the plan: blocks, budgets and who runs are the scheduler's
-    decisions. All methods belong on one thread.
+    `launch` only queues work on a stream, and a step reads the tokens of the previous step on the device, so that the
+    next step can be launched while one runs. The plan is trusted: the scheduler decides about blocks, budgets and rows.
+    All methods must be called on one thread.
 
-    A step in which a row is masked by what was drawn before cannot be sampled before the host knows that: its draws are
-    queued when the step before has been collected. Its forward pass has been queued by then, so the device goes on.
+    A row whose mask depends on the previous token can be sampled only when the host knows that token: sampling is
+    queued when the previous step has been collected. The forward pass is queued earlier, so the device stays busy.
 
-    Memory that work in flight reads or writes: each step has a host buffer for its batch and one for its results, both
-    used again when it has been collected. Everything on the device is written and read in the order of the stream.
+    Memory of work in flight: each step has a host buffer for its batch and one for its results, both reused when it has
+    been collected. Device memory is read and written in the order of the stream.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class TorchModelRunner:
         """Allocates buffers and caches, and compiles the step.
 
         Args:
-            model: on the device of the stream.
-            model_config: its shape and end tokens.
+            model: model on the device of the stream.
+            model_config: shape and end tokens of the model.
             kv_plan: size of the cache.
-            ops: what the model and the sampler run on.
+            ops: operations of model and sampler.
             max_num_seqs, max_num_batched_tokens: most rows and tokens of a step.
-            kv_dtype: of the cache; None is the model's.
-            stream: where steps run; None is the host's own thread.
+            kv_dtype: dtype of the cache; None: the model's.
+            stream: stream of the steps; None: the host's thread.
             max_steps_in_flight: steps that may be launched before the first is collected.
             decode_buckets: see `BatchBuilder`.
         """
@@ -138,8 +138,8 @@ class TorchModelRunner:
     def launch(self, plan: SchedulerOutput) -> None:
         """Queues one step; see `engine.interfaces.ModelRunner.launch`.
 
-        Raises: StepError: the step failed as a whole, memory for instance; state and cache can no longer be trusted. As
-            a DeviceError if the device did, in this step or the one before.
+        Raises: StepError: the whole step failed, such as out of memory; the engine must not continue. DeviceError if
+            the device failed, in this step or the previous one.
         """
         assert len(self._in_flight) < self._max_steps_in_flight, f"{len(self._in_flight)} steps are in flight"
         try:
@@ -153,17 +153,17 @@ class TorchModelRunner:
     def collect(self) -> ModelRunnerOutput:
         """Waits for the oldest step; see `engine.interfaces.ModelRunner.collect`.
 
-        Raises: StepError: it failed as a whole, or the device did.
+        Raises: StepError: the whole step or the device failed.
         """
         plan, step = self._in_flight.popleft()
         if step is None:
             return ModelRunnerOutput(plan.step, (), {}, {})
-        assert step.done is not None, f"step {plan.step} waits for tokens of a step that has been collected"
+        assert step.done is not None, f"step {plan.step} was not sampled when it was collected"
         batch, num_samples = step.batch, len(step.batch.sampling_rows)
         try:
             step.done.wait()
             sampled = step.results.read(batch.top_logprobs, batch.max_top_logprobs)
-            self._state.land_tokens(step.landing, sampled.token_ids[:num_samples])
+            self._state.write_tokens(step.pending, sampled.token_ids[:num_samples])
             if step.masked:
                 for row in step.masked:
                     if row.sample in sampled.failures and row.constraint.error:
@@ -190,15 +190,15 @@ class TorchModelRunner:
         batch = self._builder.build(plan, self._state)
         results = self._results.popleft()
         results.reserve(batch.max_top_logprobs)
-        landing = self._state.await_tokens(batch.columns.rows)
-        masked = self._masks.masked_rows(plan, batch.sampling_rows, landing, batch.columns.num_prompt_tokens)
-        step = StepInFlight(batch, landing, results, masked, self._stage_histories(plan))
+        pending = self._state.reserve_tokens(batch.columns.rows)
+        masked = self._masks.masked_rows(plan, batch.sampling_rows, pending, batch.columns.num_prompt_tokens)
+        step = StepInFlight(batch, pending, results, masked, self._stage_histories(plan))
         self._unsampled.append(step)
         self._queue_steps()
         return step
 
     def _queue_steps(self) -> None:
-        """Queues what can be of the steps launched, in their order."""
+        """Queues forward passes and sampling of launched steps, in order, as far as their masks are known."""
         while self._unsampled:
             step = self._unsampled[0]
             if not step.is_computed:
@@ -224,7 +224,7 @@ class TorchModelRunner:
         step.logits = self._step(batch.inputs)
 
     def _sample(self, step: StepInFlight, masks: Callable[[], TokenMasks] | None) -> None:
-        """Device work: the draws."""
+        """Device work: sampling."""
         batch = step.batch
         if not batch.num_logits:
             return
@@ -245,7 +245,7 @@ class TorchModelRunner:
         step.results.receive(sampled, sampling.max_top_logprobs)
 
     def _stage_histories(self, plan: SchedulerOutput) -> list[tuple[int, torch.Tensor]]:
-        """The tokens of new requests with penalties, if the device has no other way to know them."""
+        """Stages the tokens of new requests with penalties, unless the device reads the host's record."""
         if self._tokens.is_host_record:
             return []
         rows = self._state.rows_of(request.request_id for request in plan.new_requests).tolist()
@@ -258,6 +258,6 @@ class TorchModelRunner:
 
 def _step_error(plan: SchedulerOutput, error: Exception) -> StepError:
     step = f"step {plan.step} with {len(plan.rows)} rows, {plan.num_tokens} tokens"
-    if isinstance(error, torch.AcceleratorError):  # the rest of its text is advice on how to debug kernels
+    if isinstance(error, torch.AcceleratorError):  # the rest of the text is debugging advice
         return DeviceError(f"{step}: {str(error).splitlines()[0]}")
     return StepError(f"{step}: {error}")

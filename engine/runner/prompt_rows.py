@@ -1,5 +1,5 @@
-"""Rows of the sampler that draw nothing: each is forced to become the prompt token that comes next anyway, so that its
-log-probabilities are reported like those of any other token.
+"""Sampler rows for prompt logprobs: each is forced to the next prompt token, whose logprobs are then reported like
+those of a sampled token.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from engine.runner.step_buffers import Array, StepSections
 
 
 class PromptRows(NamedTuple):
-    """F rows of the sampler, behind those that draw.
+    """F rows of the sampler, after the sampling rows.
 
     Attributes:
-        plan_rows: [F], the rows of the plan to which they belong.
-        top_logprobs: [F], alternatives that each asks for.
+        plan_rows: [F], their rows of the plan.
+        top_logprobs: [F], number of alternatives per row.
         max_top_logprobs: the largest of them; -1 if there are no rows.
     """
 
@@ -27,11 +27,11 @@ class PromptRows(NamedTuple):
     max_top_logprobs: int
 
     def logprobs(self, sampled: Mapping[int, TokenLogprobs], num_samples: int) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """What they have yielded, by row of the plan; of a row with a failure, less.
+        """Returns their logprobs by row of the plan; incomplete for a row with a failure.
 
         Args:
-            sampled: by row of the sampler.
-            num_samples: rows that come before these.
+            sampled: logprobs by row of the sampler.
+            num_samples: number of sampling rows, which come first.
         """
         if self is NO_PROMPT_ROWS:
             return {}
@@ -48,14 +48,14 @@ NO_PROMPT_ROWS = PromptRows(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.in
 def fill_prompt_rows(
     plan: SchedulerOutput, rows: Int64Array, num_samples: int, state: RequestState, out: StepSections[Array]
 ) -> PromptRows:
-    """Writes a step's prompt rows behind the rows that draw, which have been written.
+    """Writes the prompt rows of a step after the sampling rows, which have been written.
 
     Args:
         plan: has rows with `num_prompt_logits`.
         rows: state rows of the plan's rows.
-        num_samples: rows that draw.
-        state: knows the prompts.
-        out: has `query_start_loc`; gets logits indices, forced ids, and parameters that draw nothing.
+        num_samples: number of sampling rows.
+        state: holds the prompts.
+        out: has `query_start_loc`; gets logits indices, forced ids and parameters.
     """
     plan_rows: list[int] = []
     positions: list[int] = []

@@ -1,6 +1,6 @@
-"""What the runner remembers of each request between steps: one row of persistent arrays per request that holds blocks.
+"""State of the running requests between steps: one row of persistent arrays per request that holds blocks.
 
-The plan brings differences only; a step gathers its inputs from these arrays without a Python loop over tokens.
+Plans contain only differences; a step gathers its inputs from these arrays without a Python loop over tokens.
 """
 
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ from engine.core.request import RequestId
 from engine.runner.sampling_state import Int32Array, Int64Array, SamplingState
 
 
-class Landing(NamedTuple):
-    """Where the tokens of a step in flight will be written.
+class PendingTokens(NamedTuple):
+    """Where to write the tokens of a step in flight.
 
     Attributes:
         rows: [S], state rows that sample.
         positions: [S], index of the new token.
-        plan_index: of the step, counted by `RequestState.apply`.
+        plan_index: number of the plan, counted by `RequestState.apply`.
     """
 
     rows: Int64Array
@@ -30,18 +30,17 @@ class Landing(NamedTuple):
 class RequestState:
     """Rows of request state. A request keeps its row from admission to removal.
 
-    A token that a step in flight will yield counts as a token of its row. Until it is known, `token_ids` holds
-    -1 - row in its place, from which the device finds out which token is meant: the last one sampled for that row.
+    A token that a step in flight will sample counts as a token of its row. Until it is known, `token_ids` holds
+    -1 - row in its place, which the device replaces with the token sampled last for that row.
 
-    Invariants: every known request has one row and no row has two; of a row num_tokens tokens and
-    num_blocks block ids are known or in flight; a step in flight writes to a row only as long as the request that it
-    was launched for has it.
+    Invariants: every known request has one row, and no row has two requests; the num_tokens tokens and num_blocks
+    blocks of a row are known or in flight; a step in flight writes to a row only while its request owns it.
 
     Attributes:
         token_ids: [max_num_seqs, max_model_len], prompt and output.
         num_tokens, num_prompt_tokens, num_blocks: [max_num_seqs].
         block_table: [max_num_seqs, max_blocks].
-        sampling: how each row samples.
+        sampling: sampling parameters of each row.
     """
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, sampling: SamplingState) -> None:
@@ -53,13 +52,13 @@ class RequestState:
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = sampling
         self._num_plans = 0
-        self._vacated: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)  # the plan that took the row from a request
-        self._num_landings = 0  # awaited
+        self._vacated: Int64Array = np.zeros(max_num_seqs, dtype=np.int64)  # the plan that freed the row
+        self._num_pending_steps = 0  # steps in flight with tokens
         self._row_of: dict[RequestId, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Takes over a plan's differences: removed requests, then new ones, then blocks for rows."""
+        """Applies the differences of a plan: removed requests, new requests, then new blocks."""
         self._num_plans += 1
         for request_id in plan.removed_request_ids:
             row = self._row_of.pop(request_id)
@@ -72,36 +71,36 @@ class RequestState:
                 self._append_blocks(self._row_of[row_plan.request_id], row_plan.new_block_ids)
 
     def rows_of(self, request_ids: Iterable[RequestId]) -> Int64Array:
-        """The state row of each request."""
+        """Returns the state row of each request."""
         return np.fromiter(map(self._row_of.__getitem__, request_ids), dtype=np.int64)
 
     @property
     def has_tokens_in_flight(self) -> bool:
         """Whether `token_ids` may hold a reference instead of a token."""
-        return self._num_landings > 0
+        return self._num_pending_steps > 0
 
-    def await_tokens(self, rows: Int64Array) -> Landing:
-        """Counts one token more for each of these rows, which a step in flight will yield."""
+    def reserve_tokens(self, rows: Int64Array) -> PendingTokens:
+        """Reserves one token in each of these rows, which a step in flight will sample."""
         positions = self.num_tokens[rows]
         self.token_ids[rows, positions] = -1 - rows
         self.num_tokens[rows] = positions + 1
-        self._num_landings += 1
-        return Landing(rows, positions, self._num_plans)
+        self._num_pending_steps += 1
+        return PendingTokens(rows, positions, self._num_plans)
 
-    def land_tokens(self, landing: Landing, token_ids: Int64Array) -> None:
-        """Writes the tokens of a step to the rows that still belong to the requests they were sampled for.
+    def write_tokens(self, pending: PendingTokens, token_ids: Int64Array) -> None:
+        """Writes the tokens of a step to the rows whose request has not changed since its launch.
 
         Args:
-            landing: where they were expected.
-            token_ids: [S]; -1 for a row that failed: it has no token and will be removed.
+            pending: result of `reserve_tokens`.
+            token_ids: [S]; -1 for a row that failed and will be removed.
         """
-        self._num_landings -= 1
-        rows, positions = landing.rows, landing.positions
-        lands = token_ids >= 0
-        if landing.plan_index < self._num_plans:
-            lands &= self._vacated[rows] <= landing.plan_index
-        if not lands.all():
-            rows, positions, token_ids = rows[lands], positions[lands], token_ids[lands]
+        self._num_pending_steps -= 1
+        rows, positions = pending.rows, pending.positions
+        is_written = token_ids >= 0
+        if pending.plan_index < self._num_plans:
+            is_written &= self._vacated[rows] <= pending.plan_index
+        if not is_written.all():
+            rows, positions, token_ids = rows[is_written], positions[is_written], token_ids[is_written]
         self.token_ids[rows, positions] = token_ids
 
     def check_integrity(self) -> None:

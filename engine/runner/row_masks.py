@@ -1,8 +1,8 @@
-"""Masks of the rows whose requests are constrained; nothing here is touched as long as there is none.
+"""Token masks of rows with structured-output constraints; costs nothing without such rows.
 
-A mask lives in the table under the row of its request in `RequestState`. It is written again when what it shows is out
-of date: static ones once, others before every draw. That takes the token before, so a step whose rows wait for one is
-sampled when the step before it has been collected, while its own forward pass runs.
+A mask is stored in a table, in the state row of its request. Static masks are computed once, others before every draw.
+The latter need the previous token: such a step is sampled when the previous step has been collected, while its own
+forward pass runs.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,19 +15,19 @@ from engine.constraints.constraint import Constraint
 from engine.constraints.token_bits import Words, num_words
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
-from engine.runner.request_state import Landing
+from engine.runner.request_state import PendingTokens
 from engine.runner.sampling_state import Int32Array, Int64Array
 from engine.runner.stream import Stream
 from kernels.sampling import TokenMasks
 
 
 class MaskedRow(NamedTuple):
-    """A row that is going to be drawn under a constraint.
+    """A row that samples under a constraint.
 
     Attributes:
-        sample: index among the rows that sample.
-        state_row: in `RequestState`.
-        position: of the token in the output: so many tokens the constraint has to know first.
+        sample: index among the sampling rows.
+        state_row: row in `RequestState`.
+        position: output position of the token; the constraint must have accepted this many tokens first.
     """
 
     sample: int
@@ -43,16 +43,16 @@ class RowMasks:
         self._shape = max_num_seqs, num_words(vocab_size)
         self._stream = stream
         self._constraints: dict[RequestId, Constraint] = {}
-        self._shown: dict[int, tuple[Constraint, int]] = {}  # by state row: whose mask it is, after how many tokens
-        self.num_filled = 0  # masks, so far
+        self._shown: dict[int, tuple[Constraint, int]] = {}  # by state row: constraint and number of tokens of its mask
+        self.num_filled = 0  # masks computed so far
         self._table: Words | None = None
         self._device_table: torch.Tensor | None = None
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Takes over a plan's differences. A constraint learns the tokens that were drawn while it was not here."""
+        """Applies the differences of a plan; constraints of resumed requests accept tokens drawn meanwhile."""
         if self._constraints:
             for request_id in plan.removed_request_ids:
-                self._forget(request_id)
+                self._remove(request_id)
         for request in plan.new_requests:
             constraint = request.constraint
             if constraint is not None:
@@ -62,24 +62,24 @@ class RowMasks:
                     constraint.accept(request.token_ids[known:])
 
     def masked_rows(
-        self, plan: SchedulerOutput, sampling_rows: Int64Array, landing: Landing, num_prompt_tokens: Int32Array
+        self, plan: SchedulerOutput, sampling_rows: Int64Array, pending: PendingTokens, num_prompt_tokens: Int32Array
     ) -> list[MaskedRow]:
-        """The rows whose requests are constrained.
+        """Returns the sampling rows whose requests are constrained.
 
         Args:
-            plan: what was applied last.
-            sampling_rows: rows of it that sample.
-            landing: where their tokens will be written.
-            num_prompt_tokens: theirs.
+            plan: the plan applied last.
+            sampling_rows: its rows that sample.
+            pending: where their tokens will be written.
+            num_prompt_tokens: of these rows.
         """
         if not self._constraints:
             return []
-        positions = (landing.positions - num_prompt_tokens).tolist()
+        positions = (pending.positions - num_prompt_tokens).tolist()
         request_ids = [plan.rows[row].request_id for row in sampling_rows]
         return [
             MaskedRow(sample, state_row, position, self._constraints[request_id])
             for sample, (request_id, state_row, position) in enumerate(
-                zip(request_ids, landing.rows.tolist(), positions, strict=True)
+                zip(request_ids, pending.rows.tolist(), positions, strict=True)
             )
             if request_id in self._constraints
         ]
@@ -94,11 +94,11 @@ class RowMasks:
         """
         if self._table is None:
             self._table = np.zeros(self._shape, dtype=np.int32)  # lazily committed
-        changed = [row for row in masked if self._shown.get(row.state_row) != _shows(row)]
+        changed = [row for row in masked if self._shown.get(row.state_row) != _mask_key(row)]
         for row in changed:
             row.constraint.fill(self._table[row.state_row])
             self.num_filled += 1
-            self._shown[row.state_row] = _shows(row)
+            self._shown[row.state_row] = _mask_key(row)
         rows = np.full(num_rows, -1, dtype=np.int32)
         rows[[row.sample for row in masked]] = [row.state_row for row in masked]
         if self._stream.is_inline:
@@ -107,7 +107,7 @@ class RowMasks:
         return self._upload(rows, np.array([row.state_row for row in changed], dtype=np.int64))
 
     def _upload(self, rows: Int32Array, changed: Int64Array) -> Callable[[], TokenMasks]:
-        """Everything in one piece of memory of its own, as the table may change while the device is late."""
+        """Copies everything to one separate buffer, as the table may change before the device reads it."""
         assert self._table is not None
         if self._device_table is None:
             self._device_table = torch.zeros(self._shape, dtype=torch.int32, device=self._stream.device)
@@ -125,14 +125,14 @@ class RowMasks:
 
         return upload
 
-    def _forget(self, request_id: RequestId) -> None:
+    def _remove(self, request_id: RequestId) -> None:
         constraint = self._constraints.pop(request_id, None)
         if constraint is not None:
             self._shown = {row: shown for row, shown in self._shown.items() if shown[0] is not constraint}
 
 
 def are_known(masked: Iterable[MaskedRow]) -> bool:
-    """Whether the constraints know the tokens before these, so that the masks can be computed."""
+    """Whether the constraints have accepted all previous tokens, so that the masks can be computed."""
     return all(
         not row.constraint.is_dynamic or row.constraint.num_accepted >= row.position or row.constraint.error
         for row in masked
@@ -140,14 +140,14 @@ def are_known(masked: Iterable[MaskedRow]) -> bool:
 
 
 def accept(masked: Iterable[MaskedRow], token_ids: Int64Array) -> None:
-    """The rows that sample have become these tokens, -1 where one has failed."""
+    """Passes the sampled tokens to the constraints; -1 marks a failed row."""
     for row in masked:
         token_id = int(token_ids[row.sample])
         if token_id >= 0:
             row.constraint.accept((token_id,))
         else:
-            row.constraint.fail("the token before has failed")
+            row.constraint.fail("the previous token failed")
 
 
-def _shows(row: MaskedRow) -> tuple[Constraint, int]:
+def _mask_key(row: MaskedRow) -> tuple[Constraint, int]:
     return row.constraint, row.position if row.constraint.is_dynamic else 0

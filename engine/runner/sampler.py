@@ -1,4 +1,4 @@
-"""From what the device has sampled to the token, log-probabilities and failures of each row, on the host."""
+"""Copies sampling results to the host: token, logprobs and failure of each row."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from kernels.sampling import RowStatus, SampledTokens
 
 _FAILURES = {
     RowStatus.BAD_LOGITS: "the model's logits hold NaN or infinity",
-    RowStatus.NO_CANDIDATE: "logit_bias, min_tokens, allowed tokens, bad words and grammar leave no token to draw",
+    RowStatus.NO_CANDIDATE: "logit_bias, min_tokens, allowed tokens, bad words and grammar exclude every token",
 }
 
 
 class SamplerOutput(NamedTuple):
-    """What S rows became.
+    """Results of S rows.
 
     Attributes:
         token_ids: [S], -1 where a row failed.
@@ -30,7 +30,7 @@ class SamplerOutput(NamedTuple):
 
 
 class SampledBuffer:
-    """Host memory where one step's samples arrive; used again when they have been read."""
+    """Host memory for the results of one step, reused when they have been read."""
 
     def __init__(self, stream: Stream, max_num_seqs: int) -> None:
         self._stream = stream
@@ -42,15 +42,16 @@ class SampledBuffer:
         self.top_values = torch.empty(0, dtype=torch.float64)
 
     def reserve(self, max_top_logprobs: int) -> None:
-        """Makes room for so many alternatives per row, before the step that yields them is queued."""
+        """Allocates memory for this many alternatives per row, before the step is queued."""
         num_values = self._max_num_seqs * max(0, max_top_logprobs)
         if num_values > len(self.top_ids) and not self._stream.is_inline:
             self.top_ids = self._stream.host_buffer(8 * num_values).view(torch.int64)
             self.top_values = self._stream.host_buffer(8 * num_values).view(torch.float64)
 
     def receive(self, sampled: SampledTokens, max_top_logprobs: int) -> None:
-        """Device work: copies what was sampled; log-probabilities only if somebody asked (max_top_logprobs >= 0). What
-        the host can read is left where it is: the sampler makes new tensors for every step.
+        """Device work: copies the results; logprobs only if requested (max_top_logprobs >= 0).
+
+        Tensors in host memory are kept without a copy: the sampler allocates new ones for every step.
         """
         if self._stream.is_inline:
             self.token_ids, self.status, self.logprobs = sampled.token_ids, sampled.status, sampled.logprobs
@@ -61,10 +62,10 @@ class SampledBuffer:
             target[: source.numel()].view(source.shape).copy_(source, non_blocking=True)
 
     def read(self, top_logprobs: Int32Array, max_top_logprobs: int) -> SamplerOutput:
-        """What has arrived.
+        """Reads the results.
 
         Args:
-            top_logprobs: [S], alternatives that each row asked for; -1 wants no log-probabilities.
+            top_logprobs: [S], number of alternatives per row; -1: no logprobs.
             max_top_logprobs: the largest of them.
         """
         num_rows = len(top_logprobs)

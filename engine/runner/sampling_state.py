@@ -1,4 +1,4 @@
-"""Sampling parameters of the requests in the batch as columns of numbers, ready for the sampler."""
+"""Sampling parameters of the requests in the batch, as columns for the sampler."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -16,25 +16,26 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Biases(NamedTuple):
-    """Pairs of token id and value to be added to its logit, [n] int32 and float32."""
+    """Token ids and the values added to their logits, [n] int32 and float32."""
 
     ids: Int32Array
     values: npt.NDArray[np.float32]
 
 
 class Columns(NamedTuple):
-    """What the host knows of the columns that `SamplingState.fill` has filled.
+    """Host-side summary of the columns that `SamplingState.fill` wrote.
 
     Attributes:
-        version: of the state when it did.
+        version: version of the state at that time.
         rows: [S], state rows that sample.
-        num_prompt_tokens, min_tokens: [S], of these.
-        top_logprobs: [S], alternatives that each asks for; -1 wants no log-probabilities.
+        num_prompt_tokens, min_tokens: [S], of these rows.
+        top_logprobs: [S], number of alternatives per row; -1: no logprobs.
         max_top_logprobs: the largest of them.
         max_min_tokens: the largest of min_tokens.
-        any_biased: whether a row has biases of its own.
-        any_penalised: whether a row has a penalty, and needs its history.
-        any_random, any_filtered: whether a row draws, and whether one that does has top_k, top_p or min_p.
+        any_biased: whether a row has logit biases.
+        any_penalised: whether a row has a penalty and needs its history.
+        any_random: whether a row has temperature > 0.
+        any_filtered: whether such a row has top_k, top_p or min_p.
     """
 
     version: int
@@ -52,9 +53,9 @@ class Columns(NamedTuple):
 
 _NO_BIASES = Biases(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
 
-_BIASED, _PENALISED, _RANDOM, _FILTERED = 1, 2, 4, 8  # what a row is, as bits
+_BIASED, _PENALISED, _RANDOM, _FILTERED = 1, 2, 4, 8  # flags of a row
 
-_PLAIN = np.array(list(DOUBLES.values()))[:, None]  # the doubles of a greedy row
+_PLAIN = np.array(list(DOUBLES.values()))[:, None]  # values of a greedy row
 
 
 class SamplingState:
@@ -80,7 +81,7 @@ class SamplingState:
         self._minus_inf = np.full(vocab_size, -np.inf, dtype=np.float32)
 
     def set_row(self, row: int, params: SamplingParams) -> None:
-        """Learns the parameters of the request in this row."""
+        """Sets the parameters of the request in this row."""
         self.version += 1
         self._doubles[:, row] = [getattr(params, name) for name in DOUBLES]
         self._top_k[row] = min(params.top_k, self._vocab_size)
@@ -106,17 +107,16 @@ class SamplingState:
             self._stop_ids[row] = np.array(sorted(i for i in ends if i < self._vocab_size), dtype=np.int32)
 
     def is_penalised(self, row: int) -> bool:
-        """Whether the sampler needs to know which tokens this row has seen."""
+        """Whether the sampler needs the history of this row."""
         return bool(self._flags[row] & _PENALISED)
 
     def fill(self, rows: Int64Array, num_prompt_tokens: Int32Array, out: StepSections[Array]) -> Columns:
-        """Writes what does not change from step to step to the beginnings of a buffer's sections. With the same rows,
-        version and buffer it need not be written again.
+        """Writes the parameters that are constant between steps; once for the same rows, version and buffer.
 
         Args:
             rows: [S], state rows that sample.
             num_prompt_tokens: [S], of these rows.
-            out: gets the parameters.
+            out: buffer to write to.
         """
         num_rows = len(rows)
         longs, ints = out.longs, out.ints
@@ -144,13 +144,13 @@ class SamplingState:
         )
 
     def fill_forced(self, rows: Int64Array, own: slice, out: StepSections[Array]) -> Int32Array:
-        """Writes the parameters of rows that become prompt tokens: no penalties, no biases and nothing to draw.
+        """Writes the parameters of prompt rows, which are forced to a token: no penalties, biases or sampling.
 
         Args:
             rows: [F], state rows.
-            own: where they stand among the sampler's rows; those before have been written.
-            out: gets the parameters.
-        Returns: [F], alternatives that each asks for.
+            own: their slice of the sampler's rows; the rows before it have been written.
+            out: buffer to write to.
+        Returns: [F], number of alternatives per row.
         """
         out.doubles[:, own] = _PLAIN
         out.longs[:, own] = 0
@@ -160,13 +160,13 @@ class SamplingState:
         return top_logprobs
 
     def advance(self, columns: Columns, num_tokens: Int32Array, out: StepSections[Array]) -> Biases:
-        """Writes what is different in every step.
+        """Writes the parameters that change in every step.
 
         Args:
-            columns: what `fill` has written to `out`.
-            num_tokens: [S], of the same rows, those in flight included.
-            out: gets positions, and biases if there is room for all.
-        Returns: biases of all rows, and -inf for what would end an answer that is shorter than its min_tokens.
+            columns: result of `fill` for `out`.
+            num_tokens: [S], of the same rows, including tokens in flight.
+            out: gets positions, and the biases if all of them fit.
+        Returns: biases of all rows, with -inf for end tokens of outputs shorter than min_tokens.
         """
         num_rows = len(columns.rows)
         position = num_tokens - columns.num_prompt_tokens
@@ -183,9 +183,7 @@ class SamplingState:
         return biases
 
     def _gather_biases(self, rows: Int64Array, too_short: npt.NDArray[np.bool_] | None, start: Array) -> Biases:
-        """Biases row by row, and what rows must not draw that are too short to end; `start` gets where each row's
-        begin.
-        """
+        """Concatenates the biases of all rows, with -inf for end tokens where `too_short`; `start` gets offsets."""
         ids, values = [], []
         for i, row in enumerate(rows):
             bias = self._bias[row]
@@ -206,15 +204,15 @@ def sampling_batch(
     num_forced: int = 0,
     max_top_logprobs: int = -1,
 ) -> SamplingBatch:
-    """The sampler's view of what was written.
+    """Returns the sampler's input as views of the buffer.
 
     Args:
-        columns: S rows.
-        sections: the buffer that holds them, as tensors.
-        history: [max_num_seqs, max_model_len] int32, token ids by state row; only of penalised rows must it be right.
+        columns: summary of S rows.
+        sections: the buffer, as tensors.
+        history: [max_num_seqs, max_model_len] int32, token ids by state row; valid for penalised rows only.
         bias_ids, bias_values: [num_biases], of all rows.
-        num_forced: rows behind these that `SamplingState.fill_forced` has written.
-        max_top_logprobs: the most alternatives that these ask for.
+        num_forced: additional rows written by `SamplingState.fill_forced`.
+        max_top_logprobs: largest number of alternatives of these.
     """
     num_rows = len(columns.rows) + num_forced
     doubles: dict[str, Any] = dict(zip(DOUBLES, sections.doubles[:, :num_rows].unbind(), strict=True))

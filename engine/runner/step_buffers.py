@@ -1,8 +1,8 @@
-"""The numbers of one step in one piece of memory, so that one copy takes them to the device.
+"""The inputs of one step in one buffer, so that one copy transfers them to the device.
 
-The host's memory and the device's have the same layout: sections at fixed places, since a recorded step (a CUDA graph,
-or the CPU's program) reads them where they were when it was recorded. The block table comes last and is sent as far as
-it is filled; everything before it is always sent.
+Host and device buffers have the same layout of sections at fixed offsets, because a recorded step (a CUDA graph or the
+CPU's program) reads fixed addresses. The block table comes last and is sent as far as it is filled; everything before
+it is always sent.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ Array = npt.NDArray[Any]
 # (300), or for 256 requests with 8. More entries are copied separately.
 BIAS_CAPACITY = 2048
 
-_ALIGNMENT = 256  # bytes: what CUDA's own allocations have, so that no kernel sees less here than in a test
+_ALIGNMENT = 256  # bytes, as in CUDA's own allocations
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class StepSections(Generic[T]):
-    """Arrays of the host or tensors of the device, whole; N rows, B tokens. A step uses the beginnings.
+    """Host arrays or device tensors at full size, N rows and B tokens. A step uses the first rows and tokens.
 
     Attributes:
         query_start_loc: [N + 1] int32, see `AttentionMetadata`.
@@ -37,7 +37,7 @@ class StepSections(Generic[T]):
         doubles: [D, N] float64, the columns of `kernels.sampling.DOUBLES`.
         longs: [3, N] int64: seed, position in the output, state row.
         ints: [5, N] int32: top_k, top_logprobs, history row, number of prompt tokens, of tokens.
-        forced_ids: [N] int32; only of steps with prompt rows is it right.
+        forced_ids: [N] int32; valid only in steps with prompt rows.
         bias_start: [N + 1] int32.
         bias_ids, bias_values: [BIAS_CAPACITY] int32 and float32.
         input_ids, positions, slot_mapping: [B] int64.
@@ -68,11 +68,11 @@ class _Section(NamedTuple):
 
 
 class StepLayout:
-    """Where each section lies.
+    """Offsets of the sections.
 
     Attributes:
-        num_bytes: of all of them.
-        num_head_bytes: of all but the block table.
+        num_bytes: size of all sections.
+        num_head_bytes: size without the block table.
     """
 
     def __init__(self, *, max_num_seqs: int, max_num_tokens: int, max_blocks: int) -> None:
@@ -106,13 +106,13 @@ class StepLayout:
         self.num_head_bytes = self._sections["block_table"].offset
 
     def arrays(self, memory: torch.Tensor) -> StepSections[Array]:
-        """The sections of host memory [num_bytes] uint8."""
+        """Returns the sections of host memory [num_bytes] uint8."""
         return self._views(lambda section: _array(memory, section))
 
     def tensors(self, memory: torch.Tensor) -> StepSections[torch.Tensor]:
-        """The sections of device memory [num_bytes] uint8.
+        """Returns the sections of device memory [num_bytes] uint8.
 
-        On a CPU each has a storage of its own, as CPU operations know by the storage how many rows a tensor has.
+        On a CPU each has a separate storage, because CPU operations derive the number of rows from the storage.
         """
         if memory.device.type == "cpu":
             return self._views(lambda section: torch.from_numpy(_array(memory, section)))

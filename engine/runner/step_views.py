@@ -1,7 +1,7 @@
-"""What a step sees of the device's buffers: their beginnings, as tensors.
+"""Views of the device's buffers with the shape of a step.
 
-Mostly the next step has the same shape, so the views of the last one are kept: making them takes 5 us for the model and
-10 for the sampler on one core of an AMD EPYC, of the 45 that a step of one row costs besides them.
+Consecutive steps mostly have the same shape, so the last views are cached: making them takes 5 us for the model and 10
+us for the sampler on one core of an AMD EPYC, beside 45 us for the rest of a step of one row.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from kernels.sampling import SamplingBatch
 
 
 class StepTensors(NamedTuple):
-    """The beginnings that steps of one shape use."""
+    """Views for steps of one shape."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -26,7 +26,7 @@ class StepTensors(NamedTuple):
 
 
 class StepViews:
-    """Views of one set of buffers; what was handed out shows whatever they hold now."""
+    """Views of one set of buffers; they show the current content."""
 
     def __init__(self, sections: StepSections[torch.Tensor], block_table: torch.Tensor) -> None:
         """Args: sections: the device's buffer. block_table: [max_num_seqs, max_blocks], see `BatchBuilder`."""
@@ -36,7 +36,7 @@ class StepViews:
         self._last_unbiased: tuple[object, SamplingBatch] | None = None
 
     def step(self, num_tokens: int, num_rows: int, num_samples: int) -> StepTensors:
-        """For a step of so many tokens and rows, padding included, of which so many sample."""
+        """Returns the views for a step of these numbers of tokens, rows (both with padding) and samples."""
         key = num_tokens, num_rows, num_samples
         if self._last_step is None or self._last_step[0] != key:
             sections = self._sections
@@ -53,7 +53,7 @@ class StepViews:
         return self._last_step[1]
 
     def unbiased(self, columns: Columns, history: torch.Tensor) -> SamplingBatch:
-        """`sampling_batch` of rows without biases, whose tensors depend on nothing but their number."""
+        """Returns the `sampling_batch` of rows without biases, whose views depend only on their number."""
         hints = columns.max_top_logprobs, columns.any_penalised, columns.any_random, columns.any_filtered
         key = len(columns.rows), id(history), hints
         if self._last_unbiased is None or self._last_unbiased[0] != key:

@@ -1,8 +1,6 @@
-"""Where a step's work runs: at once on the caller's thread, or later on a device that keeps the order of what it is
-given.
+"""Streams: run a step's work at once on the caller's thread, or later on a device, in order.
 
-The runner speaks to this seam only. What it queues may be done at any time until the event that follows it has been
-waited for; until then the memory that the work reads and writes must be left alone.
+Queued work may run at any time until an event after it has been waited for; until then its memory must not be changed.
 """
 
 from collections.abc import Callable
@@ -12,12 +10,12 @@ import torch
 
 
 class Event(Protocol):
-    """A mark among queued work."""
+    """A point in the queue of work."""
 
     def wait(self) -> None:
-        """Returns when all work queued before the mark is done.
+        """Waits until all work queued before the event is done.
 
-        Raises: RuntimeError: the device has failed.
+        Raises: RuntimeError: the device failed.
         """
         ...
 
@@ -26,8 +24,8 @@ class Stream(Protocol):
     """A queue of device work.
 
     Attributes:
-        device: where tensors live that its work uses.
-        is_inline: work is done when `run` returns, and the device's memory is the host's.
+        device: device of the tensors.
+        is_inline: work is done when `run` returns, and device memory is host memory.
     """
 
     @property
@@ -41,34 +39,34 @@ class Stream(Protocol):
         ...
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Host memory that the device copies from and to without the host's help: [num_bytes] uint8, not cleared."""
+        """Returns host memory that the device can copy asynchronously: [num_bytes] uint8, uninitialized."""
         ...
 
     def run(self, work: Callable[[], None]) -> None:
-        """Queues work behind all that was queued before. `work` may be called now or later, once."""
+        """Queues work after all earlier work; `work` is called once, now or later."""
         ...
 
     def mark(self) -> Event:
-        """An event behind all that was queued before."""
+        """Returns an event after all earlier work."""
         ...
 
 
 class InlineStream:
-    """The host's own thread as a stream: a CPU engine, where a step has nothing to overlap with."""
+    """Runs work at once on the caller's thread, for a CPU engine."""
 
     device = torch.device("cpu")
     is_inline = True
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Memory like any other."""
+        """Returns ordinary memory."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Does the work."""
+        """Runs the work."""
         work()
 
     def mark(self) -> Event:
-        """An event that is past."""
+        """Returns an event that has passed."""
         return _PAST
 
 
@@ -83,19 +81,19 @@ _PAST = _PastEvent()
 class CudaStream:
     """A CUDA (or ROCm) stream: `run` calls the work at once, and what that launches is asynchronous.
 
-    Work is therefore called in order on the host's thread, with this stream as the current one; it must not wait for
-    the device. Buffers are pinned, from torch's caching allocator.
+    Work is called in order on the host's thread, with this stream as the current one, and must not block on the device.
+    Buffers are pinned, from torch's caching allocator.
     """
 
     is_inline = False
 
     def __init__(self, device: torch.device) -> None:
-        """Takes the stream that is current now: weights and caches prepared on it are in order with the steps."""
+        """Uses the current stream, so that steps run after the work that prepares weights and caches."""
         self.device = device
         self._stream = torch.cuda.current_stream(device)
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
-        """Pinned memory."""
+        """Returns pinned memory."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def run(self, work: Callable[[], None]) -> None:
@@ -104,7 +102,7 @@ class CudaStream:
             work()
 
     def mark(self) -> Event:
-        """A CUDA event. Waiting for it spins: a thread that slept would be woken late, and with it the next step."""
+        """Returns a CUDA event. Waiting for it spins, because a sleeping thread would wake up late."""
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _CudaEvent(event)
@@ -117,6 +115,6 @@ class _CudaEvent:
     def wait(self) -> None:
         """Waits without the GIL.
 
-        Raises: RuntimeError: a kernel has failed.
+        Raises: RuntimeError: a kernel failed.
         """
         self._event.synchronize()

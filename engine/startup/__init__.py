@@ -1,1 +1,1 @@
-"""From a configuration to parts that serve: device, memory, model, runner, and the start's progress."""
+"""Start-up: builds model, KV cache, runner and scheduler from a configuration, and reports the progress."""

@@ -1,6 +1,4 @@
-"""From a configuration to an engine that is ready to serve: model, cache, runner, scheduler, in this order and with
-the usual log lines.
-"""
+"""Builds the parts of an engine from its configuration: model, KV cache, runner and scheduler."""
 
 import logging
 import os
@@ -31,7 +29,7 @@ from engine.serving.grammar_compiler import GrammarCompiler
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
 from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
 from engine.startup.machine import usable_cpus
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
 from engine.startup.warm_up import warm_up
 from kernels.cpu.cpu_features import cpu_features
@@ -40,13 +38,15 @@ from kernels.cpu.threads import set_num_threads
 _log = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFailure | None = None) -> EngineParts:
+def build_engine(
+    config: EngineConfig, startup: StartupProgress, on_rank_failure: OnFailure | None = None
+) -> EngineParts:
     """Loads the model and everything around it.
 
     Args:
-        config: what the user wants.
-        startup: told what is being done, for people.
-        on_rank_failure: see `engine.parallel.followers.Followers`; None ends this process on the spot.
+        config: the engine's configuration.
+        startup: reports the progress.
+        on_rank_failure: see `engine.parallel.followers.Followers`; None exits this process immediately.
     Returns: the parts of an engine, warmed up.
 
     Raises:
@@ -59,7 +59,7 @@ def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFail
     group = _group(config, device)
     threads = _set_threads(config, device)
     if config.batch_invariant:
-        _log.info("Batch-invariant, as CPU kernels always are: every value is added up in one order")
+        _log.info("Batch-invariant, as CPU kernels always are: the order of summation is fixed")
 
     startup.begin("model", f"finding model {config.model_name}")
     model_dir = _find_model(config, startup)
@@ -67,13 +67,12 @@ def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFail
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size, model_config.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
-    grammars.prepare()  # before memory is divided: for 150,000 tokens it takes 140 MB
+    grammars.prepare()  # before the cache is sized: takes 140 MB for 150,000 tokens
     dtype = resolve_dtype(config.dtype, model_config, device)
     kv_dtype = kv_cache_dtype(config, dtype)
     kv_plan = None
     if device.type == "cpu":
-        # Before kernels are compiled, which takes a minute the first time: files that are of no use, and a model that
-        # cannot fit.
+        # Check files and memory before kernels are compiled, which takes a minute the first time.
         if config.load_format != "dummy":
             check_checkpoint(model_dir, model_config, dtype, group=group)
         free_bytes = bytes_beside_weights(group.size * weights_bytes(model_config, dtype, group=group), dtype)
@@ -108,13 +107,13 @@ def build_engine(config: EngineConfig, startup: Startup, on_rank_failure: OnFail
 
 
 def _group(config: EngineConfig, device: torch.device) -> ProcessGroup | SingleRank:
-    """Of this process, rank 0 of those that will hold the model."""
+    """Returns the group of ranks that share the model; this process is rank 0."""
     size = config.tensor_parallel_size
     if size == 1:
         return SINGLE_RANK
     if device.type == "cpu":
         _check_plain_operations(config)
-        _log.info("Tensor parallelism over %d ranks on one CPU, with plain PyTorch operations: for tests", size)
+        _log.info("Tensor parallelism over %d ranks on one CPU uses plain PyTorch operations: for tests only", size)
     return ProcessGroup(0, size, device)
 
 
@@ -127,8 +126,8 @@ def _check_plain_operations(config: EngineConfig) -> None:
     for flag, is_asked in asked.items():
         if is_asked:
             raise ConfigError(
-                f"{flag} does not go with --tensor-parallel-size {config.tensor_parallel_size} on a CPU: ranks compute "
-                "with plain PyTorch operations there, which have no such thing"
+                f"{flag} is not supported with --tensor-parallel-size {config.tensor_parallel_size} on a CPU, where "
+                "ranks use plain PyTorch operations: omit one of the two"
             )
 
 
@@ -137,16 +136,16 @@ def _end_process(error: EngineError) -> None:
     os._exit(1)
 
 
-def _find_model(config: EngineConfig, startup: Startup) -> Path:
-    """The folder of the checkpoint, or of a shape that is to be filled with random weights."""
+def _find_model(config: EngineConfig, startup: StartupProgress) -> Path:
+    """Returns the folder of the checkpoint, or of a bundled shape for random weights."""
     if config.load_format == "dummy" and (shape := find_shape(config.model)) is not None:
-        _log.info("%s is one of the shapes that come with the engine: %s", config.model, shape)
+        _log.info("Using the bundled shape %s: %s", config.model, shape)
         return shape
-    return resolve_model(config.model, startup.at)
+    return resolve_model(config.model, startup.update)
 
 
 def _set_threads(config: EngineConfig, device: torch.device) -> int:
-    """Checks and sets the number of threads, and says what the CPU lacks if it is to compute."""
+    """Sets the number of CPU threads; on a CPU, warns about missing instructions."""
     threads = config.threads or max(1, usable_cpus() // config.tensor_parallel_size)
     if device.type != "cpu":
         return threads
@@ -157,7 +156,7 @@ def _set_threads(config: EngineConfig, device: torch.device) -> int:
     _log.info("Using %d CPU threads", threads)
     features = cpu_features()
     if not features.avx512:
-        _log.warning("This CPU has no AVX-512: kernels run on its narrower vectors, at a fraction of the speed")
+        _log.warning("This CPU has no AVX-512: kernels use its narrower vectors, at a fraction of the speed")
     if config.quantization == "int8" and not features.vnni:
         _log.warning(
             "This CPU has no AVX-512 VNNI: --quantization int8 saves memory, its weights are multiplied in float32"
@@ -166,20 +165,20 @@ def _set_threads(config: EngineConfig, device: torch.device) -> int:
 
 
 def _watch_compiles(device: torch.device) -> Callable[[], int]:
-    """Counts, from now on, what should not happen any more."""
+    """Counts kernels that are compiled from now on, which would be a defect."""
     if device.type == "cpu":
         return lambda: 0  # kernels are native programs, made whole before the first step
     from kernels.gpu.launch import CompileCounter
 
     counter = CompileCounter(
-        lambda kernel: _log.warning("compiled a kernel while requests wait, which is a defect: %s", kernel)
+        lambda kernel: _log.warning("Compiled a kernel while serving, which is a defect: %s", kernel)
     )
     return lambda: counter.num_compiles
 
 
 def _log_cache(kv_plan: KVCachePlan) -> None:
     _log.info(
-        "KV cache: %s bytes per token, %.1f MiB in all", f"{kv_plan.bytes_per_token:,}", kv_plan.num_bytes / 2**20
+        "KV cache: %s bytes per token, %.1f MiB in total", f"{kv_plan.bytes_per_token:,}", kv_plan.num_bytes / 2**20
     )
     _log.info(
         "KV cache size: %s tokens (%d blocks of %d)", f"{kv_plan.num_tokens:,}", kv_plan.num_blocks, kv_plan.block_size

@@ -1,4 +1,4 @@
-"""How much of this machine's memory the KV cache takes when the model computes on its CPU."""
+"""Computes the size of the KV cache on a CPU."""
 
 import logging
 
@@ -10,8 +10,8 @@ from engine.model.config import ModelConfig
 from engine.runner.kv_cache import kv_bytes_per_token
 from engine.startup.machine import available_memory_bytes
 
-# The cache's share of the memory that the weights leave, when no size is given. The rest is for activations and for the
-# machine's other users.
+# Fraction of the memory beside the weights that the cache takes by default. The rest is for activations and other
+# processes.
 CACHE_SHARE = 0.5
 CACHE_MAX_BYTES = 4 * 2**30
 
@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
-    """The memory that is left for everything else once the weights are loaded.
+    """Returns the memory left once the weights are loaded.
 
-    Raises: ConfigError: not even the weights fit.
+    Raises: ConfigError: the weights do not fit.
     """
     available_bytes = available_memory_bytes()
     _log.info("Available memory: %.2f GiB, weights: %.2f GiB", available_bytes / _GIB, num_weights_bytes / _GIB)
@@ -38,16 +38,17 @@ def bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
 def kv_cache_bytes(
     config: EngineConfig, model_config: ModelConfig, kv_dtype: torch.dtype, limits: StepLimits, free_bytes: int
 ) -> int:
-    """The memory one rank's cache may take: what is asked for, else a share of what the weights leave, and never more
-    than requests could fill.
+    """Returns the size of one rank's cache: the requested size, or by default `CACHE_SHARE` of the free memory.
+
+    The default is at most `CACHE_MAX_BYTES`, and at most what `max_num_seqs` requests can fill.
 
     Args:
-        config: what the user wants.
-        model_config: of the rank's part.
-        kv_dtype: of keys and values.
-        limits: of a step.
-        free_bytes: what the weights leave to this rank.
-    Raises: ConfigError: more is asked for than is free.
+        config: the engine's configuration.
+        model_config: configuration of the rank's shard.
+        kv_dtype: dtype of keys and values.
+        limits: limits of a step.
+        free_bytes: memory left for this rank beside the weights.
+    Raises: ConfigError: the requested size exceeds the free memory.
     """
     if config.kv_cache_memory_bytes is not None:
         if config.kv_cache_memory_bytes > free_bytes:

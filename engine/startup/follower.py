@@ -1,9 +1,9 @@
 """`python -m engine.startup.follower`: runs one more rank of a divided model. Rank 0 starts it; it is not run by hand.
 
-Its last argument is the number of a channel to rank 0, and its standard input a pipe that rank 0 holds open. On the
-channel it gets an `Assignment`, answers None when its part is loaded, then gets one message per call of the runner: a
-plan to launch, or COLLECT. Before it ends by itself it sends the EngineError that made it. It ends when the channel
-does, and at once, whatever it waits for, when standard input does: then rank 0 is gone, however it died.
+The last argument is the file descriptor of a channel to rank 0; standard input is a pipe that rank 0 holds open. The
+channel carries an `Assignment`, then None from the follower when its shard is loaded, then one message per call of the
+runner: a plan to launch, or COLLECT. If the follower fails, it sends the EngineError first. It exits when the channel
+closes, and immediately when standard input closes, because rank 0 has then ended.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Follows rank 0 to its end; returns the exit status."""
-    for signal_number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all: rank 0 decides what they mean
+    """Runs the follower until rank 0 closes the channel; returns the exit status."""
+    for signal_number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all ranks; rank 0 handles them
         signal.signal(signal_number, signal.SIG_IGN)
     threading.Thread(target=_end_with_rank_0, name="stdin-watch", daemon=True).start()
     channel = Connection(int((sys.argv if argv is None else argv)[-1]))
@@ -33,24 +33,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EOFError:
         return 0
     except EngineError as error:
-        _tell(channel, error)
+        _send_error(channel, error)
         return 1
     except Exception as error:
-        _log.exception("defect")
-        _tell(channel, StepError(f"{type(error).__name__}: {error}"))
+        _log.exception("The follower failed with an internal error")
+        _send_error(channel, StepError(f"{type(error).__name__}: {error}"))
         return 1
     return 0
 
 
 def _follow(channel: Connection) -> None:
-    """Does as told.
+    """Loads the shard of the assignment and runs the plans from rank 0.
 
     Raises:
-        EOFError: rank 0 needs it no longer.
-        EngineError: it could not.
+        EOFError: rank 0 closed the channel.
+        EngineError: loading or a step failed.
     """
     from engine.parallel.process_group import ProcessGroup
-    from engine.startup.progress import Startup
+    from engine.startup.progress import StartupProgress
     from engine.startup.rank import Assignment, build_rank, collective_timeout_s
 
     assignment = channel.recv()
@@ -61,7 +61,7 @@ def _follow(channel: Connection) -> None:
     group = ProcessGroup(assignment.rank, assignment.size, assignment.device)
     group.join(assignment.meeting_folder, collective_timeout_s(task.config))
     try:
-        runner = build_rank(task, group, assignment.device, Startup(_log.debug)).runner
+        runner = build_rank(task, group, assignment.device, StartupProgress(_log.debug)).runner
         channel.send(None)
         while True:
             message = channel.recv_bytes()
@@ -81,8 +81,8 @@ def _end_with_rank_0() -> None:
     os._exit(0)
 
 
-def _tell(channel: Connection, error: EngineError) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
+def _send_error(channel: Connection, error: EngineError) -> None:
+    with contextlib.suppress(OSError):  # rank 0 may have ended
         channel.send(error)
 
 

@@ -1,4 +1,4 @@
-"""One GPU of this machine: whether it can be used, and what it is."""
+"""Opens a GPU of this machine and reads its properties."""
 
 import logging
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that there are kernels for.
+    """A GPU for which kernels exist.
 
     Attributes:
-        num_processors: its multiprocessors.
-        memory: what of it was free when it was opened.
+        num_processors: number of multiprocessors.
+        memory: total and free memory when it was opened.
     """
 
     device: torch.device
@@ -28,7 +28,7 @@ class Gpu:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees a GPU that there are kernels for; says why not if it sees another."""
+    """Whether torch sees a GPU for which kernels exist; logs the reason if it sees an unsupported one."""
     if not torch.cuda.is_available():
         return False
     try:
@@ -40,12 +40,12 @@ def has_gpu() -> bool:
 
 
 def open_gpu(index: int, utilization: float) -> Gpu:
-    """Makes a GPU the current one of this process.
+    """Makes a GPU the current device of this process.
 
     Args:
-        index: among those torch sees.
-        utilization: share of its memory to use.
-    Raises: ConfigError: there is none, none of this index, none with kernels, or others hold its memory.
+        index: index among the GPUs that torch sees.
+        utilization: fraction of its memory to use.
+    Raises: ConfigError: there is no such GPU, or no kernels for it, or its memory cannot be queried.
     """
     if not torch.cuda.is_available():
         built = "built without CUDA" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
@@ -55,8 +55,8 @@ def open_gpu(index: int, utilization: float) -> Gpu:
         )
     if index >= torch.cuda.device_count():
         raise ConfigError(
-            f"--tensor-parallel-size needs GPU {index}, torch sees {torch.cuda.device_count()}: lower it, or make more "
-            "visible with CUDA_VISIBLE_DEVICES"
+            f"--tensor-parallel-size needs GPU {index}, torch sees {torch.cuda.device_count()} GPUs: lower it, or make "
+            "more visible with CUDA_VISIBLE_DEVICES"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

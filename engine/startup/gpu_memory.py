@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the KV cache may take: what is allowed, less what all else has been seen to take."""
+"""Computes the GPU memory for the KV cache: the budget less the measured use of everything else."""
 
 import logging
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """A GPU before anything of ours is on it.
+    """Memory of a GPU before the engine allocates any.
 
     Attributes:
-        name: of the GPU, for messages.
-        total_bytes: what it has.
-        free_bytes: what nobody else holds.
-        utilization: share of the total that this engine may use, above 0 and at most 1.
+        name: name of the GPU, for messages.
+        total_bytes: total memory.
+        free_bytes: memory not used by other processes.
+        utilization: fraction of the total that this engine may use, above 0 and at most 1.
     """
 
     name: str
@@ -28,26 +28,26 @@ class GpuMemory:
 
     @property
     def budget_bytes(self) -> int:
-        """What this engine may use in all."""
+        """Total memory that this engine may use."""
         return int(self.total_bytes * self.utilization)
 
     def check(self) -> None:
-        """Compares the budget with what is free.
+        """Checks that the budget is free.
 
-        Raises: ConfigError: others hold part of it.
+        Raises: ConfigError: other processes use part of it.
         """
         if self.free_bytes < self.budget_bytes:
             most = self.free_bytes / self.total_bytes
             raise ConfigError(
                 f"--gpu-memory-utilization {self.utilization:g} asks for {_gib(self.budget_bytes)} of the "
-                f"{_gib(self.total_bytes)} of {self.name}, {_gib(self.free_bytes)} is free: end what else runs on it, "
-                f"or use --gpu-memory-utilization {int(most * 100) / 100:.2f} at most"
+                f"{_gib(self.total_bytes)} of {self.name}, {_gib(self.free_bytes)} is free: stop other processes on "
+                f"it, or use at most --gpu-memory-utilization {int(most * 100) / 100:.2f}"
             )
 
     def check_weights(self, num_bytes: int) -> None:
-        """Compares the weights with the budget, before they are read.
+        """Checks that the weights fit in the budget, before they are read.
 
-        Raises: ConfigError: they do not fit, with what is missing.
+        Raises: ConfigError: they do not fit; names the missing memory.
         """
         if num_bytes >= self.budget_bytes:
             raise ConfigError(
@@ -59,10 +59,10 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What was seen to take memory besides the KV cache, in bytes.
+    """Measured memory use besides the KV cache, in bytes.
 
     Attributes:
-        weights_bytes: of the model, with what its libraries keep.
+        weights_bytes: weights, and memory that libraries keep.
         step_bytes: peak of the largest step: activations, logits, workspaces.
         graphs_bytes: CUDA graphs.
     """
@@ -73,14 +73,14 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all."""
         return self.weights_bytes + self.step_bytes + self.graphs_bytes
 
 
 def kv_cache_bytes(memory: GpuMemory, use: MemoryUse) -> int:
-    """What is left for the KV cache.
+    """Returns the memory left for the KV cache.
 
-    Raises: ConfigError: nothing, with what takes the memory and which flags help.
+    Raises: ConfigError: none is left; lists the use of memory and the flags to change.
     """
     left = memory.budget_bytes - use.total_bytes
     _log.info(
@@ -103,9 +103,9 @@ def kv_cache_bytes(memory: GpuMemory, use: MemoryUse) -> int:
 
 
 def graphs_bytes(first_bytes: int, second_bytes: int, num_graphs: int) -> int:
-    """Memory that a ladder of CUDA graphs will take, from recording its two largest.
+    """Estimates the memory of all CUDA graphs from recording the two largest.
 
-    They share one pool of memory: the largest fills it, every other one adds what the second added.
+    Graphs share one memory pool: the largest fills it, and every other one adds as much as the second one.
     """
     return 0 if num_graphs == 0 else first_bytes + (num_graphs - 1) * second_bytes
 

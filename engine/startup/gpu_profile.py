@@ -1,4 +1,4 @@
-"""What a GPU's memory is needed for besides the KV cache: measured, before the cache takes the rest."""
+"""Measures the GPU memory needed besides the KV cache, before the cache is allocated."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from engine.startup.warm_up import run_largest_step
 from kernels.gpu.ops import GpuOps
 
 MakeRunner = Callable[[KVCachePlan, Sequence[int]], ModelRunner]
-"""(size of the cache, batch sizes to record) -> a runner of the loaded model."""
+"""(plan of the cache, batch sizes to record) -> a runner of the loaded model."""
 
 
 def measure_memory(
@@ -25,22 +25,22 @@ def measure_memory(
     make_runner: MakeRunner,
     *,
     limits: StepLimits,
-    ladder: Sequence[int],
+    decode_sizes: Sequence[int],
     cache: KVCachePlan,
     vocab_size: int,
 ) -> MemoryUse:
-    """Runs the largest step there can be and records two CUDA graphs, with a cache just large enough for them.
+    """Runs the largest possible step and records two CUDA graphs, with the smallest sufficient cache.
 
-    Every rank of a group must do so at once. What was allocated for it is free again afterwards.
+    All ranks of a group must call it together. Its allocations are freed afterwards.
 
     Args:
-        gpu: where the model has been loaded, and nothing else yet.
-        ops: the model's.
-        make_runner: makes a runner of it.
-        limits: of a step.
-        ladder: batch sizes that graphs will be recorded for, ascending.
+        gpu: GPU on which the model has been loaded.
+        ops: operations of the model.
+        make_runner: makes a runner of the model.
+        limits: limits of a step.
+        decode_sizes: batch sizes for which graphs will be recorded, ascending.
         cache: `smallest_cache` of these limits.
-        vocab_size: of the model.
+        vocab_size: vocabulary of the model.
 
     Raises:
         ConfigError: the largest step does not fit.
@@ -65,11 +65,11 @@ def measure_memory(
         run_largest_step(make_runner(cache, ()), config, vocab_size)
         torch.cuda.synchronize(device)
         peak_bytes = torch.cuda.max_memory_reserved(device) - reserved_after_loading
-        # What libraries take past torch's allocator: workspaces, and the kernels themselves.
+        # Memory of libraries outside torch's allocator: workspaces and kernels.
         taken_bytes = free_after_loading - torch.cuda.mem_get_info(device)[0]
         other_bytes = taken_bytes - (torch.cuda.memory_reserved(device) - reserved_after_loading)
-        if ladder:
-            make_runner(cache, ladder[-2:])
+        if decode_sizes:
+            make_runner(cache, decode_sizes[-2:])
     except (torch.OutOfMemoryError, StepError) as error:
         reason = error.__cause__ if isinstance(error, StepError) else error
         if not isinstance(reason, torch.OutOfMemoryError):
@@ -84,14 +84,14 @@ def measure_memory(
     return MemoryUse(
         weights_bytes=memory.free_bytes - free_after_loading,
         step_bytes=max(0, peak_bytes + other_bytes - cache.num_bytes),
-        graphs_bytes=graphs_bytes(first_bytes, second_bytes, len(ladder)),
+        graphs_bytes=graphs_bytes(first_bytes, second_bytes, len(decode_sizes)),
     )
 
 
 def smallest_cache(limits: StepLimits, block_size: int, bytes_per_token: int, max_model_len: int) -> KVCachePlan:
-    """Room for the prompts of the largest step and a token after each.
+    """Returns a cache for the prompts of the largest step and one token after each.
 
-    max_model_len stays what it will be, because buffers of a runner grow with it.
+    max_model_len has its final value, because buffers of a runner grow with it.
     """
     tokens_per_request = -(-limits.max_num_batched_tokens // limits.max_num_seqs) + 1
     blocks_per_request = -(-tokens_per_request // block_size)

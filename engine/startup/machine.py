@@ -1,4 +1,4 @@
-"""What this machine gives a process: cores and memory, control groups included, of both versions."""
+"""Cores and memory available to this process, including limits of control groups (versions 1 and 2)."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class _Limit(NamedTuple):
-    """Of a control group, in bytes."""
+    """Memory of a control group, in bytes."""
 
     limit: int
     used: int
@@ -16,20 +16,18 @@ class _Limit(NamedTuple):
 
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
-    """Cores this process may keep busy: its affinity, cut by the control group's quota; at least 1."""
+    """Returns the number of usable cores: the affinity, limited by the control group's quota; at least 1."""
     cpus = len(os.sched_getaffinity(0))
     quota, period = (*_words(cgroup / "cpu.max"), "", "")[:2]
     if not quota:
         quota, period = (_word(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    if quota.isdigit() and period.isdigit():  # else "max", or -1 in version 1: none
+    if quota.isdigit() and period.isdigit():  # otherwise "max", or -1 in version 1: no quota
         cpus = min(cpus, max(1, int(quota) // int(period)))
     return cpus
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Memory that can be had without swapping: of the machine, cut by the control group's limit. Page cache counts as
-    free.
-    """
+    """Returns the memory available without swapping, limited by the control group. Page cache counts as free."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
@@ -47,7 +45,7 @@ def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path =
 
 
 def _limit(limit: Path, used: Path, stat: Path, prefix: str) -> _Limit | None:
-    """None if there is none. Page cache that is a file of a tmpfs is on neither list, and is not free."""
+    """Reads a memory limit; None if there is none. Files of a tmpfs are in neither list and do not count as free."""
     limit_word, used_word = _word(limit), _word(used)
     if not limit_word.isdigit() or not used_word.isdigit():
         return None
@@ -58,7 +56,7 @@ def _limit(limit: Path, used: Path, stat: Path, prefix: str) -> _Limit | None:
 
 
 def _word(path: Path) -> str:
-    """The first one; empty if there is none."""
+    """Returns the first word of a file, or an empty string."""
     return (*_words(path), "")[0]
 
 

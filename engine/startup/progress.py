@@ -1,7 +1,7 @@
-"""How far the start is, for people: in the log, on a terminal and in the engine's status, all from one place.
+"""Reports the progress of the start in the log, on a terminal and in the engine's status.
 
-A start is a sequence of phases. What is being done is told at once; whoever watches a log file hears of a phase that
-takes long every few seconds, and at a terminal one line is written over and over.
+A start is a sequence of phases. The current activity is reported at once; a long phase is also logged every few
+seconds, or on a terminal shown in one line that is rewritten.
 """
 
 import logging
@@ -12,41 +12,41 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 SILENCE_S = 5.0
-"""How long the log may be silent while a phase lasts."""
+"""Longest time without a log line during a phase."""
 
 _TICK_S = 0.5
-_MIN_GAP_S = 0.1  # between two tellings within a phase: a tensor may take a microsecond
+_MIN_INTERVAL_S = 0.1  # between two reports within a phase: a tensor may take a microsecond
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
 
-def _nobody(_: str) -> None:
-    """Is told, and does nothing."""
+def _ignore(_: str) -> None:
+    """Reports nothing."""
 
 
-def _go_on() -> None:
-    """Raises nothing."""
+def _continue() -> None:
+    """Never raises."""
 
 
-class Startup:
-    """Told by those who load; passes it on to those who wait. Any thread may tell.
+class StartupProgress:
+    """Receives the progress from loading code and reports it. Any thread may call it.
 
     Args:
-        tell: gets what is being done: "loading weights 43 %".
-        show: shows a line on a terminal in place of the one before, "" for none; None: nobody watches.
-        began_at_s: when the start began, time.monotonic(); None: now.
-        check: called by whoever tells; raises if the start is to end.
+        tell: called with the current activity, such as "loading weights 43 %".
+        show: replaces the line on a terminal, "" clears it; None: no terminal.
+        began_at_s: start time, time.monotonic(); None: now.
+        check: called with every update; raises if the start must be aborted.
     """
 
     def __init__(
         self,
-        tell: Callable[[str], None] = _nobody,
+        tell: Callable[[str], None] = _ignore,
         show: Callable[[str], None] | None = None,
         *,
         began_at_s: float | None = None,
-        check: Callable[[], None] = _go_on,
+        check: Callable[[], None] = _continue,
     ) -> None:
         self._tell = tell
         self._show = show
@@ -61,11 +61,11 @@ class Startup:
         self._seconds: dict[str, float] = {}
 
     def begin(self, phase: str, doing: str) -> None:
-        """A phase begins, and the one before has ended.
+        """Ends the current phase and begins the next.
 
         Args:
-            phase: its name in the breakdown; of the same name there may be several.
-            doing: what is being done.
+            phase: name in the breakdown; phases of the same name are summed.
+            doing: current activity.
         """
         self._check()
         with self._lock:
@@ -75,28 +75,28 @@ class Startup:
             self._doing = doing
             self._say(now_s)
 
-    def at(self, doing: str) -> None:
-        """The phase has come so far."""
+    def update(self, doing: str) -> None:
+        """Updates the activity within the phase."""
         self._check()
         with self._lock:
             self._doing = doing
             now_s = time.monotonic()
-            if now_s - self._told_at_s >= _MIN_GAP_S:
+            if now_s - self._told_at_s >= _MIN_INTERVAL_S:
                 self._say(now_s)
 
     def count(self, iterable: Iterable[_T], /, *, desc: str, total: int) -> Iterator[_T]:
-        """Yields what the iterable does, and tells how many there were: a `kernels.gpu.progress.Progress`."""
-        self.at(f"{desc} 0 of {total}")
+        """Iterates and reports the count; implements `kernels.gpu.progress.Progress`."""
+        self.update(f"{desc} 0 of {total}")
         for number, item in enumerate(iterable, 1):
             yield item
-            self.at(f"{desc} {number} of {total}")
+            self.update(f"{desc} {number} of {total}")
 
     def phase_s(self) -> float:
-        """How long the phase has lasted."""
+        """Seconds since the phase began."""
         return time.monotonic() - self._phase_began_at_s
 
     def end(self) -> str:
-        """The last phase has ended; returns what took how long: "3.1 s (weights 2.0, kernels 1.1)"."""
+        """Ends the last phase and returns the breakdown: "3.1 s (weights 2.0, kernels 1.1)"."""
         with self._lock:
             now_s = time.monotonic()
             self._close_phase(now_s)
@@ -106,20 +106,20 @@ class Startup:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within it, a phase that takes long is heard of."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(over,), name="startup", daemon=True)
+        """Logs or shows long phases while the context is open."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(ended,), name="startup", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            ended.set()
             thread.join()
             if self._show is not None:
                 self._show("")
 
-    def _watch(self, over: threading.Event) -> None:
-        while not over.wait(_TICK_S):
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(_TICK_S):
             with self._lock:
                 now_s = time.monotonic()
                 if not self._doing:

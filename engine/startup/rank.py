@@ -1,9 +1,8 @@
-"""One rank's part of the engine: model, cache and runner on its device, built alike in every process of a group."""
+"""Builds one rank: its shard of the model, its KV cache and its runner, in every process of a group."""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -27,7 +26,7 @@ from engine.runner.model_runner import TorchModelRunner
 from engine.runner.stream import CudaStream
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from kernels.families import cpu_ops, reference_ops
 from kernels.gpu.targets import UnsupportedTargetError
 from kernels.interface import KernelOps
@@ -40,15 +39,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """What every rank builds its part from.
+    """Input of `build_rank`, the same for every rank.
 
     Attributes:
-        model_dir: the checkpoint's folder.
-        model_config: of the whole model.
-        dtype: of weights and activations.
-        kv_dtype: of the cache; on a GPU float8 stands for the GPU's own.
-        kv_plan: of one rank's cache; None is what its GPU has room for.
-        limits: of a step.
+        model_dir: folder of the checkpoint.
+        model_config: configuration of the whole model.
+        dtype: dtype of weights and activations.
+        kv_dtype: dtype of the cache; on a GPU float8 stands for the GPU's own variant.
+        kv_plan: cache of one rank; None: sized by the free memory of the GPU.
+        limits: limits of a step.
         num_threads: CPU threads of one rank.
     """
 
@@ -64,12 +63,12 @@ class RankTask:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a follower is told first.
+    """First message to a follower.
 
     Attributes:
-        rank: which one it is, of `size`.
-        device: where its part lies.
-        meeting_folder: where the ranks find each other.
+        rank: rank of the follower, below `size`.
+        device: device of its shard.
+        meeting_folder: folder through which the ranks connect.
     """
 
     rank: int
@@ -80,10 +79,10 @@ class Assignment:
 
 
 class RankParts(NamedTuple):
-    """What a rank has built.
+    """Result of `build_rank`.
 
     Attributes:
-        kv_plan: how large its cache has become, which is the same on all ranks.
+        kv_plan: the cache, of the same size on all ranks.
         progress: see `EngineParts`.
     """
 
@@ -96,18 +95,18 @@ def build_runner(
     task: RankTask,
     group: ProcessGroup | SingleRank,
     device: torch.device,
-    startup: Startup,
+    startup: StartupProgress,
     on_failure: OnFailure,
 ) -> RankParts:
-    """The runner of the whole model; starts the other ranks' processes where there are any.
+    """Builds the runner of the whole model; starts the processes of the other ranks, if any.
 
     Args:
         task: what to build.
-        group: of this process, rank 0.
-        device: of rank 0; the other ranks have the ones after it, or the same CPU.
-        startup: told what is being done, for people.
+        group: group of this process, rank 0.
+        device: device of rank 0; the other ranks use the following GPUs, or the same CPU.
+        startup: reports the progress.
         on_failure: see `Followers`.
-    Raises: EngineError: rank 0 could not build its part.
+    Raises: EngineError: rank 0 could not build its shard.
     """
     if isinstance(group, SingleRank):
         return build_rank(task, group, device, startup)
@@ -129,12 +128,12 @@ def build_runner(
 
 
 def collective_timeout_s(config: EngineConfig) -> float:
-    """How long a collective waits: rank 0 is to say what hangs before torch gives up on it."""
+    """Returns the timeout of a collective: longer than rank 0's own, which reports what hangs."""
     return 2 * max(config.rank_timeout_s, START_TIMEOUT_S)
 
 
-def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, startup: Startup) -> RankParts:
-    """The runner of this rank's part.
+def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, startup: StartupProgress) -> RankParts:
+    """Builds the runner of this rank's shard.
 
     Raises:
         CheckpointError: the model's files: which one, and why.
@@ -149,10 +148,10 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     ops: KernelOps
     if cpu is not None:
         ops = cpu
-    else:  # the fast operations run a step as one native program, and a collective is none of its instructions
+    else:  # the fast operations compile a step to one native program, which cannot contain collectives
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
-    assert task.kv_plan is not None, "a CPU's memory is divided before anything is loaded"
+    assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
     model = _load(task, group, ops, device, startup)
     startup.begin("KV cache", "allocating the KV cache")
     runner = _make_runner(task, group, model, ops, task.kv_plan)
@@ -160,13 +159,13 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     return RankParts(runner, task.kv_plan, progress)
 
 
-def _cpu_ops(task: RankTask, startup: Startup) -> "CpuOps":
+def _cpu_ops(task: RankTask, startup: StartupProgress) -> "CpuOps":
     num_compiled = 0
 
     def on_compiled(done: int, total: int) -> None:
         nonlocal num_compiled
         num_compiled = done
-        startup.at(f"compiling CPU kernels, {done} of {total}; later starts find them on the disk")
+        startup.update(f"compiling CPU kernels, {done} of {total}; later starts find them on the disk")
 
     startup.begin("kernels", "loading CPU kernels")
     quantization: Literal["int8"] | None = "int8" if task.config.quantization == "int8" else None
@@ -176,7 +175,7 @@ def _cpu_ops(task: RankTask, startup: Startup) -> "CpuOps":
     return ops
 
 
-def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Startup) -> RankParts:
+def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: StartupProgress) -> RankParts:
     from engine.startup.gpu_profile import (  # and with it Triton, which takes half a second
         measure_memory,
         smallest_cache,
@@ -203,20 +202,23 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         weights_bytes(task.model_config, task.dtype, group=group, keeps_fp8=task.model_config.fp8 is not None)
     )
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
-    ladder = () if config.enforce_eager else decode_buckets(task.limits.max_num_seqs)
+    decode_sizes = () if config.enforce_eager else decode_buckets(task.limits.max_num_seqs)
     stream = CudaStream(gpu.device)
     try:
         model = _load(task, group, ops, gpu.device, startup)
-        make_runner = partial(_make_runner, task, group, model, ops, stream=stream)
-        cache_bytes = config.kv_cache_memory_bytes or 0  # counts for nothing where the number of blocks is given
+
+        def make_runner(plan: KVCachePlan, sizes: Sequence[int]) -> TorchModelRunner:
+            return _make_runner(task, group, model, ops, plan, stream=stream, decode_sizes=sizes)
+
+        cache_bytes = config.kv_cache_memory_bytes or 0  # unused if the number of blocks is given
         if is_measured:
             startup.begin("kernels", "compiling kernels and measuring the largest step")
             use = measure_memory(
                 gpu,
                 ops,
-                lambda plan, sizes: make_runner(plan, decode_sizes=sizes),
+                make_runner,
                 limits=task.limits,
-                ladder=ladder,
+                decode_sizes=decode_sizes,
                 cache=smallest_cache(
                     task.limits,
                     config.block_size,
@@ -225,25 +227,25 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
                 ),
                 vocab_size=shard.vocab_size,
             )
-            cache_bytes = group.least(kv_cache_bytes(gpu.memory, use))
+            cache_bytes = group.minimum(kv_cache_bytes(gpu.memory, use))
             _log.info("Compiling kernels and measuring the largest step took %.2f seconds", startup.phase_s())
         kv_plan = plan_kv_cache(
             shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
         )
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
-        runner = make_runner(kv_plan, decode_sizes=ladder)
-        _log_recording(is_measured, len(ladder), startup)
+        runner = make_runner(kv_plan, decode_sizes)
+        _log_recording(is_measured, len(decode_sizes), startup)
         return RankParts(runner, kv_plan)
     except NoRoomError as error:
         raise ConfigError(str(error)) from error
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"the GPU's memory does not suffice: {str(error).splitlines()[0]} Lower --gpu-memory-utilization or "
-            "--kv-cache-memory-bytes, or end what else runs on it"
+            f"the GPU is out of memory: {str(error).splitlines()[0]} Lower --gpu-memory-utilization or "
+            "--kv-cache-memory-bytes, or stop other processes on it"
         ) from error
 
 
-def _log_recording(is_compiled: bool, num_graphs: int, startup: Startup) -> None:
+def _log_recording(is_compiled: bool, num_graphs: int, startup: StartupProgress) -> None:
     done = [] if is_compiled else ["compiling kernels"]
     if num_graphs:
         done.append(f"recording {num_graphs} CUDA graphs")
@@ -252,20 +254,22 @@ def _log_recording(is_compiled: bool, num_graphs: int, startup: Startup) -> None
         _log.info("%s took %.2f seconds", text[0].upper() + text[1:], startup.phase_s())
 
 
-def _load(task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: Startup) -> Decoder:
+def _load(
+    task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: StartupProgress
+) -> Decoder:
     num_bytes, loading_s = 0, 0.0
 
     def on_loaded(done: int, total: int) -> None:
         nonlocal num_bytes
         num_bytes = done
-        startup.at(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
+        startup.update(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
 
     def on_packed(done: int, total: int) -> None:
         nonlocal loading_s
         if done == 0:
             loading_s = startup.phase_s()
             startup.begin("packing", "packing weights")
-        startup.at(f"packing weights, {done} of {total} layers")
+        startup.update(f"packing weights, {done} of {total} layers")
 
     startup.begin("weights", "loading weights")
     model = load_model(

@@ -1,6 +1,6 @@
-"""Tells whoever has started this process that it serves, by systemd's notification protocol (sd_notify(3)).
+"""Notifies the service manager that the engine serves, by systemd's protocol (sd_notify(3)).
 
-`chairlift up` listens for that, and so does systemd for a unit of Type=notify. Without NOTIFY_SOCKET nothing is sent.
+`chairlift up` and systemd (Type=notify) listen for it. Nothing is sent without NOTIFY_SOCKET.
 """
 
 import logging
@@ -12,10 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def notify_ready(instance_id: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Sends READY=1 and the instance id that frontends get in Welcome.
-
-    A manager that cannot be reached is logged: the engine can serve without it.
-    """
+    """Sends READY=1 and the instance id that frontends get in Welcome; logs a warning if that fails."""
     address = environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -23,7 +20,7 @@ def notify_ready(instance_id: str, environ: Mapping[str, str] = os.environ) -> N
     if address.startswith("@"):  # an abstract socket
         address = f"\0{address[1:]}"
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notices:
-            notices.sendto(message.encode(), address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notification:
+            notification.sendto(message.encode(), address)
     except OSError as error:
-        _log.warning("cannot notify %s: %s", environ["NOTIFY_SOCKET"], error.strerror)
+        _log.warning("Cannot notify the service manager at %s: %s", environ["NOTIFY_SOCKET"], error.strerror)

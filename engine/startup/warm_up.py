@@ -1,4 +1,4 @@
-"""Runs every kind of row once before anyone waits for it, so that kernels are compiled and buffers are there."""
+"""Runs every kind of row once before the engine serves, so that kernels are compiled and buffers allocated."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ _EVERYTHING = replace(
 
 
 def warm_up(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> None:
-    """Serves a greedy request and one with every sampling feature, on a scheduler of its own.
+    """Serves a greedy request and one with every sampling feature, on a temporary scheduler.
 
-    The runner has forgotten both afterwards; what they left in the cache is in no prefix index.
+    Both are removed from the runner afterwards, and their blocks are in no prefix cache.
 
     Raises:
         CheckpointError: the model's logits are not finite.
@@ -41,11 +41,11 @@ def warm_up(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> No
 
 
 def run_largest_step(runner: ModelRunner, config: SchedulerConfig, vocab_size: int) -> None:
-    """Runs the step that takes most memory: all its tokens, in as many requests as there are seats, all of which sample
-    with every feature.
+    """Runs the step that needs most memory: `max_num_seqs` requests that fill the token budget and sample with every
+    feature.
 
-    The cache needs room for these prompts and a token after each. Where requests may not be so long that all seats
-    together fill a step, they are as long as they may be.
+    The cache must hold these prompts and one token after each. If `max_model_len` keeps the requests from filling the
+    budget, they have the maximum length.
 
     Raises: EngineError: the step failed.
     """
@@ -70,9 +70,9 @@ def _serve(
         result = execute(runner, plan)
         if result.failures:
             raise CheckpointError(
-                f"the model fails on its first tokens, {next(iter(result.failures.values()))}: its weights, or numbers "
-                "of its config.json such as rms_norm_eps and rope_theta, are of no use"
+                f"the model fails on its first tokens, {next(iter(result.failures.values()))}: check its weights, and "
+                "numbers of its config.json such as rms_norm_eps and rope_theta"
             )
         scheduler.update(plan, result, 0.0)
-    farewell = scheduler.schedule(0.0)  # has no rows, but the ids that the runner must forget
-    scheduler.update(farewell, execute(runner, farewell), 0.0)
+    last = scheduler.schedule(0.0)  # a plan without rows that removes the requests from the runner
+    scheduler.update(last, execute(runner, last), 0.0)

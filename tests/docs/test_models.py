@@ -24,7 +24,7 @@ from engine.model.shapes import find_shape, shape_names
 from engine.model.tokenizer_files import TEMPLATE_FOLDER, TOKENIZER_FILE_NAMES
 from engine.runner.kv_cache import kv_bytes_per_token, plan_kv_cache
 from engine.startup.build import build_engine
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 from frontend.text.sampling_defaults import API_DEFAULTS, sampling_defaults
 
@@ -70,15 +70,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def complaint(model: Path | str, **options: Any) -> str:
     """What an engine says that does not start."""
     with pytest.raises((ConfigError, CheckpointError)) as caught:
-        build_engine(EngineConfig(model=str(model), device="cpu", **options), Startup())
+        build_engine(EngineConfig(model=str(model), device="cpu", **options), StartupProgress())
     return str(caught.value)
 
 
 def test_what_transformers_saves_is_served_under_the_folders_name(saved: Path) -> None:
-    info = build_engine(EngineConfig(model=str(saved), device="cpu", max_num_seqs=2), Startup()).info
+    info = build_engine(EngineConfig(model=str(saved), device="cpu", max_num_seqs=2), StartupProgress()).info
     assert info.model == "tiny"
     assert list(info.end_token_ids) == [1, 7]  # of generation_config.json and of config.json
-    named = build_engine(EngineConfig(model=str(saved), served_model_name="x", load_format="dummy", seed=3), Startup())
+    named = build_engine(
+        EngineConfig(model=str(saved), served_model_name="x", load_format="dummy", seed=3), StartupProgress()
+    )
     assert (named.info.model, named.info.weights_revision) == ("x", "dummy-3")
     assert EngineConfig(model=str(MODEL_DIR)).model_name == DEMO_MODEL_NAME
 

@@ -18,7 +18,7 @@ from engine.serving.engine import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
 from kernels.interface import Step
@@ -88,7 +88,7 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
 
 def build(model_dir: Path, **fields: object) -> EngineParts:
     limits = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_model_len": 64, "dtype": "float32", **fields}
-    return build_engine(EngineConfig(model=str(model_dir), **limits), Startup())  # type: ignore[arg-type]
+    return build_engine(EngineConfig(model=str(model_dir), **limits), StartupProgress())  # type: ignore[arg-type]
 
 
 def answers(parts: EngineParts) -> dict[int, list[int]]:
@@ -173,7 +173,9 @@ def test_a_gpu_that_others_use_is_said_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
     gpu.held = 32 * MIB
-    with pytest.raises(ConfigError, match=r"--gpu-memory-utilization 0\.92 asks for .* 0\.50 at most"):
+    with pytest.raises(
+        ConfigError, match=r"--gpu-memory-utilization 0\.92 asks for .* at most --gpu-memory-utilization 0\.50"
+    ):
         build(model_dir)
 
 

@@ -22,7 +22,7 @@ from engine.errors import CheckpointError
 from engine.model import checkpoint_file
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.startup.build import build_engine
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from tests.support.engine.process import ENVIRONMENT
 
 TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}
@@ -50,7 +50,7 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
 def complaint(model_dir: Path) -> str:
     """The line that a start ends with."""
     with pytest.raises(CheckpointError) as caught:
-        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), Startup())
+        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), StartupProgress())
     line = str(caught.value)
     assert line.isprintable()
     assert len(line) < 1100

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.shutdown import ShutdownSignals, StoppedWhileLoading
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 
 
 class Engine:
@@ -98,16 +98,16 @@ def test_a_signal_during_the_load_is_not_lost_if_somebody_swallows_it(signals: S
 
 def test_a_signal_while_llvm_compiles_ends_the_load_at_its_next_progress(signals: ShutdownSignals) -> None:
     """What is raised in LLVM's callbacks is printed with a traceback, and lost."""
-    startup = Startup(check=signals.check)
+    startup = StartupProgress(check=signals.check)
     startup.begin("kernels", "compiling")
     library: dict[str, Any] = {"__name__": "llvmlite.binding.executionengine"}
     exec("def notify(callback): callback()", library)
     library["notify"](lambda: os.kill(os.getpid(), signal.SIGTERM))
-    thread = threading.Thread(target=startup.at, args=("told by another thread",))
+    thread = threading.Thread(target=startup.update, args=("told by another thread",))
     thread.start()
     thread.join()
     with pytest.raises(StoppedWhileLoading):
-        startup.at("compiling 1 of 2")
+        startup.update("compiling 1 of 2")
     with pytest.raises(StoppedWhileLoading):
         startup.begin("weights", "loading weights")
 

@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from engine.parallel.leading_runner import LeadingRunner
 from engine.serving.engine import EngineParts
 from engine.startup.build import build_engine
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from tests.support.engine.fake_model import Answer, AnswerLedger
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,7 +54,7 @@ def pair(
 
 def build(path: Path, **fields: Any) -> EngineParts:
     limits = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "kv_cache_memory_bytes": 2**18, "threads": 1}
-    return build_engine(EngineConfig(model=str(path), **limits, **fields), Startup(), pytest.fail)
+    return build_engine(EngineConfig(model=str(path), **limits, **fields), StartupProgress(), pytest.fail)
 
 
 def close(parts: EngineParts) -> None:
@@ -161,9 +161,9 @@ def test_blocks_of_the_prefix_cache_hold_the_keys_of_every_rank(pair: Pair) -> N
     ("fields", "words"),
     [
         ({"tensor_parallel_size": 3}, "num_attention_heads 4 is not a multiple of tensor_parallel_size 3"),
-        ({"quantization": "int8"}, "--quantization int8 does not go with --tensor-parallel-size 2 on a CPU"),
-        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 does not go with --tensor-parallel-size 2"),
-        ({"batch_invariant": True}, "--batch-invariant does not go with --tensor-parallel-size 2 on a CPU"),
+        ({"quantization": "int8"}, "--quantization int8 is not supported with --tensor-parallel-size 2 on a CPU"),
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 is not supported with --tensor-parallel-size 2"),
+        ({"batch_invariant": True}, "--batch-invariant is not supported with --tensor-parallel-size 2 on a CPU"),
     ],
 )
 def test_what_ranks_cannot_do_is_said_before_any_is_started(

@@ -236,7 +236,7 @@ def test_only_one_token_rows_are_searched_for_tokens_in_flight(block_size):
     )
     state = _state(plan, block_size)
     assert builder.build(plan, state).num_unresolved == 0
-    landing = state.await_tokens(state.rows_of([plan.rows[2].request_id]))
+    landing = state.reserve_tokens(state.rows_of([plan.rows[2].request_id]))
     rows = tuple(
         row._replace(num_computed_tokens=row.num_computed_tokens + (i == 2)) for i, row in enumerate(plan.rows)
     )
@@ -244,7 +244,7 @@ def test_only_one_token_rows_are_searched_for_tokens_in_flight(block_size):
     batch = builder.build(next_plan, state)
     assert batch.num_unresolved == MAX_NUM_SEQS
     assert batch.inputs.input_ids[2] == -1 - landing.rows[0]
-    state.land_tokens(landing, np.array([77]))
+    state.write_tokens(landing, np.array([77]))
     batch = builder.build(next_plan, state)
     assert (batch.num_unresolved, int(batch.inputs.input_ids[2])) == (0, 77)
 

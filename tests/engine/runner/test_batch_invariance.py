@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.startup.build import build_engine
 from engine.startup.machine import usable_cpus
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
 from kernels.families import cpu_ops
@@ -179,7 +179,7 @@ class Case:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("engine.startup.rank.cpu_ops", make_ops)
-            parts = build_engine(replace(self._config, **config), Startup())
+            parts = build_engine(replace(self._config, **config), StartupProgress())
         made[0].sample = self.recorder.listen(made[0].sample)  # after the warm-up
         return parts
 

@@ -58,7 +58,7 @@ def test_budget_below_one_block_is_refused(config, available_bytes):
 
 
 def test_more_positions_than_the_model_has_are_refused(config):
-    with pytest.raises(ConfigError, match="--max-model-len is 513, the model was made for 512"):
+    with pytest.raises(ConfigError, match="--max-model-len is 513, the model has 512"):
         plan_kv_cache(config, torch.float32, 16, 2**30, 513)
 
 

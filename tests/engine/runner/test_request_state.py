@@ -34,7 +34,7 @@ def _known(state, request_id):
 
 
 def _append(state, request_ids, tokens):
-    state.land_tokens(state.await_tokens(state.rows_of(request_ids)), np.array(tokens))
+    state.write_tokens(state.reserve_tokens(state.rows_of(request_ids)), np.array(tokens))
 
 
 def test_a_new_request_brings_tokens_and_blocks(state):
@@ -61,21 +61,21 @@ def test_a_request_may_leave_and_come_back_in_one_plan(state):
 def test_a_token_in_flight_counts_and_names_its_row_until_it_lands(state):
     state.apply(_plan(new=[_new(7, [5, 6], [9]), _new(8, [1], [4])]))
     (row,) = state.rows_of([8])
-    first = state.await_tokens(state.rows_of([8]))
-    second = state.await_tokens(state.rows_of([8]))
+    first = state.reserve_tokens(state.rows_of([8]))
+    second = state.reserve_tokens(state.rows_of([8]))
     assert _known(state, 8) == ([1, -1 - row, -1 - row], [4])
-    state.land_tokens(first, np.array([11]))
+    state.write_tokens(first, np.array([11]))
     assert _known(state, 8) == ([1, 11, -1 - row], [4])
-    state.land_tokens(second, np.array([22]))
+    state.write_tokens(second, np.array([22]))
     assert _known(state, 8) == ([1, 11, 22], [4])
 
 
 def test_a_token_that_lands_late_is_not_given_to_the_next_owner_of_its_row(state):
     state.apply(_plan(new=[_new(7, [5, 6], [9])]))
-    landing = state.await_tokens(state.rows_of([7]))
+    landing = state.reserve_tokens(state.rows_of([7]))
     state.apply(_plan(removed=[7], new=[_new(8, [1, 2, 3, 4], [4])]))
     assert state.rows_of([8]) == landing.rows
-    state.land_tokens(landing, np.array([99]))
+    state.write_tokens(landing, np.array([99]))
     assert _known(state, 8) == ([1, 2, 3, 4], [4])
 
 

@@ -16,7 +16,7 @@ from engine.errors import CheckpointError, ConfigError
 from engine.serving.engine import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.machine import usable_cpus
-from engine.startup.progress import Startup
+from engine.startup.progress import StartupProgress
 from kernels.cpu.cpu_features import CpuFeatures
 
 
@@ -47,7 +47,7 @@ def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
     tokens = []
     for async_scheduling, max_steps_in_flight in ((None, 1), (False, 1), (True, 2)):
         config = EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, async_scheduling=async_scheduling)
-        parts = build_engine(config, Startup())
+        parts = build_engine(config, StartupProgress())
         assert parts.scheduler.max_steps_in_flight == max_steps_in_flight
         tokens.append(_tokens(parts))
     assert tokens[0] == tokens[1] == tokens[2]
@@ -57,7 +57,7 @@ def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
 def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     details: list[str] = []
     config = EngineConfig(model=str(model_dir), max_num_seqs=4, kv_cache_memory_bytes=2**18, max_num_queued_reqs=6)
-    parts = build_engine(config, Startup(details.append))
+    parts = build_engine(config, StartupProgress(details.append))
     assert parts.info.num_kv_blocks == 2**18 // 512 // 16
     assert (parts.info.max_num_seqs, parts.info.max_num_batched_tokens, parts.info.max_model_len) == (4, 512, 512)
     assert list(parts.info.end_token_ids) == [2]
@@ -87,7 +87,7 @@ def test_int8_engines_serve(model_dir: Path, quantization: Quantization | None, 
         kv_cache_memory_bytes=2**18,
         threads=min(threads, usable_cpus()),
     )
-    parts = build_engine(config, Startup())
+    parts = build_engine(config, StartupProgress())
     assert parts.info.num_kv_blocks == 2**18 // (2 * 2 * 2 * (16 + 4)) // 16
     assert len(_tokens(parts)) == 3
 
@@ -107,7 +107,7 @@ def test_what_the_cpu_lacks_is_said(
     words: list[str],
 ) -> None:
     monkeypatch.setattr("engine.startup.build.cpu_features", lambda: features)
-    build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), Startup())
+    build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), StartupProgress())
     own = [record for record in caplog.records if record.name == "engine.startup.build"]
     warnings = [record.getMessage() for record in own if record.levelname == "WARNING"]
     assert len(warnings) == len(words)
@@ -118,7 +118,7 @@ def test_reading_and_packing_weights_are_told_apart(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     details: list[str] = []
-    startup = Startup()
+    startup = StartupProgress()
     monkeypatch.setattr(startup, "at", details.append)  # all of it, however fast it comes
     with caplog.at_level("INFO"):
         build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), startup)
@@ -134,15 +134,17 @@ def test_reading_and_packing_weights_are_told_apart(
 
 
 def test_without_a_size_the_cache_is_no_larger_than_requests_can_fill(model_dir: Path) -> None:
-    parts = build_engine(EngineConfig(model=str(model_dir), max_num_seqs=3), Startup())
+    parts = build_engine(EngineConfig(model=str(model_dir), max_num_seqs=3), StartupProgress())
     assert parts.info.num_kv_blocks == 3 * 512 // 16
 
 
 def test_the_model_length_is_cut_to_the_cache_unless_it_was_asked_for(model_dir: Path) -> None:
-    parts = build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), Startup())
+    parts = build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), StartupProgress())
     assert parts.info.max_model_len == 8 * 16
     with pytest.raises(ConfigError, match=r"512 tokens needs .* --max-model-len"):
-        build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, max_model_len=512), Startup())
+        build_engine(
+            EngineConfig(model=str(model_dir), num_gpu_blocks_override=8, max_model_len=512), StartupProgress()
+        )
 
 
 def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded(
@@ -151,7 +153,7 @@ def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded
     details: list[str] = []
     monkeypatch.setattr("engine.startup.cpu_memory.available_memory_bytes", lambda: 200_000)
     with pytest.raises(ConfigError, match=r"the weights take 0\.00\d\d GiB in float32, 0\.0002 GiB of memory is free"):
-        build_engine(EngineConfig(model=str(model_dir)), Startup(details.append))
+        build_engine(EngineConfig(model=str(model_dir)), StartupProgress(details.append))
     assert not [detail for detail in details if "loading" in detail]
 
 
@@ -164,16 +166,16 @@ def test_weights_that_are_of_no_use_are_refused_before_kernels_are_compiled(
     [file] = broken.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"safetensors: has \d+ bytes, its header promises \d+: truncated"):
-        build_engine(EngineConfig(model=str(broken)), Startup())
+        build_engine(EngineConfig(model=str(broken)), StartupProgress())
     file.unlink()
     with pytest.raises(CheckpointError, match="has neither"):
-        build_engine(EngineConfig(model=str(broken)), Startup())
+        build_engine(EngineConfig(model=str(broken)), StartupProgress())
 
 
 def test_the_cache_is_sized_by_what_the_weights_leave(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights_bytes = (model_dir / "model.safetensors").stat().st_size
     monkeypatch.setattr("engine.startup.cpu_memory.available_memory_bytes", lambda: weights_bytes + 2 * 2**20)
-    parts = build_engine(EngineConfig(model=str(model_dir)), Startup())
+    parts = build_engine(EngineConfig(model=str(model_dir)), StartupProgress())
     header_blocks = 1  # the file's header is counted as a weight above
     assert 0 <= parts.info.num_kv_blocks - 2**20 // 512 // 16 <= header_blocks
 
@@ -183,7 +185,7 @@ def test_a_model_without_its_tokenizer_is_refused(model_dir: Path, tmp_path: Pat
     shutil.copytree(model_dir, path)
     (path / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
-        build_engine(EngineConfig(model=str(path)), Startup())
+        build_engine(EngineConfig(model=str(path)), StartupProgress())
 
 
 def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
@@ -193,8 +195,8 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
     shutil.copy(model_dir / "config.json", tmp_path / "tiny-1b")
     monkeypatch.setattr("engine.model.shapes._FOLDER", tmp_path)
     with caplog.at_level("INFO"):
-        parts = build_engine(EngineConfig(model="Tiny-1B", load_format="dummy"), Startup())
-    assert "Tiny-1B is one of the shapes that come with the engine" in caplog.text
+        parts = build_engine(EngineConfig(model="Tiny-1B", load_format="dummy"), StartupProgress())
+    assert "Using the bundled shape Tiny-1B" in caplog.text
     assert (parts.info.model, parts.info.weights_revision) == ("Tiny-1B", "dummy-0")
     assert parts.tokenizer.files == ()
     assert len(_tokens(parts)) == 3
@@ -213,4 +215,4 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
 def test_what_this_machine_cannot_do_is_said(model_dir: Path, fields: dict[str, object], words: str) -> None:
     config = EngineConfig(model=str(model_dir), device="cpu", **fields)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        build_engine(config, Startup())
+        build_engine(config, StartupProgress())

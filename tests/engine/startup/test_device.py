@@ -24,11 +24,11 @@ def test_a_gpu_is_taken_if_it_is_there_or_asked_for(
 @pytest.mark.parametrize(
     ("fields", "device", "words"),
     [
-        ({"quantization": "fp8"}, CPU, "--quantization fp8: on a CPU it is int8"),
-        ({"quantization": "int8"}, GPU, "--quantization int8: on a GPU it is fp8"),
-        ({"kv_cache_dtype": "fp8"}, CPU, "--kv-cache-dtype fp8: on a CPU it is int8"),
-        ({"kv_cache_dtype": "int8"}, GPU, "--kv-cache-dtype int8: on a GPU it is fp8"),
-        ({"batch_invariant": True}, GPU, "--batch-invariant: .* --device cpu"),
+        ({"quantization": "fp8"}, CPU, "--quantization fp8 is not supported on a CPU: use int8"),
+        ({"quantization": "int8"}, GPU, "--quantization int8 is not supported on a GPU: use fp8"),
+        ({"kv_cache_dtype": "fp8"}, CPU, "--kv-cache-dtype fp8 is not supported on a CPU: use int8"),
+        ({"kv_cache_dtype": "int8"}, GPU, "--kv-cache-dtype int8 is not supported on a GPU: use fp8"),
+        ({"batch_invariant": True}, GPU, "--batch-invariant is not .* --device cpu"),
     ],
 )
 def test_numbers_that_the_device_lacks_are_refused(fields: dict[str, object], device: torch.device, words: str) -> None:

@@ -28,7 +28,9 @@ def test_when_nothing_is_left_the_missing_bytes_and_the_flags_are_named() -> Non
 def test_a_gpu_that_others_use_is_refused_with_the_share_that_is_left() -> None:
     H200.check()
     shared = GpuMemory("an H200", 140 * GIB, 70 * GIB, 0.9)
-    with pytest.raises(ConfigError, match=r"126\.00 GiB of the 140\.00 .* 70\.00 GiB is free.* 0\.50 at most"):
+    with pytest.raises(
+        ConfigError, match=r"126\.00 GiB of the 140\.00 .* 70\.00 GiB is free.* at most --gpu-memory-utilization 0\.50"
+    ):
         shared.check()
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from chairlift.service.logs import TerminalHandler
-from engine.startup.progress import SILENCE_S, Startup
+from engine.startup.progress import SILENCE_S, StartupProgress
 from tests.hang import HANG_S
 
 
@@ -25,11 +25,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_phase_is_told_at_once_and_its_progress_at_most_ten_times_a_second(clock: Clock) -> None:
     told: list[str] = []
-    startup = Startup(told.append)
+    startup = StartupProgress(told.append)
     startup.begin("weights", "loading weights")
     for percent in range(100):
         clock.now_s += 0.01
-        startup.at(f"loading weights {percent} %")
+        startup.update(f"loading weights {percent} %")
     assert told[0] == "loading weights"
     assert 9 <= len(told) - 1 <= 10
     startup.begin("warm-up", "warming up")
@@ -37,7 +37,7 @@ def test_a_phase_is_told_at_once_and_its_progress_at_most_ten_times_a_second(clo
 
 
 def test_the_breakdown_adds_up_phases_of_the_same_name(clock: Clock) -> None:
-    startup = Startup(began_at_s=98.0)
+    startup = StartupProgress(began_at_s=98.0)
     for phase, seconds in (("kernels", 3.0), ("weights", 2.0), ("kernels", 1.0)):
         startup.begin(phase, phase)
         clock.now_s += seconds
@@ -46,7 +46,7 @@ def test_the_breakdown_adds_up_phases_of_the_same_name(clock: Clock) -> None:
 
 def test_what_is_counted_is_told(clock: Clock) -> None:
     told: list[str] = []
-    startup = Startup(told.append)
+    startup = StartupProgress(told.append)
     for _ in startup.count(iter("abc"), desc="recording CUDA graphs", total=3):
         clock.now_s += 1.0
     assert told == ["recording CUDA graphs 1 of 3", "recording CUDA graphs 2 of 3", "recording CUDA graphs 3 of 3"]
@@ -59,14 +59,14 @@ def test_a_phase_that_lasts_is_logged_every_few_seconds(
     logged = threading.Event()
     monkeypatch.setattr(caplog.handler, "emit", lambda record: (caplog.records.append(record), logged.set()))
     told: list[str] = []
-    with caplog.at_level(logging.INFO), Startup(told.append).watched():
+    with caplog.at_level(logging.INFO), StartupProgress(told.append).watched():
         pass  # nothing is being done yet, so nothing is said
     assert not caplog.records
-    startup = Startup(told.append)
+    startup = StartupProgress(told.append)
     with caplog.at_level(logging.INFO), startup.watched():
         clock.now_s += 7.0
         startup.begin("kernels", "loading CPU kernels")
-        startup.at("compiling CPU kernels, 3 of 47")
+        startup.update("compiling CPU kernels, 3 of 47")
         for _ in range(2):
             clock.now_s += SILENCE_S
             assert logged.wait(HANG_S)
@@ -80,11 +80,11 @@ def test_a_phase_that_lasts_is_logged_every_few_seconds(
 
 def test_on_a_terminal_one_line_is_written_over_and_nothing_is_logged_of_it(clock: Clock) -> None:
     shown: list[str] = []
-    startup = Startup(show=shown.append)
+    startup = StartupProgress(show=shown.append)
     with startup.watched():
         startup.begin("weights", "loading weights")
         clock.now_s += 7.0
-        startup.at("loading weights 43 %")
+        startup.update("loading weights 43 %")
     assert "loading weights 43 % ... 7 s" in shown
     assert shown[-1] == ""
 

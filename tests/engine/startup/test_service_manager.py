@@ -26,4 +26,4 @@ def test_without_a_manager_nothing_is_said(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_manager_that_has_gone_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notify_ready("abc", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
-    assert caplog.messages == [f"cannot notify {tmp_path / 'gone'}: No such file or directory"]
+    assert caplog.messages == [f"Cannot notify the service manager at {tmp_path / 'gone'}: No such file or directory"]
