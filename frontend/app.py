@@ -18,8 +18,8 @@ from frontend.access.engine_tls import load_engine_tls
 from frontend.access.file_watch import FileWatch
 from frontend.access.tls import load_tls
 from frontend.api.active_calls import ActiveCalls
-from frontend.api.grpc.api_key_interceptor import KeyInterceptor
-from frontend.api.grpc.capacity_interceptor import RoomInterceptor
+from frontend.api.grpc.api_key_interceptor import ApiKeyInterceptor
+from frontend.api.grpc.capacity_interceptor import CapacityInterceptor
 from frontend.api.grpc.error_interceptor import ErrorInterceptor
 from frontend.api.grpc.reflection import add_reflection
 from frontend.api.grpc.server import SERVICE_NAME, GenerationService
@@ -27,10 +27,10 @@ from frontend.api.ports import GRPC_ADVICE, HTTP_ADVICE, cannot_listen, try_port
 from frontend.config import FrontendConfig
 from frontend.errors import ConfigError, EngineUnavailable, ServerDraining
 from frontend.generation.admission import Admission
-from frontend.generation.pipeline import Generations
+from frontend.generation.pipeline import GenerationPipeline
 from frontend.limits import MAX_REQUEST_BYTES
 from frontend.observability.metrics import Metrics
-from frontend.observability.trace_context import GrpcOrigin, HttpOrigin
+from frontend.observability.trace_context import GrpcOriginInterceptor, HttpOriginMiddleware
 from frontend.observability.traffic import log_traffic
 from frontend.routing.router import Router
 from frontend.text.chat_renderer import ChatRenderer
@@ -94,7 +94,7 @@ class FrontendApp:
         limits = JobLimits(config.grammar_timeout_s, config.grammar_memory_bytes, clock=Clock.CPU)
         self.grammars = GrammarCompiler(limits)
         self._chats = ChatRenderer()
-        self._generations = Generations(
+        self._generations = GenerationPipeline(
             self.engines,
             self.admission,
             self.metrics.requests,
@@ -135,9 +135,9 @@ class FrontendApp:
         server = grpc.aio.server(
             interceptors=[
                 ErrorInterceptor(stall_timeout_s=config.stall_timeout_s),
-                KeyInterceptor(self._keys),
-                RoomInterceptor(self._generations, self.calls),
-                *([GrpcOrigin()] if self._needs_origins else []),
+                ApiKeyInterceptor(self._keys),
+                CapacityInterceptor(self._generations, self.calls),
+                *([GrpcOriginInterceptor()] if self._needs_origins else []),
             ],
             options=_server_options(config),
         )
@@ -257,24 +257,24 @@ class FrontendApp:
         # Here, so that a server without HTTP needs none of its packages.
         from frontend.api.anthropic.endpoints import Messages, messages_api
         from frontend.api.http.app import make_app
-        from frontend.api.http.call_runner import JobRunner
+        from frontend.api.http.call_runner import CallRunner
         from frontend.api.http.cors import with_cors
         from frontend.api.http.server import HttpServer
         from frontend.api.http.unknown_parameters import UnknownParameters
-        from frontend.api.openai.endpoints import Door, openai_apis
-        from frontend.api.openai.info_routes import Facts
+        from frontend.api.openai.endpoints import CompletionsHandler, openai_apis
+        from frontend.api.openai.info_routes import InfoRoutes
         from frontend.api.openai.responses.endpoints import Responses, responses_api
 
         config = self._config
         unknown_parameters = UnknownParameters(config.unknown_parameters)
-        runner = JobRunner(
+        runner = CallRunner(
             self._generations,
             self.calls,
             unknown_parameters,
             stall_timeout_s=config.stall_timeout_s,
             default_timeout_s=config.default_timeout_s,
         )
-        facts = Facts(
+        info_routes = InfoRoutes(
             self._generations,
             self.calls,
             self._health,
@@ -283,10 +283,14 @@ class FrontendApp:
             body_timeout_s=config.stall_timeout_s,
             since=self._place.since if self._place is not None else int(time.time()),
         )
-        apis = [responses_api(Responses(runner)), messages_api(Messages(runner)), *openai_apis(Door(runner), facts)]
+        apis = [
+            responses_api(Responses(runner)),
+            messages_api(Messages(runner)),
+            *openai_apis(CompletionsHandler(runner), info_routes),
+        ]
         app: ASGIApp = with_cors(make_app(apis, self._keys), config.allowed_origins)
         return HttpServer(
-            HttpOrigin(app) if self._needs_origins else app,
+            HttpOriginMiddleware(app) if self._needs_origins else app,
             config.http_host or config.host,
             config.http_port,
             tls=self._tls.context if self._tls else None,

@@ -1,4 +1,4 @@
-"""The calls being served, through whatever door they came: counted, and refused once the server stops."""
+"""Counts active calls of all APIs, and refuses new ones once the server stops."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from frontend.errors import ServerDraining
 
 
 class ActiveCalls:
-    """Counts calls from their arrival to their end, and answers until they have been sent."""
+    """Counts calls until they end, and gRPC answers until they have been sent."""
 
     def __init__(self) -> None:
         self._draining = False
@@ -26,11 +26,11 @@ class ActiveCalls:
 
     @property
     def num_unsent(self) -> int:
-        """Calls that gRPC has still to send something to: those being served, and those whose answer is on its way."""
+        """GRPC calls whose answer has not been sent completely."""
         return len(self._unsent)
 
     def refuse_new(self) -> None:
-        """From now on takes nothing new; calls being served go on."""
+        """Refuses new calls; active ones continue."""
         self._draining = True
 
     async def wait_idle(self) -> None:
@@ -42,9 +42,9 @@ class ActiveCalls:
         await self._all_sent.wait()
 
     def add_unsent(self) -> Callable[[object], None]:
-        """Counts one more that gRPC answers.
+        """Counts one more gRPC call as unsent.
 
-        Returns: to be called when all of it has been sent, or never will be. May be called again.
+        Returns: a function to call when everything has been sent, or never will be; it may be called again.
         """
         call = object()
         self._unsent.add(call)
@@ -58,10 +58,10 @@ class ActiveCalls:
         return note_sent
 
     def check_open(self) -> None:
-        """Refuses calls once the server stops.
+        """Checks that new calls are accepted.
 
         Raises:
-            ServerDraining: no more calls are taken.
+            ServerDraining: the server stops.
         """
         if self._draining:
             raise ServerDraining("this server is stopping", retry_after_s=1.0)
@@ -71,7 +71,7 @@ class ActiveCalls:
         """Counts one call.
 
         Raises:
-            ServerDraining: no more calls are taken.
+            ServerDraining: the server stops.
         """
         self.check_open()
         self._num_active += 1

@@ -1,4 +1,4 @@
-"""Trying and reserving TCP ports before a server opens them, so that what is wrong can be said in one line."""
+"""Checks and reserves TCP ports before a server opens them, so that errors are one clear line."""
 
 import socket
 
@@ -9,10 +9,10 @@ GRPC_ADVICE = "choose another --port"
 
 
 def try_port(host: str, port: int, *, reuse_port: bool) -> None:
-    """Opens and closes the port, because gRPC's own complaint is a page on stderr that does not name the cause.
+    """Opens and closes the port, because gRPC prints a page on stderr that does not name the cause.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port cannot be opened.
     """
     try:
         socket.create_server((host, port), family=_family(host), reuse_port=reuse_port).close()
@@ -30,7 +30,7 @@ def reserve_port(host: str, port: int, advice: str, *, shared: bool) -> socket.s
         shared: processes that are not ours may listen there too.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port cannot be opened.
     """
     try:
         if not shared:  # or a second server would get half of the first one's clients
@@ -51,7 +51,7 @@ def reserve_port(host: str, port: int, advice: str, *, shared: bool) -> socket.s
 
 
 def cannot_listen(host: str, port: int, error: Exception, advice: str) -> ConfigError:
-    """The complaint, without Python's repetition of the address."""
+    """Returns the error, without Python's repetition of the address."""
     reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else str(error)
     shown = f"[{host}]" if ":" in host else host
     return ConfigError(f"cannot listen on {shown}:{port}: {reason}; {advice}")

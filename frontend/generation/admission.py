@@ -67,7 +67,7 @@ class Admission:
         self._served: deque[tuple[float, int]] = deque()  # (when, tokens) of the last _RATE_WINDOW_S
         self._served_tokens = 0
 
-    def check_room(self, now_s: float) -> None:
+    def check_capacity(self, now_s: float) -> None:
         """Refuses whatever a request may ask for, as long as there is no place at all.
 
         Raises:

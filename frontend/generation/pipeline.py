@@ -17,9 +17,9 @@ from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.answer.parts import AnswerParsing
 from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.generation.deadline import Deadline
-from frontend.generation.turn_limiter import Turnstile
+from frontend.generation.turn_limiter import TurnLimiter
 from frontend.observability.request_events import RequestEvents
-from frontend.observability.request_log import RequestLine
+from frontend.observability.request_log import RequestLogLine
 from frontend.observability.request_meter import RequestMeter
 from frontend.observability.request_metrics import RequestMetrics
 from frontend.observability.request_trace import RequestTrace, Spans
@@ -60,7 +60,7 @@ _ANSWERS_PER_TURN = 32
 _NO_PROMPT_OPTIONS = PromptOptions()
 
 
-class Generations:
+class GenerationPipeline:
     """Opens generations on the engines that are attached.
 
     Args:
@@ -95,7 +95,7 @@ class Generations:
     ) -> None:
         self._log_requests = log_requests
         self._log_prompts = log_prompts
-        self._turnstile = Turnstile(_ANSWERS_PER_TURN)
+        self._turn_limiter = TurnLimiter(_ANSWERS_PER_TURN)
         self._spans = spans
         self._engines = engines
         self._admission = admission
@@ -118,7 +118,7 @@ class Generations:
         convert.check_model(name, model)
         return model
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         """Refuses a request before anything of it is read, if it would be refused whatever it asks for. Such a one is
         counted, and has neither a line in the log nor a trace.
 
@@ -126,7 +126,7 @@ class Generations:
             QueueFull: nothing more may wait.
         """
         try:
-            self._admission.check_room(time.monotonic())
+            self._admission.check_capacity(time.monotonic())
         except QueueFull:
             if self._engines.serving:
                 attachment = self._engines.attachment()
@@ -267,7 +267,7 @@ class Generations:
                     index=index,
                     prompt=None if index else echo,
                     parser=None if parsing is None else parsing.parser(prompt_ids),
-                    turnstile=self._turnstile,
+                    turn_limiter=self._turn_limiter,
                 )
 
             answers = AnswerGroup(request.num_answers, submit, watch)
@@ -327,7 +327,7 @@ class Generations:
         if self._spans is not None:
             observers.append(RequestTrace(self._spans, current_origin(), spec, is_chat=is_chat))
         if self._log_requests:
-            observers.append(RequestLine(current_origin(), spec, with_prompt=self._log_prompts))
+            observers.append(RequestLogLine(current_origin(), spec, with_prompt=self._log_prompts))
         return observers
 
     async def count_tokens(

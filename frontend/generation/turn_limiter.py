@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 
-class Turnstile:
+class TurnLimiter:
     """Lets some through in each turn of the event loop; the others wait, first come, first served.
 
     One step may bring tokens for hundreds of answers, which all wake at once, and each takes a tenth of a millisecond.
@@ -18,7 +18,7 @@ class Turnstile:
         self._num_passed = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def pass_through(self) -> None:
+    async def wait_turn(self) -> None:
         """Waits until it is this one's turn."""
         loop = asyncio.get_running_loop()
         if not self._num_passed:

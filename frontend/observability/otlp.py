@@ -29,12 +29,12 @@ from frontend.observability.trace_context import Origin
 logger = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 3.0
-COMPLAINT_INTERVAL_S = 60.0
+WARNING_INTERVAL_S = 60.0
 _TRACES_PATH = "/v1/traces"
 
 
-class Rarely(logging.Filter):
-    """Lets one record through, and the next one after `COMPLAINT_INTERVAL_S`.
+class RateLimitFilter(logging.Filter):
+    """Lets one record through, and the next one after `WARNING_INTERVAL_S`.
 
     Args:
         clock: seconds; another one in tests.
@@ -50,11 +50,11 @@ class Rarely(logging.Filter):
         now_s = self._clock()
         if now_s < self._next_s:
             return False
-        self._next_s = now_s + COMPLAINT_INTERVAL_S
+        self._next_s = now_s + WARNING_INTERVAL_S
         return True
 
 
-_rarely = Rarely()
+_rarely = RateLimitFilter()
 
 
 def exporter(endpoint: str) -> SpanExporter:

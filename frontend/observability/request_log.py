@@ -13,7 +13,7 @@ MAX_PROMPT_CHARS = 1000
 _log = logging.getLogger("frontend.requests")
 
 
-class RequestLine(RequestEvents):
+class RequestLogLine(RequestEvents):
     """Collects the fields of one request's line.
 
     Args:

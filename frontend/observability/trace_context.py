@@ -40,7 +40,7 @@ def current_origin() -> Origin:
     return _origin.get(_NO_ORIGIN)
 
 
-class GrpcOrigin(grpc.aio.ServerInterceptor):
+class GrpcOriginInterceptor(grpc.aio.ServerInterceptor):
     """Notes the origin of calls over gRPC."""
 
     async def intercept_service(
@@ -56,7 +56,7 @@ class GrpcOrigin(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
-class HttpOrigin:
+class HttpOriginMiddleware:
     """Notes the origin of calls over HTTP.
 
     Args:

@@ -1,5 +1,5 @@
-"""Anthropic's Messages API over the same HTTP server, queue and answers as OpenAI's.
+"""Anthropic's Messages API.
 
-`bodies` checks a request, `content` and `tools` turn it into a conversation, `job` is one call, `errors` writes errors
-in Anthropic's form, `endpoint` has the endpoints.
+`bodies` are the requests, `input_messages` and `tools` convert them to a conversation, `message_response` builds the
+response of one call, `errors` formats errors, `endpoints` has the endpoints.
 """

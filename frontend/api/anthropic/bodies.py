@@ -7,7 +7,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from chairlift.service.sampling_fields import STOPPING
 from frontend.api.anthropic.input_messages import Content, Message, turns
 from frontend.api.anthropic.tools import tool_use
-from frontend.api.http.bodies import Body, Nested, SamplingBody
+from frontend.api.http.bodies import Body, ParameterObject, SamplingBody
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_format import schema_form
 from frontend.api.http.tool_use import ToolUse
@@ -22,30 +22,30 @@ _UINT32_MAX = 2**32 - 1
 _MAX_STOP_TEXTS = STOPPING["stop_texts"].rule.max_entries
 
 
-class Thinking(Nested):
-    """Whether the model thinks before it answers. How long it does is the model's own decision."""
+class Thinking(ParameterObject):
+    """Whether the model reasons before it answers. budget_tokens is accepted and has no effect."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
     display: str | None = None
 
 
-class OutputFormat(Nested):
-    """What the text must look like."""
+class OutputFormat(ParameterObject):
+    """Structured-output format."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Nested):
-    """How much effort goes into the answer, and what it must look like."""
+class OutputConfig(ParameterObject):
+    """Reasoning effort and structured-output format."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class PromptBody(Body):
-    """What makes the prompt; the body of POST /v1/messages/count_tokens."""
+    """Parameters of the prompt; the body of POST /v1/messages/count_tokens."""
 
     entry_kinds = {"messages": Message}  # noqa: RUF012 - a ClassVar of Body's
 
@@ -71,29 +71,29 @@ class PromptBody(Body):
         return self
 
     def chat(self) -> Sliced[ChatPrompt]:
-        """The conversation, in slices. A final message of the assistant's is one that the model goes on with.
+        """Returns the conversation, in slices. The model continues a final assistant message.
 
         Raises:
             BodyError: a block that is not served.
         """
         messages = yield from turns(self.system, self.messages)
-        goes_on = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
+        continues = bool(messages) and messages[-1].role == "assistant" and not messages[-1].tool_calls
         options = ChatOptions(
             tools=tuple(self._tool_use.offered),
             template_kwargs=self._template_variables(),
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
         )
         return ChatPrompt(messages, options)
 
     @property
     def tool_use(self) -> ToolUse:
-        """Which tools may be called, and which must."""
+        """Tools that may be called, and those that must be."""
         return self._tool_use
 
     def _template_variables(self) -> dict[str, Any]:
         variables: dict[str, Any] = {}
-        if self.thinking is not None:  # under both names that templates read
+        if self.thinking is not None:  # both names are used by templates
             thinks = self.thinking.type != "disabled"
             variables |= {"enable_thinking": thinks, "thinking": thinks}
         if self.output_config is not None and self.output_config.effort is not None:
@@ -110,19 +110,19 @@ class MessagesBody(PromptBody, SamplingBody):
 
     @property
     def stop_texts(self) -> list[str]:
-        """Texts that end the answer."""
+        """Strings that end the answer."""
         return self.stop_sequences or []
 
     @property
     def shows_thinking(self) -> bool:
-        """Whether thinking comes as text, and not only as a signature."""
+        """Whether thinking is returned as text, not only as a signature."""
         return self.thinking is None or self.thinking.display != "omitted"
 
     def text_form(self) -> OutputForm | None:
-        """The form of the text; None: any.
+        """Returns the structured-output format; None: free text.
 
         Raises:
-            InvalidRequest: its schema is too large.
+            InvalidRequest: the schema is too large.
         """
         in_config = self.output_config.format if self.output_config is not None else None
         text_format = in_config or self.output_format

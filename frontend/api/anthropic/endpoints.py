@@ -8,21 +8,21 @@ from starlette.responses import JSONResponse, Response
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.anthropic.bodies import MessagesBody, PromptBody
 from frontend.api.anthropic.errors import REQUEST_ID_HEADER, error_response
-from frontend.api.anthropic.message_response import MessageJob
-from frontend.api.http.call_runner import JobRunner, request_id_of
+from frontend.api.anthropic.message_response import MessageBuilder
+from frontend.api.http.call_runner import CallRunner, request_id_of
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.output_format import chat_form
 from frontend.slices import in_slices
 
 
 class Messages:
-    """The endpoints.
+    """Handles the endpoints.
 
     Args:
         runner: runs the calls.
     """
 
-    def __init__(self, runner: JobRunner) -> None:
+    def __init__(self, runner: CallRunner) -> None:
         self._runner = runner
 
     async def create(self, request: Request) -> Response:
@@ -38,9 +38,9 @@ class Messages:
         generations = self._runner.generations
         model = generations.model(body.model)
         form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
-        job = MessageJob(body, model, request_id, chat=chat, form=form)
+        builder = MessageBuilder(body, model, request_id, chat=chat, form=form)
         deadline = self._runner.deadline(request, body, arrived_at_s)
-        response = await self._runner.respond_single(request, job, deadline, stream=bool(body.stream))
+        response = await self._runner.respond_single(request, builder, deadline, stream=bool(body.stream))
         response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
 
@@ -56,9 +56,9 @@ class Messages:
 
 
 def messages_api(messages: Messages) -> Api:
-    """The Messages API."""
+    """Returns the Messages API."""
     path, error = "/v1/messages", "AnthropicError"
-    answer, count = "Answer a conversation in Anthropic's form", "Count the tokens of a conversation"
+    answer, count = "Answer a conversation in Anthropic's format", "Count the tokens of a conversation"
     return Api(
         path,
         [

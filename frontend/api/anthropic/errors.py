@@ -1,4 +1,4 @@
-"""Errors in Anthropic's form. Which error has which status is OpenAI's table, `error_object`'s."""
+"""Errors in Anthropic's format; statuses are those of `api/http/errors.py`."""
 
 import uuid
 from collections.abc import Mapping
@@ -29,17 +29,17 @@ _KINDS = {
 
 
 def error_content(error: Exception, request_id: str) -> JsonObject:
-    """The error object."""
+    """Returns the error object."""
     status, body, _ = error_object(error, _PARAMS)
     message = body["error"]["message"]
     if isinstance(error, RequestTooLong):
-        message = f"prompt is too long: {message}"  # clients look for these words before they shorten a conversation
+        message = f"prompt is too long: {message}"  # clients match these words to shorten a conversation
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def error_response(error: Exception, scope: Scope) -> Response:
-    """The response that tells a client of an error."""
+    """Returns the response for an error."""
     request_id = scope.get("state", {}).get("request_id") or f"req_{uuid.uuid4().hex}"
     status, _, headers = error_object(error)
     content = error_content(error, request_id)

@@ -1,6 +1,6 @@
-"""Messages of content blocks as the turns of a conversation.
+"""Converts messages of content blocks to the turns of a conversation.
 
-A user's message may hold the results of tools, which are turns of their own in a chat template.
+A user's message may contain tool results, which are separate turns of a chat template.
 """
 
 import json
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from frontend.api.http.bodies import Returned
-from frontend.api.http.conversation import Turn, Turns
+from frontend.api.http.bodies import ConversationObject
+from frontend.api.http.conversation import Conversation, Turn
 from frontend.api.http.errors import BodyError
 from frontend.api.http.opaque_reasoning import decoded
 from frontend.limits import MAX_CONTENT_PARTS
@@ -18,7 +18,7 @@ from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatMessage, ToolCall
 
 
-class Block(Returned):
+class Block(ConversationObject):
     """A content block of any type."""
 
     type: str
@@ -29,13 +29,13 @@ class Block(Returned):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: Any = None  # of a tool's result: a text, or blocks with text
+    content: Any = None  # of a tool_result: a string, or text blocks
 
 
 Content = str | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
 
 
-class Message(Returned):
+class Message(ConversationObject):
     """One message."""
 
     role: str
@@ -43,14 +43,14 @@ class Message(Returned):
 
 
 def turns(system: Content | None, messages: Sequence[Message]) -> Sliced[tuple[ChatMessage, ...]]:
-    """The conversation, in slices.
+    """Returns the conversation, in slices.
 
     Raises:
-        BodyError: a block that is not served, or lacks something; names it.
+        BodyError: names the block that is not served or incomplete.
     """
-    conversation = Turns()
+    conversation = Conversation()
     if system:
-        conversation.instruct(*_texts(system, "system"))
+        conversation.add_system(*_texts(system, "system"))
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         match message.role:
@@ -59,14 +59,14 @@ def turns(system: Content | None, messages: Sequence[Message]) -> Sliced[tuple[C
             case "assistant":
                 _add_assistant(conversation, message.content, where)
             case "system":
-                conversation.instruct(*_texts(message.content, f"{where}.content"))
+                conversation.add_system(*_texts(message.content, f"{where}.content"))
             case role:
                 raise _refused(f"{where}.role is {role[:64]!r}, it must be user, assistant or system")
         yield
     return (yield from conversation.messages())
 
 
-def _add_user(conversation: Turns, content: Content, where: str) -> None:
+def _add_user(conversation: Conversation, content: Content, where: str) -> None:
     if isinstance(content, str):
         conversation.all.append(Turn("user", [content]))
         return
@@ -76,7 +76,7 @@ def _add_user(conversation: Turns, content: Content, where: str) -> None:
         if block.type == "tool_result":
             if not block.tool_use_id:
                 raise _refused(f"{at} needs tool_use_id")
-            conversation.answer(block.tool_use_id, *_result_texts(block.content, at))
+            conversation.add_result(block.tool_use_id, *_result_texts(block.content, at))
             turn = None
             continue
         if turn is None:
@@ -85,7 +85,7 @@ def _add_user(conversation: Turns, content: Content, where: str) -> None:
         turn.texts.append(_text(block, at))
 
 
-def _add_assistant(conversation: Turns, content: Content, where: str) -> None:
+def _add_assistant(conversation: Conversation, content: Content, where: str) -> None:
     turn = Turn("assistant", [content] if isinstance(content, str) else [])
     conversation.all.append(turn)
     for index, block in enumerate(content if not isinstance(content, str) else ()):
@@ -98,7 +98,7 @@ def _add_assistant(conversation: Turns, content: Content, where: str) -> None:
             case "tool_use":
                 if not (block.id and block.name):
                     raise _refused(f"{at} needs id and name")
-                conversation.call(
+                conversation.add_call(
                     turn, ToolCall(block.id, block.name, json.dumps(block.input or {}, ensure_ascii=False))
                 )
             case _:

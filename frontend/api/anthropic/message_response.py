@@ -1,4 +1,4 @@
-"""One call of /v1/messages: its request to the engine, its events, its message."""
+"""Response of /v1/messages: GenerationSpec, events and message."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_format import OutputForm
 
 _SIGNATURE = "unsigned"
-"""Of thinking that is shown; not checked when it comes back. Clients drop thinking without a signature."""
+"""Signature of visible thinking, never checked. Clients drop thinking without a signature."""
 
 
-class MessageJob:
-    """One call.
+class MessageBuilder:
+    """Builds the response to one call.
 
     Args:
-        body: what is asked.
-        model: what answers.
+        body: request body.
+        model: the served model.
         request_id: of the call, without a prefix.
         chat: the conversation.
-        form: of the answer; None: any.
+        form: structured-output format; None: free text.
     """
 
     event_format = NAMED_EVENTS
@@ -40,7 +40,7 @@ class MessageJob:
         self.request_id = f"msg_{request_id}"
         self.chat = chat
         self.form = form
-        # Not the request's own limit: one that is larger than what fits means whatever fits.
+        # A default, not the spec's limit: a limit above the context length means as much as fits.
         self.default_max_tokens = body.max_tokens
         spec = sampling_spec(body, self.request_id)
         spec.output.parse = True
@@ -60,7 +60,7 @@ class MessageJob:
         }
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:  # noqa: ARG002
-        """See EventJob.events."""
+        """See EventBuilder.events."""
         match message.WhichOneof("event"):
             case "started":
                 started = message.started
@@ -75,15 +75,15 @@ class MessageJob:
         return self._finish(message.finished)
 
     def last_events(self) -> list[JsonObject]:
-        """See EventJob.last_events."""
+        """See EventBuilder.last_events."""
         return []
 
     def failure_events(self, error: Exception) -> list[JsonObject]:
-        """See EventJob.failure_events."""
+        """See EventBuilder.failure_events."""
         return [error_content(error, self._error_id)]
 
     def answer(self) -> JsonObject:
-        """See SingleAnswerJob.answer."""
+        """See SingleAnswerBuilder.answer."""
         return {**self._message, "content": [self._content(block, whole=True) for block in self._blocks.all]}
 
     def _step_events(self, step: BlockStep) -> list[JsonObject]:
@@ -145,7 +145,7 @@ class MessageJob:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Arguments that a call ended inside of are as far as they go."""
+    """Parses arguments; those of a call that was cut off are partial."""
     try:
         arguments = from_json(text or "{}", allow_partial=True)
     except ValueError:
@@ -154,7 +154,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _usage(usage: pb.Usage) -> JsonObject:
-    """The prompt's tokens are told in two parts: those that were computed, and those whose KV cache was reused."""
+    """Returns Anthropic's usage, which splits prompt tokens into computed ones and prefix cache hits."""
     return {
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -1,4 +1,4 @@
-"""Tools and `tool_choice` of the Messages API, as those of Chat Completions."""
+"""Tools and `tool_choice` of the Messages API, converted to those of Chat Completions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from frontend.api.http.tool_use import ToolUse, function_tool, required_tools
 
 
 def tool_use(tools: Sequence[dict[str, Any]], choice: dict[str, Any] | None) -> ToolUse:
-    """Which tools may be called, and which must.
+    """Returns the tools that may be called, and those that must be.
 
     Raises:
-        BodyError: a tool or choice that is not served, or has a wrong form.
+        BodyError: a tool or choice that is not served or malformed.
     """
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     one_call = bool(choice and choice.get("disable_parallel_tool_use"))

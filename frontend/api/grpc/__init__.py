@@ -1,1 +1,1 @@
-"""The public service over gRPC: handlers, errors as statuses, keys."""
+"""The public gRPC service: handlers, statuses, API keys."""

@@ -1,4 +1,4 @@
-"""API keys at the gRPC door: every method wants one, those unknown too, except health."""
+"""Checks API keys of gRPC calls: every method needs one, unknown methods too, except health checks."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,11 +13,11 @@ from frontend.errors import Unauthenticated
 _OPEN_PREFIX = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/"
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a key before anything of them is read. Belongs behind ErrorInterceptor.
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without a key before their request is read. Must follow ErrorInterceptor.
 
     Args:
-        keys: what opens the server.
+        keys: accepted keys.
     """
 
     def __init__(self, keys: ApiKeys) -> None:

@@ -1,4 +1,4 @@
-"""Generations that would be refused whatever they ask for, refused before their request is read."""
+"""Refuses generations before their request is read, while the queue is full or the server stops."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
@@ -8,22 +8,22 @@ import grpc
 from frontend.api.active_calls import ActiveCalls
 from frontend.api.grpc.server import SERVICE_NAME
 from frontend.errors import RequestError
-from frontend.generation.pipeline import Generations
+from frontend.generation.pipeline import GenerationPipeline
 
 _METHODS = frozenset(f"/{SERVICE_NAME}/{name}" for name in ("Generate", "StreamGenerate"))
 
 
-class RoomInterceptor(grpc.aio.ServerInterceptor):
-    """Looks at the queue when a call arrives. Belongs behind the check of keys: strangers are told nothing.
+class CapacityInterceptor(grpc.aio.ServerInterceptor):
+    """Checks the queue when a call arrives. Must follow ApiKeyInterceptor: unauthenticated clients learn nothing.
 
-    A burst of thousands is refused at the cost of a call that is not read, not parsed, not checked and not logged.
+    A burst of thousands of calls is refused without reading, parsing, checking or logging them.
 
     Args:
-        generations: knows the queue.
+        generations: checks the queue.
         calls: knows whether the server stops.
     """
 
-    def __init__(self, generations: Generations, calls: ActiveCalls) -> None:
+    def __init__(self, generations: GenerationPipeline, calls: ActiveCalls) -> None:
         self._generations = generations
         self._calls = calls
 
@@ -36,16 +36,16 @@ class RoomInterceptor(grpc.aio.ServerInterceptor):
         if handler_call_details.method in _METHODS:
             try:
                 self._calls.check_open()
-                self._generations.check_room()
+                self._generations.check_capacity()
             except RequestError as error:
                 return refusal(error)
         return await continuation(handler_call_details)
 
 
 def refusal(error: RequestError) -> Any:
-    """A handler for a method of any kind: a stream that is not read may hold one request, or any number."""
+    """Returns a handler that refuses any method: a request stream that is not read may have any number of requests."""
 
-    async def refuse(requests: object, context: object) -> NoReturn:  # noqa: ARG001 - gRPC's form
+    async def refuse(requests: object, context: object) -> NoReturn:  # noqa: ARG001 - gRPC's signature
         raise error
 
     return grpc.stream_stream_rpc_method_handler(refuse)

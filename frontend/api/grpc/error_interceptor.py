@@ -1,8 +1,7 @@
-"""Every error of every method through one door: parses requests, runs handlers, turns what they raise into a status.
+"""Parses requests, runs handlers and converts their exceptions to statuses, for all methods.
 
-Requests are read and parsed here and not by gRPC, which answers bytes it cannot parse (invalid UTF-8 in a string, say)
-with an INTERNAL that looks like a fault of the server, and a call without any request not at all. A handler never
-aborts by itself; it raises, and UNKNOWN never reaches a client.
+Requests are parsed here because gRPC answers bytes it cannot parse (invalid UTF-8, say) with INTERNAL, as if the server
+had failed, and never answers a call without a request. Handlers raise and never abort; UNKNOWN never reaches a client.
 """
 
 import asyncio
@@ -23,16 +22,16 @@ from frontend.slices import in_slices
 logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 32 << 10
-"""Of a message that is parsed as it is: of whatever it is full, that takes 1 ms at most."""
+"""Messages up to this size are parsed at once, which takes 1 ms at most."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of all methods. They are coroutines or async generators; a client never streams alone.
+    """Wraps the handlers of all methods: coroutines or async generators; no method streams requests only.
 
     Args:
-        stall_timeout_s: how long a call's only request may take to arrive.
+        stall_timeout_s: seconds that a call's only request may take to arrive.
     """
 
     def __init__(self, *, stall_timeout_s: float) -> None:
@@ -44,7 +43,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Returns the method's handler, wrapped; None for an unknown method."""
+        """Returns the wrapped handler; None for an unknown method."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -63,7 +62,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 def _guarded(
     behavior: Callable[..., Any], take: Callable[[Context], Awaitable[Any]], method: str
 ) -> Callable[..., Awaitable[Any]]:
-    async def call(requests: object, context: Context) -> Any:  # noqa: ARG001 - gRPC's form; context.read reads them too
+    async def call(requests: object, context: Context) -> Any:  # noqa: ARG001 - gRPC's signature; context.read reads them too
         try:
             outcome = behavior(await take(context), context)
             if not isinstance(outcome, AsyncIterator):
@@ -76,9 +75,9 @@ def _guarded(
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the client is gone, or the server stops
                 raise
-            # Something inside was cancelled, not this call. gRPC would leave the client without any answer.
+            # An inner task was cancelled, not this call. gRPC would never answer the client.
             await _abort(context, method, error)
-        except grpc.aio.InternalError as error:  # what gRPC raises when the client has left: nobody can be told
+        except grpc.aio.InternalError as error:  # raised by gRPC when the client has disconnected
             raise asyncio.CancelledError from error
         except Exception as error:
             await _abort(context, method, error)
@@ -87,7 +86,7 @@ def _guarded(
 
 
 async def _parsed(deserializer: Any, data: bytes) -> Any:
-    """The message; of a large one no more is parsed than a request may have.
+    """Parses a message; the counts of a large one are checked first.
 
     Args:
         deserializer: `FromString` of the message's class.
@@ -96,7 +95,7 @@ async def _parsed(deserializer: Any, data: bytes) -> Any:
         if len(data) <= _SMALL_BYTES:
             return deserializer(data)
         await in_slices(check_counts(data, deserializer.__self__.DESCRIPTOR))
-        await asyncio.sleep(0)  # texts are checked for UTF-8 now: with what came before it would be a long turn
+        await asyncio.sleep(0)  # parsing checks UTF-8: one long iteration of the event loop with the above
         message = deserializer(data)
         await asyncio.sleep(0)
         return message
@@ -126,7 +125,7 @@ async def _all_requests(parse: Callable[[bytes], Awaitable[Any]], context: Conte
 
 
 async def _read(context: Context) -> bytes | None:
-    """The next request's bytes; None: there are no more."""
+    """Returns the next request's bytes; None: there are no more."""
     data: Any = await context.read()
     return None if data is grpc.aio.EOF else data
 
@@ -137,5 +136,5 @@ async def _abort(context: Context, method: str, error: BaseException) -> None:
         logger.error("%s failed", method, exc_info=error)
     try:
         await context.abort(*status)
-    except grpc.aio.InternalError:  # what gRPC raises when the client has left meanwhile
-        logger.debug("%s: the client left before it could be told: %s", method, status.details)
+    except grpc.aio.InternalError:  # raised by gRPC when the client has disconnected
+        logger.debug("%s: the client disconnected before it got the status: %s", method, status.details)

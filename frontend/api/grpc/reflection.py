@@ -1,6 +1,6 @@
 """Server reflection, v1 beside v1alpha: clients ask for v1 first, grpcio-reflection has only v1alpha.
 
-Both are the same messages under two names; so both are answered by the one servicer of grpcio-reflection.
+Both are the same messages under two names; so grpcio-reflection's servicer answers both.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ _SERVICE = f"{_NEW}.ServerReflection"
 
 
 def add_reflection(services: Sequence[FileDescriptor], server: grpc.aio.Server) -> None:
-    """Lets clients ask a server for its services, health and reflection included.
+    """Adds server reflection for the given services, health and reflection itself.
 
     Args:
-        services: the files of the others.
+        services: proto files of the services.
     """
     pool = _Pool()
     for file in services:
@@ -43,7 +43,7 @@ def add_reflection(services: Sequence[FileDescriptor], server: grpc.aio.Server) 
 
 
 class _Pool:
-    """Files of what is served here and of nothing else that this process has loaded."""
+    """Proto files of the served services only, not of all that the process has loaded."""
 
     def __init__(self) -> None:
         self.pool = DescriptorPool()

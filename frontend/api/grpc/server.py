@@ -1,7 +1,7 @@
-"""The public service: one coroutine per request, the same code path for unary and streamed answers.
+"""The public gRPC service: one coroutine per request, one code path for unary and streamed answers.
 
-Handlers only raise; `interceptor.py` makes statuses of errors. No initial metadata goes out before the first token, so
-that a client's retry policy may still act on everything that goes wrong before.
+Handlers raise; `error_interceptor.py` makes statuses of errors. No initial metadata is sent before the first token, so
+that a client's retry policy covers all earlier errors.
 """
 
 # ruff: noqa: N802 - names of the handlers are gRPC's
@@ -18,9 +18,9 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceServicer
 from frontend.api.active_calls import ActiveCalls
 from frontend.errors import ClientStalled
-from frontend.generation.answer.collect import whole_answer
+from frontend.generation.answer.collect import collect_answer
 from frontend.generation.deadline import Deadline
-from frontend.generation.pipeline import Generations
+from frontend.generation.pipeline import GenerationPipeline
 from frontend.slices import Sliced, in_slices
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -34,14 +34,14 @@ class GenerationService(GenerationServiceServicer):
     """Serves chairlift.v1.GenerationService.
 
     Args:
-        generations: does the work.
-        calls: counts it.
-        stall_timeout_s: how long one message may wait for the client to read.
-        default_timeout_s: how long a generation without a deadline may take; 0: for ever.
+        generations: runs the requests.
+        calls: counts active calls.
+        stall_timeout_s: seconds that one message may wait for the client to read.
+        default_timeout_s: seconds that a generation without a deadline may take; 0: no limit.
     """
 
     def __init__(
-        self, generations: Generations, calls: ActiveCalls, *, stall_timeout_s: float, default_timeout_s: float
+        self, generations: GenerationPipeline, calls: ActiveCalls, *, stall_timeout_s: float, default_timeout_s: float
     ) -> None:
         self._generations = generations
         self._calls = calls
@@ -49,12 +49,12 @@ class GenerationService(GenerationServiceServicer):
         self._default_timeout_s = default_timeout_s
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        """Runs one request to its end and returns the whole answer."""
+        """Runs one request and returns its complete answer."""
         deadline = self._deadline(context, request.spec)
         with self._call(context):
             async with deadline.enforce(), self._generations.open(request.spec, deadline, streamed=False) as answer:
-                response = await whole_answer(answer.messages())
-        await asyncio.sleep(0)  # what follows makes bytes of it, which may be many
+                response = await collect_answer(answer.messages())
+        await asyncio.sleep(0)  # serializing a large response takes an iteration of its own
         return response
 
     async def StreamGenerate(  # type: ignore[override] # gRPC takes coroutines that write to their context too
@@ -68,7 +68,7 @@ class GenerationService(GenerationServiceServicer):
                     await self._write(context, message)
 
     async def CountTokens(self, request: pb.CountTokensRequest, context: Context) -> pb.CountTokensResponse:
-        """Counts the tokens a prompt would have."""
+        """Counts the tokens of a prompt."""
         with self._call(context):
             token_ids = await self._generations.count_tokens(request)
             response = pb.CountTokensResponse(num_tokens=len(token_ids))
@@ -77,7 +77,7 @@ class GenerationService(GenerationServiceServicer):
             return response
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        """Describes the model that is served and its limits."""
+        """Describes the served model and its limits."""
         with self._call(context):
             model = self._generations.model(request.model)
             return pb.GetModelResponse(
@@ -98,7 +98,7 @@ class GenerationService(GenerationServiceServicer):
             context.add_done_callback(note_sent)  # type: ignore[arg-type]  # the stubs name a class
             try:
                 yield
-            except ClientStalled:  # what it does not take is not waited for
+            except ClientStalled:  # unsent messages are not waited for
                 note_sent(None)
                 raise
 

@@ -1,7 +1,7 @@
-"""Counts what is in a large protobuf message before it is parsed, and refuses it as soon as there is too much.
+"""Counts the fields of a large protobuf message before it is parsed, and refuses it as soon as it exceeds a limit.
 
-Parsing holds the GIL until it is through, and two bytes of a message can make an object: a request of 8 MiB may have
-four million of them. Only lengths are looked at here, in slices; texts are skipped.
+Parsing holds the GIL until it ends, and two bytes can make an object: a request of 8 MiB may have four million. This
+scan reads only tags and lengths, in slices.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ _MOST_ENTRIES = {
 
 
 class MalformedMessageError(Exception):
-    """The bytes are no message; what is wrong with them the parser knows better."""
+    """The bytes are not a valid message; the parser reports what is wrong."""
 
 
 class _Field(NamedTuple):
@@ -56,7 +56,7 @@ class _Field(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A message that is being gone through."""
+    """A message being scanned."""
 
     path: str
     end: int
@@ -65,7 +65,7 @@ class _Open(NamedTuple):
 
 
 def check_counts(data: bytes, kind: Descriptor) -> Sliced[None]:
-    """Goes through a message.
+    """Scans a message.
 
     Raises:
         InvalidRequest: it has more entries in one field, or fields in all, than a request may have.
@@ -103,7 +103,7 @@ def check_counts(data: bytes, kind: Descriptor) -> Sliced[None]:
                     raise MalformedMessageError
                 if field is not None and field.is_number:
                     num_entries = yield from _num_packed(data, start, at, field.fixed_bytes)
-            case 3 | 4:  # a group: none of ours has any
+            case 3 | 4:  # a group: the public proto has none
                 continue
             case _:
                 raise MalformedMessageError

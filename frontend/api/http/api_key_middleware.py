@@ -1,6 +1,6 @@
-"""API keys over HTTP: every path takes one, unknown ones too, except those that are open.
+"""Checks API keys of HTTP requests: every path needs one, unknown paths too, except open paths.
 
-The key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, as `x-api-key: KEY`.
+The key is sent as `Authorization: Bearer KEY` or, by Anthropic's clients, as `x-api-key: KEY`.
 """
 
 from collections.abc import Collection
@@ -8,25 +8,25 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend.access.api_keys import ApiKeys
-from frontend.api.http.endpoint import ErrorForms
+from frontend.api.http.endpoint import ErrorFormats
 from frontend.errors import Unauthenticated
 
 
-class KeyGate:
+class ApiKeyMiddleware:
     """Refuses requests without a key before their body is read.
 
     Args:
-        app: what is behind it.
-        keys: what opens the server.
-        open_paths: where no key is needed.
-        forms: of the errors.
+        app: the application.
+        keys: accepted keys.
+        open_paths: paths that need no key.
+        formats: format the errors.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str], forms: ErrorForms) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str], formats: ErrorFormats) -> None:
         self._app = app
         self._keys = keys
         self._open_paths = frozenset(open_paths)
-        self._forms = forms
+        self._formats = formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -34,7 +34,7 @@ class KeyGate:
             try:
                 self._keys.check(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
             except Unauthenticated as error:
-                await self._forms.response(error, scope)(scope, receive, send)
+                await self._formats.response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.access.api_keys import ApiKeys
-from frontend.api.http.api_key_middleware import KeyGate
+from frontend.api.http.api_key_middleware import ApiKeyMiddleware
 from frontend.api.http.disconnect import ClientGone
-from frontend.api.http.endpoint import Api, Endpoint, ErrorForms
+from frontend.api.http.endpoint import Api, Endpoint, ErrorFormats
 from frontend.api.http.errors import BodyError
 from frontend.api.http.openapi import openapi_document
 from frontend.errors import RequestError
@@ -29,41 +29,41 @@ def make_app(apis: Sequence[Api], keys: ApiKeys) -> Starlette:
         apis: the first API whose prefix matches a path formats its errors; the last one has an empty prefix.
         keys: API keys that clients must send.
     """
-    forms = ErrorForms(apis)
+    formats = ErrorFormats(apis)
     endpoints = [endpoint for api in apis for endpoint in api.endpoints]
 
     @functools.cache
     def document() -> bytes:
         return json.dumps(openapi_document(endpoints, needs_key=keys.required)).encode()
 
-    async def openapi(request: Request) -> Response:  # noqa: ARG001 - Starlette's form
-        """GET /openapi.json; making it takes some 50 ms, for which nobody else shall wait."""
+    async def openapi(request: Request) -> Response:  # noqa: ARG001 - Starlette's signature
+        """GET /openapi.json; made in a thread because it takes 50 ms."""
         return Response(await asyncio.to_thread(document), media_type="application/json")
 
-    async def tell(request: Request, error: Exception) -> Response:
-        return forms.response(error, request.scope)
+    async def respond(request: Request, error: Exception) -> Response:
+        return formats.response(error, request.scope)
 
-    async def tell_http(request: Request, error: Exception) -> Response:
-        """Starlette's own: there is no such path, or not with this method."""
+    async def respond_http(request: Request, error: Exception) -> Response:
+        """Starlette's errors: unknown path or method."""
         assert isinstance(error, HTTPException)
         refusal = BodyError(error.status_code, f"{request.method} {request.url.path[:128]}: {error.detail}")
-        response = forms.response(refusal, request.scope)
+        response = formats.response(refusal, request.scope)
         response.headers.update(error.headers or {})
         return response
 
-    endpoints.append(Endpoint("GET", "/openapi.json", openapi, "Describe these endpoints"))
+    endpoints.append(Endpoint("GET", "/openapi.json", openapi, "Describe the endpoints"))
     return Starlette(
         routes=[each.route() for each in endpoints],
-        middleware=[Middleware(KeyGate, keys, [each.path for each in endpoints if each.is_open], forms)],
+        middleware=[Middleware(ApiKeyMiddleware, keys, [each.path for each in endpoints if each.is_open], formats)],
         exception_handlers={
-            RequestError: tell,
-            BodyError: tell,
-            HTTPException: tell_http,
-            ClientGone: _tell_nobody,
-            Exception: tell,  # the server logs it with its traceback
+            RequestError: respond,
+            BodyError: respond,
+            HTTPException: respond_http,
+            ClientGone: _client_closed_request,
+            Exception: respond,  # the server logs it with its traceback
         },
     )
 
 
-async def _tell_nobody(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's form
+async def _client_closed_request(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
     return Response(status_code=_CLIENT_CLOSED_REQUEST)

@@ -1,9 +1,8 @@
-"""Bodies of the requests: which parameters there are, and their types. What values mean is checked by
-`frontend.request.convert`, for all endpoints alike.
+"""Models of request bodies: names and types of the parameters that all HTTP APIs share.
 
-Numbers and booleans are read as pydantic's lax mode reads them (`5.0` and `"5"` for 5): clients in other languages
-write them so. A parameter that would change the answer and that this server does not have is refused by name
-(`parameters.UNSERVED`). What becomes of one that it does not know at all, `UnknownParameters` decides.
+`frontend.request.convert` checks the values, for all APIs. Numbers and booleans are read in pydantic's lax mode (`5.0`
+and `"5"` for 5), as clients in other languages write them. `unserved_parameters` lists parameters that are refused or
+ignored by name, `UnknownParameters` is the policy for all others.
 """
 
 from array import array
@@ -34,13 +33,13 @@ TokenId = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 
 
 def _array_as_it_is(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Ids of a large body come as an array, checked; see `sliced_json`."""
+    """Token ids of a large body are an array that `read_json` has checked."""
     return value if isinstance(value, array) else check(value)
 
 
 TokenIds = Annotated[
     list[TokenId],
-    Field(fail_fast=True),  # a complaint about each of 100,000 entries helps nobody
+    Field(fail_fast=True),  # one error instead of 100,000
     WrapValidator(_array_as_it_is),
 ]
 StrictTokenIds = Annotated[
@@ -53,7 +52,7 @@ Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 
 
 def _bias_by_token(value: Any) -> Any:
-    """JSON has no integer keys, and some languages write an empty object as a list."""
+    """Converts string keys to ints; some languages write an empty object as a list."""
     if isinstance(value, dict):
         try:
             return {int(key): bias for key, bias in value.items()}
@@ -70,26 +69,26 @@ NoneIfEmpty = BeforeValidator(_none_if_empty)
 """Reads an empty text, object or list as null."""
 
 
-class Nested(BaseModel):
-    """An object of parameters. Unknown names in it are reported like those of the body."""
+class ParameterObject(BaseModel):
+    """An object of parameters inside a body; its unknown names count as unknown parameters."""
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
 
 
-class Returned(BaseModel):
-    """An object of a conversation, which clients send back as they got it, from this server or another one. Unknown
-    members are ignored: clients and gateways add their own.
+class ConversationObject(BaseModel):
+    """An object of a conversation, which clients send back as they received it. Unknown members are ignored because
+    clients and gateways add their own.
     """
 
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
 
 class Body(BaseModel):
-    """What all bodies have in common.
+    """Base of all bodies.
 
     Attributes:
-        id_lists: parameters that are lists of token ids, or lists of such lists; long ones come as arrays.
-        entry_kinds: what the entries of long lists are; of a large body they are checked one by one.
+        id_lists: parameters that are lists of token ids, or lists of such lists; long ones are arrays.
+        entry_kinds: models of the entries of long lists; those of a large body are checked one by one.
     """
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
@@ -107,7 +106,7 @@ class Body(BaseModel):
         return self
 
     def unknown_parameters(self) -> Iterator[str]:
-        """Names of parameters that this server does not know and whose values ask for something."""
+        """Yields the names of unknown parameters that are set."""
         return (name for name in unknown_names(self) if name not in WITHOUT_EFFECT and name not in UNSERVED)
 
 
@@ -155,20 +154,20 @@ class SamplingBody(Body, _SharedParameters):  # type: ignore[misc]  # made from 
 
     @property
     def stop_texts(self) -> list[str]:
-        """Texts that end the answer."""
+        """Strings that end the answer."""
         return []
 
 
 def unknown_names(model: BaseModel) -> Iterator[str]:
-    """Names of the members that a model does not declare and whose values ask for something; those of nested objects
-    with the path that leads to them, as in "stream_options.x".
+    """Yields the names of undeclared members that are set; those of nested objects with their path, as in
+    "stream_options.x".
     """
     for name, value in (model.model_extra or {}).items():
         if not is_off(value):
             yield name
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        if isinstance(value, Nested):
+        if isinstance(value, ParameterObject):
             yield from (f"{field.alias or name}.{inner}" for inner in unknown_names(value))
 
 
@@ -176,7 +175,7 @@ _PROMPT_FORMS = "must be a string, a list of strings, a list of token ids or a l
 
 
 def body_error(error: ValidationError) -> BodyError:
-    """What is wrong with a body, from pydantic's list: its first entry."""
+    """Converts the first error of pydantic's list."""
     errors = error.errors(include_url=False, include_input=False)
     first = errors[0]
     if first["type"] == "json_invalid":

@@ -1,4 +1,4 @@
-"""What all generating endpoints do alike: a body read, its deadline set, a job run, the answer or a stream sent."""
+"""Serves one generating call over HTTP: reads the body, sets the deadline, runs the generations, sends the answer."""
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,13 +12,13 @@ from frontend.api.http.bodies import SamplingBody
 from frontend.api.http.disconnect import cancelled_on_disconnect
 from frontend.api.http.errors import BodyError
 from frontend.api.http.event_stream import EventStream
-from frontend.api.http.fan_out import play_stream, play_whole
-from frontend.api.http.json_response import JsonAnswer, rendered, rendered_object
+from frontend.api.http.fan_out import collect_all, stream_all
+from frontend.api.http.json_response import ChunkedJsonResponse, rendered, rendered_object
 from frontend.api.http.request_body import BodyT, read_body
-from frontend.api.http.response_builder import EventJob, Job, SingleAnswerJob
+from frontend.api.http.response_builder import EventBuilder, ResponseBuilder, SingleAnswerBuilder
 from frontend.api.http.unknown_parameters import UnknownParameters
 from frontend.generation.deadline import Deadline
-from frontend.generation.pipeline import Generations
+from frontend.generation.pipeline import GenerationPipeline
 from frontend.limits import MAX_ID_CHARS
 
 _MOST_ID_CHARS = MAX_ID_CHARS - len("chatcmpl-") - len("-2047")
@@ -28,15 +28,15 @@ TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 24 * 3600
 
 
-class JobRunner:
-    """Runs the jobs of calls over HTTP.
+class CallRunner:
+    """Runs generating calls of all HTTP APIs.
 
     Args:
-        generations: does the work.
-        calls: counts it.
-        unknown_parameters: decides what becomes of these.
-        stall_timeout_s: how long a body may take to arrive, and an event to be read.
-        default_timeout_s: how long a call without a deadline may take; 0: no limit.
+        generations: runs the requests.
+        calls: counts active calls.
+        unknown_parameters: policy for unknown parameters.
+        stall_timeout_s: seconds that a body may take to arrive, and an event to be read.
+        default_timeout_s: seconds that a call without a deadline may take; 0: no limit.
 
     Attributes:
         generations, calls: as given.
@@ -44,7 +44,7 @@ class JobRunner:
 
     def __init__(
         self,
-        generations: Generations,
+        generations: GenerationPipeline,
         calls: ActiveCalls,
         unknown_parameters: UnknownParameters,
         *,
@@ -58,13 +58,13 @@ class JobRunner:
         self._default_timeout_s = default_timeout_s
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        """Reads and checks the body; see `read_body`. The answer will name the parameters that are ignored.
+        """Reads and checks the body; see `read_body`. The response headers will list ignored parameters.
 
         Raises:
-            ServerDraining, QueueFull: the request would be refused whatever it says; nothing of it has been read.
+            ServerDraining, QueueFull: no request would be accepted; the body has not been read.
         """
         self.calls.check_open()
-        self.generations.check_room()
+        self.generations.check_capacity()
         body = await read_body(request, kind, timeout_s=self._stall_timeout_s)
         request.state.answer_headers = self._unknown_parameters.headers(body)
         return body
@@ -92,52 +92,54 @@ class JobRunner:
         timeout_s = min(timeouts_s, default=default_s)
         return Deadline.at(arrived_at_s + timeout_s if timeout_s else None)
 
-    async def respond(self, request: Request, job: Job, deadline: Deadline, *, stream: bool) -> Response:
-        """Runs a job; the answer is a stream or the whole object."""
+    async def respond(
+        self, request: Request, builder: ResponseBuilder, deadline: Deadline, *, stream: bool
+    ) -> Response:
+        """Runs a call and returns its stream, or its response object."""
         if stream:
-            return self._stream(request, job, deadline)
+            return self._stream(request, builder, deadline)
 
         async def body() -> list[bytes]:
-            return await rendered(job, await play_whole(self.generations, job, deadline))
+            return await rendered(builder, await collect_all(self.generations, builder, deadline))
 
-        return await self._unary(request, job, body)
+        return await self._unary(request, builder, body)
 
     async def respond_single(
-        self, request: Request, job: SingleAnswerJob, deadline: Deadline, *, stream: bool
+        self, request: Request, builder: SingleAnswerBuilder, deadline: Deadline, *, stream: bool
     ) -> Response:
-        """Runs a job whose whole answer is what its events add up to."""
+        """Runs a call for one answer, whose response object its events add up to."""
         if stream:
-            return self._stream(request, job, deadline)
+            return self._stream(request, builder, deadline)
 
         async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
-            job.events(prompt_index, message)
+            builder.events(prompt_index, message)
 
         async def body() -> list[bytes]:
-            await play_stream(self.generations, job, deadline, take, streamed=False)
-            return [rendered_object(job.answer())]
+            await stream_all(self.generations, builder, deadline, take, streamed=False)
+            return [rendered_object(builder.answer())]
 
-        return await self._unary(request, job, body)
+        return await self._unary(request, builder, body)
 
-    def _stream(self, request: Request, job: EventJob, deadline: Deadline) -> Response:
-        stream = EventStream(job, self.generations, self.calls, deadline, stall_timeout_s=self._stall_timeout_s)
+    def _stream(self, request: Request, builder: EventBuilder, deadline: Deadline) -> Response:
+        stream = EventStream(builder, self.generations, self.calls, deadline, stall_timeout_s=self._stall_timeout_s)
         stream.headers.update(request.state.answer_headers)
         return stream
 
     async def _unary(
-        self, request: Request, job: EventJob, make_body: Callable[[], Awaitable[list[bytes]]]
+        self, request: Request, builder: EventBuilder, make_body: Callable[[], Awaitable[list[bytes]]]
     ) -> Response:
         with self.calls.call():
             async with cancelled_on_disconnect(request.receive):
                 body = await make_body()
-        headers = {"x-request-id": job.request_id, **request.state.answer_headers}
-        return JsonAnswer(body, headers)
+        headers = {"x-request-id": builder.request_id, **request.state.answer_headers}
+        return ChunkedJsonResponse(body, headers)
 
 
 def request_id_of(body_request_id: str | None, headers: Mapping[str, str]) -> str:
-    """The client's id for tracing, from the body or the header, or a new one.
+    """Returns the client's request id from the body or the header, else a new one.
 
     Raises:
-        BodyError: it is too long, or no header could carry it.
+        BodyError: it is too long, or has characters that no header can carry.
     """
     request_id = body_request_id or headers.get("x-request-id") or uuid.uuid4().hex
     if len(request_id) > _MOST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):

@@ -1,6 +1,6 @@
-"""One HTTP connection, with a bound on what uvicorn leaves unbounded: how long the head of a request may take.
+"""HTTP connections with a timeout for request heads, which uvicorn lacks.
 
-h11, because of uvicorn's two parsers it is the one that bounds the size of headers.
+Uses h11 because it is the one of uvicorn's two parsers that limits the size of headers.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ _MAX_REASON_CHARS = 200
 
 
 class HttpConnection(H11Protocol):
-    """Closes itself when the head of a request is not complete in time, however slowly its bytes keep coming.
+    """Closes itself when the head of a request is not complete within HEAD_TIMEOUT_S.
 
-    The clock starts with the connection, later with the first byte after an answer; between the two uvicorn's own
-    keep-alive applies.
+    The timer starts with the connection, later with the first byte after a response; uvicorn's keep-alive timeout
+    applies in between.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -31,23 +31,23 @@ class HttpConnection(H11Protocol):
         self.conn: StrictConnection = StrictConnection(MAX_HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the clock."""
+        """Starts the timer."""
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
 
     def data_received(self, data: bytes) -> None:
-        """Starts the clock with the first byte of a head, and stops it with the last."""
+        """Starts the timer with the first byte of a head, and stops it with the last."""
         if self.transport.is_closing():  # TLS hands over what it still had
             return
         super().data_received(data)
         if not self._awaits_head:
-            self._stop_clock()
+            self._stop_timer()
         elif self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are not HTTP, or ambiguous, with the status that says so, and closes the connection; a
-        request whose body they belong to then has no client any more.
+        """Answers bytes that are not HTTP, or ambiguous, with an error and closes the connection. A request whose body
+        they belong to is aborted.
         """
         if not self._awaits_head:
             self.cycle.disconnected = True
@@ -65,19 +65,19 @@ class HttpConnection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock."""
-        self._stop_clock()
+        """Stops the timer."""
+        self._stop_timer()
         super().connection_lost(exc)
 
     @property
     def _awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _give_up(self) -> None:
+    def _close(self) -> None:
         self._head_timer = None
         self.transport.close()
 
-    def _stop_clock(self) -> None:
+    def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

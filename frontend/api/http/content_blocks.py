@@ -1,6 +1,6 @@
-"""One answer cut into blocks: reasoning, text and tool calls, one after the other, for APIs whose answers are lists.
+"""Splits one answer into content blocks (reasoning, text, tool calls) for APIs whose answers are lists of blocks.
 
-Each block is opened, added to and closed before the next one opens.
+Each block is opened, extended and closed before the next one opens.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 
 
 class BlockKind(Enum):
-    """What a block holds."""
+    """Type of a block."""
 
     REASONING = "reasoning"
     TEXT = "text"
@@ -41,14 +41,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockOpened:
-    """A block begins."""
+    """A block was opened."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGrown:
-    """A block has grown by `text`, which is not empty."""
+    """`text`, which is not empty, was appended to a block."""
 
     block: Block
     text: str
@@ -81,7 +81,7 @@ class Blocks:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool is called."""
+        """Whether the answer calls a tool."""
         return any(block.kind is BlockKind.CALL for block in self.all)
 
     def take(self, chunk: pb.Chunk) -> list[BlockStep]:
@@ -101,7 +101,7 @@ class Blocks:
         return steps
 
     def close(self) -> list[BlockStep]:
-        """The answer has ended."""
+        """Closes the open block at the end of the answer."""
         if not self._is_open:
             return []
         self._is_open = False

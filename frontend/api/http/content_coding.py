@@ -1,4 +1,4 @@
-"""Compressed bodies: gzip, bounded after decompression; other codings are refused by name."""
+"""Decompresses request bodies: gzip, bounded after decompression; other codings are refused."""
 
 import asyncio
 import zlib
@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from frontend.api.http.errors import BodyError
 
-_GZIP = zlib.MAX_WBITS | 16  # zlib's way to say: with gzip's header and checksum
+_GZIP = zlib.MAX_WBITS | 16  # zlib's flag for gzip's header and checksum
 _GZIP_NAMES = ("gzip", "x-gzip")
 
 
@@ -32,7 +32,7 @@ def is_gzipped(request: Request) -> bool:
 
 
 async def gunzipped(data: bytes, max_bytes: int) -> bytes:
-    """Decompresses a body. In a thread: zlib works without the GIL, so that nobody waits for a large one.
+    """Decompresses a body in a thread: zlib releases the GIL, so that a large one does not block the event loop.
 
     Raises:
         BodyError: it is not gzip, not complete, or has more than `max_bytes`, after which decompression stops.

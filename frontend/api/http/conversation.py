@@ -1,4 +1,4 @@
-"""A conversation put together piece by piece, for APIs whose requests are not lists of chat messages."""
+"""Builds a conversation piece by piece, for APIs whose requests are not lists of chat messages."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from frontend.text.chat.messages import ChatMessage, ToolCall
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One turn that may still grow."""
+    """One turn, to which content may still be added."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -18,12 +18,12 @@ class Turn:
     call_id: str = ""
 
     def as_message(self) -> ChatMessage:
-        """The turn as templates are given it."""
+        """Returns the turn as a chat message for the template."""
         content = self.texts[0] if len(self.texts) == 1 else tuple(self.texts) or ""
         return ChatMessage(self.role, content, self.name, self.reasoning, tuple(self.calls), self.call_id)
 
 
-class Turns:
+class Conversation:
     """The turns of one conversation, oldest first.
 
     Attributes:
@@ -34,24 +34,24 @@ class Turns:
         self.all: list[Turn] = []
         self._names: dict[str, str] = {}  # of tools, by call
 
-    def instruct(self, *texts: str) -> None:
-        """Adds what the system says. At the beginning it is one turn, because many templates take no more than one."""
+    def add_system(self, *texts: str) -> None:
+        """Adds system text. Leading system texts are one turn, because many templates accept only one."""
         if len(self.all) == 1 and self.all[0].role == "system":
             self.all[0].texts += texts
         else:
             self.all.append(Turn("system", list(texts)))
 
-    def call(self, turn: Turn, call: ToolCall) -> None:
+    def add_call(self, turn: Turn, call: ToolCall) -> None:
         """Adds a call to an assistant's turn."""
         turn.calls.append(call)
         self._names[call.call_id] = call.name
 
-    def answer(self, call_id: str, *texts: str) -> None:
-        """Adds the answer of a tool."""
+    def add_result(self, call_id: str, *texts: str) -> None:
+        """Adds a tool's result."""
         self.all.append(Turn("tool", list(texts), name=self._names.get(call_id, ""), call_id=call_id))
 
     def messages(self) -> Sliced[tuple[ChatMessage, ...]]:
-        """The conversation as templates are given it, in slices."""
+        """Returns the chat messages for the template, in slices."""
         messages = []
         for turn in self.all:
             messages.append(turn.as_message())

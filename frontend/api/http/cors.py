@@ -1,4 +1,4 @@
-"""Web pages of other origins: which ones may call this server from a browser (CORS). By default none."""
+"""CORS: which origins may call this server from a browser (`--allowed-origins`); by default none."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ _EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-sh
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Lets pages of these origins call an application; "*" stands for all of them.
+    """Wraps an application so that pages of these origins may call it; "*" allows all.
 
-    It goes around everything else, the keys too: a browser asks first (preflight) without a key, and a page may read
-    an error only if the headers say so. Every request header is allowed, because OpenAI's client adds headers of its
-    own to `authorization` and `content-type`; cookies are not, since nothing here is protected by them.
+    This is the outermost layer, outside the API keys: a browser's preflight has no key, and a page may read an error
+    only if it has the headers. Every request header is allowed because OpenAI's client adds its own to `authorization`
+    and `content-type`. Cookies are not: nothing here uses them.
     """
     if not origins:
         return app

@@ -1,4 +1,4 @@
-"""Work for a client ends when the client has gone."""
+"""Cancels a call when its client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 from starlette.types import Receive
 
 
-class ClientGone(Exception):  # noqa: N818 - nobody is left to be told of an error
+class ClientGone(Exception):  # noqa: N818 - it is never reported
     """The client closed its connection before it had its answer."""
 
 
 @asynccontextmanager
 async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancels what runs inside when the client closes its connection. The request's body must have been read.
+    """Cancels the body when the client closes its connection. The request's body must have been read.
 
     Raises:
-        ClientGone: it has.
+        ClientGone: the client has disconnected.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -33,7 +33,7 @@ async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # else somebody else wants this task to end too
+        if gone and task.uncancel() == 0:  # else the task is cancelled for another reason too
             raise ClientGone from None
         raise
     finally:

@@ -11,23 +11,23 @@ from starlette.types import Scope
 from frontend.api.http.bodies import Body
 
 STREAMED = ("application/json", "text/event-stream")
-"""Media types of an answer that may be streamed."""
+"""Media types of a response that may be streamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path and what can be done there.
+    """One method of one path.
 
     Attributes:
         method: GET, POST or DELETE.
-        path: as Starlette writes it, with `{name}` or `{name:path}` for a part that varies.
-        handler: answers.
-        summary: what it does, in a few words.
-        body: what it takes; None: nothing.
-        answers: media types of the answer; none: it has no body.
-        is_open: it needs no API key.
-        error: name of the form of its errors in the OpenAPI document.
-        is_described: the OpenAPI document has it; a second spelling of a path is served without.
+        path: in Starlette's syntax, with `{name}` or `{name:path}` for parameters.
+        handler: handles requests.
+        summary: description for the OpenAPI document.
+        body: model of the request body; None: there is none.
+        answers: media types of the response; empty: no body.
+        is_open: whether it needs no API key.
+        error: schema of its errors in the OpenAPI document.
+        is_described: whether the OpenAPI document lists it; alternative spellings of a path are left out.
     """
 
     method: str
@@ -41,12 +41,12 @@ class Endpoint:
     is_described: bool = True
 
     def route(self) -> Route:
-        """The route that serves it."""
+        """Returns Starlette's route."""
         return Route(self.path, self.handler, methods=[self.method])
 
 
 ErrorResponse = Callable[[Exception, Scope], Response]
-"""Makes the response that tells a client of an error."""
+"""Makes the response for an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Api:
     """One API.
 
     Attributes:
-        prefix: begins all its paths. Errors below it have this API's form, on unknown paths too.
-        endpoints: what it offers.
-        error_response: makes its errors.
+        prefix: prefix of its paths; errors below it have this API's format, also on unknown paths.
+        endpoints: its endpoints.
+        error_response: formats its errors.
     """
 
     prefix: str
@@ -64,7 +64,7 @@ class Api:
     error_response: ErrorResponse
 
 
-class ErrorForms:
+class ErrorFormats:
     """Formats each error as the API that the client called does.
 
     Args:

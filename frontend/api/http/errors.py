@@ -1,4 +1,4 @@
-"""The one table from error to HTTP status and OpenAI's error object."""
+"""Maps errors to HTTP statuses and OpenAI's error object."""
 
 import math
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from frontend.errors import (
 
 
 class BodyError(Exception):
-    """A request that does not get as far as being understood.
+    """A request that is malformed as an HTTP request, or whose body is.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         message: for the client.
-        param: the parameter at fault; None if no single one is.
-        code: a word for programs; None: the message says it all.
-        headers: of the answer.
+        param: the parameter at fault; None: no single one.
+        code: error code for programs; None: there is none.
+        headers: of the response.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ COMPLETION_PARAMS: Mapping[str, str] = {
     "num_answers": "n",
     **{row.public_name: row.http_name for row in STOPPING.values() if row.http_name != row.public_name},
 }
-"""Fields of GenerationSpec whose name here is another one."""
+"""Names of GenerationSpec's fields in completions, where they differ."""
 
 CHAT_PARAMS: Mapping[str, str] = {**COMPLETION_PARAMS, "prompt": "messages", "top_logprobs": "top_logprobs"}
 """The same for chat completions."""
@@ -92,11 +92,11 @@ RESPONSES_PARAMS: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "format": "text.format",
 }
-"""The same for responses."""
+"""The same for the Responses API."""
 
 
 class ErrorObject(NamedTuple):
-    """What an error looks like over HTTP."""
+    """An error's HTTP response."""
 
     status: int
     body: dict[str, Any]
@@ -104,12 +104,12 @@ class ErrorObject(NamedTuple):
 
 
 def error_object(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS) -> ErrorObject:
-    """Status, body and headers of an error.
+    """Returns the status, body and headers of an error.
+
+    Any exception but a RequestError or a BodyError is a defect: 500, without its text, which is only logged.
 
     Args:
-        params: what the client calls the fields of GenerationSpec; those not listed have the same name.
-
-    Anything but a RequestError or a BodyError is a defect of ours: 500, without its text, which is for the log.
+        params: the API's names of GenerationSpec's fields; fields not listed keep their names.
     """
     if isinstance(error, BodyError):
         row = _Row(error.status, _INVALID, error.code)
@@ -123,22 +123,18 @@ def error_object(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS
         param = "model"
     if isinstance(error, InvalidRequest) and error.field:
         field, param = _last(error.field), _param(error.field, params)
-        if message.startswith(field + " "):  # the message names the parameter as this client knows it
+        if message.startswith(field + " "):  # the message names the parameter as this API does
             message = param + message.removeprefix(field)
-    if isinstance(
-        error, DeadlineExceeded
-    ):  # OpenAI's clients try again after every 5xx; the same time is too short again
+    if isinstance(error, DeadlineExceeded):  # OpenAI's clients retry after every 5xx; the same timeout would fail again
         headers["x-should-retry"] = "false"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-        headers["retry-after-ms"] = str(
-            max(1, math.ceil(error.retry_after_s * 1000))
-        )  # OpenAI's clients look here first
+        headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))  # OpenAI's clients prefer it
     return ErrorObject(row.status, _body(row, message, param), headers)
 
 
 def error_response(error: Exception, params: Mapping[str, str] = COMPLETION_PARAMS) -> JSONResponse:
-    """The response that tells a client of an error; see `error_object`."""
+    """Returns the response for an error; see `error_object`."""
     status, body, headers = error_object(error, params)
     return JSONResponse(body, status, headers)
 
@@ -148,7 +144,7 @@ def _body(row: _Row, message: str, param: str | None) -> dict[str, Any]:
 
 
 def _param(field: str, names: Mapping[str, str]) -> str:
-    """The parameter a field of GenerationSpec was made of: "spec.stop.stop_texts" is "stop"."""
+    """Returns the API's name of a field of GenerationSpec: "stop" for "spec.stop.stop_texts"."""
     name = _last(field)
     if field.startswith(("spec.chat", "chat")) and name != "tools_json":
         name = "chat"

@@ -1,7 +1,7 @@
-"""An answer as server-sent events.
+"""Streams a response as server-sent events.
 
-Nothing is sent before the first token, so that whatever goes wrong before it has a status of its own. What goes wrong
-later becomes the last event or events, in the form of the API that was called.
+Nothing is sent before the first token, so that earlier errors have an HTTP status. Later errors become the last event
+or events, in the format of the API that was called.
 """
 
 import asyncio
@@ -15,43 +15,43 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.active_calls import ActiveCalls
 from frontend.api.http.disconnect import ClientGone, cancelled_on_disconnect
 from frontend.api.http.errors import error_object
-from frontend.api.http.fan_out import play_stream
+from frontend.api.http.fan_out import stream_all
 from frontend.api.http.json_response import rendered_events, rendered_prompt
-from frontend.api.http.response_builder import EventJob, JsonObject
+from frontend.api.http.response_builder import EventBuilder, JsonObject
 from frontend.errors import ClientStalled
 from frontend.generation.deadline import Deadline
-from frontend.generation.pipeline import Generations
+from frontend.generation.pipeline import GenerationPipeline
 
 logger = logging.getLogger(__name__)
 
 
 class EventStream(Response):
-    """Plays a job while it is sent.
+    """Runs a call and sends its events as they arrive.
 
     Args:
-        job: what is asked.
-        generations: does the work.
-        calls: counts it.
+        builder: makes the requests and the events.
+        generations: runs the requests.
+        calls: counts active calls.
         deadline: of the call.
-        stall_timeout_s: how long one event may wait for the client to read.
+        stall_timeout_s: seconds that one event may wait for the client to read.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        job: EventJob,
-        generations: Generations,
+        builder: EventBuilder,
+        generations: GenerationPipeline,
         calls: ActiveCalls,
         deadline: Deadline,
         *,
         stall_timeout_s: float,
     ) -> None:
         super().__init__(
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": job.request_id}
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": builder.request_id}
         )
         del self.headers["content-length"]  # of an empty body
-        self._job = job
+        self._builder = builder
         self._generations = generations
         self._calls = calls
         self._deadline = deadline
@@ -62,40 +62,40 @@ class EventStream(Response):
         """Sends the stream.
 
         Raises:
-            RequestError: the request failed before its first token.
+            RequestError: a request failed before its first token.
         """
         with self._calls.call(), contextlib.suppress(ClientGone):
             try:
                 async with cancelled_on_disconnect(receive):
-                    await self._play(send)
-                    await self._write(send, self._job.event_format.end)
+                    await self._run(send)
+                    await self._write(send, self._builder.event_format.end)
             except ClientStalled as error:
-                logger.warning("%s: %s", self._job.request_id, error.message)
+                logger.warning("%s: %s", self._builder.request_id, error.message)
                 return  # without an end: the server then closes the connection
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _play(self, send: Send) -> None:
+    async def _run(self, send: Send) -> None:
         async def take(prompt_index: int, message: pb.StreamGenerateResponse) -> None:
             if message.HasField("started"):
-                for chunk in await rendered_prompt(self._job, prompt_index, message):
+                for chunk in await rendered_prompt(self._builder, prompt_index, message):
                     await self._write(send, chunk)
             else:
-                await self._write(send, self._events(self._job.events(prompt_index, message)))
+                await self._write(send, self._events(self._builder.events(prompt_index, message)))
 
         try:
-            await play_stream(self._generations, self._job, self._deadline, take)
-            await self._write(send, self._events(self._job.last_events()))
+            await stream_all(self._generations, self._builder, self._deadline, take)
+            await self._write(send, self._events(self._builder.last_events()))
         except ClientStalled:
             raise
         except Exception as error:
             if not self._started:
                 raise
             if error_object(error).status == 500:
-                logger.exception("%s failed", self._job.request_id)
-            await self._write(send, self._events(self._job.failure_events(error)))
+                logger.exception("%s failed", self._builder.request_id)
+            await self._write(send, self._events(self._builder.failure_events(error)))
 
     def _events(self, contents: list[JsonObject]) -> bytes:
-        return rendered_events(contents, self._job.event_format)
+        return rendered_events(contents, self._builder.event_format)
 
     async def _write(self, send: Send, data: bytes) -> None:
         if not data:

@@ -1,73 +1,75 @@
-"""The generations of one call, all its prompts at once."""
+"""Runs the requests of one call concurrently, one per prompt."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.response_builder import EventJob, Job
+from frontend.api.http.response_builder import EventBuilder, ResponseBuilder
 from frontend.generation.admission import Permit
-from frontend.generation.answer.collect import whole_answer
+from frontend.generation.answer.collect import collect_answer
 from frontend.generation.answer.group import AnswerGroup
 from frontend.generation.deadline import Deadline
-from frontend.generation.pipeline import Generations
+from frontend.generation.pipeline import GenerationPipeline
 
-_OPEN_AT_ONCE = 256
-"""Requests of one call that are with the engine, or on their way there: as many as engines have slots for."""
+_MAX_CONCURRENT = 256
+"""Requests of one call that run at once: about as many as engines have slots."""
 
-_Play = Callable[[int, Sequence[Permit]], Awaitable[None]]
-"""Plays one request, which has places in the queue, or none yet."""
+_Run = Callable[[int, Sequence[Permit]], Awaitable[None]]
+"""Runs one request, given its index and its permits, if it has any yet."""
 
 _PER_TURN = 4
-"""Requests that begin, or are cancelled, in one turn of the event loop."""
+"""Requests started or cancelled per iteration of the event loop."""
 
 Take = Callable[[int, pb.StreamGenerateResponse], Awaitable[None]]
-"""Gets the index of a prompt and a message for it."""
+"""Receives the index of a prompt and a message of its stream."""
 
 
-async def play_stream(
-    generations: Generations, job: EventJob, deadline: Deadline, take: Take, *, streamed: bool = True
+async def stream_all(
+    generations: GenerationPipeline, builder: EventBuilder, deadline: Deadline, take: Take, *, streamed: bool = True
 ) -> None:
-    """Runs all requests and hands over their messages, one at a time.
+    """Runs all requests and passes their messages to `take`, one at a time.
 
     Args:
-        streamed: whether the client gets each message as it comes; if not, it is billed for nothing before the end.
+        streamed: whether the client gets each message as it arrives; if not, it is billed at the end.
 
     Raises:
-        RequestError: of the first request that fails, or of the deadline; the others are cancelled.
+        RequestError: the first request that failed, or the deadline; the others are cancelled.
     """
     turn = asyncio.Lock()
 
-    async def play(index: int, permits: Sequence[Permit]) -> None:
-        async with _open(generations, job, index, deadline, permits, streamed=streamed) as answer:
+    async def run(index: int, permits: Sequence[Permit]) -> None:
+        async with _open(generations, builder, index, deadline, permits, streamed=streamed) as answer:
             async for message in answer.messages():
                 async with turn:
                     await take(index, message)
 
     async with deadline.enforce():
-        await _all(generations, job, play)
+        await _run_all(generations, builder, run)
 
 
-async def play_whole(generations: Generations, job: Job, deadline: Deadline) -> list[pb.GenerateResponse]:
-    """Runs all requests to their ends.
+async def collect_all(
+    generations: GenerationPipeline, builder: ResponseBuilder, deadline: Deadline
+) -> list[pb.GenerateResponse]:
+    """Runs all requests and returns their responses.
 
     Raises:
-        RequestError: as `play_stream`.
+        RequestError: see `stream_all`.
     """
-    responses = [pb.GenerateResponse() for _ in job.specs]
+    responses = [pb.GenerateResponse() for _ in builder.specs]
 
-    async def play(index: int, permits: Sequence[Permit]) -> None:
-        async with _open(generations, job, index, deadline, permits, streamed=False) as answer:
-            responses[index] = await whole_answer(answer.messages())
+    async def run(index: int, permits: Sequence[Permit]) -> None:
+        async with _open(generations, builder, index, deadline, permits, streamed=False) as answer:
+            responses[index] = await collect_answer(answer.messages())
 
     async with deadline.enforce():
-        await _all(generations, job, play)
+        await _run_all(generations, builder, run)
     return responses
 
 
 def _open(
-    generations: Generations,
-    job: EventJob,
+    generations: GenerationPipeline,
+    builder: EventBuilder,
     index: int,
     deadline: Deadline,
     permits: Sequence[Permit],
@@ -75,48 +77,48 @@ def _open(
     streamed: bool,
 ) -> AbstractAsyncContextManager[AnswerGroup]:
     return generations.open(
-        job.specs[index],
+        builder.specs[index],
         deadline,
-        chat=job.chat,
-        form=job.form,
-        default_max_tokens=job.default_max_tokens,
-        prompt_options=job.prompt_options,
+        chat=builder.chat,
+        form=builder.form,
+        default_max_tokens=builder.default_max_tokens,
+        prompt_options=builder.prompt_options,
         streamed=streamed,
         permits=permits,
     )
 
 
-async def _all(
-    generations: Generations, job: EventJob, play: Callable[[int, Sequence[Permit]], Awaitable[None]]
-) -> None:
-    """Plays all requests of a job, at most `_OPEN_AT_ONCE` at a time. All have their places in the queue before the
-    first begins; nothing is begun that could not be finished.
+async def _run_all(generations: GenerationPipeline, builder: EventBuilder, run: _Run) -> None:
+    """Runs all requests of a call, at most `_MAX_CONCURRENT` at a time.
+
+    All of them get their permits before the first one starts, so that no call is refused halfway.
     """
-    if len(job.specs) == 1:
-        await play(0, ())
+    if len(builder.specs) == 1:
+        await run(0, ())
         return
-    with generations.places(job.specs) as places:
+    with generations.places(builder.specs) as places:
         left = iter(enumerate(places))
 
-        async def play_some() -> None:
+        async def run_some() -> None:
             for index, permits in left:
-                await play(index, permits)
+                await run(index, permits)
 
         tasks: list[asyncio.Task[None]] = []
         try:
-            for _ in range(min(len(places), _OPEN_AT_ONCE)):
-                tasks.append(asyncio.create_task(play_some()))
-                await _breathe(tasks)
+            for _ in range(min(len(places), _MAX_CONCURRENT)):
+                tasks.append(asyncio.create_task(run_some()))
+                if len(tasks) % _PER_TURN == 0:
+                    await asyncio.sleep(0)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            await _end(tasks)
+            await _cancel(tasks)
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels tasks, a few per turn of the event loop, because each has things to give back; at once if it must be."""
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels tasks, a few per iteration of the event loop because each cleans up; all at once if cancelled itself."""
     try:
         for number, task in enumerate(tasks):
             if task.cancel() and number % _PER_TURN == 0:
@@ -125,8 +127,3 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _breathe(tasks: Sequence[asyncio.Task[None]]) -> None:
-    if len(tasks) % _PER_TURN == 0:
-        await asyncio.sleep(0)

@@ -26,10 +26,10 @@ _MOST_SECONDS = 10**9
 
 
 def sampling_spec(body: SamplingBody, request_id: str) -> pb.GenerationSpec:
-    """The request with what all kinds of generation have in common, without a prompt.
+    """Returns a GenerationSpec with the shared parameters and no prompt.
 
     Raises:
-        BodyError: a time budget that is not finite.
+        BodyError: the time budget is not finite.
     """
     spec = pb.GenerationSpec(
         model=body.model, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt or ""

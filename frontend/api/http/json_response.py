@@ -1,4 +1,4 @@
-"""Answers to JSON, whole or as events, without stopping everybody else's streams for a large one."""
+"""Serializes responses and events to JSON without blocking the event loop for large ones."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,12 +9,12 @@ from starlette.types import Receive, Scope, Send
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.json_writer import chunks, encoded, json_pieces
-from frontend.api.http.response_builder import EventFormat, EventJob, Job, JsonObject
+from frontend.api.http.response_builder import EventBuilder, EventFormat, JsonObject, ResponseBuilder
 from frontend.slices import Sliced, at_once, in_slices
 
 
-class JsonAnswer(Response):
-    """An object in chunks, each of which waits until the client has taken the one before."""
+class ChunkedJsonResponse(Response):
+    """A JSON body in chunks; each is sent when the client has read the previous one."""
 
     media_type = "application/json"
 
@@ -24,53 +24,51 @@ class JsonAnswer(Response):
         self._chunks = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Sends it."""
+        """Sends the body."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for chunk in self._chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def asks_for_prompt_logprobs(job: EventJob) -> bool:
-    """Whether a part of its answer may be a million numbers: 1.7 s of work and 54 MB."""
-    return any(spec.output.HasField("prompt_logprobs") for spec in job.specs)
+def has_prompt_logprobs(builder: EventBuilder) -> bool:
+    """Whether the response may have a million log-probabilities: 1.7 s of work and 54 MB."""
+    return any(spec.output.HasField("prompt_logprobs") for spec in builder.specs)
 
 
-async def rendered(job: Job, responses: Sequence[pb.GenerateResponse]) -> list[bytes]:
-    """The body of the answer.
-
-    Those with log-probabilities of a prompt are a thread's, which makes them in pieces, so that the event loop gets its
-    turns.
+async def rendered(builder: ResponseBuilder, responses: Sequence[pb.GenerateResponse]) -> list[bytes]:
+    """Returns the body of a response. One with log-probabilities of a prompt is made in a thread, in pieces, so that
+    the event loop gets the GIL in between.
     """
-    if asks_for_prompt_logprobs(job):
-        return await asyncio.to_thread(lambda: _joined(json_pieces(at_once(job.whole(responses)))))
-    return await rendered_value(await in_slices(job.whole(responses)))
+    if has_prompt_logprobs(builder):
+        return await asyncio.to_thread(lambda: _joined(json_pieces(at_once(builder.response(responses)))))
+    return await rendered_value(await in_slices(builder.response(responses)))
 
 
 async def rendered_value(content: Any) -> list[bytes]:
-    """A body of any size."""
+    """Serializes a body of any size."""
     return await in_slices(_sliced(json_pieces(content)))
 
 
 def rendered_object(content: JsonObject) -> bytes:
-    """A body of ordinary size."""
+    """Serializes a small body."""
     return encoded(content).encode()
 
 
 def rendered_events(contents: Sequence[JsonObject], event_format: EventFormat) -> bytes:
-    """Server-sent events of ordinary size."""
+    """Serializes small server-sent events."""
     return b"".join(
         f"{_event_name(content, event_format)}data: {encoded(content)}\n\n".encode() for content in contents
     )
 
 
-async def rendered_prompt(job: EventJob, prompt_index: int, message: pb.StreamGenerateResponse) -> list[bytes]:
-    """The events that a prompt is part of; those of one that has its log-probabilities are a thread's too."""
-    if asks_for_prompt_logprobs(job):
+async def rendered_prompt(builder: EventBuilder, prompt_index: int, message: pb.StreamGenerateResponse) -> list[bytes]:
+    """Serializes the events that contain a prompt; see `rendered` for its log-probabilities."""
+    if has_prompt_logprobs(builder):
         return await asyncio.to_thread(
-            lambda: _joined(_event_pieces(job.events(prompt_index, message), job.event_format))
+            lambda: _joined(_event_pieces(builder.events(prompt_index, message), builder.event_format))
         )
-    return await in_slices(_sliced(_event_pieces(job.events(prompt_index, message), job.event_format)))
+    return await in_slices(_sliced(_event_pieces(builder.events(prompt_index, message), builder.event_format)))
 
 
 def _event_pieces(contents: Sequence[JsonObject], event_format: EventFormat) -> Iterator[str]:

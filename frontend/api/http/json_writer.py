@@ -1,4 +1,4 @@
-"""Values to JSON in pieces, so that whoever makes a large one can be interrupted between two of them."""
+"""Serializes values to JSON in pieces, so that a large one can be interrupted between two of them."""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Reasoning as a text that clients only carry back. It is not encrypted: nothing here is hidden from them."""
+"""Encodes reasoning as an opaque string that clients send back unread. It is not encrypted."""
 
 import base64
 import binascii
@@ -7,12 +7,12 @@ _PREFIX = "reasoning:"
 
 
 def encoded(reasoning: str) -> str:
-    """The reasoning as an opaque text."""
+    """Encodes reasoning."""
     return _PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 
 def decoded(opaque: str) -> str:
-    """The reasoning that `encoded` was given; empty for any other text."""
+    """Decodes a string of `encoded`; any other string gives an empty text."""
     if not opaque.startswith(_PREFIX):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of this server, made from its endpoints and the models of their bodies."""
+"""Generates the OpenAPI 3.1 document from the endpoints and the models of their bodies."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _TEXT = {"type": "string"}
 _ERROR_TEXT = {"type": ["string", "null"]}
 _ERROR = {
-    "description": "What went wrong, as OpenAI writes it.",
+    "description": "Error in OpenAI's format.",
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -29,7 +29,7 @@ _ERROR = {
     },
 }
 _ANTHROPIC_ERROR = {
-    "description": "What went wrong, as Anthropic writes it.",
+    "description": "Error in Anthropic's format.",
     "type": "object",
     "required": ["type", "error", "request_id"],
     "properties": {
@@ -42,11 +42,11 @@ _ERRORS = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
 
 
 def openapi_document(endpoints: Sequence[Endpoint], *, needs_key: bool) -> dict[str, Any]:
-    """Describes endpoints.
+    """Returns the document.
 
     Args:
         endpoints: all that are served.
-        needs_key: those that are not open take a key.
+        needs_key: whether endpoints that are not open need an API key.
     """
     bodies: list[_Input] = [(each.body, "validation") for each in endpoints if each.body is not None]
     schemas, definitions = models_json_schema(bodies, ref_template=_SCHEMAS + "{model}")

@@ -1,4 +1,4 @@
-"""Bodies off the wire: bounded in size and time, then parsed, without holding up anybody else for a large one."""
+"""Reads request bodies: bounded in size and time, and parsed without blocking the event loop."""
 
 import asyncio
 from typing import TypeVar
@@ -12,13 +12,13 @@ from frontend.api.http.bodies import Body, body_error
 from frontend.api.http.content_coding import gunzipped, is_gzipped
 from frontend.api.http.disconnect import ClientGone
 from frontend.api.http.errors import BodyError
-from frontend.api.http.json_reader import sliced_json
+from frontend.api.http.json_reader import read_json
 from frontend.slices import Sliced, in_slices
 
 _SMALL_BYTES = 32 << 10
 _LIGHT_BYTES = 512 << 10
 _LIGHT_SIGNS = 4096
-"""A body of this many bytes, or of this many with so few brackets and commas, is parsed in one go: 3 ms at most."""
+"""A body of up to _SMALL_BYTES, or _LIGHT_BYTES with this many brackets and commas, is parsed at once: 3 ms at most."""
 
 _MOST_ENTRIES = {
     "guided_choice": limits.MAX_CHOICES,
@@ -29,24 +29,24 @@ _MOST_ENTRIES = {
     "tools": limits.MAX_TOOLS,
     **{row.http_name: row.rule.max_entries for row in (*SAMPLING.values(), *STOPPING.values()) if row.rule.max_entries},
 }
-"""By parameter; of a prompt this does not count the ids of a long list."""
+"""Maximum entries by parameter. The ids of a long list in `prompt` do not count."""
 
 _OBJECTS = ("tools", "chat_template_kwargs", "response_format", "structured_outputs", "guided_json", "text_format")
 _MOST_BYTES = dict.fromkeys(_OBJECTS, limits.MAX_TOOLS_BYTES)
-"""Of what is written as JSON again: for a template, or as the form of an answer."""
+"""Maximum bytes of parameters that are serialized again, for a chat template or a grammar."""
 
 BodyT = TypeVar("BodyT", bound=Body)
 
 
 async def read_body(request: Request, kind: type[BodyT], *, timeout_s: float) -> BodyT:
-    """Reads and checks a body.
+    """Reads, parses and checks a body.
 
     Args:
-        timeout_s: how long its bytes may take to arrive.
+        timeout_s: seconds that its bytes may take to arrive.
 
     Raises:
         BodyError: it is not JSON, not an object of this kind, too large or too slow.
-        ClientGone: the client left before its end.
+        ClientGone: the client disconnected before its end.
     """
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith(
@@ -64,7 +64,7 @@ async def read_body(request: Request, kind: type[BodyT], *, timeout_s: float) ->
 
 
 async def parsed_body(data: bytes, kind: type[BodyT]) -> BodyT:
-    """Checks a body that is there; large ones in slices.
+    """Parses and checks a body; large ones in slices.
 
     Raises:
         BodyError: it is not JSON, not an object of this kind, or has more of something than it may have.
@@ -84,7 +84,7 @@ def _is_light(data: bytes) -> bool:
 
 
 def _checked(data: bytes, kind: type[BodyT]) -> Sliced[BodyT]:
-    value = yield from sliced_json(data, kind.id_lists, _MOST_ENTRIES, _MOST_BYTES)
+    value = yield from read_json(data, kind.id_lists, _MOST_ENTRIES, _MOST_BYTES)
     for name, entry_kind in kind.entry_kinds.items():
         entries = value.get(name) if isinstance(value, dict) else None
         if not isinstance(entries, list):

@@ -1,4 +1,4 @@
-"""What all kinds of generation have in common: their requests to the engine, and the objects that hold the answers."""
+"""Response builders: what each API implements to make its GenerationSpecs, events and response object."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -16,11 +16,11 @@ _END_REASONS = reasons_by_value(pb.FinishReason.items())
 
 
 class EventFormat(NamedTuple):
-    """How an API writes its stream of server-sent events.
+    """How an API writes server-sent events.
 
     Attributes:
-        named: each event carries the `type` of its content as its name.
-        end: follows the last event.
+        named: whether each event has the `type` of its content as its name.
+        end: bytes that follow the last event.
     """
 
     named: bool
@@ -34,73 +34,73 @@ NAMED_EVENTS = EventFormat(named=True, end=b"")
 """Responses and Messages."""
 
 
-class EventJob(Protocol):
-    """One call: what is asked of the engine, and how the answers look as a stream."""
+class EventBuilder(Protocol):
+    """Makes the GenerationSpecs of one call and the events of its stream."""
 
     @property
     def specs(self) -> Sequence[pb.GenerationSpec]:
-        """The requests, one per prompt."""
+        """The GenerationSpecs, one per prompt."""
         ...
 
     @property
     def request_id(self) -> str:
-        """For the answer's header."""
+        """The request id, for the response header."""
         ...
 
     @property
     def chat(self) -> ChatPrompt | None:
-        """The prompt of a conversation; None: the requests have prompts of their own."""
+        """The conversation that is the prompt; None: the specs have prompts."""
         ...
 
     @property
     def form(self) -> OutputForm | None:
-        """What the answers are held to; None: nothing."""
+        """Structured-output format of the answers; None: free text."""
         ...
 
     @property
     def default_max_tokens(self) -> int:
-        """Length of an answer that the request does not limit, as far as it fits."""
+        """max_tokens of requests that set none; the context length applies too."""
         ...
 
     @property
     def prompt_options(self) -> PromptOptions:
-        """How prompts become token ids."""
+        """Options of tokenization."""
         ...
 
     @property
     def event_format(self) -> EventFormat:
-        """How the stream is written."""
+        """Format of the stream."""
         ...
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
-        """What a message of a stream becomes."""
+        """Returns the events for a message of a stream."""
         ...
 
     def last_events(self) -> list[JsonObject]:
-        """What follows the last message."""
+        """Returns the events after the last message."""
         ...
 
     def failure_events(self, error: Exception) -> list[JsonObject]:
-        """What a stream that has begun ends with when it fails."""
+        """Returns the events that end a stream that failed after it started."""
         ...
 
 
-class Job(EventJob, Protocol):
-    """A call whose whole answer is made of whole responses."""
+class ResponseBuilder(EventBuilder, Protocol):
+    """Makes the response object of a call from the GenerateResponses of its prompts."""
 
-    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
-        """The answer to a call that does not stream; one response per prompt."""
+    def response(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
+        """Returns the response object of a call that does not stream."""
         ...
 
 
-class SingleAnswerJob(EventJob, Protocol):
-    """A call for one answer, whose whole is what its events have added up to."""
+class SingleAnswerBuilder(EventBuilder, Protocol):
+    """Makes the response object of a call for one answer from its events."""
 
     def answer(self) -> JsonObject:
-        """The answer, once every message has been taken by `events`."""
+        """Returns the response object, after `events` has been called with every message."""
         ...
 
 
 def finish_reason(finished: pb.Finished) -> str:
-    """OpenAI's word for why an answer ended."""
+    """Returns OpenAI's finish reason."""
     return _END_REASONS[finished.reason].finish_reason

@@ -1,6 +1,6 @@
-"""uvicorn on the event loop of the gRPC server, started and stopped from outside.
+"""Runs uvicorn on the event loop of the gRPC server.
 
-Of uvicorn's own habits it keeps none that concern the process: no signal handlers, no logging configuration.
+uvicorn's process-wide features are off: no signal handlers, no logging configuration.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ class HttpServer:
     Args:
         app: the application.
         host, port: where to listen; port 0 takes a free one.
-        tls: to speak TLS with; None: plain HTTP.
+        tls: TLS context; None: plain HTTP.
         reuse_port: share the port with other processes.
-        stall_timeout_s: how long a connection may take nothing of what is written to it.
-        settle_s: how long calls may take to end once the server stops.
+        stall_timeout_s: seconds that a client may leave written bytes unread.
+        settle_s: seconds that calls may take to end once the server stops.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HttpServer:
             timeout_graceful_shutdown=max(1, round(settle_s)),
         )
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        config.load()  # here, because it would put its own idea of TLS over ours later
+        config.load()  # now, because it would overwrite the TLS context later
         config.ssl = tls
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
@@ -69,33 +69,31 @@ class HttpServer:
         """Opens the port and serves.
 
         Raises:
-            OSError: the port cannot be had.
+            OSError: the port cannot be opened.
         """
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         listener = socket.create_server(self._address, family=family, reuse_port=self._reuse_port)
         # Connections inherit it. asyncio sets it for sockets that name their protocol, which this one does not.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # for what is still unsent when the application has given up
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # for bytes still unsent when the application has timed out
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((self._stall_timeout_s + 10) * 1000))
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listener]))
 
     async def wait_sent(self) -> None:
-        """Waits until the clients have taken what was written to them."""
+        """Waits until all written bytes have been sent."""
         while any(one.transport.get_write_buffer_size() for one in self._server.connections()):  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(_SENT_CHECK_S)
 
     async def stop(self) -> None:
-        """Closes the port and all connections; calls that do not end by themselves are cancelled."""
+        """Closes the port and all connections; cancels calls that do not end within `settle_s`."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn says more than that an answer was left without its end, as one is whose client has
-    stopped reading: that has a line of its own.
-    """
+    """Drops uvicorn's record of an incomplete response: a client that stopped reading is logged by EventStream."""
     return record.msg != "ASGI callable returned without completing response."
 
 
@@ -105,5 +103,5 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves the signals to the process."""
+        """Installs no signal handlers: the process has its own."""
         yield

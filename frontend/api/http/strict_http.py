@@ -1,7 +1,7 @@
-"""HTTP/1.1 as RFC 9112 wants it from a server: what two parsers could read in two ways is refused.
+"""Strict HTTP/1.1 parsing (RFC 9112): refuses ambiguous requests, against request smuggling.
 
-h11 accepts some forms for the sake of old clients: lines that end in a bare LF, folded header lines, both framings of a
-body at once. Behind a proxy that reads such a request differently, one client's bytes become another client's request.
+h11 accepts some obsolete syntax: lines that end in a bare LF, folded header lines, two framings of one body. A proxy
+that parses such a request differently would turn one client's bytes into another client's request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _VERSIONS = (b"1.0", b"1.1")
 
 
 class StrictConnection(h11.Connection):
-    """The server's end of a connection that refuses ambiguous requests, and sends a head together with its body.
+    """Server side of a connection. Refuses ambiguous requests, and sends a response's head with the start of its body.
 
     Attributes:
         refusal: why the last request was refused, with a status in `error_status_hint`; None: it was not.
@@ -29,7 +29,7 @@ class StrictConnection(h11.Connection):
         """The next event.
 
         Raises:
-            h11.RemoteProtocolError: the client's bytes are no HTTP, or are ambiguous.
+            h11.RemoteProtocolError: the bytes are not HTTP, or are ambiguous.
         """
         try:
             event = super().next_event()
@@ -41,8 +41,8 @@ class StrictConnection(h11.Connection):
         return event
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
-        """The bytes to write for an event. A response's head comes with the event after it, in one piece: two small
-        writes are two packets, two system calls, and two wake-ups of the client.
+        """Returns the bytes to write for an event. A response's head is held back until the next event: two small
+        writes would cost two packets, two system calls and two wake-ups of the client.
         """
         data = super().send(event)
         if data is None:  # the connection is closed
@@ -55,7 +55,7 @@ class StrictConnection(h11.Connection):
 
 
 class _CrlfLines(ReceiveBuffer):
-    """Received bytes whose lines, of a head or of trailers, end in CRLF and are not folded."""
+    """Receive buffer that requires lines of heads and trailers to end in CRLF and not to be folded."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         num_bytes = len(self)
@@ -73,7 +73,7 @@ class _CrlfLines(ReceiveBuffer):
 def _check_request(request: h11.Request) -> None:
     version = request.http_version
     if version not in _VERSIONS:
-        raise h11.RemoteProtocolError(f"HTTP/{version.decode()} is not spoken here, only 1.0 and 1.1 are", 505)
+        raise h11.RemoteProtocolError(f"HTTP/{version.decode()} is not supported, only 1.0 and 1.1 are", 505)
     names = {name for name, _ in request.headers}
     if b"transfer-encoding" in names:
         if b"content-length" in names:

@@ -1,4 +1,4 @@
-"""Which tools an answer may call and which it must, whatever API the request came by."""
+"""Tools that an answer may or must call, for all HTTP APIs."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from frontend.api.http.errors import BodyError
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of one conversation, each in the form of Chat Completions.
+    """The tools of one conversation, each in the format of Chat Completions.
 
     Attributes:
         offered: shown to the model.
-        required: one of these must be called; empty: no call must be made.
+        required: one of these must be called; empty: a call is optional.
         one_call: at most one call per answer.
     """
 
@@ -23,7 +23,7 @@ class ToolUse:
 
 
 def function_tool(where: str, *, name: Any, description: Any, parameters: Any, strict: Any) -> dict[str, Any]:
-    """A tool in the form of Chat Completions, which is the one that chat templates know.
+    """Makes a tool in the format of Chat Completions, which chat templates use.
 
     Args:
         where: names the tool in an error.
@@ -49,14 +49,14 @@ def function_tool(where: str, *, name: Any, description: Any, parameters: Any, s
 
 
 def required_tools(tools: Sequence[dict[str, Any]], names: Collection[object] | None = None) -> list[dict[str, Any]]:
-    """The tools of which one must be called.
+    """Returns the tools of which one must be called.
 
     Args:
         tools: all of the request.
-        names: of those that are meant; None: all.
+        names: their names; None: all tools.
 
     Raises:
-        BodyError: there are no tools, or none of such a name.
+        BodyError: there are no tools, or no tool has this name.
     """
     known = [tool["function"]["name"] for tool in tools]
     for name in names or ():

@@ -1,7 +1,6 @@
-"""What becomes of parameters that this server does not know (`--unknown-parameters`): ignored in silence, ignored with
-a response header and a line in the log, or refused.
+"""Policy for unknown request parameters (`--unknown-parameters`): ignore, warn (header and log line) or refuse.
 
-Names come from clients: they are escaped, cut, and bounded in number wherever they are shown.
+Names come from clients: they are escaped, truncated and limited in number before they are shown.
 """
 
 import itertools
@@ -26,7 +25,7 @@ class UnknownParameters:
 
     Args:
         policy: "ignore", "warn" or "refuse".
-        clock: gives the time in seconds, for the interval between two lines in the log.
+        clock: returns the time in seconds, for the interval between log lines.
     """
 
     def __init__(self, policy: str, clock: Callable[[], float] | None = None) -> None:
@@ -37,10 +36,10 @@ class UnknownParameters:
         self._next_line_at_s = float("-inf")
 
     def headers(self, body: Body) -> Mapping[str, str]:
-        """Headers for the answer to a body.
+        """Returns the response headers for a body.
 
         Raises:
-            BodyError: the body has an unknown parameter, and these are refused.
+            BodyError: the body has an unknown parameter and the policy is refuse.
         """
         if self._policy == "ignore":
             return {}
@@ -78,7 +77,7 @@ class UnknownParameters:
 
 
 def _escaped(name: str) -> str:
-    """A name as printable ASCII without a comma or a space."""
+    """Returns a name as printable ASCII without commas and spaces."""
     return quote(name[:MAX_NAME_CHARS], safe="._-[]$@:", errors="backslashreplace")[:MAX_NAME_CHARS]
 
 

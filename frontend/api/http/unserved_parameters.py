@@ -1,5 +1,6 @@
-"""Parameters of OpenAI, vLLM and llama.cpp that this server does not have: which of their values change nothing here,
-and which are refused because the answer would be another one.
+"""Parameters of OpenAI, vLLM and llama.cpp that this server does not support.
+
+Those that do not affect the answer are ignored, those that would are refused.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ WITHOUT_EFFECT = frozenset(
         "xtc_threshold",
     }
 )
-"""Parameters that are accepted and change nothing."""
+"""Parameters that are accepted and have no effect."""
 
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
     # OpenAI's.
@@ -59,14 +60,14 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "xtc_probability": (0,),
 }
-"""Parameters that would change the answer, and the values with which they do not; those of `is_off` never do."""
+"""Parameters that would change the answer, with the neutral values that are accepted beside those of `is_off`."""
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value asks for nothing: null, false, "", [] or {}. A 0 may ask for something."""
+    """Whether a value is null, false, "", [] or {}. A 0 may have a meaning."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Whether a parameter of `UNSERVED` has a value with which it changes nothing."""
+    """Whether a parameter of `UNSERVED` has a neutral value."""
     return is_off(value) or value in UNSERVED[name]

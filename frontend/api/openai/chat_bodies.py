@@ -1,4 +1,4 @@
-"""Bodies with a conversation in them: messages, tools, and what goes with them."""
+"""Bodies with a conversation: messages, tools and template options."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from frontend.api.http.bodies import Body, Count, NoneIfEmpty, Returned
+from frontend.api.http.bodies import Body, ConversationObject, Count, NoneIfEmpty
 from frontend.api.http.errors import BodyError
 from frontend.api.http.tool_use import ToolUse
 from frontend.api.http.unserved_parameters import is_off
@@ -19,20 +19,20 @@ from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall, reas
 _UINT32_MAX = 2**32 - 1
 
 
-class TextPart(Returned):
-    """A part of a message's content that is a text."""
+class TextPart(ConversationObject):
+    """A text part of a message's content."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str | None = None
 
     @property
     def shown(self) -> str:
-        """The text that the template gets."""
+        """The text for the template."""
         return self.text or ""
 
 
-class RefusalPart(Returned):
-    """A part in which an assistant refused."""
+class RefusalPart(ConversationObject):
+    """A part with an assistant's refusal."""
 
     type: Literal["refusal"]
     refusal: str
@@ -44,32 +44,32 @@ class RefusalPart(Returned):
 
 
 Part = str | Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-"""A part of a message's content: texts in one form or another; images, audio and files are not served."""
+"""A part of a message's content: text only; images, audio and files are not served."""
 
 
-class CalledFunction(Returned):
-    """What the assistant called; the arguments are a JSON object, most often as text."""
+class CalledFunction(ConversationObject):
+    """A function call; the arguments are a JSON object, usually as a string."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as text."""
+        """The arguments as JSON."""
         return json.dumps(self.arguments) if isinstance(self.arguments, dict) else self.arguments or ""
 
 
-class Call(Returned):
+class Call(ConversationObject):
     """A call in an assistant's message."""
 
     id: str | None = None
     function: CalledFunction
 
 
-class Message(Returned):
+class Message(ConversationObject):
     """A turn of a conversation.
 
-    Members that nobody knows are ignored: gateways add `provider_specific_fields`, `cache_control`,
+    Unknown members are ignored: gateways add `provider_specific_fields`, `cache_control`,
     `reasoning_details` and more to the answers that clients send back.
     """
 
@@ -77,7 +77,7 @@ class Message(Returned):
     content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[Call], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None = None
-    function_call: CalledFunction | None = None  # from before there were tool_calls
+    function_call: CalledFunction | None = None  # deprecated predecessor of tool_calls
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -92,7 +92,7 @@ class Message(Returned):
         return self
 
     def as_turn(self) -> ChatMessage:
-        """The message as templates are given it."""
+        """Returns the chat message for the template."""
         content = self.content
         return ChatMessage(
             role=self.role,
@@ -118,7 +118,7 @@ Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGE
 
 
 def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool goes to the template as it came, with everything that is said of it; all we need is its name."""
+    """Checks a tool's type and name; the template gets it unchanged."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         raise ValueError("a tool must have the type 'function' and a function")
@@ -130,21 +130,21 @@ def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
 Tool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 
 
-class NamedFunction(Returned):
+class NamedFunction(ConversationObject):
     """A function's name."""
 
     name: str
 
 
-class NamedTool(Returned):
+class NamedTool(ConversationObject):
     """The tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class Conversation(Body):
-    """Parameters that make the prompt."""
+class ConversationBody(Body):
+    """Parameters of the prompt."""
 
     entry_kinds = {"messages": Message}  # noqa: RUF012 - a ClassVar of Body's
 
@@ -157,7 +157,7 @@ class Conversation(Body):
     continue_final_message: bool | None = None
 
     @model_validator(mode="after")
-    def _check_prompt(self) -> "Conversation":
+    def _check_prompt(self) -> "ConversationBody":
         if self.tool_choice not in (None, "auto", "none") and not self.tools_to_call:
             raise BodyError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
         if self.continue_final_message and self.add_generation_prompt:
@@ -170,11 +170,11 @@ class Conversation(Body):
 
     @property
     def tool_names(self) -> frozenset[str]:
-        """The tools that are offered to the model."""
+        """Names of the tools offered to the model."""
         return frozenset(tool["function"]["name"] for tool in self.offered)
 
     def prompt_of(self, messages: Sequence[Message]) -> Sliced[ChatPrompt]:
-        """A conversation as templates are given it."""
+        """Returns the conversation for the template."""
         turns = []
         for message in messages:
             turns.append(message.as_turn())
@@ -190,23 +190,23 @@ class Conversation(Body):
         )
 
     def _template_kwargs(self) -> dict[str, Any]:
-        """Variables for the template; those of chat_template_kwargs win."""
+        """Returns the template's variables; chat_template_kwargs override others."""
         documents = {"documents": self.documents} if self.documents else {}
         return reasoning_variables(self.reasoning_effort or "") | documents | (self.chat_template_kwargs or {})
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of."""
+        """Tools offered to the model."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def calls_one_tool(self) -> bool:
-        """Whether one tool, which tool_choice names, must be called once."""
+        """Whether tool_choice names the tool to call."""
         return self.tool_choice not in (None, "auto", "none", "required")
 
     @property
     def tools_to_call(self) -> list[dict[str, Any]]:
-        """The tools of which one must be called; empty: no call must be made."""
+        """Tools of which one must be called; empty: a call is optional."""
         if self.tool_choice == "required":
             return self.offered
         if not self.calls_one_tool:
@@ -226,7 +226,7 @@ class Conversation(Body):
         return found
 
 
-class ChatBody(Conversation, GenerationBody):
+class ChatBody(ConversationBody, GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -239,14 +239,14 @@ class ChatBody(Conversation, GenerationBody):
 
     @property
     def tool_use(self) -> ToolUse:
-        """Which tools may be called, and which must."""
+        """Tools that may be called, and those that must be."""
         return ToolUse(
             self.offered, self.tools_to_call, one_call=self.calls_one_tool or self.parallel_tool_calls is False
         )
 
     @property
     def echoed(self) -> str:
-        """What answers begin with, as in vLLM: with `echo` the assistant's last message, which they go on with."""
+        """Start of the answers, as in vLLM: with `echo`, the last assistant message, which they continue."""
         last = self.messages[-1].as_turn() if self.echo and self.messages else None
         if last is None or last.role != "assistant":
             return ""
@@ -265,7 +265,7 @@ class ChatBody(Conversation, GenerationBody):
         return self
 
 
-class TokenizeBody(Conversation):
+class TokenizeBody(ConversationBody):
     """POST /tokenize: one of prompt and messages."""
 
     messages: Messages | None = None

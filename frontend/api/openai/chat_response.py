@@ -1,13 +1,12 @@
-"""The answers of /v1/chat/completions."""
+"""Response of /v1/chat/completions: events and response object."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.generation_spec import NO_LIMIT
 from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject, finish_reason
 from frontend.api.openai.chat_bodies import ChatBody
-from frontend.api.openai.chat_parts import delta_objects, message_object
-from frontend.api.openai.envelope import Envelope, answers, end_facts, error_events, prompt_facts
+from frontend.api.openai.envelope import Envelope, answers, end_fields, error_events, prompt_fields
 from frontend.api.openai.generation_spec import chat_spec
 from frontend.api.openai.logprobs import chat_logprobs
 from frontend.request.request import ChatPrompt
@@ -16,19 +15,19 @@ from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_format import OutputForm
 
 
-class Chat:
-    """One call of /v1/chat/completions.
+class ChatBuilder:
+    """Builds the response to one call of /v1/chat/completions.
 
     Args:
-        body: what is asked.
-        model: what answers.
+        body: request body.
+        model: the served model.
         request_id: of the call.
         chat: the conversation.
-        form: of the answer; None: any.
+        form: structured-output format; None: free text.
     """
 
     event_format = UNNAMED_EVENTS
-    default_max_tokens = NO_LIMIT  # clients take an answer that ends without their asking for a fault
+    default_max_tokens = NO_LIMIT  # clients take an answer cut at a default length for a fault
 
     def __init__(
         self, body: ChatBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
@@ -43,20 +42,20 @@ class Chat:
         self._num_answers = body.n or 1
         self._shows_reasoning = body.include_reasoning is not False
         self._one_call_only = body.parallel_tool_calls is False
-        self._calls_end_answers = not body.calls_one_tool  # OpenAI's call of a named function ends with "stop"
-        self._calling: set[int] = set()  # answers that have called a tool
+        self._calls_end_answers = not body.calls_one_tool  # as OpenAI's: a call of a named tool ends with "stop"
+        self._calling: set[int] = set()  # indices of answers that have called a tool
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         self._envelope = Envelope(body, model, kind=kind, request_id=request_id)
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:  # noqa: ARG002
-        """See EventJob.events."""
+        """See EventBuilder.events."""
         match message.WhichOneof("event"):
             case "started":
                 started = message.started
                 self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
                 first = {"role": "assistant", "content": self._body.echoed}
                 choices = [_delta(index, first) for index in range(self._num_answers)]
-                of_prompt = prompt_facts(self._body, started.prompt, self._model.tokenizer)
+                of_prompt = prompt_fields(self._body, started.prompt, self._model.tokenizer)
                 return [self._envelope.event(choice) | of_prompt for choice in choices]
             case "chunk":
                 self._envelope.usage.num_output_tokens += message.chunk.num_tokens
@@ -68,36 +67,36 @@ class Chat:
         return [self._envelope.event(choice) for choice in choices]
 
     def last_events(self) -> list[JsonObject]:
-        """See EventJob.last_events."""
+        """See EventBuilder.last_events."""
         return self._envelope.last_events()
 
     def failure_events(self, error: Exception) -> list[JsonObject]:
-        """See EventJob.failure_events."""
+        """See EventBuilder.failure_events."""
         return error_events(error)
 
-    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
-        """See Job.whole."""
+    def response(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
+        """See ResponseBuilder.response."""
         (response,) = responses
         choices = []
         for index, answer in enumerate(answers(response)):
             calls = answer.tool_calls[: 1 if self._one_call_only else None]
-            message = message_object(answer, calls, with_reasoning=self._shows_reasoning)
+            message = _message_object(answer, calls, with_reasoning=self._shows_reasoning)
             if echoed := self._body.echoed:
                 message["content"] = echoed + (message["content"] or "")
             choice: JsonObject = {"index": index, "message": message, "logprobs": self._logprobs(answer)}
             if self._body.return_token_ids:
                 choice["token_ids"] = list(answer.token_ids)
             choices.append(self._finish(choice, answer.finished, has_calls=bool(answer.tool_calls)))
-        of_prompt = prompt_facts(self._body, response.prompt, self._model.tokenizer)
+        of_prompt = prompt_fields(self._body, response.prompt, self._model.tokenizer)
         yield
         return (yield from self._envelope.whole(choices, responses)) | of_prompt
 
     def _chunk_choices(self, chunk: pb.Chunk) -> list[JsonObject]:
-        """One choice per part; what belongs to the tokens goes with the first, and is sent even if no part is ready."""
+        """Returns one choice per part; data about tokens goes with the first and is sent even if no part is ready."""
         if chunk.tool_calls:
             self._calling.add(chunk.answer_index)
         calls = [call for call in chunk.tool_calls if not (self._one_call_only and call.index)]
-        deltas = delta_objects(chunk, calls, with_reasoning=self._shows_reasoning)
+        deltas = _delta_objects(chunk, calls, with_reasoning=self._shows_reasoning)
         told_of_tokens = chunk.HasField("logprobs") or self._body.return_token_ids or self._envelope.usage_all_along
         if told_of_tokens and not deltas:
             deltas = [{"content": ""}]
@@ -118,8 +117,42 @@ class Chat:
         reason = finish_reason(finished)
         if has_calls and reason == "stop" and self._calls_end_answers:
             reason = "tool_calls"
-        return {**choice, "finish_reason": reason, **end_facts(finished)}
+        return {**choice, "finish_reason": reason, **end_fields(finished)}
 
 
 def _delta(index: int, delta: JsonObject) -> JsonObject:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _delta_objects(chunk: pb.Chunk, calls: Iterable[pb.ToolCallDelta], *, with_reasoning: bool) -> list[JsonObject]:
+    """Returns the deltas for a chunk, one for each part (reasoning, content, tool call)."""
+    deltas: list[JsonObject] = []
+    if chunk.reasoning and with_reasoning:
+        deltas.append({"reasoning_content": chunk.reasoning})
+    if chunk.text:
+        deltas.append({"content": chunk.text})
+    return deltas + [{"tool_calls": [_call_delta(call)]} for call in calls]
+
+
+def _message_object(
+    answer: pb.GenerateResponse | pb.Answer, calls: Iterable[pb.ToolCall], *, with_reasoning: bool
+) -> JsonObject:
+    """Returns the message of a complete answer."""
+    tool_calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+        for call in calls
+    ]
+    content = answer.text if answer.text or not tool_calls else None
+    message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning and with_reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if tool_calls:
+        message["tool_calls"] = tool_calls
+    return message
+
+
+def _call_delta(call: pb.ToolCallDelta) -> JsonObject:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments_json}}
+    function = {"name": call.name, "arguments": call.arguments_json}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

@@ -10,8 +10,8 @@ from frontend.api.http.bodies import (
     UINT32_MAX,
     Body,
     Count,
-    Nested,
     NoneIfEmpty,
+    ParameterObject,
     SamplingBody,
     StrictTokenIds,
     Texts,
@@ -25,16 +25,16 @@ from frontend.request.prompt_options import WHAT_FITS, PromptOptions
 from frontend.text.structured.output_format import FormKind, OutputForm
 
 
-class StreamOptions(Nested):
-    """What a stream tells beside the text."""
+class StreamOptions(ParameterObject):
+    """Options of streams."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
     @property
-    def asks(self) -> bool:
-        """Whether anything is asked for."""
+    def is_set(self) -> bool:
+        """Whether any option is on."""
         return bool(self.include_usage or self.continuous_usage_stats or self.include_obfuscation)
 
 
@@ -59,7 +59,7 @@ class GenerationBody(SamplingBody):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
 
-    # llama.cpp's names.
+    # Names of llama.cpp.
     n_predict: Annotated[int, Field(ge=-(2**31), le=UINT32_MAX)] | None = None
     n_probs: Count | None = None
     repeat_penalty: float | None = None
@@ -69,12 +69,12 @@ class GenerationBody(SamplingBody):
 
     @property
     def stop_texts(self) -> list[str]:
-        """Texts that end the answer."""
+        """Strings that end the answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def prompt_options(self) -> PromptOptions:
-        """How the prompt becomes token ids. As in vLLM the last tokens are kept, unless the side says otherwise."""
+        """Options of tokenization. As in vLLM, truncation keeps the last tokens unless truncation_side is right."""
         return PromptOptions(
             self.add_special_tokens, self.truncate_prompt_tokens, keep_first=self.truncation_side == "right"
         )
@@ -112,7 +112,7 @@ class GenerationBody(SamplingBody):
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether the answer may be as long as what fits, by llama.cpp's word for it."""
+        """Whether llama.cpp's n_predict asks for an answer as long as fits."""
         return self.n_predict is not None and self.n_predict < 0
 
     @model_validator(mode="after")
@@ -123,12 +123,12 @@ class GenerationBody(SamplingBody):
         if self.n_predict is not None:  # wins, as in llama.cpp
             self.max_tokens = None if self.is_unlimited else self.n_predict
         if self.cache_prompt is False and not self.cache_salt:
-            self.cache_salt = uuid.uuid4().hex  # which no other prompt shares
+            self.cache_salt = uuid.uuid4().hex  # unique: shares no prefix with other prompts
         return self
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":
-        if self.stream_options is not None and self.stream_options.asks and not self.stream:
+        if self.stream_options is not None and self.stream_options.is_set and not self.stream:
             raise BodyError(400, "stream_options is for streams: set stream to true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise BodyError(
@@ -147,7 +147,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: Annotated[Count | None, BeforeValidator(lambda width: None if width is False else width)] = None
 
-    max_completion_tokens: Count | None = None  # the chat's name for max_tokens; guidellm sends both
+    max_completion_tokens: Count | None = None  # chat completions' name of max_tokens; guidellm sends both
 
     @model_validator(mode="after")
     def _take_names_of_chats(self) -> "CompletionBody":

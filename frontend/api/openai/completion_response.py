@@ -1,4 +1,4 @@
-"""The answers of /v1/completions."""
+"""Response of /v1/completions: events and response object."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from frontend.api.http.errors import BodyError
 from frontend.api.http.generation_spec import NO_LIMIT
 from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject, finish_reason
 from frontend.api.openai.completion_bodies import CompletionBody
-from frontend.api.openai.envelope import Envelope, answers, end_facts, error_events, prompt_facts
+from frontend.api.openai.envelope import Envelope, answers, end_fields, error_events, prompt_fields
 from frontend.api.openai.generation_spec import DEFAULT_COMPLETION_TOKENS
 from frontend.api.openai.logprobs import (
     TextOffsets,
@@ -20,17 +20,17 @@ from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
 
 
-class Completion:
-    """One call of /v1/completions. Choice i * n + k is answer k to prompt i.
+class CompletionBuilder:
+    """Builds the response to one call of /v1/completions. Choice i * n + k is answer k to prompt i.
 
     Args:
-        body: what is asked.
-        specs: its prompts; see `completion_specs`.
-        model: what answers.
+        body: request body.
+        specs: its GenerationSpecs; see `completion_specs`.
+        model: the served model.
         request_id: of the call.
 
     Raises:
-        BodyError: parameters that do not go together.
+        BodyError: more than one structured-output format.
     """
 
     chat = None
@@ -48,12 +48,12 @@ class Completion:
         self._model = model
         self._num_answers = body.n or 1
         self._envelope = Envelope(body, model, kind="text_completion", request_id=request_id)
-        self._offsets: dict[int, TextOffsets] = {}  # by choice, for log-probabilities
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
         self._num_prompt_logprobs = 0
         self._num_echoed_chars = 0
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
-        """See EventJob.events."""
+        """See EventBuilder.events."""
         first_choice = prompt_index * self._num_answers
         match message.WhichOneof("event"):
             case "started":
@@ -75,19 +75,19 @@ class Completion:
         return [self._envelope.event(_finish(choice, finished))]
 
     def last_events(self) -> list[JsonObject]:
-        """See EventJob.last_events."""
+        """See EventBuilder.last_events."""
         return self._envelope.last_events()
 
     def failure_events(self, error: Exception) -> list[JsonObject]:
-        """See EventJob.failure_events."""
+        """See EventBuilder.failure_events."""
         return error_events(error)
 
-    def whole(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
-        """See Job.whole."""
+    def response(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
+        """See ResponseBuilder.response."""
         choices: list[JsonObject] = []
         for prompt_index, response in enumerate(responses):
             echo, columns = self._echo(prompt_index, response.prompt)
-            of_prompt = prompt_facts(self._body, response.prompt, self._model.tokenizer)
+            of_prompt = prompt_fields(self._body, response.prompt, self._model.tokenizer)
             for answer in answers(response):
                 index = len(choices)
                 self._offsets[index] = TextOffsets(len(echo))
@@ -100,14 +100,14 @@ class Completion:
         return (yield from self._envelope.whole(choices, responses))
 
     def _first_events(self, prompt_index: int, prompt: pb.PromptEcho) -> list[JsonObject]:
-        """What comes back of a prompt, once for each of its choices."""
+        """Returns the echo of a prompt, once for each of its choices."""
         echo, columns = self._echo(prompt_index, prompt)
         first = prompt_index * self._num_answers
         indices = range(first, first + self._num_answers)
         self._offsets.update((index, TextOffsets(len(echo))) for index in indices)
         if not (self._body.echo or self._body.return_token_ids):
             return []
-        of_prompt = prompt_facts(self._body, prompt, self._model.tokenizer)
+        of_prompt = prompt_fields(self._body, prompt, self._model.tokenizer)
         return [self._envelope.event(_choice(index, echo, columns) | of_prompt) for index in indices]
 
     def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
@@ -117,10 +117,10 @@ class Completion:
         return completion_logprobs(part.logprobs, self._model.tokenizer, self._offsets[index], token_ids)
 
     def _echo(self, prompt_index: int, prompt: pb.PromptEcho) -> tuple[str, JsonObject | None]:
-        """The text that stands before each answer to a prompt, and its tokens' log-probabilities if asked for.
+        """Returns the echoed text of a prompt and the columns of its log-probabilities, if requested.
 
         Raises:
-            BodyError: those of all prompts are too many.
+            BodyError: the echoes or log-probabilities of all prompts exceed a limit.
         """
         self._num_prompt_logprobs += self._num_answers * (len(prompt.logprobs.chosen) + len(prompt.logprobs.top_values))
         if self._num_prompt_logprobs > MAX_CALL_PROMPT_LOGPROBS:
@@ -153,4 +153,4 @@ def _choice(index: int, text: str, logprobs: JsonObject | None = None) -> JsonOb
 
 
 def _finish(choice: JsonObject, finished: pb.Finished) -> JsonObject:
-    return {**choice, "finish_reason": finish_reason(finished), **end_facts(finished)}
+    return {**choice, "finish_reason": finish_reason(finished), **end_fields(finished)}

@@ -1,4 +1,4 @@
-"""The completion endpoints: a body in, an answer or a stream out."""
+"""Endpoints of completions and chat completions."""
 
 import time
 
@@ -6,27 +6,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from frontend.api.http.call_runner import JobRunner, request_id_of
+from frontend.api.http.call_runner import CallRunner, request_id_of
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.errors import CHAT_PARAMS, error_response
 from frontend.api.http.output_format import chat_form
 from frontend.api.openai.chat_bodies import ChatBody
-from frontend.api.openai.chat_response import Chat
+from frontend.api.openai.chat_response import ChatBuilder
 from frontend.api.openai.completion_bodies import CompletionBody
-from frontend.api.openai.completion_response import Completion
+from frontend.api.openai.completion_response import CompletionBuilder
 from frontend.api.openai.generation_spec import completion_specs
-from frontend.api.openai.info_routes import Facts
+from frontend.api.openai.info_routes import InfoRoutes
 from frontend.slices import in_slices
 
 
-class Door:
-    """Completions and chat completions.
+class CompletionsHandler:
+    """Handles completions and chat completions.
 
     Args:
         runner: runs the calls.
     """
 
-    def __init__(self, runner: JobRunner) -> None:
+    def __init__(self, runner: CallRunner) -> None:
         self._runner = runner
 
     async def completions(self, request: Request) -> Response:
@@ -36,9 +36,9 @@ class Door:
         model = self._runner.generations.model(body.model)
         request_id = "cmpl-" + request_id_of(body.request_id, request.headers)
         specs = await in_slices(completion_specs(body, request_id))
-        job = Completion(body, specs, model, request_id)
+        builder = CompletionBuilder(body, specs, model, request_id)
         deadline = self._runner.deadline(request, body, arrived_at_s)
-        return await self._runner.respond(request, job, deadline, stream=bool(body.stream))
+        return await self._runner.respond(request, builder, deadline, stream=bool(body.stream))
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -49,16 +49,18 @@ class Door:
         chat = await in_slices(body.prompt_of(body.messages))
         form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
         request_id = "chatcmpl-" + request_id_of(body.request_id, request.headers)
-        job = Chat(body, model, request_id, chat=chat, form=form)
+        builder = ChatBuilder(body, model, request_id, chat=chat, form=form)
         deadline = self._runner.deadline(request, body, arrived_at_s)
-        return await self._runner.respond(request, job, deadline, stream=bool(body.stream))
+        return await self._runner.respond(request, builder, deadline, stream=bool(body.stream))
 
 
-def openai_apis(door: Door, facts: Facts) -> tuple[Api, Api]:
-    """Returns the API of chat completions, whose errors name parameters of chats, and that of all other paths."""
-    chat = Endpoint("POST", "/v1/chat/completions", door.chat_completions, "Answer a conversation", ChatBody, STREAMED)
-    completions = Endpoint("POST", "/v1/completions", door.completions, "Complete prompts", CompletionBody, STREAMED)
-    return Api("/v1/chat", [chat], _chat_error), Api("", [completions, *facts.endpoints()], _error)
+def openai_apis(handler: CompletionsHandler, info_routes: InfoRoutes) -> tuple[Api, Api]:
+    """Returns two APIs: chat completions, whose errors name chat parameters, and all other paths."""
+    chat = Endpoint(
+        "POST", "/v1/chat/completions", handler.chat_completions, "Answer a conversation", ChatBody, STREAMED
+    )
+    completions = Endpoint("POST", "/v1/completions", handler.completions, "Complete prompts", CompletionBody, STREAMED)
+    return Api("/v1/chat", [chat], _chat_error), Api("", [completions, *info_routes.endpoints()], _error)
 
 
 def _error(error: Exception, scope: Scope) -> Response:  # noqa: ARG001 - see ErrorResponse

@@ -14,7 +14,7 @@ from frontend.text.tokenizer import Tokenizer
 
 
 class UsageCount:
-    """Tokens of a call, over all its prompts and answers."""
+    """Token usage of a call, over all its prompts and answers."""
 
     def __init__(self) -> None:
         self.num_prompt_tokens = 0
@@ -22,7 +22,7 @@ class UsageCount:
         self.num_output_tokens = 0
 
     def add_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Counts a prompt, once for all its answers."""
+        """Adds a prompt, once for all its answers."""
         self.num_prompt_tokens += num_tokens
         self.num_cached_tokens += num_cached_tokens
 
@@ -37,17 +37,17 @@ class UsageCount:
 
 
 class Envelope:
-    """The object around the choices, the same for every event of a stream.
+    """The object around the choices, in the response and in every event.
 
     Args:
-        body: says whether and where usage goes.
-        model: what answers.
+        body: its stream_options say which events have usage.
+        model: the served model.
         kind: value of "object".
         request_id: value of "id".
 
     Attributes:
-        usage: so far.
-        usage_all_along: whether every event tells it.
+        usage: usage so far.
+        usage_all_along: whether every event has usage.
     """
 
     def __init__(self, body: GenerationBody, model: ServedModel, *, kind: str, request_id: str) -> None:
@@ -64,18 +64,18 @@ class Envelope:
         self.usage = UsageCount()
 
     def event(self, choice: JsonObject) -> JsonObject:
-        """An event with one choice."""
+        """Returns an event with one choice."""
         event = {**self._head, "choices": [choice]}
         if self._with_usage:
             event["usage"] = self.usage.as_json() if self.usage_all_along else None
         return event
 
     def last_events(self) -> list[JsonObject]:
-        """The usage, if it was asked for."""
+        """Returns the usage event, if requested."""
         return [{**self._head, "choices": [], "usage": self.usage.as_json()}] if self._with_usage else []
 
     def whole(self, choices: list[JsonObject], responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
-        """The object of a call that does not stream."""
+        """Returns the response object."""
         for response in responses:
             yield
             usage = response.finished.usage
@@ -86,32 +86,32 @@ class Envelope:
 
 
 def error_events(error: Exception) -> list[JsonObject]:
-    """How a stream of choices ends when it fails: with an error object, which OpenAI's clients raise."""
+    """Returns the event that ends a failed stream: an error object, which OpenAI's clients raise."""
     return [error_object(error).body]
 
 
 def answers(response: pb.GenerateResponse) -> list[pb.GenerateResponse | pb.Answer]:
-    """All answers of a response, in order."""
+    """Returns all answers of a response, in order."""
     return [response, *response.other_answers]
 
 
-def end_facts(finished: pb.Finished) -> JsonObject:
-    """What a finished choice tells beyond OpenAI's: `stop_reason`, vLLM's addition, and `timing`, ours."""
+def end_fields(finished: pb.Finished) -> JsonObject:
+    """Returns additional fields of a finished choice: vLLM's `stop_reason` and Chairlift's `timing`."""
     return {"stop_reason": _stop_reason(finished), "timing": _timing_object(finished.timing)}
 
 
-def prompt_facts(body: GenerationBody, prompt: pb.PromptEcho, tokenizer: Tokenizer) -> JsonObject:
-    """What vLLM tells of a prompt, if it is asked for: with each choice of a completion, beside those of a chat."""
-    facts: JsonObject = {}
+def prompt_fields(body: GenerationBody, prompt: pb.PromptEcho, tokenizer: Tokenizer) -> JsonObject:
+    """Returns vLLM's fields of a prompt, if requested: in each choice of a completion, beside the choices of a chat."""
+    fields: JsonObject = {}
     if body.return_token_ids:
-        facts["prompt_token_ids"] = prompt.token_ids
+        fields["prompt_token_ids"] = prompt.token_ids
     if body.prompt_logprobs is not None:
-        facts["prompt_logprobs"] = prompt_logprobs(prompt, tokenizer)
-    return facts
+        fields["prompt_logprobs"] = prompt_logprobs(prompt, tokenizer)
+    return fields
 
 
 def _stop_reason(finished: pb.Finished) -> str | int | None:
-    """The stop text or stop token that ended the answer."""
+    """Returns the stop text or stop token that ended the answer."""
     match finished.WhichOneof("match"):
         case "stop_text":
             return finished.stop_text
@@ -121,7 +121,7 @@ def _stop_reason(finished: pb.Finished) -> str | int | None:
 
 
 def _timing_object(timing: pb.Timing) -> JsonObject:
-    """The time account of an answer, in whole microseconds: all but the first two and the last add up to the total."""
+    """Returns the latency breakdown in whole microseconds: queued_us to moved_us add up to total_us."""
     durations = {
         "total_us": timing.total,
         "first_token_us": timing.first_token if timing.HasField("first_token") else None,

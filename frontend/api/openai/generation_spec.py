@@ -18,12 +18,12 @@ _IDS_AT_ONCE = 1 << 14
 
 
 def completion_specs(body: CompletionBody, request_id: str) -> Sliced[list[pb.GenerationSpec]]:
-    """One request per prompt.
+    """Returns one GenerationSpec per prompt.
 
     Raises:
-        BodyError: more prompts than one call may have, or parameters that do not go together.
+        BodyError: too many prompts, or parameters that exclude each other.
     """
-    scored = body.logprobs if body.echo else None  # the prompt's log-probabilities are part of its echo
+    scored = body.logprobs if body.echo else None  # the echo includes the prompt's log-probabilities
     if None not in (scored, body.prompt_logprobs) and scored != body.prompt_logprobs:
         raise BodyError(
             400,
@@ -42,7 +42,7 @@ def completion_specs(body: CompletionBody, request_id: str) -> Sliced[list[pb.Ge
             for start in range(0, len(prompt), _IDS_AT_ONCE):
                 spec.token_ids.ids.extend(prompt[start : start + _IDS_AT_ONCE])
                 yield
-            spec.token_ids.SetInParent()  # an empty list is an empty prompt, not none at all
+            spec.token_ids.SetInParent()  # an empty list is an empty prompt, not a missing one
         if body.echo:
             spec.output.echo = True
         if scored is not None:
@@ -57,7 +57,7 @@ def completion_specs(body: CompletionBody, request_id: str) -> Sliced[list[pb.Ge
 
 
 def chat_spec(body: ChatBody, request_id: str) -> pb.GenerationSpec:
-    """The request for one conversation, without the conversation itself."""
+    """Returns the GenerationSpec of a chat completion, without the conversation."""
     spec = _spec(body, request_id)
     spec.output.parse = True
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -84,7 +84,7 @@ def _spec(body: GenerationBody, request_id: str) -> pb.GenerationSpec:
     if body.return_token_ids:
         spec.output.token_ids = spec.output.echo = True
     if body.return_tokens_as_token_ids:
-        spec.output.token_ids = True  # their log-probabilities name them by these
+        spec.output.token_ids = True  # log-probabilities name tokens by id
     if body.prompt_logprobs is not None:
         _ask_for_prompt_logprobs(spec.output, body.prompt_logprobs)
     return spec
@@ -92,4 +92,4 @@ def _spec(body: GenerationBody, request_id: str) -> pb.GenerationSpec:
 
 def _ask_for_prompt_logprobs(output: pb.OutputOptions, width: int) -> None:
     output.prompt_logprobs = width
-    output.token_ids = True  # of the prompt, above all: whose log-probabilities these are
+    output.token_ids = True  # the prompt's ids say which tokens the log-probabilities belong to

@@ -1,4 +1,4 @@
-"""The endpoints that generate nothing: models, health, version, metrics, text to tokens and back."""
+"""Routes that generate no text: models, health, version, metrics, tokenize and detokenize."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend import __version__
 from frontend.api.active_calls import ActiveCalls
 from frontend.api.http.endpoint import Endpoint
-from frontend.api.http.json_response import JsonAnswer, rendered_value
+from frontend.api.http.json_response import ChunkedJsonResponse, rendered_value
 from frontend.api.http.request_body import read_body
 from frontend.api.http.response_builder import JsonObject
 from frontend.api.http.unknown_parameters import UnknownParameters
 from frontend.api.openai.chat_bodies import TokenizeBody
 from frontend.api.openai.completion_bodies import DetokenizeBody
-from frontend.generation.pipeline import Generations
+from frontend.generation.pipeline import GenerationPipeline
 from frontend.observability.metrics import CONTENT_TYPE
 from frontend.request.checks import check_at_most
 from frontend.request.token_prompt import checked_ids
@@ -25,22 +25,22 @@ from frontend.slices import in_slices
 from frontend.text.served_model import ServedModel
 
 
-class Facts:
-    """What can be asked of a server.
+class InfoRoutes:
+    """Handles the routes.
 
     Args:
-        generations: knows the model.
-        calls: counts what takes work.
-        health: whether requests are taken.
-        unknown_parameters: what becomes of these.
-        render_metrics: gives the metrics in Prometheus' text format.
-        body_timeout_s: how long a body may take to arrive.
-        since: Unix seconds, what /v1/models calls created.
+        generations: gives the model and counts tokens.
+        calls: counts active calls.
+        health: serving status.
+        unknown_parameters: policy for unknown parameters.
+        render_metrics: returns the metrics in Prometheus' text format.
+        body_timeout_s: seconds that a body may take to arrive.
+        since: Unix seconds, `created` of /v1/models.
     """
 
     def __init__(
         self,
-        generations: Generations,
+        generations: GenerationPipeline,
         calls: ActiveCalls,
         health: Health,
         unknown_parameters: UnknownParameters,
@@ -73,7 +73,7 @@ class Facts:
             Endpoint("GET", "/metrics", self.metrics, "Metrics for Prometheus", answers=("text/plain",)),
         ]
 
-    async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's form
+    async def models(self, request: Request) -> Response:  # noqa: ARG002 - Starlette's signature
         """GET /v1/models."""
         return JSONResponse({"object": "list", "data": [self._model_object(self._generations.model(""))]})
 
@@ -98,7 +98,7 @@ class Facts:
         return Response(self._render_metrics(), media_type=CONTENT_TYPE)
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize, in vLLM's form."""
+        """POST /tokenize, in vLLM's format."""
         body = await read_body(request, TokenizeBody, timeout_s=self._body_timeout_s)
         headers = self._unknown_parameters.headers(body)
         count = pb.CountTokensRequest(model=body.model, return_token_ids=True)
@@ -111,10 +111,10 @@ class Facts:
         answer: JsonObject = {"count": len(token_ids), "max_model_len": model.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = (model.tokenizer.token_bytes(i).decode(errors="replace") for i in token_ids)
-        return JsonAnswer(await rendered_value(answer), headers)
+        return ChunkedJsonResponse(await rendered_value(answer), headers)
 
     async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize, in vLLM's form: special tokens are part of the text."""
+        """POST /detokenize, in vLLM's format: the text includes special tokens."""
         body = await read_body(request, DetokenizeBody, timeout_s=self._body_timeout_s)
         headers = self._unknown_parameters.headers(body)
         model = self._generations.model(body.model)
@@ -122,7 +122,7 @@ class Facts:
         with self._calls.call():
             tokens = await in_slices(checked_ids("tokens", body.tokens, model))
             text = await asyncio.to_thread(model.tokenizer.text_of, tokens)
-            return JsonAnswer(await rendered_value({"prompt": text}), headers)
+            return ChunkedJsonResponse(await rendered_value({"prompt": text}), headers)
 
     def _model_object(self, model: ServedModel) -> JsonObject:
         return {
@@ -133,5 +133,5 @@ class Facts:
             "root": model.name,
             "parent": None,
             "max_model_len": model.max_model_len,
-            "meta": {"n_vocab": model.vocab_size},  # llama.cpp's word: whoever sends token ids needs it
+            "meta": {"n_vocab": model.vocab_size},  # llama.cpp's name; clients that send token ids need it
         }

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms, and those of prompts in vLLM's."""
+"""Log-probabilities in OpenAI's two formats, and those of prompts in vLLM's."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from frontend.text.token_text import utf8_decoder
 from frontend.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot say; OpenAI's own value."""
+"""OpenAI's substitute for minus infinity, which JSON lacks."""
 
 
 class _Candidate(NamedTuple):
@@ -27,7 +27,7 @@ class _Token(NamedTuple):
 
 
 class TextOffsets:
-    """Where the tokens of a text begin in it. One that begins inside of a character begins where this does.
+    """Offsets of tokens in a text. A token that starts inside a character has the character's offset.
 
     Args:
         start: characters before the first token.
@@ -41,7 +41,7 @@ class TextOffsets:
         self._decoder = utf8_decoder()
 
     def add(self, data: bytes) -> int:
-        """Takes the next token; returns where it begins."""
+        """Adds the next token; returns its offset."""
         start = self.end
         self.end += len(self._decoder.decode(data))
         return start
@@ -50,7 +50,7 @@ class TextOffsets:
 def completion_logprobs(
     logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, offsets: TextOffsets, token_ids: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """The columns of /v1/completions.
+    """Returns the columns of /v1/completions.
 
     Args:
         offsets: of the tokens before these.
@@ -69,7 +69,7 @@ def completion_logprobs(
 
 
 def echo_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer, text: str, *, by_id: bool = False) -> dict[str, Any]:
-    """The columns of a prompt in /v1/completions; its first token has no log-probability.
+    """Returns the columns of a prompt in /v1/completions; its first token has no log-probability.
 
     Args:
         prompt: with its token ids.
@@ -91,7 +91,7 @@ def echo_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer, text: str, *, by_
 
 
 def joined_columns(*parts: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The columns of /v1/completions for all tokens of some parts; None for no part at all."""
+    """Concatenates columns; None if there are none."""
     present = [part for part in parts if part is not None]
     if not present:
         return None
@@ -102,10 +102,10 @@ def joined_columns(*parts: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class PromptRows:
-    """The log-probabilities of a prompt as vLLM gives them: for each token the candidates by their ids, its own first;
-    null for the first token. Rows are made while one goes through them: all at once, they would fill memory.
+    """Log-probabilities of a prompt in vLLM's format: for each token its candidates by id, the chosen one first; null
+    for the first token. Rows are created during iteration: all at once, they would fill memory.
 
-    The rank of a token that is not among the best is not known.
+    The rank of a token outside the top candidates is unknown.
 
     Args:
         prompt: with its token ids.
@@ -131,7 +131,7 @@ class PromptRows:
 
 
 def prompt_logprobs(prompt: pb.PromptEcho, tokenizer: Tokenizer) -> PromptRows | None:
-    """Those of a prompt that has its token ids; None: the answer ended before they were known."""
+    """Returns the rows of a prompt with token ids; None: the answer ended before they were computed."""
     return PromptRows(prompt, tokenizer) if prompt.HasField("logprobs") else None
 
 
@@ -143,14 +143,14 @@ def _ranked(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int | Non
 def chat_logprobs(
     logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """The rows of /v1/chat/completions."""
+    """Returns the rows of /v1/chat/completions."""
     return {"content": logprob_rows(logprobs, tokenizer, token_ids), "refusal": None}
 
 
 def logprob_rows(
     logprobs: pb.TokenLogprobs, tokenizer: Tokenizer, token_ids: Sequence[int] | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each token.
+    """Returns a row for each token.
 
     Args:
         token_ids: see `completion_logprobs`.
@@ -166,7 +166,7 @@ def _row(candidate: _Candidate) -> dict[str, Any]:
 
 
 def _named(token_id: int) -> str:
-    """A token as vLLM names it by its id."""
+    """Returns vLLM's name of a token id."""
     return f"token_id:{token_id}"
 
 

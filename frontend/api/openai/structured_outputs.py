@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from frontend.api.http.bodies import Nested
+from frontend.api.http.bodies import ParameterObject
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_format import schema_form
 from frontend.api.http.unserved_parameters import is_off
@@ -13,8 +13,8 @@ from frontend.request.convert_structured import choice_form, text_form
 from frontend.text.structured.output_format import FormKind, OutputForm
 
 
-class JsonSchema(Nested):
-    """A schema with a name. It is held to whether or not `strict` is set."""
+class JsonSchema(ParameterObject):
+    """A schema with a name. It is enforced whether or not `strict` is set."""
 
     name: str = ""
     description: str | None = None
@@ -22,7 +22,7 @@ class JsonSchema(Nested):
     strict: bool | None = None
 
 
-class ResponseFormat(Nested):
+class ResponseFormat(ParameterObject):
     """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -49,7 +49,7 @@ Schema = str | dict[str, Any]
 Choices = Annotated[list[str], Field(fail_fast=True)]
 
 
-class StructuredOutputs(Nested):
+class StructuredOutputs(ParameterObject):
     """vLLM's `structured_outputs`: exactly one format."""
 
     json_: Schema | None = Field(None, alias="json")

@@ -15,7 +15,7 @@ from frontend.generation.answer.parts import Parts, parts_of
 from frontend.generation.answer.prompt_echo import PromptEcho
 from frontend.generation.answer.timing import timing
 from frontend.generation.answer.token_logprobs import token_logprobs
-from frontend.generation.turn_limiter import Turnstile
+from frontend.generation.turn_limiter import TurnLimiter
 from frontend.request.request import GenerationRequest
 from frontend.request.sampling import effective_sampling, effective_stop
 from frontend.routing.stream import CancelReason, RequestEnd, RequestStream, TokenBatch
@@ -37,7 +37,7 @@ class Answer:
         index: which of the request's answers this is.
         prompt: what comes back of the prompt; None: nothing.
         parser: takes the text apart; None: it stays as it is.
-        turnstile: passed by whenever there are tokens; None: they are dealt with at once.
+        turn_limiter: passed by whenever there are tokens; None: they are dealt with at once.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Answer:
         index: int = 0,
         prompt: PromptEcho | None = None,
         parser: AnswerParser | None = None,
-        turnstile: Turnstile | None = None,
+        turn_limiter: TurnLimiter | None = None,
     ) -> None:
-        self._turnstile = turnstile
+        self._turn_limiter = turn_limiter
         self._request = request
         self._model = model
         self._stream = stream
@@ -75,8 +75,8 @@ class Answer:
         started = False
         while True:
             batch = await self._stream.take()
-            if self._turnstile is not None:
-                await self._turnstile.pass_through()
+            if self._turn_limiter is not None:
+                await self._turn_limiter.wait_turn()
             if not started:
                 started = True
                 if self._prompt is not None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from chairlift.v1 import generation_service_pb2 as pb
 
 
-async def whole_answer(messages: AsyncIterator[pb.StreamGenerateResponse]) -> pb.GenerateResponse:
+async def collect_answer(messages: AsyncIterator[pb.StreamGenerateResponse]) -> pb.GenerateResponse:
     """What the messages add up to."""
     response = pb.GenerateResponse()
     chunks: dict[int, list[pb.Chunk]] = {}  # by answer

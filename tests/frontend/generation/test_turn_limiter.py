@@ -2,14 +2,14 @@
 
 import asyncio
 
-from frontend.generation.turn_limiter import Turnstile
+from frontend.generation.turn_limiter import TurnLimiter
 
 
 async def test_as_many_pass_in_a_turn_as_may_and_the_others_follow_in_order():
-    turnstile, passed, turns = Turnstile(3), [], []
+    turn_limiter, passed, turns = TurnLimiter(3), [], []
 
     async def one(number):
-        await turnstile.pass_through()
+        await turn_limiter.wait_turn()
         passed.append(number)
 
     tasks = [asyncio.create_task(one(number)) for number in range(8)]
@@ -22,10 +22,10 @@ async def test_as_many_pass_in_a_turn_as_may_and_the_others_follow_in_order():
 
 
 async def test_few_do_not_wait():
-    turnstile = Turnstile(3)
+    turn_limiter = TurnLimiter(3)
     for _ in range(2):
         for _ in range(3):
-            turn = turnstile.pass_through()
+            turn = turn_limiter.wait_turn()
             try:
                 turn.send(None)
             except StopIteration:
@@ -36,10 +36,10 @@ async def test_few_do_not_wait():
 
 
 async def test_who_is_cancelled_takes_nobodys_turn():
-    turnstile, passed = Turnstile(1), []
+    turn_limiter, passed = TurnLimiter(1), []
 
     async def one(number):
-        await turnstile.pass_through()
+        await turn_limiter.wait_turn()
         passed.append(number)
 
     tasks = [asyncio.create_task(one(number)) for number in range(4)]

@@ -1,5 +1,5 @@
-"""OpenAI's Responses API: items in, items out. Nothing is stored, so each request carries its whole conversation.
+"""OpenAI's Responses API. Nothing is stored: each request carries its whole conversation.
 
-`bodies` checks a request, `items` and `tools` turn it into a conversation, `output` makes items and events of an
-answer, `job` is one call, `endpoint` has the routes.
+`bodies` are the requests, `input_items` and `tools` convert them to a conversation, `output_items` makes items and
+events, `response` builds the response of one call, `endpoints` has the routes.
 """

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from frontend.api.http.bodies import Body, Count, Nested, SamplingBody, Texts
+from frontend.api.http.bodies import Body, Count, ParameterObject, SamplingBody, Texts
 from frontend.api.http.errors import BodyError
 from frontend.api.http.output_format import schema_form
 from frontend.api.http.tool_use import ToolUse
@@ -31,13 +31,13 @@ _INCLUDABLE = frozenset(
         "web_search_call.results",
     }
 )
-"""Values of `include`. Most add to the output of hosted tools, which no answer here has."""
+"""Values of `include`. Most concern hosted tools, which are not served."""
 
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-class TextFormat(Nested):
-    """What the text must look like."""
+class TextFormat(ParameterObject):
+    """Structured-output format."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str = "answer"
@@ -46,15 +46,15 @@ class TextFormat(Nested):
     strict: bool | None = None
 
 
-class TextOptions(Nested):
-    """How the text is written."""
+class TextOptions(ParameterObject):
+    """Options of the text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
-class ReasoningOptions(Nested):
-    """How much the model thinks, and whether clients are to see it as a summary."""
+class ReasoningOptions(ParameterObject):
+    """Reasoning effort, and whether reasoning is returned as a summary."""
 
     effort: str | None = None
     summary: str | None = None
@@ -62,7 +62,7 @@ class ReasoningOptions(Nested):
 
 
 class ConversationBody(Body):
-    """What makes the prompt; the body of POST /v1/responses/input_tokens."""
+    """Parameters of the prompt; the body of POST /v1/responses/input_tokens."""
 
     entry_kinds = {"input": Item}  # noqa: RUF012 - a ClassVar of Body's
 
@@ -105,7 +105,7 @@ class ConversationBody(Body):
         return self
 
     def chat(self) -> Sliced[ChatPrompt]:
-        """The conversation, in slices.
+        """Returns the conversation, in slices.
 
         Raises:
             BodyError: an item that is not served.
@@ -115,7 +115,7 @@ class ConversationBody(Body):
 
     @property
     def tool_use(self) -> ToolUse:
-        """Which tools may be called, and which must."""
+        """Tools that may be called, and those that must be."""
         return self._tool_use
 
     def _template_variables(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ConversationBody(Body):
         if self.reasoning is not None and self.reasoning.effort is not None:
             variables["reasoning_effort"] = self.reasoning.effort
             if self.reasoning.effort == "none":
-                variables["enable_thinking"] = False  # what templates without levels read
+                variables["enable_thinking"] = False  # for templates without levels
         return variables | (self.chat_template_kwargs or {})
 
 
@@ -157,7 +157,7 @@ class ResponsesBody(ConversationBody, SamplingBody):
 
     @property
     def stop_texts(self) -> list[str]:
-        """Texts that end the answer."""
+        """Strings that end the answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
@@ -168,22 +168,22 @@ class ResponsesBody(ConversationBody, SamplingBody):
         return None
 
     @property
-    def wants_summary(self) -> bool:
-        """Whether reasoning comes as a summary."""
+    def with_summary(self) -> bool:
+        """Whether reasoning is returned as a summary."""
         options = self.reasoning
         return options is not None and (options.summary or options.generate_summary) is not None
 
     @property
-    def wants_encrypted_reasoning(self) -> bool:
-        """Whether reasoning comes in a form that the client only carries back."""
+    def with_encrypted_reasoning(self) -> bool:
+        """Whether reasoning is returned as an opaque string."""
         return _ENCRYPTED in (self.include or ())
 
     def text_form(self) -> OutputForm | None:
-        """The form of the text; None: any.
+        """Returns the structured-output format; None: free text.
 
         Raises:
-            BodyError: a JSON Schema is announced and missing.
-            InvalidRequest: it is too large.
+            BodyError: the JSON Schema is missing.
+            InvalidRequest: the schema is too large.
         """
         text_format = self.text.format if self.text is not None else None
         field = "text.format"

@@ -7,23 +7,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.call_runner import JobRunner, request_id_of
+from frontend.api.http.call_runner import CallRunner, request_id_of
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.errors import RESPONSES_PARAMS, BodyError, error_response
 from frontend.api.http.output_format import chat_form
 from frontend.api.openai.responses.bodies import ConversationBody, ResponsesBody
-from frontend.api.openai.responses.response import ResponseJob
+from frontend.api.openai.responses.response import ResponseObjectBuilder
 from frontend.slices import in_slices
 
 
 class Responses:
-    """The endpoints.
+    """Handles the endpoints.
 
     Args:
         runner: runs the calls.
     """
 
-    def __init__(self, runner: JobRunner) -> None:
+    def __init__(self, runner: CallRunner) -> None:
         self._runner = runner
 
     async def create(self, request: Request) -> Response:
@@ -34,12 +34,14 @@ class Responses:
         generations = self._runner.generations
         model = generations.model(body.model)
         form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
-        job = ResponseJob(body, model, request_id_of(body.request_id, request.headers), chat=chat, form=form)
+        builder = ResponseObjectBuilder(
+            body, model, request_id_of(body.request_id, request.headers), chat=chat, form=form
+        )
         deadline = self._runner.deadline(request, body, arrived_at_s)
-        return await self._runner.respond_single(request, job, deadline, stream=bool(body.stream))
+        return await self._runner.respond_single(request, builder, deadline, stream=bool(body.stream))
 
     async def input_tokens(self, request: Request) -> Response:
-        """POST /v1/responses/input_tokens: how many tokens the prompt of a request has."""
+        """POST /v1/responses/input_tokens: counts the tokens of a request's prompt."""
         body = await self._runner.read(request, ConversationBody)
         chat = await in_slices(body.chat())
         with self._runner.calls.call():
@@ -48,7 +50,7 @@ class Responses:
         return JSONResponse(content, headers=request.state.answer_headers)
 
     async def stored(self, request: Request) -> Response:
-        """Everything below /v1/responses/ID."""
+        """Refuses all paths below /v1/responses/ID."""
         response_id = request.path_params["response_id"]
         raise BodyError(
             404,
@@ -59,7 +61,7 @@ class Responses:
 
 
 def responses_api(responses: Responses) -> Api:
-    """The Responses API."""
+    """Returns the Responses API."""
     path, stored = "/v1/responses", "/v1/responses/{response_id}"
     count = "Count the tokens of a request"
     refused = [

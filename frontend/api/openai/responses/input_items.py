@@ -1,6 +1,6 @@
-"""Input items as the turns of a conversation.
+"""Converts input items to the turns of a conversation.
 
-An assistant's reasoning, message and calls are separate items here and one turn in a chat template: neighbours are
+An assistant's reasoning, message and calls are separate items but one turn of a chat template: adjacent ones are
 joined.
 """
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from frontend.api.http.bodies import Returned
-from frontend.api.http.conversation import Turn, Turns
+from frontend.api.http.bodies import ConversationObject
+from frontend.api.http.conversation import Conversation, Turn
 from frontend.api.http.errors import BodyError
 from frontend.api.http.opaque_reasoning import decoded
 from frontend.limits import MAX_CONTENT_PARTS
@@ -20,7 +20,7 @@ from frontend.text.chat.messages import ChatMessage, ToolCall
 _TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
-class Part(Returned):
+class Part(ConversationObject):
     """A part of a content."""
 
     type: str
@@ -31,8 +31,8 @@ class Part(Returned):
 Content = str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)] | None
 
 
-class Item(Returned):
-    """An input item of any type. Ids, statuses and the like of items that come back have no effect."""
+class Item(ConversationObject):
+    """An input item of any type. Ids and statuses of returned items are ignored."""
 
     type: str | None = None
     role: str | None = None
@@ -46,14 +46,14 @@ class Item(Returned):
 
 
 def turns(instructions: str | None, items: str | Sequence[Item]) -> Sliced[tuple[ChatMessage, ...]]:
-    """The conversation, in slices.
+    """Returns the conversation, in slices.
 
     Raises:
-        BodyError: an item that is not served, or has a wrong form; names it.
+        BodyError: names the item that is not served or malformed.
     """
-    conversation = Turns()
+    conversation = Conversation()
     if instructions:
-        conversation.instruct(instructions)
+        conversation.add_system(instructions)
     if isinstance(items, str):
         conversation.all.append(Turn("user", [items]))
     else:
@@ -63,12 +63,12 @@ def turns(instructions: str | None, items: str | Sequence[Item]) -> Sliced[tuple
     return (yield from conversation.messages())
 
 
-def _add(conversation: Turns, item: Item, where: str) -> None:
+def _add(conversation: Conversation, item: Item, where: str) -> None:
     match item.type or "message":
         case "message":
             texts = _texts(item.content, f"{where}.content")
             if item.role in ("system", "developer"):
-                conversation.instruct(*texts)
+                conversation.add_system(*texts)
             elif item.role == "assistant" and (turn := _open_turn(conversation)) is not None and not turn.texts:
                 turn.texts += texts
             elif item.role in ("user", "assistant"):
@@ -82,11 +82,11 @@ def _add(conversation: Turns, item: Item, where: str) -> None:
             if turn is None:
                 turn = Turn("assistant")
                 conversation.all.append(turn)
-            conversation.call(turn, ToolCall(item.call_id, item.name, item.arguments or ""))
+            conversation.add_call(turn, ToolCall(item.call_id, item.name, item.arguments or ""))
         case "function_call_output":
             if not item.call_id:
                 raise _refused(f"{where} needs call_id")
-            conversation.answer(item.call_id, *_texts(item.output, f"{where}.output"))
+            conversation.add_result(item.call_id, *_texts(item.output, f"{where}.output"))
         case "reasoning":
             reasoning = _reasoning(item, where)
             if reasoning:
@@ -101,7 +101,7 @@ def _add(conversation: Turns, item: Item, where: str) -> None:
             raise _refused(f"{where} has the type {kind[:64]!r}; served are {served}")
 
 
-def _open_turn(conversation: Turns) -> Turn | None:
+def _open_turn(conversation: Conversation) -> Turn | None:
     """The assistant's turn that the next of its items belongs to."""
     last = conversation.all[-1] if conversation.all else None
     return last if last is not None and last.role == "assistant" else None

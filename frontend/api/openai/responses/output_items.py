@@ -1,11 +1,10 @@
-"""Blocks of an answer as output items of the Responses API, and as the events that build them up."""
+"""Converts content blocks to output items of the Responses API and to their events."""
 
 from typing import Any
 
 from frontend.api.http.content_blocks import Block, BlockClosed, BlockGrown, BlockKind, BlockOpened, BlockStep
 from frontend.api.http.opaque_reasoning import encoded
 from frontend.api.http.response_builder import JsonObject
-from frontend.api.openai.responses.text_logprobs import TextLogprobs
 
 _ID_PREFIXES = {BlockKind.REASONING: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
 
@@ -28,7 +27,7 @@ class OutputItems:
         self._with_logprobs = with_logprobs
         self._with_summary = with_summary
         self._with_encrypted = with_encrypted
-        self._rows = TextLogprobs()
+        self._rows = _TextLogprobs()
         self._logprobs: list[JsonObject] = []  # of the text item that is open
         self.output: list[JsonObject] = []
 
@@ -113,3 +112,39 @@ class OutputItems:
 
     def _is_summary(self, block: Block) -> bool:
         return self._with_summary and block.kind is BlockKind.REASONING
+
+
+class _TextLogprobs:
+    """Matches the log-probability rows of all tokens to the text: marks, reasoning and calls have tokens too.
+
+    Text may lag behind its tokens, while a character or a possible mark is incomplete.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[JsonObject] = []
+
+    def add(self, rows: list[JsonObject]) -> None:
+        """Adds the rows of the next tokens."""
+        self._rows += rows
+
+    def take(self, text: str, *, begins: bool) -> list[JsonObject]:
+        """Returns the rows of the next piece of text and drops those before it.
+
+        Args:
+            begins: whether this is the start of the text, which tokens of other blocks may precede.
+        """
+        data, wanted = b"".join(bytes(row["bytes"]) for row in self._rows), text.encode()
+        start = data.rfind(wanted) if begins else data.find(wanted)
+        if start < 0:  # invalid UTF-8 was replaced in the text
+            taken, self._rows = self._rows, []
+            return taken
+        end = start + len(wanted)
+        taken, kept, offset = [], [], 0
+        for row in self._rows:
+            if offset >= end:
+                kept.append(row)
+            elif offset + len(row["bytes"]) > start:
+                taken.append(row)
+            offset += len(row["bytes"])
+        self._rows = kept
+        return taken

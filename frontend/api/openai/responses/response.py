@@ -1,4 +1,4 @@
-"""One call of /v1/responses: its request to the engine, its events, its response object."""
+"""Response of /v1/responses: GenerationSpec, events and response object."""
 
 import struct
 import time
@@ -19,15 +19,15 @@ from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_format import OutputForm
 
 
-class ResponseJob:
-    """One call.
+class ResponseObjectBuilder:
+    """Builds the response to one call.
 
     Args:
-        body: what is asked.
-        model: what answers.
+        body: request body.
+        model: the served model.
         request_id: of the call, without a prefix.
         chat: the conversation.
-        form: of the answer; None: any.
+        form: structured-output format; None: free text.
     """
 
     event_format = NAMED_EVENTS
@@ -39,7 +39,7 @@ class ResponseJob:
         self.request_id = f"resp_{request_id}"
         self.chat = chat
         self.form = form
-        # Not the request's own limit: one that is larger than what fits means whatever fits.
+        # A default, not the spec's limit: a limit above the context length means as much as fits.
         self.default_max_tokens = body.max_output_tokens or NO_LIMIT
         self.specs = [_spec(body, self.request_id)]
         self._model = model
@@ -47,15 +47,15 @@ class ResponseJob:
         self._items = OutputItems(
             request_id,
             with_logprobs=body.logprobs is not None,
-            with_summary=body.wants_summary,
-            with_encrypted=body.wants_encrypted_reasoning,
+            with_summary=body.with_summary,
+            with_encrypted=body.with_encrypted_reasoning,
         )
         self._head = _head(body, model, self.request_id)
         self._end: JsonObject = {"status": "in_progress"}
         self._num_events = 0
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:  # noqa: ARG002
-        """See EventJob.events."""
+        """See EventBuilder.events."""
         match message.WhichOneof("event"):
             case "started":
                 sampling = message.started.effective_sampling
@@ -71,11 +71,11 @@ class ResponseJob:
         return self._numbered(events)
 
     def last_events(self) -> list[JsonObject]:
-        """See EventJob.last_events."""
+        """See EventBuilder.last_events."""
         return []
 
     def failure_events(self, error: Exception) -> list[JsonObject]:
-        """See EventJob.failure_events. `error` says it as HTTP errors do; `response.failed` ends the stream."""
+        """See EventBuilder.failure_events. `error` has the HTTP error object; `response.failed` ends the stream."""
         details = error_object(error, RESPONSES_PARAMS).body["error"]
         code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
         self._end = {"status": "failed", "error": {"code": code, "message": details["message"]}}
@@ -83,7 +83,7 @@ class ResponseJob:
         return self._numbered([{**flat, "error": details}, self._lifecycle("failed")])
 
     def answer(self) -> JsonObject:
-        """See SingleAnswerJob.answer."""
+        """See SingleAnswerBuilder.answer."""
         return {**self._head, **self._end, "output": self._items.output}
 
     def _finish(self, finished: pb.Finished) -> list[JsonObject]:
@@ -116,7 +116,7 @@ def _spec(body: ResponsesBody, request_id: str) -> pb.GenerationSpec:
 
 
 def _head(body: ResponsesBody, model: ServedModel, request_id: str) -> JsonObject:
-    """What every response object says of the request."""
+    """Returns the fields of the response object that repeat the request."""
     text, reasoning = body.text, body.reasoning
     text_format = text.format.model_dump(by_alias=True, exclude_none=True) if text and text.format else {"type": "text"}
     if text_format["type"] != "json_schema":
@@ -157,8 +157,8 @@ def _head(body: ResponsesBody, model: ServedModel, request_id: str) -> JsonObjec
 
 
 def _shortest(number: float) -> float:
-    """A float of the proto, which has 32 bits, as it was written: 0.8 and not 0.800000011920929."""
-    texts = (f"{number:.{digits}g}" for digits in range(6, 10))  # 9 digits tell any two of these floats apart
+    """Returns a 32-bit float of the proto as it was written: 0.8, not 0.800000011920929."""
+    texts = (f"{number:.{digits}g}" for digits in range(6, 10))  # 9 digits identify every 32-bit float
     return float(next(text for text in texts if struct.pack("f", float(text)) == struct.pack("f", number)))
 
 

@@ -56,11 +56,11 @@ async def test_2048_prompts_are_served_by_default_a_few_hundred_at_a_time(make_p
     pair.engine.pause()
     prompts = [chr(ord("a") + i % 26) for i in range(2048)]
     call = asyncio.create_task(post(pair, prompt=prompts))
-    await pair.engine.wait_for(lambda: len(pair.engine.submissions) == play._OPEN_AT_ONCE)
+    await pair.engine.wait_for(lambda: len(pair.engine.submissions) == play._MAX_CONCURRENT)
     assert pair.app.admission.num_requests == 2048
     for _ in range(200):
         await asyncio.sleep(0)
-    assert len(pair.engine.submissions) == play._OPEN_AT_ONCE
+    assert len(pair.engine.submissions) == play._MAX_CONCURRENT
     pair.engine.resume()
     status, answer = await call
     assert status == 200

@@ -10,14 +10,14 @@ import pytest
 
 from frontend import limits
 from frontend.api.http.errors import BodyError
-from frontend.api.http.json_reader import sliced_json
+from frontend.api.http.json_reader import read_json
 from frontend.slices import at_once
 
 IDS = ("prompt",)
 
 
 def read(data, most_entries=(), most_bytes=MappingProxyType({})):
-    return at_once(sliced_json(data, IDS, dict(most_entries), most_bytes))
+    return at_once(read_json(data, IDS, dict(most_entries), most_bytes))
 
 
 def lists(value):
@@ -174,4 +174,4 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_long_things_are_read_in_windows(name):
     data = LONG[name]
-    assert sum(1 for _ in sliced_json(data, IDS, {}, {})) >= len(data) >> 16
+    assert sum(1 for _ in read_json(data, IDS, {}, {})) >= len(data) >> 16

@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 from frontend.api.http import errors as error_object
-from frontend.api.openai.completion_response import Completion
+from frontend.api.openai.completion_response import CompletionBuilder
 from frontend.errors import RequestError
 from frontend.limits import MAX_REQUEST_BYTES
 from tests.support.frontend.fake_engine import rejection
@@ -126,14 +126,14 @@ async def test_defect_is_500_and_keeps_its_text_to_itself(client, monkeypatch, c
 
 
 async def test_defect_after_the_first_token_is_an_event(client, monkeypatch, caplog):
-    sound = Completion.events
+    sound = CompletionBuilder.events
 
     def broken(self, prompt_index, message):
         if message.HasField("finished"):
             raise ZeroDivisionError("secret detail")
         return sound(self, prompt_index, message)
 
-    monkeypatch.setattr(Completion, "events", broken)
+    monkeypatch.setattr(CompletionBuilder, "events", broken)
     stream = await client.completions.create(model="fake", prompt="abc", stream=True)
     with pytest.raises(openai.APIError, match="internal error"):
         _ = [event async for event in stream]
