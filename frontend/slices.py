@@ -1,7 +1,7 @@
-"""Long work on the event loop, cut into slices: everybody else has a turn between two of them.
+"""Runs long work on the event loop in time slices, so that other tasks run in between.
 
-A thread would not do: parsers hold the GIL for as long as one call takes, and Python code in a thread takes the GIL
-from the loop at every system call that the loop makes. Work is a generator, which yields where it may be interrupted.
+A thread would not help: parsers hold the GIL for a whole call, and Python code in a thread takes the GIL from the event
+loop at every system call. Work is a generator that yields where it may be interrupted.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 SLICE_S = 0.001
-"""How long the work goes on before the others have their turn. It must yield several times as often."""
+"""Duration of one slice. Work must yield several times as often."""
 
 T = TypeVar("T")
 Sliced = Generator[None, None, T]
@@ -20,10 +20,10 @@ _lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDict
 
 
 async def in_slices(work: Sliced[T]) -> T:
-    """Does the work and returns its result.
+    """Runs the work and returns its result.
 
-    What one slice can finish is done at once. The rest of longer work waits for its turn: of all that goes on at once
-    in an event loop one has a slice per turn, so that many large requests hold up the loop no longer than one does.
+    Work that fits one slice finishes at once. Longer work continues one slice per iteration of the event loop, shared
+    by all such work, so that many large requests delay the loop no longer than one does.
     """
     done, result = _slice(work)
     if done:
@@ -41,7 +41,7 @@ async def in_slices(work: Sliced[T]) -> T:
 
 
 def at_once(work: Sliced[T]) -> T:
-    """Does work that is known to be small, and returns its result."""
+    """Runs small work without interruption and returns its result."""
     results: list[T] = []
 
     def whole() -> Sliced[None]:

@@ -1,7 +1,7 @@
-"""Who may wait: a bound on requests and on prompt tokens that have no first token yet, and a guess when to come back.
+"""Admission control: limits the requests and prompt tokens that wait for their first token, and estimates Retry-After.
 
-Pure: numbers in, permits out, the time is passed in. What is running already is bounded by the engine's seats; this
-bounds the queue in front of them, before any work is done for a request.
+Pure: the time is passed in. The engine's slots limit running requests; this limits the queue in front of them, before
+any work is done for a request.
 """
 
 from collections import deque
@@ -16,9 +16,7 @@ _UNMEASURED_RETRY_S = 1.0
 
 
 class Permit:
-    """One place in the queue. Give it back with `release`, when the first token is there or the request has ended
-    before.
-    """
+    """One place in the queue. `release` it at the first token, or when the request ends before."""
 
     def __init__(self, admission: "Admission", num_tokens: int) -> None:
         self._admission = admission
@@ -26,33 +24,33 @@ class Permit:
         self.released = False
 
     def correct(self, num_tokens: int, now_s: float) -> None:
-        """Replaces the guess with the prompt's true number of tokens.
+        """Replaces the estimate with the prompt's exact number of tokens.
 
         Raises:
-            QueueFull: with the true number the queue is over its bound; the permit still has to be released.
+            QueueFull: the exact number exceeds the limit; the permit still has to be released.
         """
         self._admission.correct(self, num_tokens, now_s)
 
     def release(self, now_s: float, *, served: bool = False) -> None:
-        """Gives the place back; only the first call counts.
+        """Returns the place; only the first call counts.
 
         Args:
             now_s: monotonic seconds.
-            served: whether the prompt was computed, which tells how fast the queue moves.
+            served: whether the prompt was computed; counts for the rate of the queue.
         """
         if not self.released:
             self.released = True
-            self._admission.give_back(self, now_s, served=served)
+            self._admission.return_permit(self, now_s, served=served)
 
 
 class Admission:
-    """Hands out permits.
+    """Grants permits.
 
     Invariant: num_requests and num_tokens are the sums over the permits not released.
 
     Args:
-        max_requests: most permits out at once.
-        max_tokens: most prompt tokens of all permits. A guess alone may be more: only the true number is refused.
+        max_requests: maximum permits granted at once.
+        max_tokens: maximum prompt tokens of all permits. Estimates may exceed it; exact numbers may not.
 
     Attributes:
         on_change: called after every change of the two sums.
@@ -68,32 +66,32 @@ class Admission:
         self._served_tokens = 0
 
     def check_capacity(self, now_s: float) -> None:
-        """Refuses whatever a request may ask for, as long as there is no place at all.
+        """Checks that at least one request fits.
 
         Raises:
-            QueueFull: as `admit`.
+            QueueFull: see `admit`.
         """
         if self.num_requests >= self._max_requests:
             raise self._full(1, now_s)
 
     def admit(self, num_tokens: int, now_s: float) -> Permit:
-        """Takes a place.
+        """Grants one permit.
 
         Args:
-            num_tokens: tokens of the prompt, as far as known.
+            num_tokens: tokens of the prompt, estimated.
             now_s: monotonic seconds.
 
         Raises:
-            QueueFull: says the numbers and when to come back.
+            QueueFull: with the numbers and retry_after_s.
         """
         return self.admit_group(1, num_tokens, now_s)[0]
 
     def admit_group(self, num_requests: int, num_tokens: int, now_s: float) -> list[Permit]:
-        """Takes places for requests with one prompt in common, all or none. The first permit counts its tokens.
+        """Grants permits for several answers to one prompt, all or none. The first permit counts the prompt's tokens.
 
         Args:
             num_requests: at least 1.
-            num_tokens: tokens of the prompt, as far as known.
+            num_tokens: tokens of the prompt, estimated.
             now_s: monotonic seconds.
 
         Raises:
@@ -102,16 +100,16 @@ class Admission:
         return self.admit_call([num_tokens], num_requests, now_s)[0]
 
     def admit_call(self, num_tokens: Sequence[int], num_answers: int, now_s: float) -> list[list[Permit]]:
-        """Takes places for several prompts, with as many answers to each, all or none. The first permit of a prompt
+        """Grants permits for several prompts with num_answers answers each, all or none. The first permit of a prompt
         counts its tokens.
 
         Args:
-            num_tokens: tokens of each prompt, as far as known.
+            num_tokens: tokens of each prompt, estimated.
             num_answers: at least 1.
             now_s: monotonic seconds.
 
         Raises:
-            InvalidRequest: they are more than the queue has places.
+            InvalidRequest: they exceed the size of the queue.
             QueueFull: as `admit`.
         """
         num_requests = len(num_tokens) * num_answers
@@ -126,14 +124,14 @@ class Admission:
         return [[Permit(self, number), *(Permit(self, 0) for _ in range(1, num_answers))] for number in num_tokens]
 
     def check_fits(self, num_answers: int, num_tokens: int) -> None:
-        """Refuses what no waiting would help.
+        """Refuses a request that would not fit an empty queue.
 
         Args:
-            num_answers: to one prompt.
-            num_tokens: of this prompt, exactly.
+            num_answers: answers to the prompt.
+            num_tokens: exact tokens of the prompt.
 
         Raises:
-            InvalidRequest: the queue would be too small even if it were empty.
+            InvalidRequest: it can never fit.
         """
         self._check_places(1, num_answers)
         if num_tokens > self._max_tokens:
@@ -170,7 +168,7 @@ class Admission:
         permit.num_tokens = num_tokens
         self.on_change()
 
-    def give_back(self, permit: Permit, now_s: float, *, served: bool) -> None:
+    def return_permit(self, permit: Permit, now_s: float, *, served: bool) -> None:
         """See Permit.release."""
         self.num_requests -= 1
         self.num_tokens -= permit.num_tokens
@@ -178,7 +176,7 @@ class Admission:
         if served:
             self._served.append((now_s, permit.num_tokens))
             self._served_tokens += permit.num_tokens
-            self._forget(now_s)
+            self._drop_old(now_s)
 
     def _check_tokens(self, waiting: int, num_tokens: int, now_s: float) -> None:
         if waiting and waiting + num_tokens > self._max_tokens:
@@ -188,8 +186,8 @@ class Admission:
             )
 
     def _retry_after_s(self, num_requests: int, num_tokens: int, now_s: float) -> float:
-        """When that many requests and tokens will have left the queue, at the rate of the last seconds."""
-        self._forget(now_s)
+        """Estimates when that many requests and tokens will have left the queue, at the recent rate."""
+        self._drop_old(now_s)
         if not self._served:
             return _UNMEASURED_RETRY_S
         elapsed_s = max(now_s - self._served[0][0], 1.0)
@@ -197,7 +195,7 @@ class Admission:
         tokens_s = num_tokens * elapsed_s / max(self._served_tokens, 1)
         return min(max(round(max(requests_s, tokens_s), 1), _MIN_RETRY_S), _MAX_RETRY_S)
 
-    def _forget(self, now_s: float) -> None:
+    def _drop_old(self, now_s: float) -> None:
         while self._served and self._served[0][0] < now_s - _RATE_WINDOW_S:
             self._served_tokens -= self._served.popleft()[1]
 

@@ -1,6 +1,4 @@
-"""The way of one request behind the public service: checked, admitted, tokenized, submitted, and cleaned up however it
-ends.
-"""
+"""The request pipeline behind all APIs: check, admit, tokenize, submit, and clean up."""
 
 import asyncio
 import time
@@ -51,30 +49,30 @@ from frontend.text.structured.output_format import FormKind, OutputForm
 from frontend.types import AnswerTimes
 
 _CHARS_PER_TOKEN = 4
-"""For the first guess at a prompt's tokens, corrected as soon as it is tokenized."""
+"""For the estimate of a prompt's tokens, corrected when it is tokenized."""
 
 _ANSWERS_PER_TURN = 32
-"""That a step has brought tokens for: 6 ms of work if all of them begin and end with it."""
+"""Answers that resume per iteration of the event loop: 6 ms of work if all of them start and end in it."""
 
 
 _NO_PROMPT_OPTIONS = PromptOptions()
 
 
 class GenerationPipeline:
-    """Opens generations on the engines that are attached.
+    """Runs generations on the connected engines.
 
     Args:
-        engines: the link.
-        admission: the queue's bound.
-        metrics: where requests are counted.
-        grammars: makes grammars of the forms of answers.
-        chats: makes prompts of conversations.
-        token_window: tokens the engine may be ahead of a reader.
-        coalesce: whether tokens that are there together leave in one message.
-        tool_call_parser, reasoning_parser: names of the formats of chat answers.
-        spans: where traces go; None: nowhere.
-        log_requests: whether each has a line in the log.
-        log_prompts: with the beginning of its prompt.
+        engines: routes requests to engines.
+        admission: limits the queue.
+        metrics: counts requests.
+        grammars: compiles structured-output formats to grammars.
+        chats: renders conversations to prompts.
+        token_window: tokens that the engine may generate ahead of a slow reader (backpressure).
+        coalesce: whether tokens that are ready together are sent in one message.
+        tool_call_parser, reasoning_parser: names of the parsers of chat answers.
+        spans: exports traces; None: tracing is off.
+        log_requests: whether each request is logged.
+        log_prompts: whether the log line has the beginning of the prompt.
     """
 
     def __init__(
@@ -108,22 +106,22 @@ class GenerationPipeline:
         self._reasoning_parser = reasoning_parser
 
     def model(self, name: str) -> ServedModel:
-        """The model that is served.
+        """Returns the served model.
 
         Raises:
-            EngineUnavailable: none is.
-            ModelNotFound: `name` is another one.
+            EngineUnavailable: no engine is connected.
+            ModelNotFound: the model has another name.
         """
         model = self._engines.attachment().model
         convert.check_model(name, model)
         return model
 
     def check_capacity(self) -> None:
-        """Refuses a request before anything of it is read, if it would be refused whatever it asks for. Such a one is
-        counted, and has neither a line in the log nor a trace.
+        """Refuses a request before it is read, while the queue is full. The request is counted, but neither logged nor
+        traced.
 
         Raises:
-            QueueFull: nothing more may wait.
+            QueueFull: the queue is full.
         """
         try:
             self._admission.check_capacity(time.monotonic())
@@ -134,7 +132,7 @@ class GenerationPipeline:
             raise
 
     def chat_format(self, model: ServedModel) -> ChatFormat:
-        """How the model marks reasoning and tool calls in its answers."""
+        """Returns the format of reasoning and tool calls in the model's answers."""
         return chat_format(model.tokenizer.chat.shown, tools=self._tool_call_parser, reasoning=self._reasoning_parser)
 
     @asynccontextmanager
@@ -150,20 +148,20 @@ class GenerationPipeline:
         streamed: bool = True,
         permits: Sequence[Permit] = (),
     ) -> AsyncIterator[AnswerGroup]:
-        """Starts a generation; leaving the context ends it, in the engine too, and gives its places back.
+        """Starts a generation. Leaving the context cancels it, in the engine too, and returns its permits.
 
         Args:
             spec: as received.
             deadline: of the call.
-            chat: the prompt, if it says more than the spec can; the spec then has none.
-            form: that of the answer, the same way.
-            default_max_tokens: length of an answer that the spec does not limit, as far as it fits.
-            prompt_options: how the prompt becomes token ids.
-            streamed: whether the client gets the messages as they come, and not only what they add up to.
-            permits: places in the queue, one for each answer, if it has them already; they are given back here.
+            chat: the prompt, if the spec cannot express it; the spec then has none.
+            form: the structured-output format, likewise.
+            default_max_tokens: max_tokens of a spec that sets none; the context length applies too.
+            prompt_options: options of tokenization.
+            streamed: whether the client gets messages as they arrive, not only the complete answer.
+            permits: permits of the answers, if they were reserved; released here.
 
         Raises:
-            RequestError: any; nothing is left behind.
+            RequestError: any; everything has been cleaned up.
         """
         observers = self._observers(spec, is_chat=chat is not None or spec.HasField("chat"))
         with RequestWatch(observers, deadline.passed, streamed=streamed) as watch:
@@ -203,7 +201,7 @@ class GenerationPipeline:
             partial(_prompt_text, request.prompt),
             now_s=accepted_at_s,
         )
-        num_tokens = _guess_num_tokens(request.prompt)
+        num_tokens = _estimated_tokens(request.prompt)
         if truncation is not None:
             num_tokens = min(num_tokens, truncation.max_tokens)
         if isinstance(request.prompt, TokenPrompt):
@@ -288,27 +286,28 @@ class GenerationPipeline:
                 stream.close(reason)
 
     @contextmanager
-    def places(self, specs: Sequence[pb.GenerationSpec]) -> Iterator[list[list[Permit]]]:
-        """Places in the queue for all requests of one call, or for none: a list for each. What is left of them is given
-        back at the end.
+    def reserve(self, specs: Sequence[pb.GenerationSpec]) -> Iterator[list[list[Permit]]]:
+        """Reserves permits for all requests of one call, or for none; yields a list for each. Releases what is left.
 
         Args:
-            specs: as received, each with a prompt of its own.
+            specs: as received, each with its prompt.
 
         Raises:
-            InvalidRequest: there are more of them than the queue will ever take.
+            InvalidRequest: they exceed the size of the queue.
             QueueFull: see `Admission.admit_group`.
         """
         num_answers = specs[0].num_answers if specs[0].HasField("num_answers") else 1
         try:
-            places = self._admission.admit_call([_guess_spec(spec) for spec in specs], num_answers, time.monotonic())
+            permits_by_spec = self._admission.admit_call(
+                [_estimated_spec_tokens(spec) for spec in specs], num_answers, time.monotonic()
+            )
         except RequestError as error:
             self._metrics.refuse(error)
             raise
         try:
-            yield places
+            yield permits_by_spec
         finally:
-            for permits in places:
+            for permits in permits_by_spec:
                 for permit in permits:
                     permit.release(time.monotonic())
 
@@ -337,11 +336,11 @@ class GenerationPipeline:
         *,
         add_special_tokens: bool | None = None,
     ) -> Sequence[int]:
-        """The token ids of a prompt; takes a place in the queue while it is tokenized.
+        """Returns the token ids of a prompt; holds a permit while it is tokenized.
 
         Args:
             request: as received.
-            chat: the prompt, if it says more than the request can; the request then has none.
+            chat: the prompt, if the request cannot express it; the request then has none.
             add_special_tokens: see `PromptOptions`.
 
         Raises:
@@ -351,7 +350,7 @@ class GenerationPipeline:
         if chat is not None:
             convert.check_chat(chat, model, "chat.messages")
         prompt = chat or convert.prompt(request, model, "")
-        permit = self._admission.admit(_guess_num_tokens(prompt), time.monotonic())
+        permit = self._admission.admit(_estimated_tokens(prompt), time.monotonic())
         try:
             return await tokenize(prompt, model, "", self._chats, add_special_tokens=add_special_tokens)
         finally:
@@ -361,17 +360,17 @@ class GenerationPipeline:
 async def _echo(request: GenerationRequest, prompt_ids: Sequence[int], model: ServedModel) -> PromptEcho | None:
     if not request.output.echo and request.output.prompt_logprobs is None:
         return None
-    # A thread's: the text of 100,000 tokens takes a tenth of a second.
+    # In a thread: the text of 100,000 tokens takes 0.1 s.
     return await asyncio.to_thread(PromptEcho, request.output, prompt_ids, model.tokenizer)
 
 
 async def tokenize(
     prompt: Prompt, model: ServedModel, path: str, chats: ChatRenderer, *, add_special_tokens: bool | None = None
 ) -> Sequence[int]:
-    """Token ids of a checked prompt.
+    """Returns the token ids of a checked prompt.
 
     Args:
-        path: of the message that holds the prompt, as in "spec.", for the errors.
+        path: prefix of the prompt's field in errors, as in "spec.".
         add_special_tokens: see `PromptOptions`.
 
     Raises:
@@ -387,11 +386,11 @@ async def tokenize(
             return token_ids
 
 
-def _guess_spec(spec: pb.GenerationSpec) -> int:
+def _estimated_spec_tokens(spec: pb.GenerationSpec) -> int:
     return len(spec.token_ids.ids) or -(-len(spec.text) // _CHARS_PER_TOKEN)
 
 
-def _guess_num_tokens(prompt: Prompt) -> int:
+def _estimated_tokens(prompt: Prompt) -> int:
     match prompt:
         case TextPrompt(text):
             return -(-len(text) // _CHARS_PER_TOKEN)

@@ -1,1 +1,1 @@
-"""Metrics, traces and the request log. Every metric is in docs/metrics.md; only `otlp.py` needs OpenTelemetry."""
+"""Metrics, traces and the request log. Every metric is in docs/metrics.md; `otlp.py` alone needs OpenTelemetry."""

@@ -1,8 +1,8 @@
-"""Makes metrics of what the engines said last, whenever somebody asks.
+"""Exports the engines' latest reports as metrics on each scrape.
 
-An engine's totals are exported as they are and not added up here: a new engine begins at zero, which Prometheus takes
-for the restart it is. While an engine is away all of it is absent: an old number would be a lie, and a zero would tell
-an autoscaler that nothing waits. Only its end by a contradiction in its books is counted here, and stays.
+An engine's totals are exported unchanged: a new engine starts at zero, which Prometheus handles as a restart. Metrics
+of a disconnected engine are absent: old values would be wrong, and zeros would tell an autoscaler that nothing waits.
+Only failed KV cache consistency checks are counted here, and remain.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,13 +53,13 @@ _COUNTERS = (
     ),
     _Row(
         "integrity_checks",
-        "Looks of the engine through its books of blocks and requests.",
+        "KV cache consistency checks of the engine.",
         lambda load: load.integrity_checks_total,
     ),
 )
-_FAILURES = ("integrity_failures", "Engines that found a contradiction in these, and ended.")
+_FAILURES = ("integrity_failures", "Failed KV cache consistency checks; the engine exits on a failure.")
 _USAGE = ("kv_cache_usage_perc", "Share of the KV cache that cannot be allocated now, 0 to 1.")
-_UP = ("engine_up", "1 while the engine is attached, else 0.")
+_UP = ("engine_up", "1 while the engine is connected, else 0.")
 _CACHE_INFO = ("cache_config_info", "The KV cache; always 1.")
 _ENGINE_INFO = ("engine_info", "Which engine answers; always 1. A new instance_id means that it has restarted.")
 
@@ -69,8 +69,8 @@ class EngineCollector(Collector):
 
     Args:
         prefix: of every name, without the colon.
-        engines: grows with the engines that are known.
-        failures: see `EngineMetrics`; what is in it stays, and so does an alert's reason.
+        engines: all known engines; the sequence changes over time.
+        failures: see `EngineMetrics`; entries stay, so that alerts stay visible.
     """
 
     def __init__(self, prefix: str, engines: Sequence[EngineMetrics], failures: Mapping[tuple[str, str], int]) -> None:
@@ -79,7 +79,7 @@ class EngineCollector(Collector):
         self._failures = failures
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other, with every engine that has something to say."""
+        """Yields metric families with the samples of all engines that have reported."""
         up = self._gauge(*_UP, ("engine",))
         for engine in self._engines:
             up.add_metric((engine.engine,), float(engine.welcome is not None))

@@ -1,4 +1,4 @@
-"""What one engine says of itself: its latest load, and histograms of its steps."""
+"""Metrics reported by one engine: its latest load, and histograms of its steps."""
 
 from dataclasses import dataclass
 
@@ -50,19 +50,19 @@ class _Steps:
 
 
 class EngineMetrics:
-    """One engine's news.
+    """Metrics of one engine.
 
     Args:
-        engine: the value of its label.
-        steps: histograms for all engines.
-        requests: gets this engine's series, at zero, as soon as its model is known.
-        failures: (model, engine) -> contradictions found; counted here, because an engine that finds one ends, and its
-            own count with it.
+        engine: value of the label `engine`.
+        steps: histograms of all engines.
+        requests: initializes this engine's series to zero when its model is known.
+        failures: (model, engine) -> failed KV cache consistency checks; kept here because an engine exits on the first
+            one, and its own counter with it.
 
     Attributes:
-        welcome: of the engine that is attached; None: none is.
-        load: its latest; None: none has come from this engine yet.
-        model_name: of the engine that is attached or was attached last; None: none ever was.
+        welcome: of the connected engine; None: it is not connected.
+        load: its latest load; None: none has been received.
+        model_name: of the engine connected now or last; None: none ever was.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class EngineMetrics:
         self.welcome: pb.Welcome | None = None
         self.load: pb.LoadStats | None = None
         self.model_name: str | None = None
-        self._failures_seen = 0  # of the engine that is attached
+        self._failures_seen = 0  # of the connected engine
         self._steps: _Steps | None = None
         self._last_step = 0
 
     def attach(self, welcome: pb.Welcome) -> None:
-        """An engine is there: a new one, or the same one again."""
+        """The engine has connected: a new instance, or the same one again."""
         self.welcome = welcome
         self.load = None
         self.model_name = welcome.info.model
@@ -101,22 +101,22 @@ class EngineMetrics:
         self.note_status(welcome.status)
 
     def detach(self) -> None:
-        """The engine has gone."""
+        """The connection to the engine was lost."""
         self.welcome = self.load = self._steps = None
 
     def count_lost(self, num_requests: int) -> None:
-        """So many requests have lost this engine, and are to go on elsewhere."""
-        assert self.model_name is not None, "it has been attached"
+        """Counts requests that lost this engine and are waiting for failover."""
+        assert self.model_name is not None, "it was connected"
         self._requests.lost_engine.labels(self.model_name, self.engine).inc(num_requests)
 
     def note_status(self, status: pb.EngineStatus) -> None:
-        """Takes the load out of a heartbeat."""
+        """Stores the load of a heartbeat."""
         if status.HasField("load"):
             self._note_load(status.load)
 
     def note_step(self, step: pb.StepResult) -> None:
-        """Counts a step's message and takes the load out of it; of several messages after one step the first counts the
-        step, of several steps in one message the last is observed.
+        """Counts a step's message and stores its load. Of several messages for one step the first is observed,
+        of several steps in one message the last.
         """
         if self._steps is not None:
             self._steps.num_messages.inc()

@@ -1,4 +1,4 @@
-"""All metrics of one frontend process, or of all workers together, and their text for Prometheus."""
+"""All metrics of one frontend process, or summed over its workers, in Prometheus' text format."""
 
 from collections.abc import Callable
 from itertools import count
@@ -13,7 +13,7 @@ from frontend.observability.request_metrics import RequestMetrics
 from frontend.types import WorkerPlace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what `render` returns: the format that every Prometheus reads."""
+"""Media type of `render`: the text format that every Prometheus version reads."""
 
 
 class Queue(Protocol):
@@ -25,21 +25,21 @@ class Queue(Protocol):
 
 
 class Metrics:
-    """Everything that is counted here, and what is told of it.
+    """Registry of all metrics.
 
-    One of several workers tells the sums over all of them, whichever is asked. What the engine says of itself it tells
-    as it hears it: every worker hears the same.
+    Any of several workers renders the sums over all of them. Engine metrics are not summed: every worker receives the
+    same ones.
 
     Args:
-        prefix: of every name, without the colon: "chairlift", or "vllm" for dashboards made for that.
-        admission: the queue whose length is told.
-        place: among the workers whose metrics are added up; None: there are no others.
+        prefix: prefix of every name, without the colon: "chairlift", or "vllm" for vLLM's dashboards.
+        admission: the queue whose length is exported.
+        place: this worker among those whose metrics are summed; None: a single process.
     """
 
     def __init__(self, prefix: str, admission: Queue, place: WorkerPlace | None = None) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, which says nothing
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one useless series per metric
         own = CollectorRegistry()
-        self._told = own if place is None else CollectorRegistry()
+        self._exported = own if place is None else CollectorRegistry()
         if place is not None:
             share_values(place)
         self._engines: list[EngineMetrics] = []
@@ -60,18 +60,18 @@ class Metrics:
             ProcessCollector(registry=own)
         else:
 
-            def note_queue() -> None:  # at every change, because the others cannot ask
+            def note_queue() -> None:  # at every change, because other workers cannot read it
                 queued.set(admission.num_requests)
                 tokens.set(admission.num_tokens)
 
             note_queue()
             admission.on_change = note_queue
             for collector in shared_collectors(place):
-                self._told.register(collector)
-        self._told.register(EngineCollector(prefix, self._engines, self._failures))
+                self._exported.register(collector)
+        self._exported.register(EngineCollector(prefix, self._engines, self._failures))
 
     def engine(self) -> EngineMetrics:
-        """One more engine; its label is the lowest number that none has, from 0, as vLLM's."""
+        """Adds an engine; its label is the lowest free number, from 0, as in vLLM."""
         taken = {engine.engine for engine in self._engines}
         label = next(label for label in map(str, count()) if label not in taken)
         engine = EngineMetrics(label, self._steps, self.requests, self._failures)
@@ -79,13 +79,13 @@ class Metrics:
         return engine
 
     def drop_engine(self, engine: EngineMetrics) -> None:
-        """An engine that will not come back; its number is free again."""
+        """Removes an engine; its number becomes free."""
         self._engines.remove(engine)
 
     def note_without_engine(self, num_requests: int) -> None:
-        """So many accepted requests have no engine now."""
+        """Sets the number of accepted requests without an engine."""
         self._without_engine.set(num_requests)
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._told)
+        """Returns all metrics in Prometheus' text format."""
+        return generate_latest(self._exported)

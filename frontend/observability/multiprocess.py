@@ -1,7 +1,7 @@
-"""Metrics of several workers as one: prometheus_client's multi-process mode, and what that cannot do.
+"""Sums the metrics of several workers: prometheus_client's multi-process mode, and process metrics by worker.
 
-Each worker writes its values into memory-mapped files of its own, and whoever is asked reads the files of all. The
-files are named after the worker, not after its process (`workers/metrics_folder.py` says why).
+Each worker writes its values to memory-mapped files, and the worker that is scraped reads the files of all. Files are
+named after the worker's index, not its process id (see `metrics_folder.py`).
 """
 
 import os
@@ -20,20 +20,20 @@ _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def share_values(place: WorkerPlace) -> None:
-    """From now on, every metric that is made in this process keeps its values in the folder."""
+    """Makes all metrics that this process creates from now on keep their values in the folder."""
     os.environ[_FOLDER_VARIABLE] = str(place.metrics_folder)
     values.ValueClass = values.MultiProcessValue(lambda: place.index)  # type: ignore[no-untyped-call]
 
 
 def shared_collectors(place: WorkerPlace) -> tuple[Collector, ...]:
-    """What tells the values of all workers."""
+    """Returns the collectors of all workers' metrics."""
     folder = place.metrics_folder
     shared = MultiProcessCollector(None, path=str(folder))  # type: ignore[no-untyped-call]
     return (shared, WorkerProcesses(folder))
 
 
 class WorkerProcesses(Collector):
-    """`process_*` of every worker that runs now, with the label `worker`: a sum would hide the one that is full.
+    """`process_*` metrics by the label `worker`: a sum would hide the worker that is at its limit.
 
     Args:
         folder: see `workers/metrics_folder.py`.
@@ -43,7 +43,7 @@ class WorkerProcesses(Collector):
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other, with every worker."""
+        """Yields metric families with the samples of all workers."""
         families: dict[str, Metric] = {}
         for index, pid in pids(self._folder).items():
             for metric in _process_metrics(pid):

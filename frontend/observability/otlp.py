@@ -1,8 +1,8 @@
-"""Spans to an OpenTelemetry collector, over OTLP and HTTP. Imported only when a collector is named.
+"""Exports spans to an OpenTelemetry collector over OTLP/HTTP. Imported only with `--otlp-traces-endpoint`.
 
-They are sent in batches by a thread of their own: a collector that is slow or gone costs requests nothing, and past a
-bound spans are dropped. Sampling, batches, headers, certificates and the service's name are set by OpenTelemetry's own
-environment variables.
+A background thread sends batches: a slow or unreachable collector does not delay requests; spans beyond the queue's
+limit are dropped. OpenTelemetry's environment variables set sampling, batching, headers, certificates and the service
+name.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ _TRACES_PATH = "/v1/traces"
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets one record through, and the next one after `WARNING_INTERVAL_S`.
+    """Passes at most one log record per `WARNING_INTERVAL_S`.
 
     Args:
-        clock: seconds; another one in tests.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,7 @@ class RateLimitFilter(logging.Filter):
         self._next_s = -math.inf
 
     def filter(self, _: logging.LogRecord) -> bool:
-        """Whether it is time."""
+        """Whether the interval has passed."""
         now_s = self._clock()
         if now_s < self._next_s:
             return False
@@ -54,32 +54,32 @@ class RateLimitFilter(logging.Filter):
         return True
 
 
-_rarely = RateLimitFilter()
+_rate_limit = RateLimitFilter()
 
 
 def exporter(endpoint: str) -> SpanExporter:
-    """Sends to a collector.
+    """Creates the exporter.
 
     Args:
-        endpoint: URL; without a path, the one that collectors listen on.
+        endpoint: URL of the collector; /v1/traces is appended if it has no path.
     """
-    # It complains several times about each batch, as long as its collector is gone.
-    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_rarely)
+    # It logs several errors per batch while its collector is unreachable.
+    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_rate_limit)
     path = urlsplit(endpoint).path
     return OTLPSpanExporter(endpoint.rstrip("/") + _TRACES_PATH if path in ("", "/") else endpoint)
 
 
 class OtlpSpans:
-    """Makes OpenTelemetry's spans of ours; a `Spans`.
+    """Creates OpenTelemetry spans; implements `Spans`.
 
     Args:
-        exporter: takes them.
+        exporter: sends them.
         version: of this service.
     """
 
     def __init__(self, exporter: SpanExporter, version: str) -> None:
         name = os.environ.get(OTEL_SERVICE_NAME, "chairlift-frontend")
-        # Its own handler at exit would wait for a collector that is gone.
+        # The handler at exit would wait for an unreachable collector.
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": name, "service.version": version}), shutdown_on_exit=False
         )
@@ -105,7 +105,7 @@ class OtlpSpans:
         return _RequestSpan(self._tracer, span, wall_clock_ns)
 
     async def close(self) -> None:
-        """Sends what is left, as far as that can be done in a few seconds."""
+        """Sends the remaining spans, within FLUSH_TIMEOUT_S."""
         done = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         done.start()
         await asyncio.to_thread(done.join, FLUSH_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The one word under which a request's end is counted. Pure: errors in, words out."""
+"""Outcome of a request, as metrics count it. Pure."""
 
 import asyncio
 from enum import Enum
@@ -25,11 +25,11 @@ COMPLETE_OUTCOMES = {
 
 
 def failed_outcome(error: BaseException | None, *, deadline_passed: bool) -> Outcome:
-    """The outcome of a request that ended before its answer was complete.
+    """Returns the outcome of a request that ended before its answer was complete.
 
     Args:
-        error: what ended it; None: whoever read the answer just stopped.
-        deadline_passed: whether the call's deadline had passed: gRPC cancels the call, whichever side noticed.
+        error: the error that ended it; None: the reader of the answer stopped.
+        deadline_passed: whether the call's deadline had passed; gRPC then cancels the call.
     """
     match error:
         case DeadlineExceeded():
@@ -44,5 +44,5 @@ def failed_outcome(error: BaseException | None, *, deadline_passed: bool) -> Out
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether a request was turned away for what it asks, whoever found out: it was never an accepted one."""
+    """Whether a request was refused for its content; it then never counts as accepted."""
     return isinstance(error, (InvalidRequest, ModelNotFound))

@@ -26,7 +26,7 @@ class RequestLogLine(RequestEvents):
         self._with_prompt = with_prompt
         self._fields: dict[str, object] = {
             **({"request_id": spec.request_id[:128]} if spec.request_id else {}),
-            "door": "grpc" if "rpc.system" in origin.attributes else "http",
+            "api": "grpc" if "rpc.system" in origin.attributes else "http",
             "call": origin.name,
         }
 

@@ -1,6 +1,6 @@
-"""Counters and histograms of requests: names, labels and bucket bounds are vLLM's, with finer buckets below its first.
+"""Counters and histograms of requests, with vLLM's names, labels and bucket bounds, and finer buckets below its first.
 
-A bound of vLLM's is never left out: a query over `le` written for it finds the series it asks for.
+All of vLLM's bounds exist, so that queries over `le` written for vLLM work.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -29,7 +29,7 @@ _PREEMPTION_BUCKETS = (0, 1, 2, 5, 10, 20)
 
 
 class RequestSeries:
-    """The series of one model on one engine, which exist from the moment they are asked for, at zero."""
+    """Series of one model on one engine; they exist, at zero, from creation."""
 
     def __init__(self, metrics: "RequestMetrics", model_name: str, engine: str) -> None:
         labels = (model_name, engine)
@@ -61,11 +61,11 @@ class RequestMetrics:
     Invariant: received = refused + ended with any outcome + running.
 
     Args:
-        prefix: of every name, without the colon.
-        registry: where they are registered.
+        prefix: prefix of every name, without the colon.
+        registry: registers them.
 
     Attributes:
-        traffic: of this process alone, for its log.
+        traffic: counts of this process for its throughput log.
     """
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
@@ -78,16 +78,16 @@ class RequestMetrics:
             return Histogram(f"{prefix}:{name}", text, LABELS, buckets=buckets, registry=registry)
 
         self._series: dict[tuple[str, str], RequestSeries] = {}
-        self.received = counter("requests_received", "Generation requests, whatever became of them.", ())
+        self.received = counter("requests_received", "Generation requests, whatever their outcome.", ())
         self.refused = counter(
-            "requests_refused", "Requests turned away for what they ask, or because no engine is there.", ("reason",)
+            "requests_refused", "Requests refused for their content, or because no engine is connected.", ("reason",)
         )
         for kind in (InvalidRequest, RequestTooLong, ModelNotFound, EngineUnavailable):
-            self.refused.labels(error_reason(kind("")))  # there at zero, or sums over it would have no value
+            self.refused.labels(error_reason(kind("")))  # initialized to zero, or sums over it would have no value
         self.success = counter("request_success", "Accepted requests by how they ended.", (*LABELS, "finished_reason"))
         self.lost_engine = counter(
             "requests_lost_engine",
-            "Requests whose engine was lost while it had them, to go on elsewhere, by that engine.",
+            "Requests that lost their engine and went to failover, by that engine.",
         )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens billed: of requests with an answer, whole or not.")
         self.prompt_tokens_cached = counter("prompt_tokens_cached", "Of these, tokens found in the prefix cache.")
@@ -120,13 +120,13 @@ class RequestMetrics:
         self.max_generation_tokens = histogram(
             "request_max_num_generation_tokens", "Output tokens of a request's longest answer.", _TOKEN_BUCKETS
         )
-        self.params_n = histogram("request_params_n", "Answers asked for.", _N_BUCKETS)
+        self.params_n = histogram("request_params_n", "Requested answers (n).", _N_BUCKETS)
         self.params_max_tokens = histogram(
-            "request_params_max_tokens", "The limit in force on output tokens.", _TOKEN_BUCKETS
+            "request_params_max_tokens", "Effective limit on output tokens.", _TOKEN_BUCKETS
         )
         self.moved_s = histogram(
             "request_moved_time_seconds",
-            "From the last step that a lost engine sent to the first step of the next, of requests that moved.",
+            "Failover: from the last step of the lost engine to the first step of the next one.",
             _PHASE_BUCKETS,
         )
         self.num_preemptions = histogram(
@@ -134,7 +134,7 @@ class RequestMetrics:
         )
 
     def series(self, model_name: str, engine: str) -> RequestSeries:
-        """The series of one model on one engine."""
+        """Returns the series of one model on one engine."""
         key = (model_name, engine)
         if key not in self._series:
             self._series[key] = RequestSeries(self, model_name, engine)

@@ -1,7 +1,7 @@
-"""Where a call came from, as a trace tells it: its name, its door's attributes and the caller's trace context.
+"""Origin of a call for traces and the request log: its name, attributes and W3C trace context.
 
-Set at the door, read where the call's requests begin; the two are joined by the task that serves the call, so that
-nothing between them has to carry it. Both doors are only wrapped while traces or lines for requests are on.
+The API layer sets it in a context variable of the task that serves the call; the request's observers read it. It is set
+only while tracing or the request log is on.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,12 +18,12 @@ _CONTEXT_HEADERS = ("traceparent", "tracestate")
 
 
 class Origin(NamedTuple):
-    """One call at its door.
+    """Origin of one call.
 
     Attributes:
-        name: of its spans.
-        attributes: what OpenTelemetry's conventions say of such a call.
-        context: W3C trace context, as the caller sent it.
+        name: name of its span.
+        attributes: attributes by OpenTelemetry's semantic conventions.
+        context: W3C trace context, as sent by the caller.
     """
 
     name: str
@@ -36,19 +36,19 @@ _origin: ContextVar[Origin] = ContextVar("origin")
 
 
 def current_origin() -> Origin:
-    """Of the call that the running task serves."""
+    """Returns the origin of the call that the current task serves."""
     return _origin.get(_NO_ORIGIN)
 
 
 class GrpcOriginInterceptor(grpc.aio.ServerInterceptor):
-    """Notes the origin of calls over gRPC."""
+    """Sets the origin of gRPC calls."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Returns the method's own handler, which gRPC runs in this task."""
+        """Sets the origin; gRPC runs the handler in this task."""
         name = handler_call_details.method.lstrip("/")[:_MAX_NAME_CHARS]
         service, _, method = name.rpartition("/")
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
@@ -57,10 +57,10 @@ class GrpcOriginInterceptor(grpc.aio.ServerInterceptor):
 
 
 class HttpOriginMiddleware:
-    """Notes the origin of calls over HTTP.
+    """Sets the origin of HTTP requests.
 
     Args:
-        app: what is behind it.
+        app: the application.
     """
 
     def __init__(self, app: "ASGIApp") -> None:

@@ -1,4 +1,4 @@
-"""Conversations to prompt texts, by a model's chat template, in processes that may be killed: a template is a program,
+"""Renders conversations to prompts with the model's chat template, in killable processes: a template is a program,
 and how long it takes depends on what a request gives it.
 """
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 LIMITS = JobLimits(timeout_s=0.5, memory_bytes=256 << 20, clock=Clock.CPU, start_timeout_s=2.0)
 """4,000 messages with tool calls take 40 ms, and compiling the largest templates 0.1 s."""
 
-NUM_PROCESSES = 2  # one may be held up for the whole time limit
+NUM_PROCESSES = 2  # one may be busy for the whole time limit
 _LARGE_CHARS, _MANY = 50_000, 200  # take a millisecond to write: from here on in a thread
 
 
@@ -29,7 +29,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an enco
 
 
 class ChatRenderer:
-    """Renders conversations. Starts no process before the first, or before `prepare`.
+    """Renders conversations. The first one, or `prepare`, starts the processes.
 
     Args:
         limits: what one conversation may take.
@@ -46,7 +46,7 @@ class ChatRenderer:
         *,
         field: str = "spec.chat",
     ) -> str:
-        """The prompt of a conversation.
+        """Returns the prompt of a conversation.
 
         Args:
             tokenizer: of the model, with its templates. Templates that cannot be compiled are taken from it, with a
@@ -70,7 +70,7 @@ class ChatRenderer:
             _refuse(tokenizer, str(error))
             raise InvalidRequest(tokenizer.chat.refusal, field=field) from error
         except LimitExceeded as error:
-            logger.warning("a chat prompt was given up: the chat template %s", error)
+            logger.warning("dropped a chat prompt: the chat template %s", error)
             raise InvalidRequest(f"the model's chat template {error} for these messages", field=field) from error
         except RecursionError:
             raise InvalidRequest("the chat's tools or variables are nested too deeply", field=field) from None
@@ -84,7 +84,7 @@ class ChatRenderer:
         return prompt
 
     async def prepare(self, tokenizer: Tokenizer) -> None:
-        """Starts a process ahead of the first conversation, and finds out whether the templates can be compiled."""
+        """Starts a process before the first conversation, and checks that the templates compile."""
         chat = tokenizer.chat
         if chat.shown is None:
             return
@@ -94,7 +94,7 @@ class ChatRenderer:
             _refuse(tokenizer, str(error))
 
     async def stop(self) -> None:
-        """Ends all processes; whoever waits for one is refused."""
+        """Stops all processes; waiting requests fail."""
         await self._pool.stop()
 
     def _hello(self, chat: ChatFiles) -> Hello:
@@ -119,7 +119,7 @@ async def _job(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
 
 
 def _encode(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
-    """The frame, message by message: one call for all of them would not let go of Python's lock."""
+    """The frame, message by message: one call for all would hold the GIL."""
     turns = ", ".join([_dumps(_values(message)) for message in messages])
     rest = {
         "tools": [dict(tool) for tool in options.tools],

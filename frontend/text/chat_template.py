@@ -1,4 +1,4 @@
-"""Chat messages to prompt text with the model's own Jinja template, rendered as `transformers` renders it.
+"""Renders chat messages with the model's Jinja template, as `transformers` does.
 
 Templates come from the model's files, chosen by the operator; a request brings texts, tools and variables as plain JSON
 values, never a template. They run in Jinja's immutable sandbox all the same: no access to Python's internals, no
@@ -24,7 +24,7 @@ MAX_RENDERED_CHARS = 1_000_000
 
 
 class ChatTemplateError(Exception):
-    """The template cannot be compiled, or refuses or fails on these messages; says what it said."""
+    """The template does not compile, or refuses or fails on these messages; has its message."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -103,7 +103,7 @@ class ChatTemplate:
         self._reserved = {"messages", "tools", "add_generation_prompt", *variables, *environment.globals}
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> str:
-        """The conversation as one prompt.
+        """Renders the conversation as one prompt.
 
         A content of several texts is given as a list of parts to a template that loops over contents, else as lines of
         one text; a single text as a list of one part only to a template that knows no other content. The role

@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive: what has been sent is always a prefix of the full decode of the same ids.
+"""Incremental detokenization: the text sent is always a prefix of the full decode of the same ids.
 
 It sees output ids only, never the prompt's: text of the prompt cannot leak into the answer. Stop texts are
 `frontend/generation/answer/stop_texts.py`'s.
@@ -18,7 +18,7 @@ class Detokenizer(Protocol):
     """
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes the next tokens; returns the text that is now certain. An id without a token has no text."""
+        """Takes the next tokens; returns the text that is final. An id without a token has no text."""
         ...
 
     def finish(self) -> str:
@@ -27,7 +27,7 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(text: TokenText, *, keep_special_tokens: bool) -> Detokenizer:
-    """A fresh detokenizer for one answer."""
+    """Returns a detokenizer for one answer."""
     if isinstance(text, ByteTokenText):
         return ByteLevelDetokenizer(text, keep_special_tokens=keep_special_tokens)
     return PieceDetokenizer(text, keep_special_tokens=keep_special_tokens)

@@ -1,4 +1,4 @@
-"""The model behind the engine as the frontend knows it: its limits, its tokenizer, its defaults."""
+"""The served model: its limits, tokenizer and sampling defaults."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from frontend.text.tokenizer import Tokenizer
 
 
 class ModelKey(NamedTuple):
-    """What must be equal in two engines for a request to go to either, or on from one to the other."""
+    """Properties that must be equal for two engines to serve the same requests, also in a failover."""
 
     name: str
     weights_revision: str
@@ -21,7 +21,7 @@ class ModelKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What one attached engine serves; replaced as a whole when another engine answers.
+    """The model of a connected engine; immutable, replaced when another engine connects.
 
     Attributes:
         name: name to use in requests.

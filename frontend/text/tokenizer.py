@@ -1,4 +1,4 @@
-"""Text to token ids, with the tokenizer files the engine sends or a directory holds.
+"""Tokenizes text with the tokenizer files that the engine sends or a folder holds.
 
 Encoding runs in a small thread pool. It goes through `encode_batch`, which releases the GIL; `encode` does not and
 stops the event loop for as long as it takes (measured: 6.2 s for 10^6 characters against 76 ms at most for half as many
@@ -33,7 +33,7 @@ FILE_NAMES = (
 )
 """What belongs to a tokenizer; only tokenizer.json must be there."""
 
-_WINDOW = 1 << 13  # tokens, of which a list may be made without anybody's noticing
+_WINDOW = 1 << 13  # tokens converted to a list at once without blocking the event loop
 
 
 MAX_VOCAB_SIZE = 2**24
@@ -123,7 +123,7 @@ class Tokenizer:
 
     @classmethod
     def absent(cls) -> "Tokenizer":
-        """For a model that comes without one: it has no tokens, so text becomes no ids and ids become no text."""
+        """Returns the tokenizer of a model without one: it has no tokens, texts or ids."""
         tokenizer = cls({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str().encode()})
         tokenizer.sha256 = tokenizer_sha256({})
         return tokenizer
@@ -169,7 +169,7 @@ class Tokenizer:
         return self._text.token_bytes(token_id)
 
     def detokenizer(self, *, keep_special_tokens: bool) -> Detokenizer:
-        """A fresh detokenizer for one answer."""
+        """Returns a detokenizer for one answer."""
         return make_detokenizer(self._text, keep_special_tokens=keep_special_tokens)
 
     def text_of(self, token_ids: Sequence[int]) -> str:

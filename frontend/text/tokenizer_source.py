@@ -1,4 +1,4 @@
-"""Where the tokenizer comes from: the engine, by GetTokenizer, or a folder of the operator's. Either way its hash must
+"""Gets the tokenizer from the engine (GetTokenizer), or from a folder (`--tokenizer`). Either way its hash must
 be the engine's.
 """
 

@@ -158,7 +158,7 @@ def test_large_forms_run_and_larger_ones_are_refused_before_any_token(pair: Pair
         for form in ({"json_schema": closed}, {"grammar": alternatives}, {"json_schema": members(666)}):
             answer = client.generate(PROMPT, temperature=1.0, seed=3, max_tokens=16, **form)
             assert answer.finished.reason in {pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_MAX_TOKENS}
-        with pytest.raises(GenerationError, match="too large to be run") as caught:
+        with pytest.raises(GenerationError, match="too expensive to run") as caught:
             client.generate(PROMPT, json_schema=members(1300))
         assert caught.value.status.name == "INVALID_ARGUMENT"
 

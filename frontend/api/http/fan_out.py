@@ -96,8 +96,8 @@ async def _run_all(generations: GenerationPipeline, builder: EventBuilder, run: 
     if len(builder.specs) == 1:
         await run(0, ())
         return
-    with generations.places(builder.specs) as places:
-        left = iter(enumerate(places))
+    with generations.reserve(builder.specs) as permits_by_spec:
+        left = iter(enumerate(permits_by_spec))
 
         async def run_some() -> None:
             for index, permits in left:
@@ -105,7 +105,7 @@ async def _run_all(generations: GenerationPipeline, builder: EventBuilder, run: 
 
         tasks: list[asyncio.Task[None]] = []
         try:
-            for _ in range(min(len(places), _MAX_CONCURRENT)):
+            for _ in range(min(len(permits_by_spec), _MAX_CONCURRENT)):
                 tasks.append(asyncio.create_task(run_some()))
                 if len(tasks) % _PER_TURN == 0:
                     await asyncio.sleep(0)

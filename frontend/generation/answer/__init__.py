@@ -1,1 +1,1 @@
-"""From the tokens of a request to what its client gets: text, stop texts, parts, several answers, the prompt echoed."""
+"""Converts a request's tokens to answers: text, stop texts, reasoning and tool calls, several answers, prompt echo."""

@@ -1,7 +1,7 @@
-"""One answer as the messages of the public stream: Started, Chunks, exactly one Finished.
+"""One answer as messages of the public stream: Started, Chunks, exactly one Finished.
 
-Whatever tokens are there when the sender comes for more go out as one Chunk. Unary calls fold the same messages
-(`whole.py`). Several answers to one request are `group.py`'s.
+Tokens that are ready together are sent in one Chunk. Unary calls collect the same messages (`collect.py`); `group.py`
+joins several answers to one request.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from frontend.types import AnswerTimes
 
 
 class Answer:
-    """Turns the engine's tokens into messages.
+    """Converts the engine's tokens to messages.
 
     Args:
-        request: what was asked, its length limit decided.
-        model: what answers.
-        stream: its tokens.
+        request: the request with its final max_tokens.
+        model: the served model.
+        stream: the engine's tokens.
         num_prompt_tokens: tokens of the prompt.
-        times: what was measured before the engine had it.
-        index: which of the request's answers this is.
-        prompt: what comes back of the prompt; None: nothing.
-        parser: takes the text apart; None: it stays as it is.
-        turn_limiter: passed by whenever there are tokens; None: they are dealt with at once.
+        times: measured before submission.
+        index: index of the answer.
+        prompt: echo of the prompt; None: not requested.
+        parser: separates reasoning and tool calls; None: all is text.
+        turn_limiter: limits the answers that resume at once; None: no limit.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Answer:
         self._prompt = prompt
         self._parser = parser
         self._text = AnswerText(request, model.tokenizer)
-        self._may_reason = parser is not None  # nothing but reasoning has come so far
+        self._may_reason = parser is not None  # so far the answer is reasoning only
         self._num_reasoning_tokens = 0
 
     async def messages(self) -> AsyncIterator[pb.StreamGenerateResponse]:
-        """The stream's messages; the first comes with the first token, not before.
+        """Yields the messages; the first one comes with the first token.
 
         Raises:
             RequestError: the request failed.
@@ -83,7 +83,7 @@ class Answer:
                     await self._complete_prompt(self._prompt)
                 message = self._started()
                 if self._prompt is not None:
-                    await asyncio.sleep(0)  # a copy of a million ids takes its time, and so does whatever comes next
+                    await asyncio.sleep(0)  # copying a million ids is slow, and so is what follows
                 yield message
                 if self._prompt is not None:
                     await asyncio.sleep(0)
@@ -104,12 +104,12 @@ class Answer:
                 return
 
     def _take(self, batch: TokenBatch) -> tuple[TextDelta, Parts]:
-        """What a batch adds to the text, and to each part of the answer."""
+        """Returns what a batch adds to the text and to each part of the answer."""
         if self._parser is None:
             delta = self._text.push(batch)
             return delta, Parts(delta.text)
         texts, deltas, num_tokens, stop_text = [], [], 0, None
-        # Token by token while the model reasons, so that usage does not depend on how tokens were batched.
+        # Token by token during reasoning, so that usage does not depend on batching.
         for piece in batch.one_by_one() if self._may_reason and batch.token_ids else (batch,):
             delta = self._text.push(piece)
             texts.append(delta.text)
@@ -123,10 +123,10 @@ class Answer:
         return TextDelta("".join(texts), num_tokens, stop_text), parts_of(deltas)
 
     def _feed(self, deltas: list[Delta], *, num_tokens: int) -> list[Delta]:
-        """Notes how far the reasoning goes.
+        """Counts reasoning tokens.
 
         Args:
-            num_tokens: of the answer, up to the end of `deltas`.
+            num_tokens: tokens of the answer up to the end of `deltas`.
         """
         if self._may_reason and deltas:
             if isinstance(deltas[0], ReasoningText):
@@ -152,7 +152,7 @@ class Answer:
 
     async def _complete_prompt(self, prompt: PromptEcho) -> None:
         logprobs = self._stream.prompt_logprobs
-        if logprobs is not None and not logprobs.num_missing:  # else the answer has ended before its first token
+        if logprobs is not None and not logprobs.num_missing:  # else the answer ended before its first token
             await in_slices(prompt.add_logprobs(logprobs.columns))
 
     def _started(self) -> pb.StreamGenerateResponse:
@@ -165,7 +165,7 @@ class Answer:
             effective_stop=effective_stop(self._request),
         )
         response = pb.StreamGenerateResponse(started=started)
-        if self._prompt is not None:  # which may be large: copied once
+        if self._prompt is not None:  # may be large: copied once
             response.started.prompt.CopyFrom(self._prompt.message)
         return response
 
@@ -196,8 +196,8 @@ class Answer:
         return finished
 
     def _timing(self) -> pb.Timing:
-        """An answer that a stop text ends does not wait for the engine to confirm it: what the engine told last has all
-        but decoding, and that is the rest.
+        """An answer ended by a stop text does not wait for the engine's final account: the latest report has all phases
+        but decoding, which is the remainder.
         """
         clock, now_s = self._stream.clock, time.monotonic()
         return timing(

@@ -1,4 +1,4 @@
-"""Generated tokens to the text that may be sent: detokenized, stop texts found, end and stop tokens left out."""
+"""Converts tokens to text that may be sent: detokenizes, matches stop texts, removes end and stop tokens."""
 
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ class TextDelta(NamedTuple):
     """What a batch of tokens adds to the answer.
 
     Attributes:
-        text: certain and safe to send; may lag behind the tokens.
+        text: final text; may lag behind the tokens.
         num_tokens: tokens of the batch that belong to the answer: all, or those up to a stop text.
-        stop_text: the stop text that ends the answer here, if one does.
+        stop_text: stop text that ends the answer; None: it goes on.
     """
 
     text: str
@@ -34,7 +34,7 @@ class AnswerText:
         self._detokenizer = tokenizer.detokenizer(keep_special_tokens=self._keep_special_tokens)
 
     def push(self, batch: TokenBatch) -> TextDelta:
-        """Takes a batch; with the last one, whatever was held back comes out."""
+        """Takes a batch; the last one releases the text that was held back."""
         if not self._wanted and self._matcher is None:
             return TextDelta("", len(batch.token_ids), None)
         if self._matcher is None:
@@ -46,7 +46,7 @@ class AnswerText:
         return delta if self._wanted else delta._replace(text="")
 
     def _match(self, matcher: StopTextMatcher, batch: TokenBatch) -> TextDelta:
-        # Token by token, because the answer ends with the very token that completes a stop text.
+        # Token by token: the answer ends with the token that completes a stop text.
         parts = []
         for position, token_id in enumerate(self._visible_ids(batch)):
             parts.append(matcher.push(self._detokenizer.push((token_id,))))
@@ -59,7 +59,7 @@ class AnswerText:
         return TextDelta("".join(parts), len(batch.token_ids), matcher.matched)
 
     def _visible_ids(self, batch: TokenBatch) -> list[int]:
-        """The tokens without the one that ended the answer: a stop token is never text, an end token if asked for."""
+        """Removes the token that ended the answer: a stop token always, an end token unless special tokens are kept."""
         if batch.end is None or not batch.token_ids:
             return batch.token_ids
         reason = batch.end.reason

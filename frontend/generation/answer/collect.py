@@ -1,4 +1,4 @@
-"""The messages of a public stream, folded into the response of a unary call."""
+"""Collects the messages of a public stream into the response of a unary call."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -6,7 +6,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 
 
 async def collect_answer(messages: AsyncIterator[pb.StreamGenerateResponse]) -> pb.GenerateResponse:
-    """What the messages add up to."""
+    """Returns the response that the messages add up to."""
     response = pb.GenerateResponse()
     chunks: dict[int, list[pb.Chunk]] = {}  # by answer
     async for message in messages:
@@ -49,7 +49,7 @@ def _take_chunks(answer: pb.GenerateResponse | pb.Answer, chunks: Sequence[pb.Ch
 
 
 def _nth_answer(response: pb.GenerateResponse, index: int) -> pb.GenerateResponse | pb.Answer:
-    """Where answer `index` stands in the response; made if it is not there yet."""
+    """Returns answer `index` of the response, created if it is missing."""
     while len(response.other_answers) < index:
         response.other_answers.add()
     return response.other_answers[index - 1] if index else response

@@ -1,4 +1,4 @@
-"""What comes back of a prompt: its text, its token ids, the log-probabilities of its tokens."""
+"""Echo of a prompt: its text, its token ids and their log-probabilities."""
 
 from collections.abc import Sequence
 
@@ -16,18 +16,18 @@ _TOKENS_AT_ONCE = 256
 
 
 class PromptEcho:
-    """One prompt on its way back to who sent it.
+    """The echo of one prompt.
 
     Args:
-        output: what is asked for.
-        prompt_ids: the prompt as the engine gets it.
+        output: says which parts are requested.
+        prompt_ids: the prompt as submitted to the engine.
         tokenizer: the model's.
 
     Raises:
-        InvalidRequest: it would not fit one message.
+        InvalidRequest: it exceeds the size of a message.
 
     Attributes:
-        message: for the client; log-probabilities come later.
+        message: for the client; log-probabilities are added later.
     """
 
     def __init__(self, output: OutputOptions, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
@@ -54,10 +54,10 @@ class PromptEcho:
             )
 
     def add_logprobs(self, columns: LogprobBatch) -> Sliced[None]:
-        """Puts log-probabilities into the message.
+        """Adds the log-probabilities.
 
         Args:
-            columns: of all tokens but the first.
+            columns: log-probabilities of all tokens but the first.
         """
         logprobs, width = self.message.logprobs, columns.top_width
         logprobs.top_width = width

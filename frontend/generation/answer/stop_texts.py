@@ -1,8 +1,7 @@
-"""Finds stop texts in an answer that arrives in pieces, and holds back what could still become one.
+"""Matches stop texts in an answer that arrives in pieces; holds back text that may become a match.
 
-The match that is complete first wins; of several complete at the same character, the longest. So an answer is cut at
-the earliest moment that could be known, at the same place however the text was chunked, and no token is generated to
-decide between matches.
+The match that completes first wins; of several that complete at the same character, the longest. So an answer is cut as
+early as possible, at a position independent of chunking, and no token is generated to decide between matches.
 """
 
 import re
@@ -11,13 +10,13 @@ from collections.abc import Sequence
 
 
 class StopTextMatcher:
-    """One answer's stop texts, as an automaton over characters (Aho and Corasick, CACM 18(6), 1975).
+    """Automaton of one answer's stop texts (Aho and Corasick, CACM 18(6), 1975).
 
-    A state is the longest end of the text so far that begins some stop text; its length is what must be held back.
+    A state is the longest suffix of the text that is a prefix of a stop text; its length is held back.
 
     Args:
-        stop_texts: none may be empty; no stop texts at all is fine.
-        include: keep the matched stop text in the answer. Then nothing needs to be held back.
+        stop_texts: may be empty; each has at least one character.
+        include: keep the matched stop text in the answer. Then nothing is held back.
 
     Raises:
         ValueError: a stop text is empty.
@@ -37,17 +36,17 @@ class StopTextMatcher:
         for stop_text in stop_texts:
             self._add(stop_text)
         self._link_suffixes()
-        # Most characters begin no stop text: a compiled search skips them.
+        # Most characters start no stop text: a compiled search skips them.
         first = "".join(re.escape(char) for char in self._next[0])
         self._first = re.compile(f"[{first}]") if first else None
 
     @property
     def matched(self) -> str | None:
-        """The stop text that was found; None so far."""
+        """The matched stop text; None: no match yet."""
         return self._matched
 
     def push(self, text: str) -> str:
-        """Takes the next piece of the answer; returns what may be sent. Empty once a stop text was found."""
+        """Takes the next piece of the answer; returns text that may be sent, empty after a match."""
         if self._matched is not None:
             return ""
         if self._first is None:
@@ -72,7 +71,7 @@ class StopTextMatcher:
         return text[:num_safe]
 
     def finish(self) -> str:
-        """The answer ends here: returns what was held back, which is no stop text after all."""
+        """Ends the answer; returns the text that was held back."""
         held, self._held = self._held, ""
         return held
 
@@ -103,7 +102,7 @@ class StopTextMatcher:
         self._match[state] = stop_text
 
     def _link_suffixes(self) -> None:
-        """Breadth first, so that shorter suffixes are linked before they are asked for."""
+        """Links states to their suffixes, breadth first, so that shorter suffixes are linked first."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()

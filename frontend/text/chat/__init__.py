@@ -1,7 +1,6 @@
-"""What a chat door needs beside the template: the parts of an answer (reasoning, tool calls, content) told apart while
-it arrives.
+"""Parses chat answers: separates reasoning, tool calls and content while the answer arrives.
 
-    chat_format(template_text)        once per model: which marks its template teaches it
+    chat_format(template_text)        once per model: detects the marks in its template
         .parser(tools=...)            once per answer: an `AnswerParser`
             .feed(text) -> deltas     for each piece of the answer's text
             .finish() -> deltas       at its end

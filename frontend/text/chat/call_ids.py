@@ -1,4 +1,4 @@
-"""Ids of tool calls, in the forms that templates take back."""
+"""Ids of tool calls, in the formats that templates accept."""
 
 import secrets
 import string
@@ -7,7 +7,7 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 def long_call_id() -> str:
-    """As OpenAI's look."""
+    """Returns an id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 

@@ -1,4 +1,4 @@
-"""The deltas of one answer with calls in it: numbers the calls, and holds back what may still belong to one."""
+"""Collects the deltas of one answer with tool calls: numbers the calls, holds back text that may belong to one."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,20 +7,20 @@ from frontend.text.chat.deltas import ContentText, Delta, ReasoningText, ToolCal
 
 
 class Reader(Protocol):
-    """What reads one call."""
+    """Reads one call."""
 
     @property
     def name(self) -> str | None:
-        """Of the tool, once the call is certain."""
+        """Name of the tool, once the call is certain."""
         ...
 
     @property
     def call_id(self) -> str | None:
-        """That the model gave the call; None: it gave none."""
+        """Id that the model gave the call; None: none."""
         ...
 
     def take_arguments(self) -> str:
-        """The arguments read since the last time."""
+        """Returns the arguments read since the previous call."""
         ...
 
 
@@ -28,7 +28,7 @@ class CallOutput:
     """Collects deltas. Space before and after a call belongs to its marks and is left out.
 
     Args:
-        new_call_id: makes the ids of calls to which the model gives none.
+        new_call_id: makes ids for calls without one.
     """
 
     def __init__(self, new_call_id: Callable[[], str]) -> None:
@@ -41,7 +41,7 @@ class CallOutput:
         self._is_certain = False
 
     def content(self, text: str) -> None:
-        """Takes what is no call."""
+        """Takes text outside calls."""
         text = text.lstrip() if self._follows_call else self._space + text
         content = text.rstrip()
         if content:
@@ -50,11 +50,11 @@ class CallOutput:
         self._space = "" if self._follows_call else text[len(content) :]
 
     def open(self, mark: str) -> None:
-        """A call may begin: `mark` is what says so; "" for none."""
+        """Starts a possible call; `mark` is its opening mark, or empty."""
         self._held, self._is_certain = mark, False
 
     def read(self, reader: Reader, text: str) -> None:
-        """Takes what `reader` made of `text`."""
+        """Takes `text`, which `reader` has read."""
         if not self._is_certain:
             self._held += text
             if reader.name is None:
@@ -67,20 +67,20 @@ class CallOutput:
         if arguments:
             self._deltas.append(ToolCallArguments(self._num_calls - 1, arguments))
 
-    def give_up(self) -> None:
-        """What was read since `open` is no call, unless it is certain by now."""
+    def reject(self) -> None:
+        """Turns what was read since `open` into content, unless the call is certain."""
         held, self._held = self._held, ""
         if held:
             self.content(held)
 
     def take(self) -> list[Delta]:
-        """The deltas so far, as few as say the same."""
+        """Returns the merged deltas so far."""
         deltas, self._deltas = self._deltas, []
         return merged(deltas)
 
     def finish(self) -> list[Delta]:
-        """The answer ends here."""
-        self.give_up()
+        """Ends the answer."""
+        self.reject()
         if self._space:
             self._deltas.append(ContentText(self._space))
             self._space = ""
@@ -88,7 +88,7 @@ class CallOutput:
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:
-    """Neighbours that go on with one another, as one."""
+    """Merges adjacent deltas of the same part."""
     result: list[Delta] = []
     for delta in deltas:
         match (result[-1] if result else None), delta:

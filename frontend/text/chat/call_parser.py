@@ -1,4 +1,4 @@
-"""What the parsers of all forms of calls share: text that comes in pieces, looked at as far as it is certain."""
+"""Base of the parsers of tool calls: buffers text until it is unambiguous."""
 
 from abc import ABC, abstractmethod
 
@@ -11,26 +11,26 @@ class CallParser(ABC):
 
     def __init__(self, output: CallOutput) -> None:
         self._output = output
-        self._text = ""  # that is not certain yet
+        self._text = ""  # not yet unambiguous
 
     def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns what is certain by now."""
+        """Takes the next piece; returns the deltas that are final."""
         self._text += text
         while self._text and self._advance():
             pass
         return self._output.take()
 
     def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
-        self._output.give_up()
+        """Ends the answer; returns what was held back."""
+        self._output.reject()
         if self._holds_content():
             self._output.content(self._text)
         return self._output.finish()
 
     def _holds_content(self) -> bool:
-        """Whether text that is left at the end is content."""
+        """Whether the text left at the end is content."""
         return True
 
     @abstractmethod
     def _advance(self) -> bool:
-        """Looks at the text once; False: more is needed."""
+        """Consumes a part of the text; False: more text is needed."""

@@ -1,30 +1,30 @@
-"""What a piece of an answer's text adds to the answer."""
+"""Deltas: what a piece of text adds to the parts of an answer."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """Words for the user; never empty."""
+    """Text of the answer; never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """Words of the model to itself, before its answer; never empty."""
+    """Reasoning before the answer; never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The model calls a tool; its arguments follow, before any other call starts.
+    """Start of a tool call; its arguments follow before another call starts.
 
     Attributes:
         index: 0 for the first call of the answer, then 1, ...
-        call_id: new for each call, in the form the model's template takes back.
-        name: of the tool, as the model wrote it.
+        call_id: unique id in the format that the model's template accepts.
+        name: name of the tool, as generated.
     """
 
     index: int
@@ -36,7 +36,7 @@ class ToolCallStart:
 class ToolCallArguments:
     """The next piece of a call's arguments; never empty.
 
-    All pieces of a call together are a JSON object, unless the answer ended too early or the model wrote none.
+    The pieces of a call form a JSON object, unless the answer was cut off or the model generated something else.
     """
 
     index: int

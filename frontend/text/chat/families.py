@@ -1,13 +1,13 @@
-"""The families of models whose answers are taken apart: each a row here, or a module of its own."""
+"""Model families whose answers can be parsed: each is a row here or a module."""
 
 import re
 
-from frontend.text.chat.call_family import CallFamily, Seen
+from frontend.text.chat.call_family import CallFamily, TemplateSigns
 from frontend.text.chat.call_ids import short_call_id
 from frontend.text.chat.glm import GlmFamily
 from frontend.text.chat.harmony import HarmonyFamily
 from frontend.text.chat.llama3 import Llama3Family
-from frontend.text.chat.marked_calls import NAME, CallForm
+from frontend.text.chat.marked_calls import NAME, MarkedCallFamily
 from frontend.text.chat.reasoning import ReasoningMarks
 
 _DEEPSEEK_BEGIN, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -24,8 +24,8 @@ _MISTRAL_OTHERS = frozenset({"[CALL_ID]", "[ARGS]"})
 CALL_FAMILIES: dict[str, CallFamily] = {
     "harmony": HarmonyFamily(),
     # Mistral's models up to 2024 write a list, those since then names; they are read alike.
-    "mistral_names": CallForm(
-        seen=Seen((("[TOOL_CALLS]", "[ARGS]"),)),
+    "mistral_names": MarkedCallFamily(
+        seen=TemplateSigns((("[TOOL_CALLS]", "[ARGS]"),)),
         openings=frozenset({"[TOOL_CALLS]"}),
         others=_MISTRAL_OTHERS,
         lists=True,
@@ -33,8 +33,8 @@ CALL_FAMILIES: dict[str, CallFamily] = {
         written="[TOOL_CALLS]{name}[ARGS]{arguments}",
         new_call_id=short_call_id,
     ),
-    "mistral": CallForm(
-        seen=Seen((("[TOOL_CALLS]",),)),
+    "mistral": MarkedCallFamily(
+        seen=TemplateSigns((("[TOOL_CALLS]",),)),
         openings=frozenset({"[TOOL_CALLS]"}),
         others=_MISTRAL_OTHERS,
         lists=True,
@@ -45,8 +45,8 @@ CALL_FAMILIES: dict[str, CallFamily] = {
         after="]",
         new_call_id=short_call_id,
     ),
-    "deepseek_v3": CallForm(
-        seen=Seen(((_DEEPSEEK_SEPARATOR, "```json"),)),
+    "deepseek_v3": MarkedCallFamily(
+        seen=TemplateSigns(((_DEEPSEEK_SEPARATOR, "```json"),)),
         openings=frozenset({_DEEPSEEK_BEGIN, _DEEPSEEK_CALL}),
         others=frozenset({_DEEPSEEK_SEPARATOR}),
         header=rf"\s*(?:{_DEEPSEEK_CALL})?\s*function{_DEEPSEEK_SEPARATOR}\s*{NAME}\s*(?:```(?:json)?)?\s*",
@@ -56,8 +56,8 @@ CALL_FAMILIES: dict[str, CallFamily] = {
         between="\n",
         after=_DEEPSEEK_END,
     ),
-    "deepseek_v31": CallForm(
-        seen=Seen(((_DEEPSEEK_SEPARATOR,),)),
+    "deepseek_v31": MarkedCallFamily(
+        seen=TemplateSigns(((_DEEPSEEK_SEPARATOR,),)),
         openings=frozenset({_DEEPSEEK_BEGIN, _DEEPSEEK_CALL}),
         others=frozenset({_DEEPSEEK_SEPARATOR}),
         header=rf"\s*(?:{_DEEPSEEK_CALL})?\s*{NAME}\s*{_DEEPSEEK_SEPARATOR}\s*",
@@ -66,8 +66,8 @@ CALL_FAMILIES: dict[str, CallFamily] = {
         written=f"{_DEEPSEEK_CALL}{{name}}{_DEEPSEEK_SEPARATOR}{{arguments}}{_DEEPSEEK_CALL_END}",
         after=_DEEPSEEK_END,
     ),
-    "kimi_k2": CallForm(
-        seen=Seen(((_KIMI_BEGIN,), ("tool_declare<|im_middle|>",))),
+    "kimi_k2": MarkedCallFamily(
+        seen=TemplateSigns(((_KIMI_BEGIN,), ("tool_declare<|im_middle|>",))),
         openings=frozenset({_KIMI_BEGIN, _KIMI_CALL}),
         others=frozenset({_KIMI_ARGUMENTS}),
         header=rf"\s*(?:{re.escape(_KIMI_CALL)})?\s*(?P<id>(?:functions\.)?{NAME}:\d{{1,6}})\s*{re.escape(_KIMI_ARGUMENTS)}\s*",
@@ -77,15 +77,17 @@ CALL_FAMILIES: dict[str, CallFamily] = {
         after=_KIMI_END,
     ),
     "glm45": GlmFamily(),
-    "hermes": CallForm(
-        seen=Seen((("<tool_call>",),), none_of=("<function=",)),  # others write other things between the same marks
+    "hermes": MarkedCallFamily(
+        seen=TemplateSigns(
+            (("<tool_call>",),), none_of=("<function=",)
+        ),  # others write other things between the same marks
         openings=frozenset({"<tool_call>"}),
         closings=("</tool_call>",),
         written="<tool_call>\n{object}\n</tool_call>",
         between="\n",
     ),
-    "phi4_mini": CallForm(
-        seen=Seen((("functools[",), ("<|tool|>", "<|/tool|>"))),
+    "phi4_mini": MarkedCallFamily(
+        seen=TemplateSigns((("functools[",), ("<|tool|>", "<|/tool|>"))),
         openings=frozenset({"functools", "<|tool_call|>"}),
         lists=True,
         closings=("<|/tool_call|>",),
@@ -94,8 +96,8 @@ CALL_FAMILIES: dict[str, CallFamily] = {
         between=", ",
         after="]",
     ),
-    "granite": CallForm(
-        seen=Seen((("<|tool_call|>",),)),
+    "granite": MarkedCallFamily(
+        seen=TemplateSigns((("<|tool_call|>",),)),
         openings=frozenset({"<|tool_call|>"}),
         lists=True,
         before="<|tool_call|>[",
@@ -105,7 +107,7 @@ CALL_FAMILIES: dict[str, CallFamily] = {
     ),
     "llama3": Llama3Family(),
 }
-"""Forms of tool calls by name; the first that a template shows is its model's."""
+"""Formats of tool calls by name; the first one that a template shows is used."""
 
 REASONING_FAMILIES: dict[str, ReasoningMarks] = {
     "granite32": ReasoningMarks("Here is my thought process:", "Here is my response:"),
@@ -113,4 +115,4 @@ REASONING_FAMILIES: dict[str, ReasoningMarks] = {
     "think": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
 }
-"""Marks of reasoning by name; the first whose last mark a template shows is its model's."""
+"""Reasoning marks by name; the first one whose closing mark a template shows is used."""

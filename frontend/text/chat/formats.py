@@ -1,4 +1,4 @@
-"""Which marks a model uses, chosen by name or guessed from its chat template, and the parser for them."""
+"""Selects a model's answer format, by name or from its chat template, and makes its parser."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from frontend.text.chat import harmony
 from frontend.text.chat.call_family import CallableTool, CallFamily, CallRules, JsonSchema, TokenIdOf
 from frontend.text.chat.families import CALL_FAMILIES, REASONING_FAMILIES
-from frontend.text.chat.hidden import HiddenTexts
+from frontend.text.chat.hidden import SpecialTokenFilter
 from frontend.text.chat.marks import mark_finder
 from frontend.text.chat.parser import AnswerParser, StagedParser
 from frontend.text.chat.reasoning import ReasoningMarks, ReasoningSplit
@@ -15,7 +15,7 @@ from frontend.text.chat.reasoning_rules import reasoning_rules
 _HARMONY = "harmony"  # calls and reasoning are one format
 
 _NEWER = {"mistral": "mistral_names"}
-"""Families of two formats: the first name stands for both, and the template says which it is."""
+"""Families with two formats: the first name stands for both, the template decides."""
 
 TOOL_FORMATS = ("auto", "none", *CALL_FAMILIES)
 """Names of the formats of tool calls."""
@@ -26,7 +26,7 @@ REASONING_FORMATS = ("auto", "none", *REASONING_FAMILIES, _HARMONY)
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How one model marks reasoning and tool calls. Made by `chat_format`.
+    """Format of one model's reasoning and tool calls. Create it with `chat_format`.
 
     Attributes:
         tools: name of the format of tool calls, or "none".
@@ -50,7 +50,7 @@ class ChatFormat:
     def parser(
         self, *, tools: Mapping[str, JsonSchema] | None = None, prompt: str = "", special_tokens: Collection[str] = ()
     ) -> AnswerParser:
-        """A fresh parser for one answer.
+        """Returns a parser for one answer.
 
         Args:
             tools: names of the tools the request offers, and the schemas of their arguments, empty where nothing is
@@ -63,7 +63,7 @@ class ChatFormat:
         marks = self._reasoning
         hidden = frozenset(special_tokens) - self.marks(with_tools=bool(tools)) - {""}
         return StagedParser(
-            HiddenTexts(mark_finder(hidden)) if hidden else None,
+            SpecialTokenFilter(mark_finder(hidden)) if hidden else None,
             ReasoningSplit(marks, opened=marks.opened_by(prompt)) if marks else None,
             family.parser(tools, prompt) if family is not None else None,
         )

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from frontend.text.chat.argument_kinds import TEXT, as_json, kinds_of_argument
-from frontend.text.chat.call_family import CallableTool, CallRules, JsonSchema, Seen, TokenIdOf, lark_text
+from frontend.text.chat.call_family import CallableTool, CallRules, JsonSchema, TemplateSigns, TokenIdOf, lark_text
 from frontend.text.chat.call_ids import long_call_id
 from frontend.text.chat.call_output import CallOutput
 from frontend.text.chat.call_parser import CallParser
@@ -29,7 +29,7 @@ _NAME = re.compile(r"\s*([\w.\-]{1,64})\s*")
 class GlmFamily:
     """GLM's format; a `CallFamily`."""
 
-    seen = Seen(((KEY,),))
+    seen = TemplateSigns(((KEY,),))
     marks = frozenset({OPENING, CLOSING, KEY, KEY_END, VALUE, VALUE_END})
 
     def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> "GlmCalls":  # noqa: ARG002
@@ -88,7 +88,7 @@ class GlmCalls(CallParser):
         return self._place in (_Place.CONTENT, _Place.NAME)
 
     def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
+        """Ends the answer; returns what was held back."""
         if self._place is _Place.VALUE and self._kinds == TEXT:
             self._write(_escaped(self._text))
         return super().finish()
@@ -126,7 +126,7 @@ class GlmCalls(CallParser):
             return False
         name = _NAME.fullmatch(written) if found.mark and len(written) < _MOST_IN_NAME else None
         if name is None:
-            self._output.give_up()
+            self._output.reject()
             self._place = _Place.CONTENT
             return True
         self.name, self._num_arguments = name[1], 0

@@ -16,7 +16,7 @@ from frontend.text.chat.call_family import (
     CallableTool,
     CallRules,
     JsonSchema,
-    Seen,
+    TemplateSigns,
     TokenIdOf,
     arguments_schema,
     lark_sequence,
@@ -45,7 +45,7 @@ _FUNCTION = re.compile(r"functions\.([\w.\-]{1,64})")
 class HarmonyFamily:
     """The harmony format; a `CallFamily` whose parser also tells the reasoning from the answer."""
 
-    seen = Seen((("<|channel|>", "<|message|>"),))
+    seen = TemplateSigns((("<|channel|>", "<|message|>"),))
     marks = MARKS
 
     def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> "HarmonyParser":
@@ -124,14 +124,14 @@ class HarmonyParser:
             self._place = _Place.BODY
 
     def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns what is certain by now."""
+        """Takes the next piece; returns the deltas that are final."""
         self._text += text
         while self._text and self._advance():
             pass
         return self._take()
 
     def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
+        """Ends the answer; returns what was held back."""
         is_header = self._place is _Place.HEADER and any(mark in self._text for mark in MARKS)
         if self._place is _Place.BODY or (self._place is _Place.HEADER and not is_header):
             self._say(self._text)

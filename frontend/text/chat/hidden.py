@@ -1,17 +1,17 @@
-"""Leaves texts out of an answer: special tokens that came along because the marks of the answer are special tokens."""
+"""Removes special tokens from an answer, which contains them because its marks are special tokens."""
 
 from frontend.text.chat.marks import MarkFinder
 
 
-class HiddenTexts:
-    """One answer without what `finder` finds."""
+class SpecialTokenFilter:
+    """Removes what `finder` matches from one answer."""
 
     def __init__(self, finder: MarkFinder) -> None:
         self._finder = finder
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """Takes the next piece; returns what may be passed on."""
+        """Takes the next piece; returns the text that is final."""
         parts = []
         found = self._finder.find(self._held + text)
         while found.mark is not None:
@@ -21,7 +21,7 @@ class HiddenTexts:
         return "".join([*parts, found.before])
 
     def finish(self) -> str:
-        """The end: returns what was held back."""
+        """Ends the answer; returns what was held back."""
         parts = []
         found = self._finder.find_at_end(self._held)
         while found.mark is not None:

@@ -12,7 +12,7 @@ from frontend.text.chat.call_family import (
     CallableTool,
     CallRules,
     JsonSchema,
-    Seen,
+    TemplateSigns,
     TokenIdOf,
     arguments_schema,
     lark_text,
@@ -86,7 +86,7 @@ class Llama3Calls(CallParser):
             self._has_called = True
             self._place = _Place.BEFORE
         elif self._reader.status is ReaderStatus.FAILED:
-            self._output.give_up()
+            self._output.reject()
             self._place = _Place.CONTENT
         return bool(rest)
 
@@ -94,7 +94,7 @@ class Llama3Calls(CallParser):
 class Llama3Family:
     """Llama 3's format; a `CallFamily`."""
 
-    seen = Seen((("<|start_header_id|>", '"parameters"'),))
+    seen = TemplateSigns((("<|start_header_id|>", '"parameters"'),))
     marks = frozenset({_TAG})
 
     def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> Llama3Calls:  # noqa: ARG002

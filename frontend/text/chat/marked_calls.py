@@ -1,6 +1,6 @@
 """Calls between marks, anywhere in an answer: one parser and one set of rules for all families that differ in marks.
 
-A call is one of these, as `CallForm` says:
+A call is one of these, as `MarkedCallFamily` says:
 
     an object                                    <mark>{"name": ..., "arguments": {...}}<mark>
     one of a list of such objects                <mark>[{...}, {...}]
@@ -17,7 +17,7 @@ from frontend.text.chat.call_family import (
     CallableTool,
     CallRules,
     JsonSchema,
-    Seen,
+    TemplateSigns,
     TokenIdOf,
     arguments_schema,
     lark_sequence,
@@ -35,7 +35,7 @@ NAME = r"(?P<name>[\w.\-]{1,64})"
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
+class MarkedCallFamily:
     """The marks of one family, as data; a `CallFamily`.
 
     Attributes:
@@ -52,7 +52,7 @@ class CallForm:
         new_call_id: for calls whose header has no id.
     """
 
-    seen: Seen
+    seen: TemplateSigns
     openings: frozenset[str]
     written: str
     lists: bool = False
@@ -112,7 +112,7 @@ class MarkedCalls(CallParser):
         form: of the calls.
     """
 
-    def __init__(self, output: CallOutput, form: CallForm) -> None:
+    def __init__(self, output: CallOutput, form: MarkedCallFamily) -> None:
         super().__init__(output)
         self._form = form
         self._header = re.compile(form.header) if form.header else None
@@ -184,7 +184,7 @@ class MarkedCalls(CallParser):
         self._place = _Place.CALL
 
     def _give_up(self) -> bool:
-        self._output.give_up()
+        self._output.reject()
         self._place = _Place.CONTENT
         return True
 

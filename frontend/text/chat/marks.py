@@ -1,4 +1,4 @@
-"""Finds marks such as `<tool_call>` in a text that arrives in pieces, at the same places however it is cut."""
+"""Finds marks such as `<tool_call>` in a text that arrives in pieces, independently of chunking."""
 
 import functools
 import re
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Found(NamedTuple):
-    """What stands before the first mark that is certain.
+    """The text around the first complete mark.
 
     Attributes:
-        before: text without marks, safe to pass on.
-        mark: the mark that follows; None: none so far.
-        rest: what follows the mark; without one, the end of the text, which may still become a mark.
+        before: text before the mark, without marks.
+        mark: the mark; None: none yet.
+        rest: text after the mark; without a mark, the end of the text, which may become one.
     """
 
     before: str
@@ -20,7 +20,7 @@ class Found(NamedTuple):
 
 
 class MarkFinder:
-    """The leftmost mark, of several that begin there the longest. Shared by all answers; `mark_finder` makes it.
+    """Finds the leftmost mark, the longest of several. Shared by all answers; create it with `mark_finder`.
 
     Args:
         marks: none may be empty.
@@ -33,7 +33,7 @@ class MarkFinder:
         self._most_held = max(map(len, self._beginnings), default=0)
 
     def find(self, text: str) -> Found:
-        """Looks at all text that has not been passed on."""
+        """Searches the text that has not been passed on."""
         certain = len(text) - self._num_held(text)
         match = self._pattern.search(text)
         if match is not None and match.start() < certain:
@@ -41,7 +41,7 @@ class MarkFinder:
         return Found(text[:certain], None, text[certain:])
 
     def find_at_end(self, text: str) -> Found:
-        """The same when no more text comes, so that nothing is held back."""
+        """Searches the end of the text; holds nothing back."""
         match = self._pattern.search(text)
         return Found(text, None, "") if match is None else Found(text[: match.start()], match[0], text[match.end() :])
 
@@ -54,5 +54,5 @@ class MarkFinder:
 
 @functools.lru_cache(maxsize=64)  # a few models, each with its special tokens and its marks
 def mark_finder(marks: frozenset[str]) -> MarkFinder:
-    """The finder of these marks."""
+    """Returns the finder of these marks."""
     return MarkFinder(marks)

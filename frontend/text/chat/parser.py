@@ -1,45 +1,45 @@
-"""The seam between a chat door and the formats of answers, and the parser made of the parts a format has."""
+"""The interface of answer parsers, and the parser that combines the parts of a format."""
 
 from typing import Protocol
 
 from frontend.text.chat.call_output import merged
 from frontend.text.chat.deltas import ContentText, Delta, ReasoningText
-from frontend.text.chat.hidden import HiddenTexts
+from frontend.text.chat.hidden import SpecialTokenFilter
 from frontend.text.chat.reasoning import ReasoningSplit
 
 
 class AnswerParser(Protocol):
-    """Takes one answer apart while it arrives. However the text is cut into pieces, the deltas say the same.
+    """Parses one answer incrementally. The result does not depend on how the text is chunked.
 
-    No text makes it raise: what only looks like a call, or stops half-way in its name, comes out as content.
+    It never raises: text that only resembles a call, or stops in the middle of its name, is content.
     """
 
     def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns what is certain by now."""
+        """Takes the next piece; returns the deltas that are final."""
         ...
 
     def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
+        """Ends the answer; returns what was held back."""
         ...
 
 
 class StagedParser:
-    """Hidden texts out, then the reasoning split off, then calls found in the rest; None: there is no such part."""
+    """Removes hidden tokens, splits off the reasoning, then finds calls in the rest. None skips a stage."""
 
     def __init__(
-        self, hidden: HiddenTexts | None, reasoning: ReasoningSplit | None, calls: AnswerParser | None
+        self, hidden: SpecialTokenFilter | None, reasoning: ReasoningSplit | None, calls: AnswerParser | None
     ) -> None:
         self._hidden = hidden
         self._reasoning = reasoning
         self._calls = calls
 
     def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns what is certain by now."""
+        """Takes the next piece; returns the deltas that are final."""
         visible = text if self._hidden is None else self._hidden.feed(text)
         return merged(self._split(visible)) if visible else []
 
     def finish(self) -> list[Delta]:
-        """The answer ends here: returns what was held back."""
+        """Ends the answer; returns what was held back."""
         deltas: list[Delta] = []
         if self._hidden is not None:
             deltas += self._split(self._hidden.finish())

@@ -1,16 +1,16 @@
-"""Tells a model's reasoning from its answer: `<think>...</think>` at the very beginning."""
+"""Separates reasoning from the answer: `<think>...</think>` at the start."""
 
 import enum
 from dataclasses import dataclass
 
 from frontend.text.chat.deltas import ContentText, ReasoningText
-from frontend.text.chat.hidden import HiddenTexts
+from frontend.text.chat.hidden import SpecialTokenFilter
 from frontend.text.chat.marks import mark_finder
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What stands before and after the reasoning.
+    """Marks before and after the reasoning.
 
     Attributes:
         answer: what then stands before and after the answer; empty: nothing does.
@@ -56,7 +56,7 @@ class ReasoningSplit:
         self._opening = marks.opening
         self._closing = mark_finder(frozenset({marks.closing}))
         self._answer_opening = marks.answer[0] if marks.answer else ""
-        self._answer_closing = HiddenTexts(mark_finder(frozenset({marks.answer[1]}))) if marks.answer else None
+        self._answer_closing = SpecialTokenFilter(mark_finder(frozenset({marks.answer[1]}))) if marks.answer else None
         self._in_answer = False  # behind its opening mark
         self._opened = opened
         self._place = _Place.BEFORE
@@ -65,7 +65,7 @@ class ReasoningSplit:
         self._has_reasoned = False
 
     def feed(self, text: str) -> list[ReasoningText | ContentText]:
-        """Takes the next piece; returns what is certain by now."""
+        """Takes the next piece; returns the deltas that are final."""
         self._text += text
         reasoning = content = ""
         if self._place is _Place.BEFORE:
@@ -81,7 +81,7 @@ class ReasoningSplit:
         return _deltas(reasoning, content)
 
     def finish(self) -> list[ReasoningText | ContentText]:
-        """The answer ends here: returns what was held back."""
+        """Ends the answer; returns what was held back."""
         held, self._text = self._text, ""
         if self._place is _Place.INSIDE or (self._place is _Place.BEFORE and self._opened):
             held = self._newlines + held

@@ -1,15 +1,15 @@
-"""Rules, in llguidance's Lark notation, for the reasoning that may come before whatever an answer is held to."""
+"""Rules in llguidance's Lark notation for reasoning before a constrained answer."""
 
 from frontend.text.chat.call_family import TokenIdOf, lark_pattern, lark_text
 
 
 def reasoning_rules(opening: str, closing: str, token_id: TokenIdOf, *, opened: bool) -> str:
-    """Rules for what comes before an answer, `before` the first of them: reasoning, and the newlines behind it.
+    """Returns rules for reasoning and the newlines after it; the first rule is `before`.
 
     Args:
         opening, closing: the marks.
-        token_id: of a mark.
-        opened: the prompt has opened the reasoning, so that it must be closed; else it need not be there.
+        token_id: token id of a mark.
+        opened: whether the prompt opened the reasoning, which must then be closed; else it is optional.
     """
     end_id = token_id(closing)
     newlines = r"NEWLINES: /\n{0,2}/"

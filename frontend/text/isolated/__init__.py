@@ -1,6 +1,6 @@
-"""Worker processes for jobs whose cost nobody can foretell: each has a limit of time and memory, and may be killed.
+"""Killable worker processes for jobs of unpredictable cost, with limits on time and memory.
 
 pool.py     the processes of one kind of job: starts, reuses and replaces them
-process.py  one process from outside: started, asked, killed
-worker.py   the inside of a process: reads jobs, sets the limits, answers
+process.py  one process, as the parent sees it: start, request, kill
+worker.py   the process itself: reads jobs, sets limits, answers
 """

@@ -1,4 +1,4 @@
-"""A child process with pipes to its standard input and output, the same under every event loop.
+"""A child process with pipes to its standard input and output, started the same way under every event loop.
 
 Started by `subprocess.Popen`, which does not fork where it can avoid it: a child that uvloop had forked from a process
 with gRPC's threads was seen to end by SIGSEGV before its program ran.
@@ -67,7 +67,7 @@ class ChildProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it, unless it has ended."""
+        """Kills it, unless it has ended."""
         self._process.kill()
 
     async def wait(self) -> int:

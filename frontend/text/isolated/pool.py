@@ -1,4 +1,4 @@
-"""The processes of one kind of job: started when they are needed, kept for the next job, replaced when they end."""
+"""Pool of processes for one kind of job: started on demand, reused, replaced when they end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ Hello = Callable[[], Awaitable[bytes]]
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A process and what it was started for."""
+    """A process and the key it was started for."""
 
     process: IsolatedProcess
     key: bytes
@@ -27,13 +27,13 @@ async def _nothing(_: _Worker) -> Frame:
 
 
 class PoolStopped(Exception):  # noqa: N818
-    """The pool ends, and with it every job."""
+    """The pool has stopped; all its jobs fail."""
 
 
 class ProcessPool:
-    """Runs jobs, each in a process that does nothing else meanwhile. Starts none before the first job.
+    """Runs one job per process at a time. The first job starts the first process.
 
-    A job that has begun is finished, within its limits, even if nobody waits for it any more: its process is then free
+    A job that has begun is finished, within its limits, even if its request has ended: its process is then free
     for the next one.
 
     Args:
@@ -79,7 +79,7 @@ class ProcessPool:
         await self._seated(_nothing, key, hello, None)
 
     async def stop(self) -> None:
-        """Ends all processes; whoever waits for one is told."""
+        """Stops all processes; waiting jobs fail."""
         self._has_stopped = True
         for task in self._running:
             task.cancel()
@@ -112,7 +112,7 @@ class ProcessPool:
         self._seats.release()
 
     async def _run(self, use: _Use, key: bytes, hello: Hello) -> Frame | Exception:
-        """The answer, or why there is none: nobody may be there to catch it."""
+        """Returns the answer or the error: an exception might never be retrieved."""
         try:
             worker = await self._worker(key, hello)
             try:
@@ -126,7 +126,7 @@ class ProcessPool:
             return error
 
     async def _worker(self, key: bytes, hello: Hello) -> _Worker:
-        """A process for this key: an idle one, or a new one in the place of one for another key."""
+        """Returns a process for this key: an idle one, or a new one that replaces one for another key."""
         while self._idle:
             worker = self._idle.pop()
             if worker.key == key and worker.process.is_alive:

@@ -1,4 +1,4 @@
-"""An isolated process from outside: started, asked, killed. `worker.py` is its inside."""
+"""An isolated process as its parent sees it; `worker.py` runs inside it."""
 
 import asyncio
 import json
@@ -11,22 +11,22 @@ from frontend.text.isolated.child import ChildProcess
 from frontend.text.isolated.worker import LENGTH, OUT_OF_MEMORY_STATUS, TIMER_SIGNALS, Clock, Frame, encode
 
 _START_TIMEOUT_S = 60.0  # for the grammars of a vocabulary of 128k tokens: one or two
-_LATE_S = 1.0  # a process ends itself; this is for one that does not get to it
-_WALL_PER_CPU = 20.0  # on a machine where 20 processes want one processor
+_LATE_S = 1.0  # grace for a process that should end itself
+_WALL_PER_CPU = 20.0  # on a machine with 20 runnable processes per CPU
 _MAX_ANSWER_BYTES = 64 << 20
 
 
 class StartRefused(Exception):  # noqa: N818
-    """A process cannot do this kind of job; says why."""
+    """A process cannot run this kind of job; says why."""
 
 
 class LimitExceeded(Exception):  # noqa: N818
-    """A process has ended over a job; says which limit it met, as the end of a sentence about the job."""
+    """A job ended its process; says which limit it exceeded, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What one job may take.
+    """Limits of one job.
 
     Attributes:
         timeout_s: by `clock`.
@@ -46,7 +46,7 @@ class JobLimits:
         return _seconds(self.timeout_s, self.clock)
 
     def wall_s(self, timeout_s: float) -> float:
-        """When a process that has not ended itself after `timeout_s` is killed, seconds on the wall."""
+        """Wall-clock seconds after which a process that has not ended itself is killed."""
         return timeout_s * (_WALL_PER_CPU if self.clock is Clock.CPU else 1.0) + _LATE_S
 
 
@@ -55,7 +55,7 @@ def _seconds(timeout_s: float, clock: Clock) -> str:
 
 
 def first_frame(limits: JobLimits, values: Frame) -> bytes:
-    """What a process is told at its start. May have ten megabytes, and take a tenth of a second: keep it for the next.
+    """Makes a process's first frame. It may have 10 MB and take 0.1 s: reuse it for the next process.
 
     Args:
         limits: of each job.
@@ -65,7 +65,7 @@ def first_frame(limits: JobLimits, values: Frame) -> bytes:
 
 
 class IsolatedProcess:
-    """One process. Make it with `start`; after a LimitExceeded it is gone."""
+    """One process. Create it with `start`; after a LimitExceeded it has ended."""
 
     def __init__(self, process: ChildProcess, limits: JobLimits) -> None:
         self._process = process
@@ -105,7 +105,7 @@ class IsolatedProcess:
         return worker
 
     async def ask(self, job: bytes) -> Frame:
-        """The answer to a job.
+        """Returns the answer to a job.
 
         Raises:
             LimitExceeded: it takes too much; the process has ended.
@@ -114,11 +114,11 @@ class IsolatedProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it may be asked for the next job."""
+        """Whether it can take another job."""
         return self._process.returncode is None
 
     async def stop(self) -> None:
-        """Ends the process, whatever it is doing; may be called again."""
+        """Kills the process; may be called again."""
         self._process.kill()
         await self._process.wait()
 

@@ -1,11 +1,10 @@
-"""The inside of an isolated process: frames of JSON on stdin and stdout, each behind its length.
+"""Main loop of an isolated process: length-prefixed JSON frames on stdin and stdout.
 
     -> {"limits": {...}, and what the kind of job needs}      <- {}
     -> a job                                                  <- its answer, again and again
 
-{"error": ...} may stand in the place of either answer. A job that takes too long ends the process by a timer's signal,
-whether or not anybody waits for it. One that takes too much memory ends it with `OUT_OF_MEMORY_STATUS`, or in whatever
-way a library dies. The process ends with its stdin.
+Either answer may be {"error": ...}. A job that takes too long ends the process by a timer's signal. One that takes too
+much memory ends it with `OUT_OF_MEMORY_STATUS`, or crashes it. The process exits when its stdin ends.
 """
 
 import json
@@ -30,10 +29,10 @@ Handler = Callable[[Frame], Frame]
 
 
 class Clock(StrEnum):
-    """What a job's time is measured by."""
+    """Clock of a job's time limit."""
 
     WALL = "wall"
-    CPU = "cpu"  # a busy machine takes nothing of it
+    CPU = "cpu"  # independent of the machine's load
 
 
 _TIMERS = {Clock.WALL: signal.ITIMER_REAL, Clock.CPU: signal.ITIMER_PROF}
@@ -41,7 +40,7 @@ TIMER_SIGNALS = (signal.SIGALRM, signal.SIGPROF)
 
 
 class CannotStart(Exception):  # noqa: N818
-    """The first frame is of no use; says why."""
+    """The first frame is invalid; says why."""
 
 
 def serve(start: Callable[[Frame], Handler], *, niceness: int = 0) -> None:
@@ -52,7 +51,7 @@ def serve(start: Callable[[Frame], Handler], *, niceness: int = 0) -> None:
         niceness: how far other processes come first.
     """
     os.nice(niceness)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a group gets them whole; the parent says when it is over
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the parent decides when to stop
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     frames, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -91,7 +90,7 @@ def _limited(timer: int, timeout_s: float) -> Iterator[None]:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Limits what is added to the memory in use now, where the system tells that and can."""
+    """Limits the memory allocated from now on, where the system supports it."""
     status = Path("/proc/self/status")
     used = re.search(r"^VmSize:\s*(\d+) kB", status.read_text(), re.MULTILINE) if status.exists() else None
     if used is not None:
@@ -115,5 +114,5 @@ def _write(answers: BinaryIO, answer: Frame) -> None:
 
 
 def encode(frame: Frame) -> bytes:
-    """A frame's JSON. A half of a character passes through, as JSON in a request can escape one."""
+    """Returns a frame's JSON. Lone surrogates pass through, because JSON can escape them."""
     return json.dumps(frame, ensure_ascii=False).encode(errors="surrogatepass")

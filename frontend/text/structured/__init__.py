@@ -1,4 +1,4 @@
-"""Structured output: what a request wants its answer to look like becomes one grammar, as llguidance takes it.
+"""Structured output: compiles the format of an answer to one grammar for llguidance.
 
     forms.py       what can be asked for
     grammars.py    forms to grammars; runs in a worker alone, as do these:
@@ -7,7 +7,7 @@
     unique_items.py    arrays of distinct items
     trial.py           draws a few answers: what compiles may still be too much to run
     worker.py      the process that compiles one grammar at a time, within limits; see `frontend.text.isolated`
-    compiler.py    what requests ask: queue, cache, workers
+    compiler.py    interface for requests: queue, cache, workers
 
-llguidance is imported in the worker only: a grammar that it cannot take ends the worker, and nobody else.
+Only the worker imports llguidance: a grammar that crashes it ends one worker process.
 """

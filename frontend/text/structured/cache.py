@@ -1,4 +1,4 @@
-"""What forms have become, for the next request with the same one: the newest, up to a number of bytes."""
+"""LRU cache of compiled formats, limited in bytes."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Outcome:
 
 
 class OutcomeCache:
-    """Outcomes by key; the one not asked for the longest goes first.
+    """Outcomes by key; evicts the least recently used one first.
 
     Args:
         max_bytes: of all texts in it.
@@ -32,7 +32,7 @@ class OutcomeCache:
         self.num_bytes = 0
 
     def get(self, key: bytes, now_s: float) -> Outcome | None:
-        """What is known of a form; None: nothing, or nothing that still holds."""
+        """Returns a cached outcome; None: there is none, or it has expired."""
         entry = self._entries.get(key)
         if entry is None or entry[1] <= now_s:
             return None

@@ -1,4 +1,4 @@
-"""Closes the objects of a schema: members that it does not name are not allowed unless it says so. Pure.
+"""Closes the objects of a schema: members that it does not name are disallowed unless it says otherwise. Pure.
 
 OpenAI reads the parameters of tools and strict schemas this way; JSON Schema itself does not.
 """

@@ -1,6 +1,6 @@
-"""Forms to grammars for requests: looked up, or compiled in one of a few worker processes.
+"""Compiles output formats to grammars in a few worker processes, with a cache.
 
-Equal forms that are asked for at once are compiled once. A form that nobody waits for any more is not begun; one that
+Equal formats requested at once are compiled once. A format whose requests have all ended is not started; one that
 has begun is finished, within its limits, and kept for the next who asks.
 """
 
@@ -21,14 +21,14 @@ from frontend.text.structured.output_format import OutputForm
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
-_NUM_WORKERS = 2  # one may be held up for the whole time limit
+_NUM_WORKERS = 2  # one may be busy for the whole time limit
 _CACHE_BYTES = 16 << 20
-_LIMIT_HOLDS_S = 60.0  # a machine that was busy may do better later
+_LIMIT_HOLDS_S = 60.0  # a busy machine may succeed later
 
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A form that is being compiled, or waits for that."""
+    """A format that is being compiled or queued."""
 
     form: OutputForm
     model: ServedModel
@@ -38,7 +38,7 @@ class _Job:
 
 
 class GrammarCompiler:
-    """Compiles forms. Starts no process before the first.
+    """Compiles formats. The first one starts the processes.
 
     Args:
         limits: what one form may take.
@@ -52,11 +52,11 @@ class GrammarCompiler:
 
     @property
     def num_jobs(self) -> int:
-        """Forms that are compiled now or wait for it."""
+        """Formats being compiled or queued."""
         return len(self._jobs)
 
     async def compile(self, form: OutputForm, model: ServedModel) -> str:
-        """The grammar that the engine is to hold an answer to.
+        """Returns the grammar for the engine.
 
         Raises:
             InvalidRequest: there is none; names the form's field.
@@ -73,7 +73,7 @@ class GrammarCompiler:
         return outcome.grammar
 
     async def stop(self) -> None:
-        """Ends all workers; who still waits for one is told."""
+        """Stops all workers; waiting requests fail."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
@@ -123,7 +123,7 @@ class GrammarCompiler:
         except StartRefused as error:
             outcome = Outcome(error=f"this model's tokenizer cannot be used: {str(error)[:500]}")
         except LimitExceeded as error:
-            logger.warning("a %s was given up: compiling it %s", job.form.kind, error)
+            logger.warning("dropped a %s: compiling it %s", job.form.kind, error)
             outcome, until_s = Outcome(error=f"compiling it {error}"), time.monotonic() + _LIMIT_HOLDS_S
         self._cache.put(key, outcome, until_s=until_s)
         return outcome
@@ -149,7 +149,7 @@ class GrammarCompiler:
 
 
 def _model_key(model: ServedModel) -> bytes:
-    """What of a model decides over the grammars for it."""
+    """Returns the part of a model that its grammars depend on."""
     ids = ",".join(map(str, (model.vocab_size, *model.end_token_ids)))
     return model.tokenizer.sha256 + ids.encode()
 

@@ -1,4 +1,4 @@
-"""Forms to grammars in llguidance's JSON form. Runs in the worker: what is slow or fatal here ends that alone."""
+"""Converts output formats to grammars in llguidance's JSON format. Runs in the worker, which may be killed."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from frontend.text.structured.output_format import FormError, FormKind
 from frontend.text.structured.schema_rules import servable
 
 MAX_GRAMMAR_CHARS = 1 << 18
-"""What the engine takes."""
+"""Maximum size that the engine accepts."""
 
 _JSON_OPTIONS = {
     "item_separator": ",",
     "key_separator": ":",
-    # A space, or a line break with indentation: enough for everything that models write, and nothing to ramble in.
+    # A space, or a line break with indentation: enough for what models generate, without room for endless whitespace.
     "whitespace_pattern": r" ?|\n[ ]{0,32}",
     "coerce_one_of": False,
     "lenient": False,
@@ -44,7 +44,7 @@ def grammar_of(kind: FormKind, text: str, before: str = "") -> str:
 
 
 def parts_of(kind: FormKind, text: str) -> Iterator[tuple[str, str]]:
-    """The grammars of the schemas that a form consists of, each with its name for a client; none if it has no parts."""
+    """Yields the grammars of a format's schemas with their names for the client; none if it has no parts."""
     places = json.loads(text)["places"] if kind is FormKind.PARTS else {}
     for grammar in _grammars(kind, text) if places else ():
         if grammar.get("name") in places:
@@ -100,8 +100,8 @@ def _schema_grammar(schema: Any, *, closed: bool = False, place: str = "") -> di
 
 
 def _quoted(text: str) -> str:
-    """A text as a string of Lark's notation, which is JSON's."""
-    return json.dumps(text)  # all but ASCII escaped: the library takes no DEL in a string
+    """Returns a text as a Lark string, which has JSON's notation."""
+    return json.dumps(text)  # non-ASCII is escaped, and DEL, which the library rejects in a string
 
 
 def _lark(text: str) -> str:

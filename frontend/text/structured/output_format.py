@@ -1,22 +1,22 @@
-"""The forms that an answer may be held to. Pure: knows no proto, no library, no process."""
+"""Formats that constrain an answer (structured output). Pure: no proto, library or process."""
 
 import enum
 from dataclasses import dataclass
 
 
 class FormError(Exception):
-    """A form that cannot be had; says why, for the client."""
+    """A format that cannot be enforced; the message is for the client."""
 
 
 class FormKind(enum.StrEnum):
-    """How the text of a form is to be read."""
+    """How the text of a format is interpreted."""
 
     JSON_SCHEMA = "json_schema"
     """A JSON Schema."""
     STRICT_JSON_SCHEMA = "strict_json_schema"
-    """The same, with objects closed: see `closed_objects`."""
+    """A JSON Schema whose objects are closed; see `closed_objects`."""
     JSON_OBJECT = "json_object"
-    """Nothing is to be read: any JSON object."""
+    """Any JSON object; the text is empty."""
     REGEX = "regex"
     """A regular expression."""
     CHOICE = "choice"
@@ -26,21 +26,21 @@ class FormKind(enum.StrEnum):
     PARTS = "parts"
     """A JSON object:
     `lark`, a grammar;
-    `schemas`, from the names that it refers to as `@name` to JSON Schemas;
-    `closed`, the names of those whose objects are closed, see `closed_objects`;
-    `places`, from names to what errors call these schemas; those that are not in it have no name for a client.
+    `schemas`, JSON Schemas by the names that the grammar refers to as `@name`;
+    `closed`, names of the schemas whose objects are closed, see `closed_objects`;
+    `places`, names of the schemas in errors; a schema without one is unknown to the client.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What an answer is held to.
+    """A format that constrains an answer.
 
     Attributes:
-        kind: how to read `text`.
-        text: the form.
-        field: what errors name: the request's field that holds it.
-        before: rules in Lark's notation for what comes before the form, of which `before` is the first; empty: nothing.
+        kind: how to interpret `text`.
+        text: the format.
+        field: the request's field, for errors.
+        before: Lark rules for text before the constrained part, `before` is the first; empty: none.
     """
 
     kind: FormKind

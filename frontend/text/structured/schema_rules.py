@@ -1,4 +1,4 @@
-"""Brings a JSON Schema into the form that the library takes, or says what of it cannot be held to. Pure.
+"""Rewrites a JSON Schema with keywords that llguidance supports, or reports what cannot be enforced. Pure.
 
 The library refuses keywords that it does not know, without saying where they stand, and some that mean nothing or can
 be said otherwise: an unknown `format`, `uniqueItems` of few values, `propertyNames` of records, `oneOf` of models that
@@ -14,7 +14,7 @@ from frontend.text.structured.schema_walk import Schema, Subschema, referred, su
 from frontend.text.structured.unique_items import NotEnumerable, distinct_arrays
 
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
-"""The values of `format` that the library holds to; to us all others are annotations."""
+"""Values of `format` that the library enforces; others are annotations."""
 
 _REFUSED = (
     *("contains", "dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef", "else", "if", "maxContains"),
@@ -96,7 +96,7 @@ def _replace_pattern(_root: Schema, subschema: Subschema) -> None:
 
 
 def _forbid(_root: Schema, subschema: Subschema) -> None:
-    """Zod writes what is never there as `not: {}`."""
+    """Zod writes absent members as `not: {}`."""
     schema = subschema.schema
     if schema.get("not", False) in (True, {}):
         del schema["not"]

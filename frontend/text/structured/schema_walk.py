@@ -28,7 +28,7 @@ class Subschema(NamedTuple):
 
 
 def subschemas(root: Schema) -> Iterator[Subschema]:
-    """A schema and all that it consists of or refers to, each once. The caller may change each one it is given."""
+    """Yields a schema and all its subschemas and references, each once. The caller may modify them."""
     waiting: list[tuple[str, Any]] = [("", root)]
     seen: set[int] = set()
     while waiting:
@@ -42,7 +42,7 @@ def subschemas(root: Schema) -> Iterator[Subschema]:
 
 
 def referred(root: Schema, reference: str) -> Any:
-    """The schema that a JSON pointer behind # leads to; None: nothing, or the reference is no pointer."""
+    """Resolves a JSON pointer after #; None: it leads nowhere, or is not a pointer."""
     pointer = unquote(reference.partition("#")[2])
     if pointer and not pointer.startswith("/"):
         return None

@@ -1,4 +1,4 @@
-"""Tries a grammar out as the engine will run it: what it cannot run is refused before the first token.
+"""Runs a grammar as the engine will, to refuse it before the first token if it is too expensive.
 
 That a grammar compiles does not say that answers can be drawn under it: the library meets most of its limits, and most
 of its work, in the steps that follow. So some answers are drawn here, of tokens that bring the grammar's structure
@@ -14,14 +14,14 @@ from frontend.text.structured.output_format import FormError
 
 _NUM_WALKS = 4
 _MAX_STEPS = 128  # of one walk: a few milliseconds for most grammars
-_MAX_STEP_S = 0.25  # of CPU time: the engine's other answers would wait for it
+_MAX_STEP_S = 0.25  # CPU time: it would delay the engine's other answers
 _MAX_TRIAL_S = 1.0  # of CPU time, all walks: a step under the longest regex takes 10 ms
 _STRUCTURE = ('"', ",", ":", "{", "[", "]", "}", "\n", " ", "1", "a", "true", "null", "(", ")", "<", ">")
 _SEED = 20
 
 
 def parser_limits() -> LLParserLimits:
-    """What one grammar may cost: the engine's limits, so that what passes here passes there."""
+    """The engine's limits for one grammar: what passes here passes there."""
     return LLParserLimits(
         max_items_in_row=5_000,
         initial_lexer_fuel=1_000_000,
@@ -55,10 +55,10 @@ class Trial:
         """
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         if compiled.is_error():
-            raise FormError(_complaint(compiled))
+            raise FormError(_error_message(compiled))
         compiled.compute_bitmask()
         if compiled.is_error():
-            raise FormError(f"nothing can be written that keeps to it ({_complaint(compiled)})")
+            raise FormError(f"no text satisfies it ({_error_message(compiled)})")
         rng = random.Random(_SEED)
         until_s = time.process_time() + _MAX_TRIAL_S
         for _ in range(_NUM_WALKS):
@@ -74,7 +74,7 @@ class Trial:
             if step_s > _MAX_STEP_S:
                 raise FormError(f"one step under it takes {step_s:.1f} s, more than {_MAX_STEP_S} s")
         if matcher.is_error():
-            raise FormError(f"it is too large to be run: {_complaint(matcher)}")
+            raise FormError(f"it is too expensive to run: {_error_message(matcher)}")
 
     def _choose(self, mask: bytes, rng: random.Random) -> int:
         """A token that ends or begins a part of the answer, if one is allowed, or else any: mostly the former."""
@@ -88,7 +88,7 @@ class Trial:
         return offset + (bits & -bits).bit_length() - 1
 
 
-def _complaint(matcher: LLMatcher) -> str:
-    """The library's complaint without what it adds for its own developers."""
+def _error_message(matcher: LLMatcher) -> str:
+    """Returns the library's error without its details for developers."""
     text = matcher.get_error().partition("<state>")[0].replace("<non-verbose/>", "")
     return text.strip()[:1000]

@@ -1,4 +1,4 @@
-"""Lists the arrays of distinct items that a schema allows: the library has no `uniqueItems` but `const`. Pure."""
+"""Enumerates the arrays of distinct items that a schema allows: llguidance has no `uniqueItems`. Pure."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ _CONSTRAINTS = _BOUNDS.union(
 
 
 class NotEnumerable(Exception):  # noqa: N818
-    """The arrays cannot be listed; says why."""
+    """The arrays cannot be enumerated; says why."""
 
 
 def distinct_arrays(root: Schema, schema: Schema) -> list[list[Any]] | None:

@@ -1,4 +1,4 @@
-"""The process that compiles grammars, see `frontend.text.isolated.worker`: `python -m frontend.text.structured.worker`.
+"""The process that compiles grammars (`python -m frontend.text.structured.worker`); see `isolated/worker.py`.
 
 -> {"tokenizer": ..., "vocab_size": ..., "end_token_ids": [...]}      <- {}
 -> {"kind": ..., "text": ..., "before": ...}                          <- {"grammar": ...}, again and again
@@ -11,7 +11,7 @@ from frontend.text.structured.grammars import grammar_of, parts_of
 from frontend.text.structured.output_format import FormError, FormKind
 from frontend.text.structured.trial import Trial
 
-_NICENESS = 5  # answers under way come first
+_NICENESS = 5  # running answers have priority
 
 
 def compiler(hello: Frame) -> Handler:

@@ -1,4 +1,4 @@
-"""TLS at both doors, with certificates made on the spot and clients that check them."""
+"""TLS of gRPC and HTTP, with certificates made on the spot and clients that check them."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""The pair with its HTTP door open, and OpenAI's own client in front of it."""
+"""The pair with HTTP, and OpenAI's own client in front of it."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""A pair with both doors open, and a neighbour whose answer runs while limits are tried out."""
+"""A pair with both APIs, and a neighbour whose answer runs while limits are tried out."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Limits on sizes and counts at the HTTP door: what is at the limit passes, one more is refused with the numbers."""
+"""Limits on sizes and counts at the HTTP API: what is at the limit passes, one more is refused with the numbers."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""`--log-requests`: a line for each request, however it ends, through both doors, without its text."""
+"""`--log-requests`: a line for each request, however it ends, over gRPC and HTTP, without its text."""
 
 import asyncio
 import json
@@ -43,13 +43,13 @@ async def test_a_request_over_grpc_has_its_numbers_and_none_of_its_text(make_pai
         pass
     await pair.idle()
     (line,) = lines()
-    assert (line.request_id, line.door, line.model) == ("mine", "grpc", "fake")
+    assert (line.request_id, line.api, line.model) == ("mine", "grpc", "fake")
     assert line.call == "chairlift.v1.GenerationService/StreamGenerate"
     assert (line.num_prompt_tokens, line.num_cached_tokens, line.num_output_tokens) == (12, 1, 5)
     assert line.finish_reason == "length"
     assert 0 < line.ttft_s <= line.total_s
     assert not hasattr(line, "trace_id")
-    assert line.getMessage().startswith("request_id=mine door=grpc call=chairlift.v1.GenerationService/StreamGenerate ")
+    assert line.getMessage().startswith("request_id=mine api=grpc call=chairlift.v1.GenerationService/StreamGenerate ")
     assert "secret" not in caplog.text
 
 
@@ -83,7 +83,7 @@ async def test_a_request_over_http_says_so(make_pair, lines):
     await post(pair, "/v1/completions", prompt="abc", request_id="r", max_tokens=20)
     await pair.idle()
     (line,) = lines()
-    assert (line.request_id, line.door, line.call) == ("cmpl-r", "http", "POST /v1/completions")
+    assert (line.request_id, line.api, line.call) == ("cmpl-r", "http", "POST /v1/completions")
     assert line.finish_reason == "stop"
 
 

@@ -1,4 +1,4 @@
-"""Traces of requests through both doors, as OpenTelemetry's own exporter keeps them and as a collector gets them."""
+"""Traces of requests over gRPC and HTTP, as OpenTelemetry's own exporter keeps them and as a collector gets them."""
 
 import asyncio
 import gzip

@@ -1,4 +1,4 @@
-"""Forms of answers, allowed ids and bad words through the gRPC door: what the engine is told."""
+"""Forms of answers, allowed ids and bad words through the gRPC API: what the engine is told."""
 
 import asyncio
 import json

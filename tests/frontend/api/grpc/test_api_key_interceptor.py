@@ -1,4 +1,4 @@
-"""Keys at the gRPC door. The methods are not listed here: they are whatever the frontend registers."""
+"""API keys over gRPC. The methods are not listed here: they are whatever the frontend registers."""
 
 import logging
 

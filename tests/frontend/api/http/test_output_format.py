@@ -217,7 +217,7 @@ async def test_form_that_compiles_but_cannot_run_is_refused_before_any_token(con
         if runs:
             await create
         else:
-            with pytest.raises(openai.BadRequestError, match="too large to be run"):
+            with pytest.raises(openai.BadRequestError, match="too expensive to run"):
                 await create
     assert len(engine.submissions) == 1
 

@@ -70,7 +70,7 @@ async def test_version_is_the_packages(http_pair):
     assert await fetch_json(http_pair, "/version") == (200, {"version": version("chairlift")})
 
 
-async def test_metrics_count_what_came_through_this_door(http_pair, client):
+async def test_metrics_count_what_came_through_http(http_pair, client):
     await client.completions.create(model="fake", prompt="abc")
     status, content_type, text = await fetch(http_pair, "/metrics")
     assert (status, content_type.partition(";")[0]) == (200, "text/plain")

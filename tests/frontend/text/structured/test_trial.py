@@ -54,13 +54,13 @@ CANNOT_RUN = {
 @pytest.mark.parametrize("case", CANNOT_RUN)
 def test_schema_that_compiles_but_meets_a_limit_later_is_refused(case, tokenizer):
     grammar = grammar_of(FormKind.JSON_SCHEMA, json.dumps(CANNOT_RUN[case]))
-    with pytest.raises(FormError, match=r"too large to be run: .*max is 5000"):
+    with pytest.raises(FormError, match=r"too expensive to run: .*max is 5000"):
         Trial(tokenizer).run(grammar)
 
 
 def test_grammar_that_compiles_but_meets_a_limit_later_is_refused(tokenizer):
     grammar = grammar_of(FormKind.GRAMMAR, 'start: "go" | "so" "it" rest\nrest: ' + alternatives(5500)[7:])
-    with pytest.raises(FormError, match="too large to be run"):
+    with pytest.raises(FormError, match="too expensive to run"):
         Trial(tokenizer).run(grammar)
 
 
