@@ -265,7 +265,7 @@ def test_a_collector_that_is_gone_is_complained_about_once_a_minute(monkeypatch,
     log = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     monkeypatch.setattr(log, "filters", [])
     now_s = 0.0
-    monkeypatch.setattr(otlp, "_rarely", otlp.RateLimitFilter(clock=lambda: now_s))
+    monkeypatch.setattr(otlp, "_rate_limit", otlp.RateLimitFilter(clock=lambda: now_s))
     for _ in range(2):
         otlp.exporter("http://127.0.0.1:4318").shutdown()
     for now_s in (0.0, 1.0, 59.0, 60.0, 61.0, 119.0, 120.0):
