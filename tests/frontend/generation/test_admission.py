@@ -164,9 +164,9 @@ def test_a_call_gets_all_places_or_none():
 
 def test_a_full_queue_is_known_before_a_request_is_read():
     admission = Admission(max_requests=1, max_tokens=100)
-    admission.check_room(0.0)
+    admission.check_capacity(0.0)
     permit = admission.admit(10, 0.0)
     with pytest.raises(QueueFull, match="1 requests wait for their first token, at most 1 may"):
-        admission.check_room(0.0)
+        admission.check_capacity(0.0)
     permit.release(0.0)
-    admission.check_room(0.0)
+    admission.check_capacity(0.0)

@@ -83,7 +83,7 @@ async def _main(num_calls: int) -> None:
                 for endpoint in ("gRPC", "HTTP"):
                     for early in (False, True):
                         start_s = time.thread_time()
-                        with mock.patch.object(Admission, "check_capacity", _check_room if early else _no_check):
+                        with mock.patch.object(Admission, "check_capacity", _check_capacity if early else _no_check):
                             ports = app.port, app.http_port or 0
                             times_s = await loop.run_in_executor(clients, burst, endpoint, num_calls, *ports)
                         cpu_us = (time.thread_time() - start_s) / num_calls * 1e6
@@ -98,7 +98,7 @@ async def _main(num_calls: int) -> None:
     await engine.kill()
 
 
-_check_room = Admission.check_capacity
+_check_capacity = Admission.check_capacity
 
 
 def _no_check(admission: Admission, now_s: float) -> None:
