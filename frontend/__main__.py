@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from chairlift.service.logs import announce, log_to_stderr, report_error
 from chairlift.service.signals import StopSignals
-from frontend.app import loop_factory
 from frontend.config import FrontendConfig, parse_arguments
 from frontend.errors import ConfigError
 from frontend.workers.run import run_workers
@@ -29,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.workers > 1:
             num_drained = run_workers(config)
         else:
-            with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
-                num_drained = runner.run(_serve(config))
+            num_drained = _run(config)
     except (ConfigError, WorkerFailed) as error:
         report_error(_PROGRAM, error, config.log_format)
         return 2 if isinstance(error, ConfigError) else 1
@@ -38,20 +36,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(config: FrontendConfig) -> int:
-    """Serves until a signal, of which a later one ends it at once; returns how many calls finished while draining."""
-    from frontend.app import FrontendApp  # the parent of workers needs nothing of it
+def _run(config: FrontendConfig) -> int:
+    """Runs one frontend process until a signal; returns the number of calls that finished while draining."""
+    from frontend.app import FrontendApp, loop_factory  # here, because the parent of workers must not import gRPC
 
-    app = FrontendApp(config, warm_up=True)
-    signals = StopSignals(count_open=lambda: app.calls.num_active)
-    signals.watch()
-    try:
-        await app.start()
-        gc.freeze()  # what is there stays: looking through it for garbage would hold everybody up for 30 ms
-        await signals.stop.wait()
-        return await app.drain(config.shutdown_timeout_s)
-    finally:
-        await app.stop()
+    async def serve() -> int:
+        app = FrontendApp(config, warm_up=True)
+        signals = StopSignals(count_open=lambda: app.calls.num_active)
+        signals.watch()
+        try:
+            await app.start()
+            gc.freeze()  # a collection over the objects of the imports would block the event loop for 30 ms
+            await signals.stop.wait()
+            return await app.drain(config.shutdown_timeout_s)
+        finally:
+            await app.stop()
+
+    with asyncio.Runner(loop_factory=loop_factory(use_uvloop=config.uvloop)) as runner:
+        return runner.run(serve())
 
 
 if __name__ == "__main__":
