@@ -186,7 +186,7 @@ def test_a_row_with_nothing_left_to_draw_fails_alone_and_says_what_may_be_the_re
     run = engine.serve([*free, nothing])
     completion = run.answers[-1].completion
     assert completion.reason is EndReason.ENGINE_ERROR
-    assert "no token" in completion.detail
+    assert "exclude every token" in completion.detail
     assert ids(run)[:-1] == ids(engine.serve(free))
 
 

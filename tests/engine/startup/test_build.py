@@ -119,7 +119,7 @@ def test_reading_and_packing_weights_are_told_apart(
 ) -> None:
     details: list[str] = []
     startup = StartupProgress()
-    monkeypatch.setattr(startup, "at", details.append)  # all of it, however fast it comes
+    monkeypatch.setattr(startup, "update", details.append)  # all of it, however fast it comes
     with caplog.at_level("INFO"):
         build_engine(EngineConfig(model=str(model_dir), num_gpu_blocks_override=8), startup)
     num_layers = json.loads((model_dir / "config.json").read_text())["num_hidden_layers"]
@@ -205,8 +205,8 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"quantization": "fp8"}, "--quantization fp8: on a CPU it is int8"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: on a CPU it is int8"),
+        ({"quantization": "fp8"}, "--quantization fp8 is not supported on a CPU: use int8"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 is not supported on a CPU: use int8"),
         ({"threads": 4096}, r"--threads: 4096 threads asked for, 1 to \d+ can be had"),
         ({"max_num_seqs": 32, "max_num_batched_tokens": 16}, "--max-num-batched-tokens 16"),
         ({"dtype": "bfloat16"}, "bfloat16.*float32"),

@@ -298,14 +298,14 @@ NO_FORM = [
         "guided_choice",
         "guided_regex and guided_choice do not go together",
     ),
-    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ignore_eos does not go with"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ignore_eos excludes structured output"),
     ({"allowed_token_ids": [258]}, "allowed_token_ids", "vocabulary"),
     ({"bad_words": ["x"] * 65}, "bad_words", "at most 64"),
 ]
 
 
 @pytest.mark.parametrize(("body", "param", "words"), NO_FORM)
-async def test_what_is_no_form_is_named(client, body, param, words):
+async def test_invalid_output_formats_are_named(client, body, param, words):
     with pytest.raises(openai.BadRequestError, match=words) as caught:
         await client.chat.completions.create(model="fake", messages=user(), extra_body=body)
     assert caught.value.param == param
