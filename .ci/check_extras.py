@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 _NO_SERVICE = "-chairlift.service.health"  # needs grpcio-health-checking, which the two services alone have
 _NO_NUMPY = "-chairlift.bench.workload"  # benchmarks run with [engine] or [loadgen]
 
-# Packages each extra must import whole; "" is the distribution without extras. Names behind "-" are left out: they are
-# run with [dev].
+# Packages (whole) and modules that each extra must import; "" is the distribution without extras. Names behind "-" are
+# left out: they are run with [dev].
 PROMISES = {
     "": ["chairlift", _NO_SERVICE, _NO_NUMPY, "engine.core", "chairlift.client"],
     "frontend": [
@@ -25,7 +25,14 @@ PROMISES = {
         _NO_NUMPY,
         "-frontend.observability.otlp",  # with [otel]
     ],
-    "otel": ["chairlift", _NO_SERVICE, _NO_NUMPY, "frontend.observability"],
+    "otel": [
+        "chairlift",
+        _NO_SERVICE,
+        _NO_NUMPY,
+        "frontend.observability.otlp",
+        "frontend.observability.request_trace",
+        "frontend.observability.trace_context",
+    ],
     "engine": [
         "chairlift",
         "engine",
@@ -48,7 +55,7 @@ left_out = {name[1:] for name in sys.argv[1:] if name.startswith("-")}
 count = 0
 for name in wanted:
     package = importlib.import_module(name)
-    names = [name] + [m.name for m in pkgutil.walk_packages(package.__path__, name + ".")]
+    names = [name] + [m.name for m in pkgutil.walk_packages(getattr(package, "__path__", []), name + ".")]
     for module in names:
         if module not in left_out and not module.endswith("__main__"):
             importlib.import_module(module)

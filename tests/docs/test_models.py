@@ -67,7 +67,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def complaint(model: Path | str, **options: Any) -> str:
+def startup_error(model: Path | str, **options: Any) -> str:
     """What an engine says that does not start."""
     with pytest.raises((ConfigError, CheckpointError)) as caught:
         build_engine(EngineConfig(model=str(model), device="cpu", **options), StartupProgress())
@@ -214,31 +214,35 @@ def with_nan(folder: Path, tensor: str) -> Path:
 
 
 REFUSED: dict[str, Callable[[Callable[..., Path]], str]] = {
-    "another architecture": lambda made: complaint(made(architectures=["GPT2LMHeadModel"])),
-    "another activation": lambda made: complaint(made(hidden_act="gelu")),
-    "another rotation": lambda made: complaint(made(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
-    "another quantization": lambda made: complaint(made(quantization_config={"quant_method": "awq"})),
-    "a shape that is not the weights'": lambda made: complaint(made(vocab_size=3000)),
-    "no safetensors": lambda made: complaint(without(made(), "model.safetensors")),
-    "half a download": lambda made: complaint(cut(made())),
-    "no tokenizer": lambda made: complaint(without(made(), "tokenizer.json")),
-    "a tokenizer without tokens": lambda made: complaint(with_json(made(), "tokenizer.json", {"model": {"vocab": {}}})),
-    "an added token with another id": lambda made: complaint(
+    "another architecture": lambda made: startup_error(made(architectures=["GPT2LMHeadModel"])),
+    "another activation": lambda made: startup_error(made(hidden_act="gelu")),
+    "another rotation": lambda made: startup_error(made(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})),
+    "another quantization": lambda made: startup_error(made(quantization_config={"quant_method": "awq"})),
+    "a shape that is not the weights'": lambda made: startup_error(made(vocab_size=3000)),
+    "no safetensors": lambda made: startup_error(without(made(), "model.safetensors")),
+    "an incomplete download": lambda made: startup_error(cut(made())),
+    "no tokenizer": lambda made: startup_error(without(made(), "tokenizer.json")),
+    "a tokenizer without tokens": lambda made: startup_error(
+        with_json(made(), "tokenizer.json", {"model": {"vocab": {}}})
+    ),
+    "an added token with a conflicting id": lambda made: startup_error(
         with_json(made(), "tokenizer_config.json", {"added_tokens_decoder": {"9999": {"content": "<new>"}}})
     ),
-    "weights that are not finite": lambda made: complaint(with_nan(made(), "model.norm.weight")),
-    "a file that is none": lambda made: complaint(with_pipe(made(), "generation_config.json")),
-    "absurd numbers": lambda made: complaint(made(num_hidden_layers=1_000_000)),
-    "a template or JSON that is nested too deeply": lambda made: complaint(
+    "weights that are not finite": lambda made: startup_error(with_nan(made(), "model.norm.weight")),
+    "not a regular file": lambda made: startup_error(with_pipe(made(), "generation_config.json")),
+    "numbers out of range": lambda made: startup_error(made(num_hidden_layers=1_000_000)),
+    "a template or JSON that is nested too deeply": lambda made: startup_error(
         with_json(made(), "tokenizer_config.json", {"chat_template": "{% if x %}" * 1000})
     ),
-    "no such folder": lambda _: complaint("./nothing/is/here"),
-    "16 bits on a CPU": lambda made: complaint(made(), dtype="bfloat16"),
-    "the other device's 8 bits": lambda made: complaint(made(), quantization="fp8"),
-    "a context that the model has not": lambda made: complaint(made(), max_model_len=600),
-    "a cache too small for one request": lambda made: complaint(made(), kv_cache_memory_bytes=1000),
-    "a cache too large for the machine": lambda made: complaint(made(), kv_cache_memory_bytes=1 << 50),
-    "too few tokens for the seats": lambda made: complaint(made(), max_num_seqs=600, max_num_batched_tokens=32),
+    "no such folder": lambda _: startup_error("./nothing/is/here"),
+    "16 bits on a CPU": lambda made: startup_error(made(), dtype="bfloat16"),
+    "an 8-bit format of the other device": lambda made: startup_error(made(), quantization="fp8"),
+    "a context above the model's limit": lambda made: startup_error(made(), max_model_len=600),
+    "a cache too small for one request": lambda made: startup_error(made(), kv_cache_memory_bytes=1000),
+    "a cache too large for the machine": lambda made: startup_error(made(), kv_cache_memory_bytes=1 << 50),
+    "a token budget below the number of slots": lambda made: startup_error(
+        made(), max_num_seqs=600, max_num_batched_tokens=32
+    ),
 }
 
 
