@@ -28,7 +28,7 @@ class FakeTarget:
         self.cancelled: list[int] = []
         self.num_open = self.max_open = 0
 
-    async def run_workload(self, prepared: int, sink: Sink) -> None:
+    async def send(self, prepared: int, sink: Sink) -> None:
         self.sent.append(prepared)
         self.num_open += 1
         self.max_open = max(self.max_open, self.num_open)
@@ -83,8 +83,8 @@ class Stage:
         preparer.fill()
         self.sender = Sender(self.target, preparer, recorder, self.shard, pacer or Pacer())
 
-    async def run_workload(self, start_ns: int | None = None) -> "np.ndarray[Any, Any]":
-        await self.sender.run_workload(time.monotonic_ns() if start_ns is None else start_ns)
+    async def run(self, start_ns: int | None = None) -> "np.ndarray[Any, Any]":
+        await self.sender.run(time.monotonic_ns() if start_ns is None else start_ns)
         assert self.target.num_open == 0
         return self.requests
 
@@ -123,7 +123,7 @@ async def test_ten_thousand_arrivals_are_sent_on_time_and_do_not_drift() -> None
     rng = random.Random(2)
     due_s = np.cumsum([rng.expovariate(500) for _ in range(10_000)]).tolist()
     stage = Stage(slow_to_send, due_s, pacer=Pacer(lambda: FakeTime.now_ns, sleep), clock=lambda: FakeTime.now_ns)
-    requests = await stage.run_workload(start_ns=5_000_000)
+    requests = await stage.run(start_ns=5_000_000)
     lag_ns = requests["sent_ns"] - requests["scheduled_ns"]
     assert lag_ns.min() >= 0
     assert np.median(lag_ns) < 10_000
@@ -141,7 +141,7 @@ async def test_a_slow_server_does_not_slow_its_own_load_down() -> None:
         sink.tokens(1)
 
     stage = Stage(answer, [0.002 * index for index in range(50)])
-    requests = await stage.run_workload()
+    requests = await stage.run()
     assert stage.target.max_open == 50
     assert set(stage.statuses()) == {Status.OK}
     assert requests["sent_ns"].max() < requests["ended_ns"].min()
@@ -149,20 +149,20 @@ async def test_a_slow_server_does_not_slow_its_own_load_down() -> None:
 
 async def test_requests_due_at_the_same_time_are_all_sent() -> None:
     stage = Stage(at_once, [0.0] * 30 + [0.01] * 30)
-    await stage.run_workload()
+    await stage.run()
     assert stage.target.sent == list(range(60))
     assert set(stage.statuses()) == {Status.OK}
 
 
 async def test_nothing_is_sent_before_the_start() -> None:
     stage = Stage(at_once, [0.0, 0.0])
-    requests = await stage.run_workload(start_ns=time.monotonic_ns() + 50_000_000)
+    requests = await stage.run(start_ns=time.monotonic_ns() + 50_000_000)
     assert requests["sent_ns"].min() >= 0
 
 
 async def test_a_capped_request_waits_its_turn_and_its_time_counts_from_when_it_was_due() -> None:
     stage = Stage(after(0.02), [0.001 * index for index in range(20)], max_concurrency=2)
-    requests = await stage.run_workload()
+    requests = await stage.run()
     assert stage.target.max_open == 2
     assert stage.target.sent == list(range(20))
     assert requests["scheduled_ns"].tolist() == [1_000_000 * index for index in range(20)]
@@ -190,7 +190,7 @@ async def test_overflow_can_be_dropped() -> None:
     now_ns = 0
     pacer, due_s = Pacer(lambda: now_ns, sleep), [0.0, 0.0, 0.0, 0.0, 0.5]
     stage = Stage(answer, due_s, pacer=pacer, clock=lambda: now_ns, max_concurrency=2, overflow="drop")
-    requests = await stage.run_workload(start_ns=0)
+    requests = await stage.run(start_ns=0)
     assert stage.statuses() == [Status.OK, Status.OK, Status.DROPPED, Status.DROPPED, Status.OK]
     assert stage.target.sent == [0, 1, 4]
     assert requests["sent_ns"][2:4].tolist() == [ABSENT, ABSENT]
@@ -199,7 +199,7 @@ async def test_overflow_can_be_dropped() -> None:
 
 async def test_a_closed_loop_keeps_its_concurrency_and_ignores_arrivals() -> None:
     stage = Stage(after(0.01), [1000.0] * 30, concurrency=3)
-    requests = await stage.run_workload()
+    requests = await stage.run()
     assert stage.target.max_open == 3
     assert set(stage.statuses()) == {Status.OK}
     assert (requests["scheduled_ns"] <= requests["sent_ns"]).all()
@@ -210,7 +210,7 @@ async def test_a_closed_loop_keeps_its_concurrency_and_ignores_arrivals() -> Non
 
 async def test_a_closed_loop_with_more_slots_than_requests_ends() -> None:
     stage = Stage(at_once, [0.0] * 2, concurrency=5)
-    await stage.run_workload()
+    await stage.run()
     assert set(stage.statuses()) == {Status.OK}
 
 
@@ -222,7 +222,7 @@ async def test_answers_without_an_end_are_broken_off_after_the_drain_timeout(loo
             await never(prepared, sink)
 
     stage = Stage(answer, [0.0, 0.01, 0.02], drain_timeout_s=0.1, **loop)
-    requests = await stage.run_workload()
+    requests = await stage.run()
     assert stage.statuses() == [Status.OK, Status.IN_FLIGHT, Status.IN_FLIGHT]
     assert sorted(stage.target.cancelled) == [1, 2]
     assert requests["ended_ns"][1:].tolist() == [ABSENT, ABSENT]
@@ -230,7 +230,7 @@ async def test_answers_without_an_end_are_broken_off_after_the_drain_timeout(loo
 
 async def test_what_still_waits_at_the_drain_timeout_is_never_sent() -> None:
     stage = Stage(never, [0.0, 0.0, 0.0], max_concurrency=1, drain_timeout_s=0.05)
-    await stage.run_workload()
+    await stage.run()
     assert stage.statuses() == [Status.IN_FLIGHT, Status.UNSENT, Status.UNSENT]
     assert stage.target.sent == [0]
 
@@ -245,7 +245,7 @@ async def test_stopping_leaves_what_is_under_way_and_sends_no_more(settings: dic
         await asyncio.sleep(0.02)  # the second request waits in the client by now, where it may
         stage.sender.stop()
 
-    await asyncio.gather(stage.run_workload(), stop())
+    await asyncio.gather(stage.run(), stop())
     await asyncio.sleep(0.02)
     assert stage.statuses() == [Status.IN_FLIGHT, Status.UNSENT, Status.UNSENT]
     assert (stage.target.sent, stage.target.cancelled) == ([0], [0])
@@ -259,7 +259,7 @@ async def test_calls_are_cancelled_on_purpose_after_so_many_tokens(loop: dict[st
             sink.tokens(1)
 
     stage = Stage(answer, [0.0] * 3, cancel_after=[0, 2, 0], **loop)
-    requests = await stage.run_workload()
+    requests = await stage.run()
     assert stage.statuses() == [Status.OK, Status.CANCELLED, Status.OK]
     assert requests["num_tokens"].tolist() == [6, 2, 6]
     assert stage.target.cancelled == [1]
@@ -281,7 +281,7 @@ async def test_every_kind_of_end_is_told_apart() -> None:
             raise RequestFailedError("the server said no")
 
     stage = Stage(answer, [0.0] * 6)
-    requests = await stage.run_workload()
+    requests = await stage.run()
     assert stage.statuses() == [Status.ERROR, Status.TIMEOUT, Status.ERROR, Status.ERROR, Status.OK, Status.ERROR]
     assert [stage.errors[number] if number >= 0 else "" for number in requests["error"]] == [
         "the server said no",
@@ -315,7 +315,7 @@ async def test_later_requests_are_made_in_the_idle_time_before_they_are_due() ->
     stage = Stage(at_once, due_s, pacer=pacer, clock=lambda: now_ns, budget=1, make=make)
     assert made == [0]
     async with asyncio.timeout(HANG_S):
-        await stage.run_workload(start_ns=0)
+        await stage.run(start_ns=0)
     assert set(stage.statuses()) == {Status.OK}
     assert made == stage.target.sent == [0, 1, 2, 3, 4]
 
@@ -329,6 +329,6 @@ async def test_a_busy_answer_delays_others_visibly() -> None:
         sink.tokens(1)
 
     stage = Stage(hold_up, [0.0, 0.01, 0.02])
-    requests = await stage.run_workload()
+    requests = await stage.run()
     lag_ms = (requests["sent_ns"] - requests["scheduled_ns"]) / 1e6
     assert (lag_ms[1:] >= [189, 179]).all()
