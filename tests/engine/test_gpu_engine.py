@@ -157,7 +157,7 @@ def test_eight_bit_weights_and_cache_serve(gpu: SimpleNamespace, model_dir: Path
         ({"kv_cache_dtype": "fp8"}, "sm_80", "--kv-cache-dtype fp8: sm_80 has no 8-bit floats"),
         ({"gpu_memory_utilization": 0.001}, "sm_90", "the weights take .* too little"),
         ({"gpu_memory_utilization": 0.1}, "sm_90", "no memory is left for the KV cache.* more than"),
-        ({"quantization": "int8"}, "sm_90", "--quantization int8: on a GPU it is fp8"),
+        ({"quantization": "int8"}, "sm_90", "--quantization int8 is not supported on a GPU: use fp8"),
     ],
 )
 def test_what_a_gpu_cannot_do_is_said(
