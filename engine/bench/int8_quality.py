@@ -181,6 +181,7 @@ def _held_out_texts(count: int) -> list[list[int]]:
     return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
+@torch.inference_mode()
 def _check_loss(loss: float, texts: Sequence[Sequence[int]]) -> None:
     """Raises BenchmarkError if the fp32 engine and `transformers` disagree about the loss of these texts."""
     model = load_reference(MODEL_DIR)

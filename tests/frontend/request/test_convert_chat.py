@@ -52,14 +52,14 @@ def test_a_turn_is_opened_unless_the_last_one_goes_on(fields: dict[str, Any], op
 @pytest.mark.parametrize(
     ("fields", "field", "words"),
     [
-        ({"tools_json": ["{"]}, "spec.chat.tools_json", "no JSON"),
-        ({"tools_json": ["[" * 100_000]}, "spec.chat.tools_json", "no JSON"),
+        ({"tools_json": ["{"]}, "spec.chat.tools_json", "not valid JSON"),
+        ({"tools_json": ["[" * 100_000]}, "spec.chat.tools_json", "not valid JSON"),
         ({"tools_json": ["{}", "[]"]}, "spec.chat.tools_json", "JSON list, must be an object"),
         ({"template_variables_json": "7"}, "spec.chat.template_variables_json", "JSON int, must be an object"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "spec.chat.continue_final_message",
-            "set one of them",
+            "set only one of them",
         ),
     ],
 )
