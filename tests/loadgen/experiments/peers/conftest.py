@@ -28,7 +28,7 @@ class Output:
 
 class Handle:
     def __init__(self, ids, config):
-        assert config.ignore_end_token and not config.do_sample
+        assert config.ignore_eos and not config.do_sample
         self.left = [ids[-1] + 1 + i for i in range(config.max_new_tokens)]
         self.ready = []
 
