@@ -114,7 +114,7 @@ PROOFS = [
     Proof(
         r"chairlift-loadgen sweep\b",
         How.RUN,
-        says="11 rungs: 1, 1.5, 2.25",
+        says="11 load levels: 1, 1.5, 2.25",
         shorter=(("sweep --rates", "sweep --dry-run --rates"),),
     ),
     Proof(r"grpcurl\b", How.CALL),
