@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_a_report_of_the_part_that_was_played(pair: Any, tmp_path:
     records = read_records(out)
     assert 0 < sum(record["status"] == "OK" for record in records) < 2_000
     assert sum(record["status"] == "UNSENT" for record in records) > 0
-    assert re.search(r"^interrupted: \d+ requests? under way broken off", stderr, re.MULTILINE)
+    assert re.search(r"^interrupted: \d+ requests? in flight aborted", stderr, re.MULTILINE)
     assert "PARTIAL" in stdout
 
 
