@@ -82,7 +82,7 @@ def test_bad_flag_is_one_line_and_three_more_tries(other: Any, service: str, var
     lines = other.complaints(service)
     assert len(lines) == 4
     assert len(set(lines)) == 1
-        assert re.search(f"is lots, it must be a whole number .*from {variable}", lines[0])
+    assert re.search(f"is lots, it must be a whole number .*from {variable}", lines[0])
 
 
 def test_frontend_is_not_started_before_an_engine_that_fails(other: Any) -> None:
