@@ -124,7 +124,7 @@ class Engine:
             self._grammars.close()
         if self._io.has_failed:
             raise StepError("the IO thread failed")
-        _log.info("Drained: %d requests finished, %d cancelled", loop.num_drained, loop.num_cut)
+        _log.info("drained: %d requests finished, %d cancelled", loop.num_drained, loop.num_cut)
 
     @property
     def num_turns(self) -> int:

@@ -65,7 +65,7 @@ async def test_it_serves_a_model_drains_and_exits_with_zero(tmp_path: Path, mode
             assert len(last.token_ids) == 500
             assert [notice.grace.seconds for notice in client.drains] == [30]
         assert await process.ended() == 0
-    assert "Drained: 1 requests finished, 0 cancelled" in process.lines[-1]
+    assert "drained: 1 requests finished, 0 cancelled" in process.lines[-1]
     assert not (tmp_path / "engine.sock").exists()
     steps = [json.loads(line) for line in step_log.read_text().splitlines()]
     assert sum(len(step["finished"]) for step in steps) == 21

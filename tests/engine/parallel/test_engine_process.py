@@ -66,7 +66,7 @@ async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) 
         assert await engine.ended() == 0
     assert not is_alive(follower)
     assert engine.complaints == []
-    assert "Drained: 1 requests" in "".join(engine.lines)
+    assert "drained: 1 requests" in "".join(engine.lines)
 
 
 @pytest.mark.sampled(1)
