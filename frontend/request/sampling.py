@@ -24,6 +24,7 @@ from frontend.request.checks import check_has_tokens, check_range
 from frontend.request.request import GenerationRequest
 from frontend.text.served_model import ServedModel
 
+_REPEATED = (TokenIds, Texts, Biases)
 _Message = pb.SamplingOptions | pb.StopOptions
 
 
@@ -87,26 +88,31 @@ def _checked_values(
         field = path + parameter.public_name
         value = _value(message, parameter, field)
         if value is None:
-            value = defaults.get(name, parameter.default)
-        if value is not None:
-            problem = parameter.problem(value, model.vocab_size)
-            if problem is not None:
-                raise InvalidRequest(f"{parameter.public_name} {problem}", field=field)
-        if parameter.kind == Texts and value:
+            value = defaults.get(name)
+        if value is None:
+            values[name] = parameter.default
+            continue
+        problem = parameter.problem(value, model.vocab_size)
+        if problem is not None:
+            raise InvalidRequest(f"{parameter.public_name} {problem}", field=field)
+        if parameter.kind == Texts:
             check_has_tokens(field, model)
         values[name] = _without_repetition(parameter, value)
     return values
 
 
 def _value(message: _Message, parameter: Parameter, field: str) -> Any:
-    """What a message says of a parameter; None: nothing."""
+    """Returns the value that a message sets; None: it sets none."""
     name = parameter.public_name
+    if parameter.kind in _REPEATED:
+        value = getattr(message, name)
+        if not value:
+            return None
+        return tuple(sorted(value.items())) if parameter.kind == Biases else value
     if message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name):
         return None
     value = getattr(message, name)
-    if isinstance(value, Duration):
-        return _seconds(value, name, field)
-    return tuple(sorted(value.items())) if parameter.kind == Biases else value
+    return _seconds(value, name, field) if isinstance(value, Duration) else value
 
 
 def _without_repetition(parameter: Parameter, value: Any) -> Any:
