@@ -7,11 +7,10 @@ from pydantic_core import from_json
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.anthropic.bodies import MessagesBody
 from frontend.api.anthropic.errors import error_content
-from frontend.api.http.content_blocks import Block, BlockClosed, BlockGrown, BlockKind, BlockOpened, Blocks, BlockStep
+from frontend.api.http.content_blocks import Block, BlockClosed, BlockGrown, BlockKind, BlockOpened, BlockStep
 from frontend.api.http.generation_spec import sampling_spec
 from frontend.api.http.opaque_reasoning import encoded
-from frontend.api.http.response_builder import NAMED_EVENTS, JsonObject
-from frontend.request.prompt_options import PromptOptions
+from frontend.api.http.response_builder import JsonObject, SingleAnswerBuilder
 from frontend.request.request import ChatPrompt
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_format import OutputForm
@@ -20,7 +19,7 @@ _SIGNATURE = "unsigned"
 """Signature of visible thinking, never checked. Clients drop thinking without a signature."""
 
 
-class MessageBuilder:
+class MessageBuilder(SingleAnswerBuilder):
     """Builds the response to one call.
 
     Args:
@@ -31,24 +30,19 @@ class MessageBuilder:
         form: structured-output format; None: free text.
     """
 
-    event_format = NAMED_EVENTS
-    prompt_options = PromptOptions()
-
     def __init__(
         self, body: MessagesBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
     ) -> None:
-        self.request_id = f"msg_{request_id}"
-        self.chat = chat
-        self.form = form
-        # A default, not the spec's limit: a limit above the context length means as much as fits.
-        self.default_max_tokens = body.max_tokens
-        spec = sampling_spec(body, self.request_id)
-        spec.output.parse = True
-        self.specs = [spec]
+        super().__init__(
+            sampling_spec(body, f"msg_{request_id}"),
+            chat=chat,
+            form=form,
+            max_tokens=body.max_tokens,
+            one_call=body.tool_use.one_call,
+        )
         self._error_id = f"req_{request_id}"
         self._max_tokens = body.max_tokens
         self._shows_thinking = body.shows_thinking
-        self._blocks = Blocks(one_call=body.tool_use.one_call)
         self._message: JsonObject = {
             "id": self.request_id,
             "type": "message",
@@ -73,10 +67,6 @@ class MessageBuilder:
                 steps = self._blocks.take(message.chunk)
                 return [event for step in steps for event in self._step_events(step)]
         return self._finish(message.finished)
-
-    def last_events(self) -> list[JsonObject]:
-        """See EventBuilder.last_events."""
-        return []
 
     def failure_events(self, error: Exception) -> list[JsonObject]:
         """See EventBuilder.failure_events."""

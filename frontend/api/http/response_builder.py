@@ -1,10 +1,12 @@
 """Response builders: what each API implements to make its GenerationSpecs, events and response object."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from chairlift.service.end_reason import reasons_by_value
 from chairlift.v1 import generation_service_pb2 as pb
+from frontend.api.http.content_blocks import Blocks
 from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
@@ -93,12 +95,47 @@ class ResponseBuilder(EventBuilder, Protocol):
         ...
 
 
-class SingleAnswerBuilder(EventBuilder, Protocol):
-    """Makes the response object of a call for one answer from its events."""
+class SingleAnswerBuilder(ABC):
+    """An EventBuilder for one answer to a conversation; the response object is made from the events as well.
 
+    Args:
+        spec: the GenerationSpec; its answer is parsed.
+        chat: the conversation.
+        form: structured-output format; None: free text.
+        max_tokens: default of max_tokens. It is not set in the spec, because a limit above the context length means as
+            much as fits.
+        one_call: the answer has at most one tool call.
+    """
+
+    event_format = NAMED_EVENTS
+    prompt_options = PromptOptions()
+
+    def __init__(
+        self, spec: pb.GenerationSpec, *, chat: ChatPrompt, form: OutputForm | None, max_tokens: int, one_call: bool
+    ) -> None:
+        spec.output.parse = True
+        self.specs = [spec]
+        self.request_id = spec.request_id
+        self.chat = chat
+        self.form = form
+        self.default_max_tokens = max_tokens
+        self._blocks = Blocks(one_call=one_call)
+
+    @abstractmethod
+    def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:
+        """See EventBuilder.events."""
+
+    def last_events(self) -> list[JsonObject]:
+        """See EventBuilder.last_events."""
+        return []
+
+    @abstractmethod
+    def failure_events(self, error: Exception) -> list[JsonObject]:
+        """See EventBuilder.failure_events."""
+
+    @abstractmethod
     def answer(self) -> JsonObject:
         """Returns the response object, after `events` has been called with every message."""
-        ...
 
 
 def finish_reason(finished: pb.Finished) -> str:

@@ -5,21 +5,19 @@ import time
 from typing import Any
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.api.http.content_blocks import Blocks
 from frontend.api.http.errors import RESPONSES_PARAMS, error_object
 from frontend.api.http.generation_spec import NO_LIMIT, sampling_spec
-from frontend.api.http.response_builder import NAMED_EVENTS, JsonObject, finish_reason
+from frontend.api.http.response_builder import JsonObject, SingleAnswerBuilder, finish_reason
 from frontend.api.openai.logprobs import logprob_rows
 from frontend.api.openai.responses.bodies import ResponsesBody
 from frontend.api.openai.responses.output_items import OutputItems
 from frontend.errors import QueueFull
-from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import ChatPrompt
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_format import OutputForm
 
 
-class ResponseObjectBuilder:
+class ResponseObjectBuilder(SingleAnswerBuilder):
     """Builds the response to one call.
 
     Args:
@@ -30,20 +28,17 @@ class ResponseObjectBuilder:
         form: structured-output format; None: free text.
     """
 
-    event_format = NAMED_EVENTS
-    prompt_options = PromptOptions()
-
     def __init__(
         self, body: ResponsesBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
     ) -> None:
-        self.request_id = f"resp_{request_id}"
-        self.chat = chat
-        self.form = form
-        # A default, not the spec's limit: a limit above the context length means as much as fits.
-        self.default_max_tokens = body.max_output_tokens or NO_LIMIT
-        self.specs = [_spec(body, self.request_id)]
+        super().__init__(
+            _spec(body, f"resp_{request_id}"),
+            chat=chat,
+            form=form,
+            max_tokens=body.max_output_tokens or NO_LIMIT,
+            one_call=body.tool_use.one_call,
+        )
         self._model = model
-        self._blocks = Blocks(one_call=body.tool_use.one_call)
         self._items = OutputItems(
             request_id,
             with_logprobs=body.logprobs is not None,
@@ -69,10 +64,6 @@ class ResponseObjectBuilder:
             case _:
                 events = self._finish(message.finished)
         return self._numbered(events)
-
-    def last_events(self) -> list[JsonObject]:
-        """See EventBuilder.last_events."""
-        return []
 
     def failure_events(self, error: Exception) -> list[JsonObject]:
         """See EventBuilder.failure_events. `error` has the HTTP error object; `response.failed` ends the stream."""
@@ -109,7 +100,6 @@ class ResponseObjectBuilder:
 
 def _spec(body: ResponsesBody, request_id: str) -> pb.GenerationSpec:
     spec = sampling_spec(body, request_id)
-    spec.output.parse = True
     if body.logprobs is not None:
         spec.output.top_logprobs = body.logprobs
     return spec
