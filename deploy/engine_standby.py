@@ -2,10 +2,10 @@
 
     engine_standby.py HOST:PORT COMMAND...
 
-Compose starts services without a profile always: under `--profile gpu` the engine on the CPU comes up beside the one on
-the GPU, in an order that nobody knows, and has to give way. Not before that one has loaded, which may take longer than
-requests wait for an engine; grpc.health.v1 says when. Nor does it end then: whoever waits for it would take that for a
-failure. Standing by lasts until the container ends.
+Compose always starts services without a profile: under `--profile gpu` the CPU engine starts beside the GPU engine, in
+any order, and has to drain for it. It drains only after the other one has loaded, as grpc.health.v1 reports, because
+loading may take longer than requests wait for an engine. Then it idles until the container ends, because its exit would
+count as a failure.
 """
 
 import signal

@@ -124,7 +124,7 @@ def _watchdog(engine: Engine, config: EngineConfig, end: Callable[[EngineError],
 
 
 def _ending(service: EngineService, io: IoThread, config: EngineConfig) -> Callable[[EngineError], None]:
-    """What to do when another process of the model fails, or the device hangs: the main thread may wait for ever."""
+    """Returns the handler of a failed rank or a hanging device, for which the main thread may wait without end."""
 
     def end(error: EngineError) -> None:
         report_error(_PROGRAM, error, config.log_format)

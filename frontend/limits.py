@@ -15,6 +15,9 @@ MAX_NUMBER_CHARS = 400
 """More digits than a float can have before its point."""
 MAX_WIRE_FIELDS = 1 << 15
 """Of a gRPC request, nested messages included; a packed list of numbers counts as one."""
+MAX_TEXT_BYTES = 3 << 20
+"""Of a string, as UTF-8, and of a text to tokenize: the tokenizer's result is freed with the GIL held. Longer prompts
+can be sent as token ids."""
 MAX_TOKEN_IDS = 1 << 20
 """In all lists of a request together."""
 
@@ -31,8 +34,6 @@ MAX_TOOL_CALLS = 128
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 512 << 10
 """Of all tools and template variables, as JSON; over HTTP per parameter that is an object."""
-MAX_PROMPT_BYTES = 3 << 20
-"""Of a text to tokenize: the tokenizer's result is freed with the GIL held. Longer prompts can be sent as token ids."""
 MAX_ID_CHARS = 128
 
 # The answer.

@@ -142,7 +142,7 @@ def exponential_ramp(
 
 
 def stepped(steps: Sequence[Step], count: int, *, burstiness: float = 1.0, seed: int = 0) -> Floats:
-    """Arrivals whose rate goes from step to step; the last step's rate goes on for ever.
+    """Arrivals whose rate goes from step to step; the last step's rate continues.
 
     Args:
         steps: at least one.

@@ -36,7 +36,7 @@ def core_times(stat: Path = _STAT) -> CoreTimes | None:
 
 
 class HostWatch:
-    """How busy the cores are that this process may use, second by second, whoever it is that uses them.
+    """Usage of the cores that this process may use, second by second, by all processes.
 
     Args:
         read: the cores' times so far.

@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serves until told to stop."""
     parser = argparse.ArgumentParser(prog="null-engine", description=__doc__)
     parser.add_argument("--uds", type=Path, required=True, help="socket to listen on")
-    parser.add_argument("--exit-on-stdin-close", action="store_true", help="end with whoever started this")
+    parser.add_argument("--exit-on-stdin-close", action="store_true", help="exit when standard input closes")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="requests per step")
     parser.add_argument("--hold", type=int, default=1, help="steps whose tokens leave together")
     parser.add_argument("--period-us", type=int, default=0, help="from one step to the next; 0: no pauses")

@@ -33,7 +33,7 @@ def save_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Saves a random checkpoint that `transformers` and we load alike. Returns its folder, below `folder`.
 
     Matrices are drawn so that activations and logits stay near unit scale in every layer: answers then depend on their
-    whole prompt, where the library's own initial weights often repeat one token for ever.
+    whole prompt, where the library's own initial weights often repeat one token endlessly.
     """
     transformers = import_transformers()
     path = write_shape(name, folder)

@@ -35,7 +35,7 @@ class HeldBackEnds:
     Attributes:
         token_ids: end and stop tokens, held back before `min_tokens` tokens.
         min_tokens: see above.
-        always: the end tokens, if they are to be ignored: held back for ever.
+        always: the end tokens, if they are to be ignored: held back for the whole answer.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -1,9 +1,9 @@
 """tokenizer.json as `transformers` completes it: tokens that are named only in the files beside it are added to it.
 
 A checkpoint may declare tokens in tokenizer_config.json (`added_tokens_decoder`, `bos_token`, `extra_special_tokens`,
-...), special_tokens_map.json or added_tokens.json alone. `AutoTokenizer` adds them when it loads the tokenizer. Whoever
-reads tokenizer.json by itself splits them into pieces, and shows special tokens as text. Here they become a part of
-tokenizer.json, so that frontends and grammars need not know of the other files.
+...), special_tokens_map.json or added_tokens.json alone. `AutoTokenizer` adds them when it loads the tokenizer. A
+program that reads only tokenizer.json splits them into pieces, and shows special tokens as text. Here they become a
+part of tokenizer.json, so that frontends and grammars need not know of the other files.
 """
 
 from collections.abc import Iterator, Mapping

@@ -51,7 +51,7 @@ from frontend.types import AnswerTimes
 _CHARS_PER_TOKEN = 4
 """For the estimate of a prompt's tokens, corrected when it is tokenized."""
 
-_ANSWERS_PER_TURN = 32
+_ANSWERS_PER_TURN = 16
 """Answers that resume per iteration of the event loop: 6 ms of work if all of them start and end in it."""
 
 

@@ -5,7 +5,7 @@ Order within a turn: submissions, cancellations, credits, acknowledgement. A com
 refers to, and is dropped when its request ends: the stream request id may be reused within the same turn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from frontend.routing import wire
@@ -63,17 +63,20 @@ class CommandOutbox:
         self._ack_every = 1
         self.acknowledge(self._processed_step)
 
-    def take(self) -> list[pb.AttachRequest]:
-        """Takes everything, as numbered messages in the order in which they must be sent."""
+    def take(self) -> Iterator[pb.AttachRequest]:
+        """Takes everything, as numbered messages in the order in which they must be sent.
+
+        Each message is encoded when it is asked for, so that the event loop is not held by all of them at once.
+        """
         has_new_step = self._processed_step > self._acknowledged_step
-        commands = list(
-            wire.commands(
-                self._submissions, self._cancellations, self._credits, self._processed_step if has_new_step else None
-            )
+        commands = wire.commands(
+            self._submissions, self._cancellations, self._credits, self._processed_step if has_new_step else None
         )
         self._submissions, self._cancellations, self._credits = [], {}, {}
         self._acknowledged_step = self._processed_step
-        for command in commands:
-            self._command_seq += 1
-            command.command_seq = self._command_seq
-        return commands
+        return map(self._numbered, commands)
+
+    def _numbered(self, command: pb.AttachRequest) -> pb.AttachRequest:
+        self._command_seq += 1
+        command.command_seq = self._command_seq
+        return command

@@ -1,5 +1,6 @@
 """Log-probabilities of tokens in columns, and those of a prompt while they arrive. Knows neither text nor protos."""
 
+from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass, field
 
 
@@ -8,9 +9,9 @@ class LogprobBatch:
     """Log-probabilities of some tokens in columns: `top_ids` and `top_values` hold `top_width` entries per token."""
 
     top_width: int = 0
-    chosen: list[float] = field(default_factory=list)
-    top_ids: list[int] = field(default_factory=list)
-    top_values: list[float] = field(default_factory=list)
+    chosen: MutableSequence[float] = field(default_factory=list)
+    top_ids: MutableSequence[int] = field(default_factory=list)
+    top_values: MutableSequence[float] = field(default_factory=list)
 
     def extend(self, other: "LogprobBatch") -> None:
         """Appends the columns of `other`, which has the same width."""
@@ -19,40 +20,38 @@ class LogprobBatch:
         self.top_ids += other.top_ids
         self.top_values += other.top_values
 
-    def first(self, num_tokens: int) -> "LogprobBatch":
-        """The columns of the first tokens."""
-        num_tops = num_tokens * self.top_width
-        return LogprobBatch(
-            self.top_width, self.chosen[:num_tokens], self.top_ids[:num_tops], self.top_values[:num_tops]
-        )
-
-    def without_first(self, num_tokens: int) -> "LogprobBatch":
-        """The columns of all but the first tokens."""
-        num_tops = num_tokens * self.top_width
-        return LogprobBatch(
-            self.top_width, self.chosen[num_tokens:], self.top_ids[num_tops:], self.top_values[num_tops:]
-        )
+    def cut(self, start: int, stop: int | None = None) -> "LogprobBatch":
+        """The columns of the tokens from `start` up to `stop`; None: to the last."""
+        tops = slice(start * self.top_width, None if stop is None else stop * self.top_width)
+        return LogprobBatch(self.top_width, self.chosen[start:stop], self.top_ids[tops], self.top_values[tops])
 
 
 class PromptLogprobs:
     """Log-probabilities of one prompt while they arrive. The first token has none: nothing comes before it.
 
+    What arrives is kept as it is: making Python objects of a long prompt's would hold the event loop.
+
     Args:
         top_width: alternatives per token, as asked for.
         num_prompt_tokens: tokens of the prompt.
-
-    Attributes:
-        columns: what has arrived; entry i belongs to token i + 1.
     """
 
     def __init__(self, *, top_width: int, num_prompt_tokens: int) -> None:
-        self.columns = LogprobBatch(top_width)
+        self.top_width = top_width
         self._num_prompt_tokens = num_prompt_tokens
+        self._parts: list[LogprobBatch] = []
+        self._num_known = 0
 
     @property
     def num_missing(self) -> int:
         """Tokens whose log-probabilities have not arrived."""
-        return self._num_prompt_tokens - 1 - len(self.columns.chosen)
+        return self._num_prompt_tokens - 1 - self._num_known
+
+    def pieces(self, num_tokens: int) -> Iterator[LogprobBatch]:
+        """Yields what has arrived, from the second token on, in pieces of at most `num_tokens`."""
+        for part in self._parts:
+            for start in range(0, len(part.chosen), num_tokens):
+                yield part.cut(start, start + num_tokens)
 
     def add(self, start_index: int, columns: LogprobBatch) -> None:
         """Takes those of the tokens from `start_index` on; what is known already is dropped.
@@ -60,16 +59,19 @@ class PromptLogprobs:
         Raises:
             ValueError: they leave a gap, are more than the prompt has, or are not as wide as was asked.
         """
-        num_tokens, next_index = len(columns.chosen), len(self.columns.chosen) + 1
+        num_tokens, next_index = len(columns.chosen), self._num_known + 1
         if not 1 <= start_index <= next_index or start_index + num_tokens > self._num_prompt_tokens:
             raise ValueError(
                 f"prompt log-probabilities of {num_tokens} tokens from {start_index} on, when {next_index} was next of "
                 f"{self._num_prompt_tokens}"
             )
-        width, num_tops = self.columns.top_width, (len(columns.top_ids), len(columns.top_values))
+        width, num_tops = self.top_width, (len(columns.top_ids), len(columns.top_values))
         if columns.top_width != width or num_tops != (num_tokens * width,) * 2:
             raise ValueError(
                 f"prompt log-probabilities of {num_tokens} tokens, width {columns.top_width}, with {num_tops[0]} ids "
                 f"and {num_tops[1]} values; the width asked for is {width}"
             )
-        self.columns.extend(columns.without_first(next_index - start_index))
+        num_new = start_index + num_tokens - next_index
+        if num_new > 0:
+            self._parts.append(columns if num_new == num_tokens else columns.cut(num_tokens - num_new))
+            self._num_known += num_new

@@ -6,7 +6,7 @@ one. Everything here is synchronous and runs on the event loop's thread.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -113,8 +113,8 @@ class EngineSession:
         """The engine is about to stop and waits, though not for long, for the acknowledgement of its last step."""
         self._outbox.acknowledge_at_once()
 
-    def take_commands(self) -> list[pb.AttachRequest]:
-        """Takes all commands that are due, in the order in which they must be sent."""
+    def take_commands(self) -> Iterator[pb.AttachRequest]:
+        """Takes all commands that are due, in the order in which they must be sent; encodes each when it is due."""
         return self._outbox.take()
 
     def end(self, error: RequestError) -> list[PendingRequest]:

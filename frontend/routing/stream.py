@@ -169,7 +169,7 @@ class RequestStream:
             raise EngineFault(f"the engine sent output token {start_index} when {num_tokens} was next")
         if num_known:
             token_ids = token_ids[num_known:]
-            logprobs = logprobs.without_first(num_known) if logprobs else None
+            logprobs = logprobs.cut(num_known) if logprobs else None
         if not token_ids:
             return
         if not num_tokens:
@@ -246,7 +246,7 @@ class RequestStream:
             last, end = first + 1, None
         self._logprobs = None
         if logprobs is not None and last < self.num_tokens:
-            logprobs, self._logprobs = logprobs.first(1), logprobs.without_first(1)
+            logprobs, self._logprobs = logprobs.cut(0, 1), logprobs.cut(1)
         self._num_taken = last
         return TokenBatch(first, self.output_ids[first:last].tolist(), logprobs, end)
 

@@ -32,7 +32,7 @@ _CANCEL_REASONS = {
     CancelReason.STALLED: pb.CANCEL_REASON_STALLED,
 }
 _RETRY_ELSEWHERE_S = 1.0
-_MAX_SUBMIT_BYTES = 4 << 20  # of the 16 MiB that a message may have; one prompt of 2**20 tokens is 4 MiB
+_MAX_SUBMIT_BYTES = 1 << 20  # unless one submission is longer: a prompt of 2**20 tokens is 4 MiB of the 16 of a message
 
 
 class ProtocolViolation(FrontendError):  # noqa: N818 - reads as the reason it is
@@ -258,8 +258,8 @@ def _row_logprobs(columns: pb.LogprobColumns, token_counts: Sequence[int]) -> di
 
 
 def prompt_columns(prompt: pb.PromptLogprobs) -> LogprobBatch:
-    """Log-probabilities of some tokens of a prompt."""
-    return LogprobBatch(prompt.top_width, list(prompt.chosen), list(prompt.top_ids), list(prompt.top_values))
+    """Log-probabilities of some tokens of a prompt. The columns are the message's own."""
+    return LogprobBatch(prompt.top_width, prompt.chosen, prompt.top_ids, prompt.top_values)
 
 
 # Numbers.

@@ -48,7 +48,7 @@ def what_held_back(run: RunData) -> str:
 
 
 def _is_short(host: Mapping[str, float]) -> bool:
-    """Whether whoever wanted a core of this machine may have had to wait for it."""
+    """Returns whether a process may have had to wait for a core of this machine."""
     return host["peak"] >= _BUSY_SECOND or host["mean"] >= _BUSY_ON_AVERAGE
 
 

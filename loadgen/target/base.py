@@ -23,7 +23,7 @@ class TargetSpec:
         prompt_mode: token ids, or text where a server takes no ids.
         temperature: 0 is greedy.
         ignore_eos: answers have exactly the length that was asked for.
-        timeout_s: of each request, from when it is sent; None waits for ever.
+        timeout_s: of each request, from when it is sent; None: no limit.
         api_key: sent as a bearer token.
         tls_ca: certificates to trust instead of the usual ones, for grpcs and https.
         tls_cert, tls_key: to show to servers that want one.

@@ -45,7 +45,7 @@ class Processes:
         return path.read_text()
 
     def stop(self) -> None:
-        """Ends all of them; whoever does not listen is killed."""
+        """Ends all of them; a process that does not react is killed."""
         for process in self.running:
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -138,5 +138,5 @@ def start_frontend(pair: PairAddress, free_port: Callable[[], int]) -> Callable[
 
 @pytest.fixture
 def make_processes() -> type[Processes]:
-    """make_processes(folder) -> Processes, to be stopped by whoever makes it."""
+    """make_processes(folder) -> Processes, to be stopped by its maker."""
     return Processes

@@ -40,7 +40,7 @@ class Pair(Protocol):
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """Where an example calls, and what its environment tells it."""
 
     target: str
@@ -48,9 +48,9 @@ class Door:
 
 
 @pytest.fixture
-def doors(
+def endpoints(
     pair: Pair, start_frontend: Callable[..., str], make_authority: Callable[..., Any], tmp_path: Path
-) -> list[Door]:
+) -> list[Endpoint]:
     """The pair as it is, and behind a key and TLS."""
     authority = make_authority("ours")
     served = authority.sign("server")
@@ -59,20 +59,20 @@ def doors(
     flags = ["--tls-cert", str(served.cert), "--tls-key", str(served.key), "--api-key-file", str(keys)]
     target = start_frontend(*flags, api_key=KEY, tls=Tls(ca=authority.ca))
     return [
-        Door(pair.target),
-        Door(target, {"CHAIRLIFT_API_KEY": KEY, "CHAIRLIFT_TLS_CA": str(authority.ca)}),
+        Endpoint(pair.target),
+        Endpoint(target, {"CHAIRLIFT_API_KEY": KEY, "CHAIRLIFT_TLS_CA": str(authority.ca)}),
     ]
 
 
-def check(command: list[str], folder: Path, doors: list[Door]) -> None:
-    """Runs an example at each door and compares what it prints, line by line, and the text that it streamed."""
-    with Client(doors[0].target) as client:
+def check(command: list[str], folder: Path, endpoints: list[Endpoint]) -> None:
+    """Runs an example at each endpoint and compares what it prints, line by line, and the text that it streamed."""
+    with Client(endpoints[0].target) as client:
         answer = client.generate("Once upon a time", temperature=0.8, seed=7, max_tokens=32)
-    for door in doors:
+    for endpoint in endpoints:
         done = subprocess.run(
-            [*command, door.target],
+            [*command, endpoint.target],
             cwd=folder,
-            env={**os.environ, **door.environment},
+            env={**os.environ, **endpoint.environment},
             capture_output=True,
             text=True,
             timeout=RUN_TIMEOUT_S,
@@ -92,12 +92,12 @@ def copy_with_protos(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / folder.relative_to(ROOT), ignore=shutil.ignore_patterns("node_*")))
 
 
-def test_python_by_reflection(doors: list[Door]) -> None:
+def test_python_by_reflection(endpoints: list[Endpoint]) -> None:
     folder = ROOT / "docs" / "clients" / "python"
-    check([sys.executable, "-I", "example.py"], folder, doors)  # isolated: no stubs of ours in sight
+    check([sys.executable, "-I", "example.py"], folder, endpoints)  # isolated: no stubs of ours in sight
 
 
-def test_node(doors: list[Door], tmp_path: Path) -> None:
+def test_node(endpoints: list[Endpoint], tmp_path: Path) -> None:
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("Node.js: no npm on this machine")
@@ -111,10 +111,10 @@ def test_node(doors: list[Door], tmp_path: Path) -> None:
         pytest.skip(f"Node.js: npm installs nothing within {INSTALL_TIMEOUT_S} s")
     if done.returncode != 0:
         pytest.skip(f"Node.js: npm cannot install the example's packages: {done.stderr[-300:]}")
-    check([node, "example.js"], folder, doors)
+    check([node, "example.js"], folder, endpoints)
 
 
-def test_go(doors: list[Door], tmp_path: Path) -> None:
+def test_go(endpoints: list[Endpoint], tmp_path: Path) -> None:
     missing = [tool for tool in GO_TOOLS if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"Go: no {', '.join(missing)} on this machine")
@@ -141,4 +141,4 @@ def test_go(doors: list[Door], tmp_path: Path) -> None:
     except subprocess.TimeoutExpired:
         pytest.skip(f"Go: gRPC is not compiled within {RUN_TIMEOUT_S} s on this machine")
     assert done.returncode == 0, done.stderr
-    check([str(binary)], folder, doors)
+    check([str(binary)], folder, endpoints)

@@ -1,4 +1,4 @@
-"""Counts the fields of a large protobuf message before it is parsed, and refuses it as soon as it exceeds a limit.
+"""Counts the fields of a large protobuf message before it is parsed, and refuses it as soon as one exceeds a limit.
 
 Parsing holds the GIL until it ends, and two bytes can make an object: a request of 8 MiB may have four million. This
 scan reads only tags and lengths, in slices.
@@ -52,6 +52,7 @@ class _Field(NamedTuple):
     most_entries: int
     message: "Mapping[int, _Field] | None"  # of its type
     is_number: bool
+    is_text: bool
     fixed_bytes: int  # of each number; 0: they are varints
 
 
@@ -115,6 +116,9 @@ def check_counts(data: bytes, kind: Descriptor) -> Sliced[None]:
             most = field.most_entries
             message = f"{field.name} has {counts[number]} entries or more, at most {most} are allowed"
             raise InvalidRequest(message, field=name)
+        if field.is_text and at - start > limits.MAX_TEXT_BYTES:
+            message = f"{field.name} has {at - start} bytes of UTF-8, at most {limits.MAX_TEXT_BYTES} are allowed"
+            raise InvalidRequest(message, field=name)
         if wire_type == 2 and field.message is not None:
             opened.append(_Open(name, at, field.message, {}))
             at = start
@@ -153,5 +157,6 @@ def _field(field: Any) -> _Field:
         _MOST_ENTRIES.get(field.full_name, limits.MAX_WIRE_FIELDS),
         _fields(field.message_type) if field.message_type is not None else None,
         field.message_type is None and field.type not in _NO_NUMBERS,
+        field.type == FieldDescriptor.TYPE_STRING,
         _FIXED_BYTES.get(field.type, 0),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pydantic_core
 
 from frontend.api.http.errors import BodyError
-from frontend.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_NUMBER_CHARS, MAX_TOKEN_IDS
+from frontend.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_NUMBER_CHARS, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from frontend.slices import Sliced
 
 _WINDOW = 1 << 15  # of bytes that one call of a library gets to see
@@ -82,7 +82,7 @@ class _Reader:
             yield
         match self._data[self._at : self._at + 1]:
             case b'"':
-                return (yield from self._text())
+                return (yield from self._text(param))
             case b"{" | b"[" as opening:
                 if depth >= MAX_JSON_DEPTH:
                     raise BodyError(
@@ -98,7 +98,7 @@ class _Reader:
         while more:
             if self._data[self._at : self._at + 1] != b'"':
                 raise self._invalid()
-            name = yield from self._text()
+            name = yield from self._text(param)
             if not (yield from self._took(b":")):
                 raise self._invalid()
             start = self._at
@@ -153,19 +153,24 @@ class _Reader:
             self._at = run.end()
             yield
 
-    def _text(self) -> Sliced[str]:
+    def _text(self, param: str) -> Sliced[str]:
         short = _SHORT_TEXT.match(self._data, self._at)
         if short is not None:
             yield from self._skip_space(short.end())
             return short[1].decode("ascii")
         self._at += 1
         pieces: list[str] = []
+        num_bytes = 0
         while (piece := _TEXT.match(self._data, self._at, self._at + _WINDOW)) is not None:
             end = piece.end()
             for _ in range(3):  # out of the middle of a character
                 end -= self._data[end : end + 1] > b"\x7f" and self._data[end] & 0xC0 == 0x80
             pieces.append(self._parsed(b'"' + self._data[self._at : end] + b'"'))
             self._at = end
+            num_bytes += len(pieces[-1].encode())
+            if num_bytes > MAX_TEXT_BYTES:
+                message = f"has a text of more than {MAX_TEXT_BYTES} bytes of UTF-8"
+                raise BodyError(400, f"{param or 'the body'} {message}", param=param or None)
             if len(piece[0]) > _WINDOW // 2:
                 yield
         if self._data[self._at : self._at + 1] != b'"':

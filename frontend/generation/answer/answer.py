@@ -136,7 +136,7 @@ class Answer:
 
     def _chunk(self, batch: TokenBatch, num_tokens: int, parts: Parts) -> pb.Chunk:
         token_ids = batch.token_ids[:num_tokens]
-        logprobs = batch.logprobs.first(num_tokens) if batch.logprobs else None
+        logprobs = batch.logprobs.cut(0, num_tokens) if batch.logprobs else None
         chunk = pb.Chunk(
             first_token_index=batch.first_index,
             num_tokens=num_tokens,
@@ -153,7 +153,7 @@ class Answer:
     async def _complete_prompt(self, prompt: PromptEcho) -> None:
         logprobs = self._stream.prompt_logprobs
         if logprobs is not None and not logprobs.num_missing:  # else the answer ended before its first token
-            await in_slices(prompt.add_logprobs(logprobs.columns))
+            await in_slices(prompt.add_logprobs(logprobs))
 
     def _started(self) -> pb.StreamGenerateResponse:
         started = pb.Started(

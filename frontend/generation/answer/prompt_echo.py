@@ -7,7 +7,7 @@ from frontend.errors import InvalidRequest
 from frontend.generation.answer.token_logprobs import token_logprobs
 from frontend.limits import MAX_ECHO_BYTES, MAX_PROMPT_LOGPROBS
 from frontend.request.request import OutputOptions
-from frontend.routing.logprobs import LogprobBatch
+from frontend.routing.logprobs import PromptLogprobs
 from frontend.slices import Sliced
 from frontend.text.tokenizer import Tokenizer
 
@@ -53,21 +53,16 @@ class PromptEcho:
                 field="spec.output.echo",
             )
 
-    def add_logprobs(self, columns: LogprobBatch) -> Sliced[None]:
+    def add_logprobs(self, columns: PromptLogprobs) -> Sliced[None]:
         """Adds the log-probabilities.
 
         Args:
-            columns: log-probabilities of all tokens but the first.
+            columns: of all tokens but the first.
         """
-        logprobs, width = self.message.logprobs, columns.top_width
-        logprobs.top_width = width
-        for start in range(0, len(columns.chosen), _TOKENS_AT_ONCE):
-            end = start + _TOKENS_AT_ONCE
-            part = LogprobBatch(
-                width,
-                columns.chosen[start:end],
-                columns.top_ids[start * width : end * width],
-                columns.top_values[start * width : end * width],
-            )
-            logprobs.MergeFrom(token_logprobs(part, self._prompt_ids[1 + start : 1 + end], self._tokenizer))
+        logprobs, num_done = self.message.logprobs, 1
+        logprobs.top_width = columns.top_width
+        for piece in columns.pieces(_TOKENS_AT_ONCE):
+            end = num_done + len(piece.chosen)
+            logprobs.MergeFrom(token_logprobs(piece, self._prompt_ids[num_done:end], self._tokenizer))
+            num_done = end
             yield

@@ -40,11 +40,6 @@ class JobLimits:
     clock: Clock = Clock.WALL
     start_timeout_s: float | None = None
 
-    @property
-    def timeout_text(self) -> str:
-        """The time limit in words."""
-        return _seconds(self.timeout_s, self.clock)
-
     def wall_s(self, timeout_s: float) -> float:
         """Wall-clock seconds after which a process that has not ended itself is killed."""
         return timeout_s * (_WALL_PER_CPU if self.clock is Clock.CPU else 1.0) + _LATE_S

@@ -39,7 +39,7 @@ class Systems:
     """
 
     def __init__(self, systems: Sequence[System], rounds: int, progress: Progress) -> None:
-        self._contestants = systems
+        self._systems = systems
         self._rounds = rounds
         self._progress = progress
         self._seconds_per_barrier = systems[0].seconds_per_barrier()
@@ -49,7 +49,7 @@ class Systems:
 
         Raises: ResultError: an answer depends on the policy.
         """
-        first, *others = self._contestants
+        first, *others = self._systems
         expected = first.answers(case)
         for other in others:
             require_equal_answers(other.name, other.answers(case), first.name, expected)
@@ -62,9 +62,9 @@ class Systems:
         """Runs a case in rounds."""
         needed_s = _SECONDS_BEHIND_BARRIERS + _SECONDS_PER_REQUEST * len(case.trace)
         num_barriers = math.ceil(needed_s / self._seconds_per_barrier)
-        rounds: dict[str, list[CaseRun]] = {system.name: [] for system in self._contestants}
+        rounds: dict[str, list[CaseRun]] = {system.name: [] for system in self._systems}
         for number in range(1, self._rounds + 1):
-            for system in self._contestants:
+            for system in self._systems:
                 case_run = system.run_trace(case, num_barriers)
                 rounds[system.name].append(case_run)
                 self._progress(

@@ -161,13 +161,14 @@ def _latencies(result: CaseResult) -> list[str]:
     less = {name: ratio for name, ratio in ratios.items() if ratio < 1 - _CLEAR}
     sentences = []
     if more:
-        why = ": whoever waits, waits for the longest answer of a batch" if any(n == "TTFT" for n, _ in more) else ""
+        why = ": queued requests wait for the longest answer of a batch" if any(n == "TTFT" for n, _ in more) else ""
         sentences.append(f"Static batching has {_listed(more)}{why}.")
     if less:
         rows = {name: float(result.best(name).steps.rows.mean()) for name in (STATIC, CONTINUOUS)}
         is_emptier = rows[STATIC] < (1 - _CLEAR) * rows[CONTINUOUS]
         why = (
-            ": its slots empty while a batch lasts, and whoever is left shares each step with fewer rows and no prompts"
+            ": its slots empty while a batch lasts, and the remaining requests share each step with fewer rows and "
+            "no prompts"
         )
         has_reason = is_emptier and any(name == "TPOT" for name, _ in less)
         sentences.append(f"Static batching is ahead with {_listed(less)}{why if has_reason else ''}.")

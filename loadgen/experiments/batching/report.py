@@ -105,7 +105,7 @@ def _page(report: Report, svgs: Mapping[str, Markup]) -> str:
             "name": result.case.key,
             "title": result.case.title,
             "findings": findings(result),
-            "contestants": list(result.rounds),
+            "systems": list(result.rounds),
             "rows": table(result),
             "timelines": svgs[f"{result.case.key}-seats"],
             "latencies": svgs[f"{result.case.key}-latencies"],

@@ -101,7 +101,7 @@ class Stack:
 
     @property
     def target(self) -> str:
-        """The frontend's gRPC door."""
+        """The frontend's gRPC port."""
         return f"127.0.0.1:{self.settings['GRPC_PORT']}"
 
     @property
@@ -186,7 +186,7 @@ class Stack:
             time.sleep(0.2)  # other processes' states are polled; there is nothing to wait on
 
     def get(self, path: str, port: str = "HTTP_PORT") -> str:
-        """What a door says to GET."""
+        """The answer of a port to GET."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.settings[port]}{path}", timeout=10) as response:
             return str(response.read().decode())
 
@@ -306,8 +306,8 @@ def make_stack(command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactor
 
     def make(name: str, override: str = "", **settings: str) -> Stack:
         folder = tmp_path_factory.mktemp("compose")
-        doors = ("GRPC", "HTTP", "PROMETHEUS", "GRAFANA")
-        ports = {f"{door}_PORT": str(port) for door, port in zip(doors, free_ports(len(doors)), strict=True)}
+        names = ("GRPC", "HTTP", "PROMETHEUS", "GRAFANA")
+        ports = {f"{name}_PORT": str(port) for name, port in zip(names, free_ports(len(names)), strict=True)}
         lines = {**ports, **settings}
         (folder / "env").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         images = {service: {"image": image(service)} for service in IMAGES}

@@ -1,4 +1,4 @@
-"""One engine and one frontend: up in order, locked down, both doors open, loaded and watched."""
+"""One engine and one frontend: up in order, locked down, both ports open, loaded and watched."""
 
 import json
 import subprocess

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -14,13 +15,20 @@ from tests.support.frontend.fake_engine import FakeEngine
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
+def sdk() -> tuple[Callable[..., Any], str]:
+    """The client class, and the path of its base URL."""
+    return openai.AsyncOpenAI, "/v1"
+
+
+@pytest.fixture
+async def connect(sdk) -> AsyncIterator[Callable[..., Any]]:
     """connect(pair) -> a client without retries; closed at the end."""
+    client_type, path = sdk
     clients = []
 
-    def make(pair, **options) -> openai.AsyncOpenAI:
+    def make(pair, **options) -> Any:
         options = {"api_key": "none", "max_retries": 0, "timeout": 20, **options}
-        clients.append(openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{pair.app.http_port}/v1", **options))
+        clients.append(client_type(base_url=f"http://127.0.0.1:{pair.app.http_port}{path}", **options))
         return clients[-1]
 
     yield make
@@ -29,7 +37,7 @@ async def connect() -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
 
 
 @pytest.fixture
-async def client(http_pair, connect) -> openai.AsyncOpenAI:
+async def client(http_pair, connect) -> Any:
     return connect(http_pair)
 
 

@@ -1,4 +1,4 @@
-"""What both doors' fuzzers have in common: cases from seeds, good streams beside them, and nothing left at the end.
+"""What the fuzzers of both APIs have in common: cases from seeds, good streams beside them, no leftovers.
 
 CHAIRLIFT_FUZZ_CASES is the number of cases of all tests together. The seed of a run is fresh, and printed; a case that
 fails prints the CHAIRLIFT_FUZZ_CASE that plays it alone.

@@ -203,7 +203,7 @@ async def test_metadata_may_have_16_kib(pair):
 
 async def test_a_message_may_have_8_mib(pair):
     stub = pair.stub(("grpc.max_send_message_length", -1))
-    with pytest.raises(grpc.aio.AioRpcError, match="characters"):
+    with pytest.raises(grpc.aio.AioRpcError, match="text has 8388598 bytes of UTF-8, at most 3145728"):
         await stub.CountTokens(pb.CountTokensRequest(text="x" * ((8 << 20) - 10)))
     with pytest.raises(grpc.aio.AioRpcError, match=rf"\({(8 << 20) + 6} vs\. {8 << 20}\)") as caught:
         await stub.CountTokens(pb.CountTokensRequest(text="x" * ((8 << 20) + 1)))

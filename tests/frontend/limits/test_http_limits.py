@@ -116,11 +116,11 @@ def check(outcome, message, param):
 
 
 async def test_a_body_may_have_8_mib(post):
-    path, body = completion(user="")
+    path, body = completion(metadata={"a": "u" * (3 << 20), "b": "u" * (3 << 20), "c": ""})
     size = (8 << 20) - len(json.dumps(body))
-    body["user"] = "u" * size
+    body["metadata"]["c"] = "u" * size
     assert (await post((path, body)))[0] == 200
-    body["user"] += "u"
+    body["metadata"]["c"] += "u"
     status, answer = await post((path, body))
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
     assert str(8 << 20) in answer["error"]["message"]

@@ -18,7 +18,7 @@ def test_one_message_per_kind_in_the_order_that_is_safe():
         outbox.submit(pb.Submission(handle=handle))
     outbox.grant(1, 5)
     outbox.grant(5, 1)
-    commands = outbox.take()
+    commands = list(outbox.take())
     assert kinds(commands) == ["submit", "cancel", "cancel", "credit", "ack"]
     assert [command.command_seq for command in commands] == [2, 3, 4, 5, 6]  # Hello was the first
     assert [submission.handle for submission in commands[0].submit.submissions] == [5, 6]
@@ -26,7 +26,7 @@ def test_one_message_per_kind_in_the_order_that_is_safe():
     assert (list(commands[2].cancel.handles), commands[2].cancel.reason) == ([3], pb.CANCEL_REASON_STALLED)
     assert (list(commands[3].credit.handles), list(commands[3].credit.tokens)) == ([1, 5], [15, 1])
     assert commands[4].ack.step_seq == 5
-    assert outbox.take() == []
+    assert list(outbox.take()) == []
 
 
 def test_cancelled_request_gets_no_credit():
@@ -65,7 +65,7 @@ def test_draining_engine_gets_every_acknowledgement_at_once():
     outbox.acknowledge(1)
     outbox.acknowledge_at_once()
     assert wakes == [1]
-    assert outbox.take()[0].ack.step_seq == 1
+    assert next(outbox.take()).ack.step_seq == 1
     outbox.acknowledge_at_once()
     assert wakes == [1]  # nothing new to acknowledge
     outbox.acknowledge(2)
@@ -76,8 +76,8 @@ def test_large_submissions_are_split_below_the_receive_limit():
     outbox = CommandOutbox(step_window=8, wake=lambda: None)
     for handle in range(1, 21):
         outbox.submit(pb.Submission(handle=handle, prompt_ids=bytes(1 << 20)))
-    commands = outbox.take()
-    assert all(command.ByteSize() < 5 << 20 for command in commands)
+    commands = list(outbox.take())
+    assert all(command.ByteSize() < 3 << 20 for command in commands)
     sent = [submission.handle for command in commands for submission in command.submit.submissions]
     assert sent == list(range(1, 21))
 
@@ -87,3 +87,14 @@ def test_submission_larger_than_a_batch_goes_alone():
     outbox.submit(pb.Submission(handle=1, prompt_ids=bytes(8 << 20)))
     outbox.submit(pb.Submission(handle=2))
     assert [len(command.submit.submissions) for command in outbox.take()] == [1, 1]
+
+
+def test_each_message_is_encoded_when_its_turn_comes():
+    outbox = CommandOutbox(step_window=8, wake=lambda: None)
+    submissions = [pb.Submission(handle=handle, prompt_ids=bytes(4 << 20)) for handle in (1, 2)]
+    for submission in submissions:
+        outbox.submit(submission)
+    commands = outbox.take()
+    next(commands)
+    submissions[1].priority = 7
+    assert next(commands).submit.submissions[0].priority == 7

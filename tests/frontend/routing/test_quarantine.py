@@ -71,7 +71,7 @@ class Cluster:
     def run(self):
         while not all(request.stream.closed for request in self.requests):
             self.round()
-            assert self.num_rounds < 5000, "a request waits for ever"
+            assert self.num_rounds < 5000, "a request starves"
         self.queue.stop(ServerDraining("over"))
 
     def failed(self):

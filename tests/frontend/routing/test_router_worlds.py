@@ -326,7 +326,7 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
     while not world.is_idle():
         await world.tick()
         num_ticks += 1
-        assert num_ticks * TICK_S < FAILOVER_TIMEOUT_S + 30, "a request waits for ever"
+        assert num_ticks * TICK_S < FAILOVER_TIMEOUT_S + 30, "a request starves"
         if not any(engine.serving for engine in world.engines):
             for engine in world.engines:
                 if engine.attachment is None:

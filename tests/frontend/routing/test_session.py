@@ -136,7 +136,7 @@ def test_random_engine_leaves_the_invariants_standing():
                 for ended in step.completions:
                     assert engine.pop(ended.handle).closed
             case 4:
-                session.take_commands()
+                list(session.take_commands())
         session.check_integrity()
         assert session.num_open == len(engine)
 
@@ -159,7 +159,7 @@ def first_token(handle, *prompts):
 def test_log_probabilities_of_a_prompt_may_come_with_its_first_token_in_parts():
     session, stream = asking_session()
     session.on_step(first_token(1, prompt_logprobs(1, 1, 3), prompt_logprobs(1, 4, 1)))
-    assert stream.prompt_logprobs.columns.chosen == [-1.0] * 4
+    assert [len(piece.chosen) for piece in stream.prompt_logprobs.pieces(10)] == [3, 1]
     assert stream.clock.first_token_at_s is not None
 
 

@@ -15,7 +15,7 @@ LABELS = (("engine", "0"), ("model_name", "fake"))
 
 @pytest.fixture(autouse=True)
 async def bound():
-    """No test waits for ever, whatever the processes do."""
+    """Every wait for the processes has a limit."""
     async with asyncio.timeout(60):
         yield
 

@@ -27,7 +27,7 @@ async def wait_gone(*pids):
 
 @pytest.fixture(autouse=True)
 async def bound():
-    """No test waits for ever, whatever the processes do."""
+    """Every wait for the processes has a limit."""
     async with asyncio.timeout(60):
         yield
 

@@ -82,7 +82,7 @@ def nothing_is_left(monkeypatch):
 @pytest.mark.sampled(2)
 @NUM_THREADS
 def test_programs_run_to_their_end_every_time(num_threads):
-    """Each instruction begins when the one before is done, whoever does what."""
+    """Each instruction begins when the one before is done, whichever thread does the work."""
     pool = WorkerPool(num_threads)
     for program in (Sum(100, 50), Sum(1, 50), Sum(33, 1)):
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""Each limit is kept or not, at its edge; whoever had no chance to break it kept it."""
+"""Each limit is kept or not, at its edge; a request that had no chance to break it kept it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Contestants take turns, and ratios say how far to trust them."""
+"""Systems take turns, and ratios say how far to trust them."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ import pytest
 from chairlift.bench.alternate import Samples, alternate
 
 
-def test_contestants_take_turns_and_warm_up_rounds_do_not_count() -> None:
+def test_systems_take_turns_and_warm_up_rounds_do_not_count() -> None:
     order: list[str] = []
     values = iter(range(100))
 
-    def contestant(name: str) -> Callable[[], float]:
+    def system(name: str) -> Callable[[], float]:
         def measure() -> float:
             order.append(name)
             return float(next(values))
@@ -19,7 +19,7 @@ def test_contestants_take_turns_and_warm_up_rounds_do_not_count() -> None:
         return measure
 
     told: list[str] = []
-    samples = alternate({"a": contestant("a"), "b": contestant("b")}, rounds=3, warm_up=2, progress=told.append)
+    samples = alternate({"a": system("a"), "b": system("b")}, rounds=3, warm_up=2, progress=told.append)
     assert "".join(order) == "ababababab"
     assert samples.raw == {"a": (4.0, 6.0, 8.0), "b": (5.0, 7.0, 9.0)}
     assert told[0] == "warm-up: a 0"

@@ -207,7 +207,7 @@ class DeviceWorld:
         self.now_s += self.rng.choice((0.1, 1.0, 5.0))
 
     def finish(self):
-        """Whoever has credit ends within a bound."""
+        """A request with credit ends within a bound."""
         self.turn()
         open_requests = [self.submitted[i] for i, answer in self.ledger.answers.items() if answer.completion is None]
         self.inbox.put(GrantCredit("s", 1, tuple((request.request_id, 1000) for request in open_requests)))

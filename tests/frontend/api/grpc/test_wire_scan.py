@@ -78,6 +78,21 @@ def test_as_many_as_allowed_pass_and_one_more_is_refused_by_name(name):
     assert caught.value.field == field
 
 
+TEXTS = {
+    "spec.text": lambda text: spec(text=text),
+    "spec.chat.messages.content": lambda text: chat(messages=[pb.ChatMessage(content=text)]),
+}
+
+
+@pytest.mark.parametrize("field", TEXTS)
+def test_a_text_longer_than_any_that_is_accepted_is_refused_by_name(field):
+    most = limits.MAX_TEXT_BYTES
+    scan(TEXTS[field]("é" * (most // 2)))
+    with pytest.raises(InvalidRequest, match=f"has {most + 2} bytes of UTF-8, at most {most} are allowed") as caught:
+        scan(TEXTS[field]("é" * (most // 2 + 1)))
+    assert caught.value.field == field
+
+
 def test_all_fields_together_are_bounded():
     parts = [pb.GenerateRequest(spec=pb.GenerationSpec(model="a")).SerializeToString()] * limits.MAX_WIRE_FIELDS
     with pytest.raises(InvalidRequest, match="more than 32768 fields"):

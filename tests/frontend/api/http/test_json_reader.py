@@ -142,6 +142,8 @@ TOO_MUCH = {
     "bare depth": (b"[" * 100_000, "nested more than 128 levels"),
     "ids": (b'{"prompt":[' + b"1," * (1 << 20) + b"1,1]}", "prompt has more than 1048576 token ids"),
     "ids of prompts": (b'{"prompt":[' + b",".join([b"[" + b"1," * 1023 + b"1]"] * 1100) + b"]}", "1048576 token ids"),
+    "text": (b'{"prompt":"' + b"\\u00e9" * (3 << 19) + b'a"}', "prompt has a text of more than 3145728 bytes of UTF-8"),
+    "name": (b'{"' + b"a" * (4 << 20) + b'":1}', "the body has a text of more than 3145728 bytes"),
     "digits": (b'{"x":' + b"1" * 100_000 + b"}", "a number of more than 400"),
 }
 
@@ -164,7 +166,7 @@ def test_what_is_too_much_is_not_read_to_its_end():
 
 
 LONG = {
-    "texts": b'{"x":"' + b"a" * (4 << 20) + b'"}',
+    "texts": b'{"x":"' + b"a" * (3 << 20) + b'"}',
     "escapes": b'{"x":"' + b"\\n" * (2 << 20) + b'"}',
     "space": b'{"x":' + b" " * (4 << 20) + b"1}",
     "ids": b'{"prompt":[' + b"1," * (1 << 19) + b"1]}",

@@ -107,7 +107,7 @@ def test_uniform_answers_make_no_difference() -> None:
     )
     first, *others = findings(CaseResult(result.case, {**result.rounds, STATIC: [noisy, noisy]}))
     assert first.startswith("No difference, as it should be: both take 36 steps")
-    assert not any("whoever waits" in sentence for sentence in others)
+    assert not any("queued requests wait" in sentence for sentence in others)
 
 
 def test_rounds_that_disagree_make_no_verdict() -> None:
