@@ -133,7 +133,11 @@ def commands(
         acknowledged_step: the last step that was processed; None: nothing new to acknowledge.
     """
     for batch in _by_size(submissions):
-        yield pb.AttachRequest(submit=pb.SubmitBatch(submissions=batch))
+        command = pb.AttachRequest()
+        for submission in batch:
+            # Not through the constructors: they copy by serializing and parsing, 25 times as slow for a long prompt.
+            command.submit.submissions.add().CopyFrom(submission)
+        yield command
     for reason in dict.fromkeys(cancellations.values()):
         stream_ids = [stream_id for stream_id, its_reason in cancellations.items() if its_reason is reason]
         yield pb.AttachRequest(cancel=pb.CancelBatch(handles=stream_ids, reason=_CANCEL_REASONS[reason]))
