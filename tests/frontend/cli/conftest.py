@@ -1,4 +1,4 @@
-"""Where the frontend of `pair` is, and the fake engine behind it, which answers every prompt with the prompt."""
+"""Fixtures: the address of the frontend of `pair`, and its fake engine, which answers every prompt with the prompt."""
 
 import pytest
 

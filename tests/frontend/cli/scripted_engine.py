@@ -1,8 +1,13 @@
-"""A program that stands in for the engine: it does what a plan says, one line for each time it is started.
+"""A program that replaces the engine in tests of `chairlift up`.
 
-Environment: SCRIPTED_ENGINE is a folder. `plan` there has lines `serve [SECONDS_PER_STEP]`, `hold` (serves, but stops
-after the first token of the first request until there is a file `go`), `die STATUS` or `signal NUMBER` (the last one
-holds for all further starts); `starts` gets a line of JSON per start: pid and arguments.
+The environment variable SCRIPTED_ENGINE names a folder. Its file `plan` has one line for each start, of which the last
+also applies to all further starts:
+
+    serve [SECONDS_PER_STEP]    serve
+    hold                        serve, but stop after the first token of the first request until a file `go` exists
+    die STATUS                  exit with this status
+
+Each start appends its pid and arguments to the file `starts`, as a line of JSON.
 """
 
 import asyncio
@@ -53,8 +58,6 @@ def main() -> None:
     if action == "die":
         sys.stderr.write("scripted engine: error: this is what must be changed\n")
         sys.exit(int(value))
-    if action == "signal":
-        os.kill(os.getpid(), int(value))
     assert "--exit-on-stdin-close" in sys.argv
     threading.Thread(target=end_with_stdin, daemon=True).start()
     asyncio.run(serve(float(value or 0), hold=action == "hold"))

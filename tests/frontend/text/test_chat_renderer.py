@@ -1,4 +1,4 @@
-"""Conversations rendered in real worker processes: whatever a template does to one, other conversations go on."""
+"""Tests of `ChatRenderer` with real worker processes."""
 
 import asyncio
 import dataclasses
@@ -13,6 +13,7 @@ import tokenizers
 from frontend.errors import InvalidRequest, ServerDraining
 from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
 from frontend.text.chat_renderer import LIMITS, NUM_PROCESSES, ChatRenderer
+from frontend.text.isolated.worker import Clock
 from frontend.text.tokenizer import Tokenizer
 
 QUESTION = [ChatMessage("user", "the dog")]
@@ -29,6 +30,7 @@ BY_CONTENT = """\
 {%- else -%}{{ word }}
 {%- endif -%}"""
 OPTIONS = ChatOptions(template_kwargs={"big": 9, "times": 10**10})
+SHORT_LIMITS = dataclasses.replace(LIMITS, timeout_s=0.1, start_timeout_s=0.2)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ async def make_renderer():
     yield make
     for renderer in renderers:
         await renderer.stop()
-    assert not worker_ids(), "workers are left"
+    assert not worker_ids(), "workers still run"
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def renderer(make_renderer):
 
 
 def worker_ids() -> set[int]:
-    """The template workers of this process, as the system lists them."""
+    """Returns the process ids of this process's template workers, from /proc."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -87,7 +89,7 @@ async def refusal(renderer, tokenizer, messages=QUESTION, options=None) -> str:
     return caught.value.message
 
 
-async def test_everything_of_a_conversation_reaches_the_template(renderer, make_tokenizer):
+async def test_template_gets_all_parts_of_a_conversation(renderer, make_tokenizer):
     tokenizer = make_tokenizer("{{ bos_token }}{{ messages | tojson }}{{ tools | tojson }}{{ x }}", bos_token="<s>")
     call = ToolCall("c1", "get", '{"city": "Köln 🙂"}')
     messages = [
@@ -112,18 +114,18 @@ async def test_everything_of_a_conversation_reaches_the_template(renderer, make_
     assert await renderer.render(tokenizer, messages, options) == expected
 
 
-async def test_long_conversations_are_the_same_text(renderer, make_tokenizer):
+async def test_long_conversation_is_rendered_unchanged(renderer, make_tokenizer):
     tokenizer = make_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
     texts = [f"{number} äöü\ud7ff\U0001f642 " * 20 for number in range(500)]
     assert await renderer.render(tokenizer, [ChatMessage("user", text) for text in texts]) == "".join(texts)
 
 
-async def test_chat_without_a_template_is_an_invalid_request(renderer, make_tokenizer):
+async def test_chat_is_an_invalid_request_without_a_template(renderer, make_tokenizer):
     assert "has no chat template" in await refusal(renderer, make_tokenizer(""))
     assert not worker_ids()
 
 
-async def test_refusal_of_the_template_is_an_invalid_request(renderer, make_tokenizer):
+async def test_exception_of_the_template_is_an_invalid_request(renderer, make_tokenizer):
     tokenizer = make_tokenizer("{{ raise_exception('only users may speak') }}")
     assert "only users may speak" in await refusal(renderer, tokenizer)
 
@@ -144,22 +146,22 @@ async def test_broken_template_refuses_chat_and_serves_text(renderer, make_token
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("{{ (10 ** (10 ** 9)) % 7 }}", "takes more than 0.5 s of CPU time"),
+        ("{{ (10 ** (10 ** 9)) % 7 }}", "takes more than 0.2 s of CPU time"),
         ("{{ 'x' * (10 ** 10) }}", "takes more than 256 MiB of memory"),
         ("{{ " + "(" * 50_000 + " }}", "nested too deeply"),
     ],
     ids=["power", "memory", "depth"],
 )
-async def test_template_that_costs_too_much_before_the_first_message_refuses_chat(
+async def test_template_that_exceeds_a_limit_while_it_is_compiled_refuses_chat(
     make_renderer, make_tokenizer, source, says
 ):
-    """Jinja computes what is constant while it compiles."""
-    renderer, tokenizer = make_renderer(dataclasses.replace(LIMITS, start_timeout_s=0.5)), make_tokenizer(source)
+    """Jinja evaluates constant expressions while it compiles."""
+    renderer, tokenizer = make_renderer(SHORT_LIMITS), make_tokenizer(source)
     await renderer.prepare(tokenizer)
     assert says in await refusal(renderer, tokenizer)
 
 
-async def test_requests_with_tools_have_a_template_of_their_own_if_the_model_has_one(renderer, make_tokenizer):
+async def test_requests_with_tools_use_the_models_template_for_tools(renderer, make_tokenizer):
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools | length }}"}]
     tokenizer = make_tokenizer("", chat_template=named)
     assert await renderer.render(tokenizer, QUESTION) == "plain"
@@ -167,7 +169,7 @@ async def test_requests_with_tools_have_a_template_of_their_own_if_the_model_has
     assert await renderer.render(tokenizer, QUESTION, ChatOptions(tools=({}, {}))) == "with 2"
 
 
-async def test_half_a_character_in_a_call_is_an_invalid_request(renderer, make_tokenizer):
+async def test_half_a_surrogate_pair_is_an_invalid_request(renderer, make_tokenizer):
     tokenizer = make_tokenizer("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
     call = ToolCall("c", "get", '{"a": "\\ud800"}')
     assert "half a character" in await refusal(renderer, tokenizer, [ChatMessage("assistant", tool_calls=(call,))])
@@ -179,29 +181,31 @@ async def test_half_a_character_in_a_call_is_an_invalid_request(renderer, make_t
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("loop", "takes more than 0.5 s of CPU time"),
-        ("power", "takes more than 0.5 s of CPU time"),
-        ("recursion", "takes more than 0.5 s of CPU time"),
+        ("loop", "takes more than 0.1 s of CPU time"),
+        ("power", "takes more than 0.1 s of CPU time"),
+        ("recursion", "takes more than 0.1 s of CPU time"),
         ("memory", "takes more than 256 MiB of memory"),
         ("format", "takes more than 256 MiB of memory"),
         ("kwargs", "takes more than 256 MiB of memory"),
     ],
 )
-async def test_conversation_that_costs_too_much_is_refused_and_the_next_is_not(renderer, make_tokenizer, word, says):
-    tokenizer = make_tokenizer(BY_CONTENT)
+async def test_conversation_that_exceeds_a_limit_is_refused_and_the_next_is_rendered(
+    make_renderer, make_tokenizer, word, says
+):
+    renderer, tokenizer = make_renderer(SHORT_LIMITS), make_tokenizer(BY_CONTENT)
     message = await refusal(renderer, tokenizer, [ChatMessage("user", word)], OPTIONS)
     assert message == f"the model's chat template {says} for these messages"
     assert tokenizer.has_chat_template
     assert await renderer.render(tokenizer, QUESTION) == "the dog"
 
 
-async def test_others_are_served_beside_one_that_takes_too_long(make_renderer, make_tokenizer):
-    renderer, tokenizer = make_renderer(), make_tokenizer(BY_CONTENT)
+async def test_other_conversations_are_rendered_while_one_process_is_busy(make_renderer, make_tokenizer):
+    renderer, tokenizer = make_renderer(SHORT_LIMITS), make_tokenizer(BY_CONTENT)
     assert await renderer.render(tokenizer, QUESTION) == "the dog"
     (held,) = worker_ids()
-    os.kill(held, signal.SIGSTOP)  # however long the others take, it is not done
+    os.kill(held, signal.SIGSTOP)
     slow = asyncio.create_task(refusal(renderer, tokenizer, [ChatMessage("user", "loop")]))
-    while renderer._pool._idle:  # it takes this one
+    while renderer._pool._idle:  # until it has this process
         await asyncio.sleep(0)
     for number in range(20):
         assert await renderer.render(tokenizer, [ChatMessage("user", str(number))]) == str(number)
@@ -215,7 +219,7 @@ async def test_process_that_does_not_end_itself_is_killed(make_renderer, make_to
     renderer, tokenizer = make_renderer(), make_tokenizer(BY_CONTENT)
     await renderer.prepare(tokenizer)
     (held,) = worker_ids()
-    os.kill(held, signal.SIGSTOP)  # takes no processor's time
+    os.kill(held, signal.SIGSTOP)  # it uses no CPU time
     monkeypatch.setattr("frontend.text.isolated.process._WALL_PER_CPU", 0.0)
     monkeypatch.setattr("frontend.text.isolated.process._LATE_S", 0.01)
     assert "takes more than 0.5 s of CPU time" in await refusal(renderer, tokenizer)
@@ -224,21 +228,13 @@ async def test_process_that_does_not_end_itself_is_killed(make_renderer, make_to
     assert await renderer.render(tokenizer, QUESTION) == "the dog"
 
 
-async def test_process_time_is_what_counts(make_renderer, make_tokenizer):
-    """On a busy machine the clock on the wall runs on while a process waits for a processor."""
-    limits = dataclasses.replace(LIMITS, timeout_s=0.2)
-    renderer, tokenizer = make_renderer(limits), make_tokenizer("{% for m in messages %}{{ m.role }}{% endfor %}")
-    await renderer.prepare(tokenizer)
-    (worker,) = worker_ids()
-    os.kill(worker, signal.SIGSTOP)
-    task = asyncio.create_task(renderer.render(tokenizer, QUESTION))
-    _, pending = await asyncio.wait({task}, timeout=0.5)
-    assert pending
-    os.kill(worker, signal.SIGCONT)
-    assert await task == "user"
+def test_time_limit_counts_cpu_time():
+    """A busy machine does not shorten the limit: the parent waits 20 times as long before it kills a process."""
+    assert LIMITS.clock is Clock.CPU
+    assert LIMITS.wall_s(0.5) == 0.5 * 20 + 1
 
 
-async def test_conversation_that_nobody_waits_for_any_more_leaves_its_process(renderer, make_tokenizer):
+async def test_cancelled_conversation_keeps_its_process(renderer, make_tokenizer):
     tokenizer = make_tokenizer("{{ messages[0].content }}")
     await renderer.prepare(tokenizer)
     before = worker_ids()
@@ -250,18 +246,18 @@ async def test_conversation_that_nobody_waits_for_any_more_leaves_its_process(re
         await asyncio.gather(task, return_exceptions=True)
         while not renderer._pool._idle:
             await asyncio.sleep(0)
-    assert await renderer.render(tokenizer, QUESTION) == "the dog", "an answer is nobody else's"
+    assert await renderer.render(tokenizer, QUESTION) == "the dog", "the answer of another conversation"
     assert worker_ids() == before
 
 
-async def test_another_model_gets_processes_of_its_own(renderer, make_tokenizer):
+async def test_another_model_gets_its_own_processes(renderer, make_tokenizer):
     assert await renderer.render(make_tokenizer("one"), QUESTION) == "one"
     before = worker_ids()
     assert await renderer.render(make_tokenizer("two"), QUESTION) == "two"
     assert not before & worker_ids()
 
 
-async def test_stopping_tells_who_waits(make_renderer, make_tokenizer):
+async def test_stop_fails_waiting_requests(make_renderer, make_tokenizer):
     renderer, tokenizer = make_renderer(), make_tokenizer(BY_CONTENT)
     waiting = [
         asyncio.create_task(renderer.render(tokenizer, [ChatMessage("user", "loop")])) for _ in range(NUM_PROCESSES + 1)

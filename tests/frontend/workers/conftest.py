@@ -1,4 +1,4 @@
-"""Real worker processes in front of a FakeEngine on the test's event loop."""
+"""Starts real worker processes with a FakeEngine on the test's event loop."""
 
 import asyncio
 import contextlib
@@ -42,32 +42,41 @@ class Frontend:
             self._changed = asyncio.Event()
 
     async def logged(self, words: str, times: int = 1) -> str:
-        """Waits until the log has so many lines with these words; returns the last."""
+        """Waits until `times` lines of the log contain `words`; returns the last of them."""
         while len(lines := [line for line in self.log if words in line]) < times:
             changed = self._changed
             await changed.wait()
         return lines[-1]
 
     async def end(self) -> tuple[int, str, list[str]]:
-        """Waits for the end: status, standard output, log."""
+        """Waits until the process ends; returns its exit status, standard output and log."""
         assert self.process.stdout is not None
         stdout = await self.process.stdout.read()
         await self._reader
         return await self.process.wait(), stdout.decode(), self.log
 
     def channel(self) -> grpc.aio.Channel:
-        """A connection of its own: the kernel picks the worker."""
+        """Returns a channel with its own connection, for which the kernel picks a worker."""
         options = [("grpc.use_local_subchannel_pool", 1)]
         return grpc.aio.insecure_channel(f"127.0.0.1:{self.ports['grpc']}", options=options)
 
     async def generate(self, text: str) -> str:
-        """One answer over gRPC."""
+        """Returns one answer over gRPC."""
         async with self.channel() as channel:
             request = pb.GenerateRequest(spec=pb.GenerationSpec(text=text))
             return (await GenerationServiceStub(channel).Generate(request)).text
 
+    async def refuses_calls(self) -> bool:
+        """Returns whether the worker that gets a new connection refuses calls, as it does while it drains."""
+        async with self.channel() as channel:
+            try:
+                await GenerationServiceStub(channel).GetModel(pb.GetModelRequest())
+            except grpc.aio.AioRpcError as error:
+                return error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+
     async def http(self, path: str, body: bytes | None = None) -> bytes:
-        """One answer over HTTP: its body."""
+        """Returns the body of one answer over HTTP."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.ports["http"])
         verb = "GET" if body is None else "POST"
         head = f"{verb} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body or b'')}\r\n\r\n"
@@ -79,26 +88,26 @@ class Frontend:
         return rest
 
     async def scrape(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """All samples, by name and labels; no sample may be there twice."""
+        """Returns all samples by name and labels; fails if one occurs twice."""
         samples = {}
         for family in text_string_to_metric_families((await self.http("/metrics")).decode()):
             for sample in family.samples:
                 key = (sample.name, tuple(sorted(sample.labels.items())))
-                assert key not in samples, f"{key} is there twice"
+                assert key not in samples, f"{key} occurs twice"
                 samples[key] = sample.value
         return samples
 
     async def total(self, name: str) -> float:
-        """The sum of one metric's samples, as one worker tells it."""
+        """Returns the sum of one metric's samples in one scrape."""
         return sum(value for (found, _), value in (await self.scrape()).items() if found == name)
 
     async def reaches(self, name: str, value: float) -> None:
-        """Waits until a metric has this value: what a request adds may come just after its answer."""
+        """Waits until a metric has this value, because a request may be counted just after its answer."""
         while (await self.total(name)) != value:
             await asyncio.sleep(0.01)
 
     def worker_pids(self) -> list[int]:
-        """The parent's children."""
+        """Returns the process ids of the workers."""
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -108,19 +117,22 @@ Start = Callable[..., Awaitable[Frontend]]
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """For processes that import what this one can."""
+    """Returns an environment in which other processes can import the same modules as this one."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 @pytest.fixture
 async def start(environ: dict[str, str]) -> AsyncIterator[Start]:
-    """start(*flags, num_workers=2): runs a frontend; with wait=True it is attached when this returns."""
+    """start(*flags): runs a frontend, without HTTP unless `http`; with `wait`, returns when all workers serve."""
     started: list[Frontend] = []
 
-    async def run(*flags: str, num_workers: int = 2, wait: bool = True) -> Frontend:
+    async def run(*flags: str, num_workers: int = 2, http: bool = False, wait: bool = True) -> Frontend:
         engine = FakeEngine()
         await engine.start()
-        defaults = ("--port", "0", "--http-port", "0", "--engine", engine.address, "--heartbeat-timeout", "60")
+        http_flags = (
+            ("--http-port", "0") if http else ("--no-http",)
+        )  # a process with HTTP starts and ends 0.4 s slower
+        defaults = ("--port", "0", *http_flags, "--engine", engine.address, "--heartbeat-timeout", "60")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "frontend", *defaults, "--workers", str(num_workers), *flags),
             stdout=asyncio.subprocess.PIPE,
@@ -140,11 +152,11 @@ async def start(environ: dict[str, str]) -> AsyncIterator[Start]:
         if frontend.process.returncode is None:
             frontend.pids.update(frontend.worker_pids())
             frontend.process.kill()
-        for pid in frontend.pids:  # one that outlives its parent would keep the pipe open
+        for pid in frontend.pids:  # a worker that outlives its parent would keep the pipe open
             command = Path(f"/proc/{pid}/cmdline")
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if b"frontend.workers.worker" in command.read_bytes():
                     os.kill(pid, signal.SIGKILL)
-        _, _, log = await frontend.end()  # the pipe closes when the last worker has gone
-        sys.stdout.write("\n".join(log))  # shown when the test has failed
+        _, _, log = await frontend.end()  # the pipe closes when the last worker has ended
+        sys.stdout.write("\n".join(log))  # pytest shows it if the test failed
         await frontend.engine.kill()

@@ -1,4 +1,4 @@
-"""The parent's decisions, with shell scripts as workers."""
+"""Tests of `Supervisor`, with shell scripts as workers."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ def supervisor(script, num_workers=2):
     return Supervisor(config, ("/bin/sh", "-c", script), first_pause_s=0.01)
 
 
-def test_pauses_double_up_to_half_a_minute_and_start_again_after_a_minute_that_went_well():
+def test_pauses_double_up_to_30_s_and_are_reset_after_a_minute_without_failure():
     pauses = RestartPauses(0.5)
     assert [pauses.next_s(0.1) for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
     assert pauses.next_s(59.9) == 30
@@ -29,11 +29,11 @@ def test_pauses_double_up_to_half_a_minute_and_start_again_after_a_minute_that_w
 
 
 @pytest.mark.parametrize(("status", "words"), [(3, "exit status 3"), (-9, "killed by SIGKILL"), (-40, "signal 40")])
-def test_an_end_is_said_in_words(status, words):
+def test_return_code_is_described_in_words(status, words):
     assert words in describe_end(status)
 
 
-async def test_worker_that_cannot_start_ends_the_whole_and_leaves_nothing(tmp_path, monkeypatch):
+async def test_start_fails_and_removes_its_files_if_workers_cannot_start(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     workers = supervisor("exit 3")
     with pytest.raises(WorkerFailed, match=r"worker [01] ended before it listened: exit status 3"):
@@ -42,7 +42,7 @@ async def test_worker_that_cannot_start_ends_the_whole_and_leaves_nothing(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_one_worker_that_cannot_start_is_enough(tmp_path):
+async def test_start_fails_if_one_worker_cannot_start(tmp_path):
     script = f"mkdir {tmp_path}/once 2>/dev/null || exit 7; echo '{LISTENING}'; exec sleep 100"
     workers = supervisor(script)
     with pytest.raises(WorkerFailed, match="exit status 7"):
@@ -50,14 +50,14 @@ async def test_one_worker_that_cannot_start_is_enough(tmp_path):
     await workers.stop()
 
 
-async def test_what_must_be_changed_is_passed_on():
+async def test_configuration_error_of_a_worker_is_raised():
     workers = supervisor("""echo '{"news": "misconfigured", "reason": "--this is wrong", "num_drained": 0}'; exit 2""")
     with pytest.raises(ConfigError, match=r"^--this is wrong$"):
         await workers.start()
     await workers.stop()
 
 
-async def test_worker_that_dies_again_and_again_is_replaced_with_growing_pauses(caplog):
+async def test_worker_that_dies_repeatedly_is_replaced_with_growing_pauses(caplog):
     caplog.set_level(logging.WARNING, logger="frontend.workers.supervisor")
     workers = supervisor(f"echo '{LISTENING}'; exit 3", num_workers=1)
     await workers.start()
@@ -70,7 +70,7 @@ async def test_worker_that_dies_again_and_again_is_replaced_with_growing_pauses(
     ]
 
 
-async def test_worker_that_metrics_cannot_be_told_of_serves_all_the_same(monkeypatch, caplog):
+async def test_worker_serves_even_if_its_pid_cannot_be_noted_for_metrics(monkeypatch, caplog):
     started = []
 
     def note_pid(folder, index, pid):
@@ -84,21 +84,21 @@ async def test_worker_that_metrics_cannot_be_told_of_serves_all_the_same(monkeyp
     async with asyncio.timeout(30):
         while len(started) < 2:
             await asyncio.sleep(0.01)
-    assert await workers.drain(0) == 0, "the one that replaces it is known"
+    assert await workers.drain(0) == 0, "the replacement is missing"
     assert "missing in process_* metrics: [Errno 28]" in caplog.text
     assert "cannot be started" not in caplog.text
     await workers.stop()
 
 
-async def test_worker_that_ignores_the_signal_is_killed():
+async def test_worker_that_ignores_sigterm_is_killed_after_the_grace_period():
     workers = supervisor(f"trap '' TERM; echo '{LISTENING}'; while :; do sleep 0.1; done")
     await workers.start()
-    assert await workers.drain(-4.9) == 0  # 0.1 s with what a worker may take beyond its grace
+    assert await workers.drain(-4.9) == 0  # 0.1 s in all: a worker may take 5 s longer than its grace period
     await workers.stop()
     assert [worker.status for worker in workers._workers.values()] == [-9, -9]
 
 
-async def test_sum_is_that_of_the_workers_that_told():
+async def test_drain_returns_the_sum_of_the_reported_counts():
     finish = """finish() { echo '{"news": "drained", "reason": "", "num_drained": 21}'; exit 0; }"""
     workers = supervisor(f"{finish}; trap finish TERM; echo '{LISTENING}'; while :; do sleep 0.01; done")
     await workers.start()

@@ -1,4 +1,4 @@
-"""Several processes on one port look like one server: served, replaced, drained and ended together."""
+"""Several workers on the same ports behave like one server; they are replaced, drained and ended together."""
 
 import asyncio
 import json
@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-NUM_REQUESTS = 40  # that all go to one of two workers has a chance of 2 ** -39
+from frontend.api.ports import GRPC_ADVICE, reserve_port
+from frontend.errors import ConfigError
+
+NUM_REQUESTS = 30  # all go to the same of two workers with a probability of 2 ** -29
 
 
 def is_running(pid):
@@ -27,13 +30,13 @@ async def wait_gone(*pids):
 
 @pytest.fixture(autouse=True)
 async def bound():
-    """Every wait for the processes has a limit."""
+    """Limits every wait for the processes."""
     async with asyncio.timeout(60):
         yield
 
 
-async def test_connections_are_dealt_out_through_both_doors_and_all_are_served(start):
-    frontend = await start()
+async def test_all_workers_get_connections_over_grpc_and_http_and_end_when_the_parent_is_killed(start):
+    frontend = await start(http=True)
     assert frontend.engine.num_sessions == 2
     pids = frontend.worker_pids()
     assert len(pids) == 2
@@ -44,28 +47,24 @@ async def test_connections_are_dealt_out_through_both_doors_and_all_are_served(s
     answers = await asyncio.gather(*(frontend.http("/v1/completions", body) for _ in range(NUM_REQUESTS)))
     assert {json.loads(answer)["choices"][0]["text"] for answer in answers} == {"abc"}
     assert len(frontend.engine.submissions) == 2 * NUM_REQUESTS
-    assert all(count > 1 for count in frontend.engine.command_counts), "one worker has got everything"
-
-
-async def test_every_worker_describes_the_same_server(start):
-    frontend = await start()
+    assert all(count > 1 for count in frontend.engine.command_counts), "one worker got all requests"
     models = await asyncio.gather(*(frontend.http("/v1/models") for _ in range(NUM_REQUESTS)))
-    assert len(set(models)) == 1
+    assert len(set(models)) == 1, "workers describe the model differently"
+    frontend.process.kill()
+    await wait_gone(*pids)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signal_drains_all_workers_and_tells_the_sum(start, number):
+async def test_signal_drains_all_workers_and_their_counts_are_summed(start, number):
     frontend = await start()
     frontend.engine.pause()
     calls = [asyncio.ensure_future(frontend.generate(f"{i:02}")) for i in range(NUM_REQUESTS)]
     await frontend.engine.wait_for(lambda: frontend.engine.num_open == NUM_REQUESTS)
     assert all(count > 1 for count in frontend.engine.command_counts)
     frontend.process.send_signal(number)
-    while True:  # until both refuse what is new
-        refused = await asyncio.gather(*(_is_refused(frontend) for _ in range(NUM_REQUESTS)))
-        if all(refused):
-            break
+    while not all(await asyncio.gather(*(frontend.refuses_calls() for _ in range(NUM_REQUESTS)))):
+        pass  # until both workers drain
     frontend.engine.resume()
     assert await asyncio.gather(*calls) == [f"{i:02}" for i in range(NUM_REQUESTS)]
     status, stdout, log = await frontend.end()
@@ -73,33 +72,14 @@ async def test_signal_drains_all_workers_and_tells_the_sum(start, number):
     assert not any("Traceback" in line for line in log)
 
 
-async def _is_refused(frontend):
-    reader, writer = await asyncio.open_connection("127.0.0.1", frontend.ports["http"])
-    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-    answer = await reader.read()
-    writer.close()
-    return b" 503 " in answer.partition(b"\r\n")[0]
-
-
-async def test_what_is_cut_off_is_not_counted_as_drained(start):
-    frontend = await start("--shutdown-timeout", "0.2")
-    frontend.engine.pause()
-    calls = [asyncio.ensure_future(frontend.generate("x")) for _ in range(4)]
-    await frontend.engine.wait_for(lambda: frontend.engine.num_open == 4)
-    frontend.process.terminate()
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    assert all(isinstance(result, Exception) for result in results)
-    assert (await frontend.end())[:2] == (0, "drained 0\n")
-
-
-async def test_second_signal_ends_everything_at_once(start):
+async def test_second_signal_ends_all_processes_at_once(start):
     frontend = await start()
     pids = frontend.worker_pids()
     frontend.engine.pause()
     call = asyncio.ensure_future(frontend.generate("x"))
     await frontend.engine.wait_for(lambda: frontend.engine.num_open == 1)
     frontend.process.terminate()
-    while not await _is_refused(frontend):
+    while not await frontend.refuses_calls():
         pass
     frontend.process.send_signal(signal.SIGINT)
     status, stdout, log = await frontend.end()
@@ -110,38 +90,22 @@ async def test_second_signal_ends_everything_at_once(start):
         await call
 
 
-async def test_worker_that_dies_is_replaced_and_others_go_on(start):
+async def test_worker_that_dies_is_replaced_while_the_others_serve(start):
     frontend = await start()
     before = frontend.worker_pids()
     os.kill(before[0], signal.SIGKILL)
     line = await frontend.logged("replacing it in")
     assert "ended: killed by SIGKILL; replacing it in 0.5 s" in line
     await frontend.engine.wait_for(lambda: frontend.engine.num_sessions == 1)
-    for _ in range(5):  # the one that is left takes every new connection
+    for _ in range(5):  # the other worker gets every new connection
         assert await frontend.generate("abc") == "abc"
-    await frontend.engine.wait_for(lambda: frontend.engine.num_sessions == 2)
-    await frontend.logged("is serving", 3)
+    await frontend.logged("listening on", 3)
+    events = [line for line in frontend.log if "is serving" in line or "listening on" in line]
+    assert "is serving" in events[-2], "the replacement opened its port before an engine was attached"
+    assert "listening on" in events[-1]
+    assert frontend.engine.num_sessions == 2
     assert len(frontend.worker_pids()) == 2
     assert before[1] in frontend.worker_pids()
-    frontend.process.terminate()
-    assert (await frontend.end())[:2] == (0, "drained 0\n")
-
-
-async def test_replacement_opens_its_port_only_when_it_can_serve(start):
-    frontend = await start()
-    os.kill(frontend.worker_pids()[0], signal.SIGKILL)
-    await frontend.logged("is serving", 3)
-    await frontend.logged("listening on", 3)
-    words = [line for line in frontend.log if "is serving" in line or "listening on" in line]
-    assert "is serving" in words[-2]
-    assert "listening on" in words[-1]
-
-
-async def test_workers_end_when_the_parent_is_killed(start):
-    frontend = await start()
-    pids = frontend.worker_pids()
-    frontend.process.kill()
-    await wait_gone(*pids)
 
 
 async def test_port_in_use_is_one_line_and_status_2(start):
@@ -155,15 +119,15 @@ async def test_port_in_use_is_one_line_and_status_2(start):
     ]
 
 
-async def test_port_of_other_workers_is_in_use_unless_sharing_it_is_asked_for(start):
-    first = await start()
-    port = str(first.ports["grpc"])
-    second = await start("--port", port, "--no-http", wait=False)
-    status, _, log = await second.end()
-    assert status == 2
-    assert "Address already in use" in log[0]
-    sharing = await start("--port", port, "--no-http", "--reuse-port")
-    assert sharing.engine.num_sessions == 2
+async def test_port_of_another_server_is_in_use_unless_sharing_is_requested():
+    """A second server on the port would get half of the first one's clients."""
+    with reserve_port("127.0.0.1", 0, GRPC_ADVICE, shared=False) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match="Address already in use; choose another --port"):
+            reserve_port("127.0.0.1", port, GRPC_ADVICE, shared=False)
+        with reserve_port("127.0.0.1", port, GRPC_ADVICE, shared=True) as second:
+            assert second.getsockname() == first.getsockname()
 
 
 async def test_flag_that_only_a_worker_can_check_is_one_line_and_status_2(start, tmp_path):

@@ -1,4 +1,4 @@
-"""Random answers: any way to cut them says the same, none raises, and none loses or invents text."""
+"""Random answers: the parsed result does not depend on the chunks, no answer raises, and no text is lost."""
 
 import json
 import random
@@ -82,10 +82,9 @@ def random_cuts(rng, text):
 
 
 @pytest.mark.parametrize(("tools", "reasoning"), FORMATS)
-@pytest.mark.parametrize("seed", range(20))
-def test_any_chunking_says_the_same(parse, tools, reasoning, seed):
-    rng = random.Random(seed)
-    for _ in range(50):
+def test_result_does_not_depend_on_chunking(parse, tools, reasoning):
+    rng = random.Random(tools)
+    for _ in range(500):
         text = random_answer(rng, tools)
         settings = {
             "reasoning": rng.choice(["none", reasoning]),
@@ -98,18 +97,17 @@ def test_any_chunking_says_the_same(parse, tools, reasoning, seed):
 
 
 @pytest.mark.parametrize(("tools", "reasoning"), [pair for pair in FORMATS if pair[0] != "harmony"])
-@pytest.mark.parametrize("seed", range(10))
-def test_an_answer_without_calls_comes_out_whole(parse, tools, reasoning, seed):
-    rng = random.Random(seed)
+def test_answer_without_calls_is_content(parse, tools, reasoning):
+    rng = random.Random(tools)
     num_checked = 0
-    for _ in range(50):
+    for _ in range(300):
         text = random_answer(rng, tools)
         parts = parse(tools, text)
         if any(part[0] == "call" for part in parts):
             continue
         num_checked += 1
         assert parts == ([("content", text)] if text else [])
-    assert num_checked > 5
+    assert num_checked > 50
 
 
 CALLS = {
@@ -132,7 +130,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("tools", CALLS)
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(5))
 def test_calls_between_words_are_all_found(parse, tools, seed):
     rng = random.Random(seed)
     texts, expected = [], []
@@ -156,8 +154,9 @@ def strip(part):
     return ("content", part[1].strip()) if part[0] == "content" else part
 
 
+@pytest.mark.parametrize("num_chars", [10_000, pytest.param(200_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("tools", "reasoning"), FORMATS)
-def test_repeated_marks_take_linear_time(parse, tools, reasoning):
+def test_repeated_marks_neither_recurse_nor_take_quadratic_time(parse, tools, reasoning, num_chars):
     for piece in (
         "<tool_call>",
         "[TOOL_CALLS]",
@@ -168,5 +167,5 @@ def test_repeated_marks_take_linear_time(parse, tools, reasoning):
         "<think>",
         *PIECES_OF.get(tools, ()),
     ):
-        text = piece * (200_000 // len(piece))
+        text = piece * (num_chars // len(piece))
         assert parse(tools, text, cuts=range(0, len(text), 97), reasoning=reasoning) is not None

@@ -1,5 +1,6 @@
 import random
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -29,9 +30,9 @@ def model():
 
 @pytest.fixture(scope="session")
 def draw():
-    """draw(grammar, rng) -> a text that keeps to the grammar, each byte drawn evenly; None: it had no end in time.
+    """draw(grammar, rng) returns a random text that the grammar allows, or None if it is longer than `max_tokens`.
 
-    The independent side of it is the library's mask; what is tested is what the grammar says.
+    Each byte is drawn uniformly from those that the library's mask allows.
     """
     tokenizer = Tokenizer.from_files(byte_tokenizer_files())
     texts = [tokenizer.token_bytes(token_id) for token_id in range(END_TOKEN_ID)]
@@ -43,7 +44,8 @@ def draw():
         written = b""
         for _ in range(max_tokens):
             mask = matcher.compute_bitmask()
-            token_id = rng.choice([i for i in range(END_TOKEN_ID + 1) if mask[i // 8] >> i % 8 & 1])
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: END_TOKEN_ID + 1]
+            token_id = int(rng.choice(np.flatnonzero(bits)))
             if token_id == END_TOKEN_ID:
                 return written.decode()
             assert matcher.consume_token(token_id)
@@ -55,7 +57,7 @@ def draw():
 
 @pytest.fixture(scope="session")
 def keeps_to():
-    """keeps_to(grammar, text) -> whether the text is one that the grammar allows."""
+    """keeps_to(grammar, text) returns whether the grammar allows the text."""
     tokenizer = Tokenizer.from_files(byte_tokenizer_files())
     ids = {tokenizer.token_bytes(token_id): token_id for token_id in range(END_TOKEN_ID)}
     vocabulary = LLTokenizer(tokenizer.to_json(), n_vocab=VOCAB_SIZE, eos_token=[END_TOKEN_ID])

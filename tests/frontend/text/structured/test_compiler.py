@@ -1,4 +1,4 @@
-"""The compiler with its real worker processes: whatever a form does to one, the others get their grammars."""
+"""Tests of `GrammarCompiler` with real worker processes."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ from frontend.text.tokenizer import Tokenizer
 
 FIELD = "spec.structured_output.json_schema"
 ENDLESS = {"type": "integer", "multipleOf": 1_000_003}
-"""Its automaton has a state for every remainder: seconds and hundreds of megabytes."""
+"""Compiling it takes seconds and hundreds of megabytes: its automaton has a state for every remainder."""
 
 
 def schema(value) -> OutputForm:
@@ -43,11 +43,11 @@ async def make_compiler():
     for compiler in compilers:
         await compiler.stop()
         assert compiler.num_jobs == 0
-    assert not worker_ids(), "workers are left"
+    assert not worker_ids(), "workers still run"
 
 
 def worker_ids() -> set[int]:
-    """The workers of this process, as the system lists them."""
+    """Returns the process ids of this process's workers, from /proc."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -70,28 +70,28 @@ async def refusal(compiler, form, model) -> str:
     return caught.value.message
 
 
-async def test_form_becomes_grammar_and_workers_start_with_the_first(make_compiler, model):
+async def test_grammar_is_compiled_and_the_first_request_starts_a_worker(make_compiler, model):
     compiler = make_compiler()
     assert not worker_ids()
     grammar = json.loads(await compiler.compile(good(7), model))
     assert grammar["grammars"][0]["json_schema"]["const"] == 7
     assert len(worker_ids()) == 1
     await compiler.compile(good(8), model)
-    assert len(worker_ids()) == 1, "the idle one does it"
+    assert len(worker_ids()) == 1, "the idle worker was not used"
 
 
-async def test_folder_of_the_same_name_where_the_server_was_started_is_not_run(
+async def test_worker_ignores_a_folder_named_frontend_in_the_current_directory(
     make_compiler, model, tmp_path, monkeypatch
 ):
-    theirs = tmp_path / "frontend"
-    theirs.mkdir()
-    (theirs / "__init__.py").write_text("raise SystemExit(3)")
+    package = tmp_path / "frontend"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     assert await make_compiler().compile(good(), model)
 
 
-async def test_tokenizer_is_written_out_once_for_all_workers(make_compiler, model, monkeypatch):
+async def test_tokenizer_is_serialized_once_for_all_workers(make_compiler, model, monkeypatch):
     written = []
     to_json = Tokenizer.to_json
     monkeypatch.setattr(Tokenizer, "to_json", lambda tokenizer: written.append(1) or to_json(tokenizer))
@@ -103,48 +103,53 @@ async def test_tokenizer_is_written_out_once_for_all_workers(make_compiler, mode
     assert written == [1]
 
 
-async def test_refusal_names_field_and_cause_and_leaves_the_worker(make_compiler, model):
+async def test_refusal_names_field_and_cause_and_is_cached_and_keeps_the_worker(make_compiler, model, monkeypatch):
     compiler = make_compiler()
     message = await refusal(compiler, schema({"not": {"type": "null"}}), model)
     assert message == "json_schema cannot be served: a schema cannot be held to with not: not supported"
     before = worker_ids()
     await compiler.compile(good(), model)
     assert worker_ids() == before
+    monkeypatch.setattr(compiler, "_compiled", None)  # only the cache can answer
+    assert await refusal(compiler, schema({"not": {"type": "null"}}), model) == message
 
 
-async def test_form_that_takes_too_long_ends_its_worker_in_time(make_compiler, model, monkeypatch):
-    monkeypatch.setattr("frontend.text.isolated.process._LATE_S", 30)  # the worker does it itself
+async def test_schema_that_takes_too_long_ends_its_worker_and_the_refusal_is_cached(make_compiler, model, monkeypatch):
+    monkeypatch.setattr("frontend.text.isolated.process._LATE_S", 30)  # the worker must end itself
     compiler = make_compiler(timeout_s=0.5)
     await compiler.compile(good(), model)
     (before,) = worker_ids()
     began_s = time.monotonic()
-    assert "takes more than 0.5 s" in await refusal(compiler, schema(ENDLESS), model)
+    message = await refusal(compiler, schema(ENDLESS), model)
+    assert "takes more than 0.5 s" in message
     assert time.monotonic() - began_s < 10
     assert before not in worker_ids()
     await compiler.compile(good(1), model)
+    monkeypatch.setattr(compiler, "_compiled", None)  # only the cache can answer
+    assert await refusal(compiler, schema(ENDLESS), model) == message
 
 
 async def test_worker_that_does_not_end_itself_is_killed(make_compiler, model, monkeypatch):
     monkeypatch.setattr("frontend.text.isolated.process._LATE_S", -1.0)
-    compiler = make_compiler(timeout_s=1.5)
-    assert "takes more than 1.5 s" in await refusal(compiler, schema(ENDLESS), model)
+    compiler = make_compiler(timeout_s=1.1)
+    assert "takes more than 1.1 s" in await refusal(compiler, schema(ENDLESS), model)
     assert not worker_ids()
 
 
-async def test_form_that_takes_too_much_memory_is_refused(make_compiler, model):
+async def test_schema_that_takes_too_much_memory_is_refused(make_compiler, model):
     compiler = make_compiler(memory_bytes=32 << 20)
     assert "takes more than 32 MiB of memory" in await refusal(compiler, schema(ENDLESS), model)
     await compiler.compile(good(), model)
 
 
-async def test_form_that_makes_the_library_crash_is_refused(make_compiler, model):
+async def test_schema_that_crashes_the_library_is_refused(make_compiler, model):
     compiler = make_compiler()
     crashing = schema({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)})  # llguidance 1.9.1: SIGSEGV
     assert "ends its process (status -11)" in await refusal(compiler, crashing, model)
     await compiler.compile(good(), model)
 
 
-async def test_model_whose_tokens_are_not_bytes_has_no_forms(make_compiler, model):
+async def test_structured_output_is_refused_if_the_models_tokens_are_not_bytes(make_compiler, model):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
     tokenizer = Tokenizer.from_files({"tokenizer.json": words.to_str().encode()})
     odd = dataclasses.replace(model, tokenizer=tokenizer, vocab_size=2, end_token_ids=(1,))
@@ -152,21 +157,20 @@ async def test_model_whose_tokens_are_not_bytes_has_no_forms(make_compiler, mode
     tokenizer.close()
 
 
-async def test_others_are_served_beside_a_form_that_takes_too_long(make_compiler, model, monkeypatch):
-    monkeypatch.setattr("frontend.text.isolated.process._LATE_S", 60)
-    compiler = make_compiler(timeout_s=2.0)
+async def test_other_requests_are_served_while_one_worker_is_busy(make_compiler, model):
+    compiler = make_compiler()
     await compiler.compile(good(), model)
-    (held,) = worker_ids()
-    os.kill(held, signal.SIGSTOP)  # however long the others take, it is not done
-    slow = asyncio.create_task(refusal(compiler, schema(ENDLESS), model))
-    while compiler._pool._idle:  # it takes this one
+    (busy,) = worker_ids()
+    os.kill(busy, signal.SIGSTOP)
+    slow = asyncio.create_task(compiler.compile(good(100), model))
+    while compiler._pool._idle:  # until it has this worker
         await asyncio.sleep(0)
     for number in range(1, 6):
         await compiler.compile(good(number), model)
     assert len(worker_ids()) == 2
     assert not slow.done()
-    os.kill(held, signal.SIGCONT)
-    assert "takes more than 2 s" in await slow
+    os.kill(busy, signal.SIGCONT)
+    assert await slow
 
 
 async def test_worker_that_was_killed_while_idle_is_replaced(make_compiler, model):
@@ -179,8 +183,8 @@ async def test_worker_that_was_killed_while_idle_is_replaced(make_compiler, mode
     assert worker_ids() not in (set(), {before})
 
 
-async def test_signals_to_a_whole_group_end_no_worker(make_compiler, model):
-    """The frontend says when it is over: what it drains still needs forms."""
+async def test_signals_to_the_process_group_end_no_worker(make_compiler, model):
+    """Draining requests still need grammars; the frontend ends the workers itself."""
     compiler = make_compiler()
     await compiler.compile(good(), model)
     before = worker_ids()
@@ -190,25 +194,17 @@ async def test_signals_to_a_whole_group_end_no_worker(make_compiler, model):
     assert worker_ids() == before
 
 
-async def test_equal_forms_are_compiled_once_and_kept(make_compiler, model):
+async def test_equal_schemas_are_compiled_once_and_cached(make_compiler, model):
     compiler = make_compiler()
     first = [asyncio.create_task(compiler.compile(good(), model)) for _ in range(20)]
     await asyncio.sleep(0)
     assert compiler.num_jobs == 1
     assert len(set(await asyncio.gather(*first))) == 1
-    compiler._pool._idle[0].process._process.kill()  # from here on only what is kept can be had at once
+    compiler._pool._idle[0].process._process.kill()  # only the cache can answer
     assert await compiler.compile(good(), model) == first[0].result()
 
 
-async def test_refusals_are_kept(make_compiler, model, monkeypatch):
-    compiler = make_compiler(timeout_s=0.5)
-    forms = schema({"not": {"type": "null"}}), schema(ENDLESS)
-    messages = [await refusal(compiler, form, model) for form in forms]
-    monkeypatch.setattr(compiler, "_compiled", None)  # from here on there is only what is kept
-    assert [await refusal(compiler, form, model) for form in forms] == messages
-
-
-async def test_another_model_gets_workers_of_its_own(make_compiler, model):
+async def test_another_model_gets_its_own_workers(make_compiler, model):
     compiler = make_compiler()
     await compiler.compile(good(), model)
     (before,) = worker_ids()
@@ -216,19 +212,19 @@ async def test_another_model_gets_workers_of_its_own(make_compiler, model):
     assert worker_ids() not in (set(), {before})
 
 
-async def test_too_many_forms_are_refused_until_there_is_room(make_compiler, model):
+async def test_requests_beyond_the_queue_limit_are_refused(make_compiler, model):
     compiler = make_compiler()
     tasks = [asyncio.create_task(compiler.compile(good(number), model)) for number in range(MAX_WAITING + 2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull) as caught:
         await compiler.compile(good(-1), model)
     assert caught.value.retry_after_s == 20
-    joined = asyncio.create_task(compiler.compile(good(3), model))  # what is under way costs nothing more
+    joined = asyncio.create_task(compiler.compile(good(3), model))  # joins a job that is queued already
     await asyncio.gather(*tasks, joined)
     await compiler.compile(good(-1), model)
 
 
-async def test_form_that_nobody_waits_for_is_not_begun(make_compiler, model):
+async def test_job_without_waiting_requests_is_not_started(make_compiler, model):
     compiler = make_compiler()
     slow = [asyncio.create_task(compiler.compile(schema({**ENDLESS, "title": str(i)}), model)) for i in range(2)]
     waiting = asyncio.create_task(compiler.compile(good(), model))
@@ -237,7 +233,7 @@ async def test_form_that_nobody_waits_for_is_not_begun(make_compiler, model):
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert compiler.num_jobs == 2
-    again = asyncio.create_task(compiler.compile(good(), model))  # a new request is not cancelled with the old one
+    again = asyncio.create_task(compiler.compile(good(), model))  # not cancelled with the first request
     await asyncio.sleep(0)
     assert compiler.num_jobs == 3
     for task in (*slow, again):
@@ -245,24 +241,32 @@ async def test_form_that_nobody_waits_for_is_not_begun(make_compiler, model):
     await asyncio.gather(*slow, again, return_exceptions=True)
 
 
-@pytest.mark.parametrize("num_turns", range(5))
-async def test_request_does_not_join_a_form_that_is_given_up(make_compiler, model, num_turns):
-    """However many turns of the loop lie between the cancellation and the next request with the same form."""
-    compiler = make_compiler(timeout_s=1.0)
-    slow = [asyncio.create_task(refusal(compiler, schema({**ENDLESS, "title": str(i)}), model)) for i in range(2)]
-    while compiler.num_jobs < 2:
+async def test_request_does_not_join_a_job_that_was_cancelled(make_compiler, model):
+    """However many turns of the event loop lie between the cancellation and the next request for the same grammar."""
+    compiler = make_compiler()
+    await asyncio.gather(compiler.compile(good(100), model), compiler.compile(good(101), model))
+    workers = worker_ids()
+    assert len(workers) == 2
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    tasks = [asyncio.create_task(compiler.compile(good(number), model)) for number in (102, 103)]
+    while compiler._pool._idle:
         await asyncio.sleep(0)
-    waiting = asyncio.create_task(compiler.compile(good(), model))
-    while compiler.num_jobs < 3:
+    for num_turns in range(5):
+        cancelled = asyncio.create_task(compiler.compile(good(num_turns), model))
+        while compiler.num_jobs < len(tasks) + 1:
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(compiler.compile(good(num_turns), model)))
         await asyncio.sleep(0)
-    waiting.cancel()
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
-    assert await compiler.compile(good(), model)
-    await asyncio.gather(*slow)
+    for pid in workers:
+        os.kill(pid, signal.SIGCONT)
+    assert all(await asyncio.gather(*tasks))
 
 
-async def test_cancelled_request_leaves_the_others_their_grammar(make_compiler, model):
+async def test_cancelled_request_does_not_cancel_others_for_the_same_grammar(make_compiler, model):
     compiler = make_compiler()
     tasks = [asyncio.create_task(compiler.compile(good(), model)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -270,7 +274,7 @@ async def test_cancelled_request_leaves_the_others_their_grammar(make_compiler, 
     assert await tasks[1]
 
 
-async def test_stopping_tells_who_waits(make_compiler, model):
+async def test_stop_fails_waiting_requests(make_compiler, model):
     compiler = make_compiler()
     waiting = asyncio.create_task(compiler.compile(schema(ENDLESS), model))
     while not worker_ids():
