@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Mutation testing of a sample of files: `.ci/mutants.py [FILE ...] [--per-file 12]`, or `make mutants`.
+"""Mutation testing of a sample of files: `.ci/mutants.py [FILE[:LINE] ...] [--per-file 12]`, or `make mutants`.
 
 Changes one operator, constant, condition, return value or statement of a file at a time, runs the tests that
 `mutants.toml` lists for that file, and reports the mutants for which no test failed (survivors). The changes are drawn
-at random, with a seed. A survivor is a missing test, or a change without an effect.
+at random, with a seed. A survivor is a missing test, or a change without an effect. After you add a test, name the
+survivor's line: `.ci/mutants.py engine/core/plan.py:60` tests all mutants of that line.
 
 Each mutant is tested in a process forked from one that has imported pytest and torch, in a copy of the tree, so that
 processes which a test starts run the mutant too. Exit status: 0, or 1 if too many mutants of a file survive.
@@ -44,6 +45,9 @@ class Mutation(NamedTuple):
     old: str
     new: str
 
+    def __str__(self) -> str:
+        return f"{self.line}: {' '.join(self.old.split())} -> {' '.join(self.new.split())}"
+
 
 class Result(NamedTuple):
     """Outcome of one mutant: "killed", "timeout" or "survived"."""
@@ -78,11 +82,14 @@ _SWAPPED: dict[type[ast.AST], str] = {
     ast.And: "or",
     ast.Or: "and",
 }
+_SWAPPED_CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _LOGGING = ("log.", "logger.", "_log.", "logging.", "warnings.")
 
 
 class _Finder(ast.NodeVisitor):
-    """Collects the mutations of one file. Leaves out annotations, decorators, asserts, messages and log calls."""
+    """Collects the mutations of one file. Leaves out annotations, decorators, asserts, messages and log calls, and
+    keeps the attributes that `__init__` sets: any test notices that one is missing.
+    """
 
     def __init__(self, source: bytes) -> None:
         self._source = source
@@ -90,6 +97,7 @@ class _Finder(ast.NodeVisitor):
         for line in source.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
         self._starts = starts
+        self._is_init = False
         self.found: list[Mutation] = []
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
@@ -133,6 +141,16 @@ class _Finder(ast.NodeVisitor):
             self._add(node, f"({ast.unparse(node.operand)})")
         self.generic_visit(node)
 
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name) and node.func.id in _SWAPPED_CALLS:
+            self._add(node.func, _SWAPPED_CALLS[node.func.id])
+        self.generic_visit(node)
+
+    def visit_match_case(self, node: ast.match_case) -> None:
+        if node.guard is not None:
+            self._negate(node.guard)
+        self.generic_visit(node)
+
     def visit_Constant(self, node: ast.Constant) -> None:
         match node.value:
             case bool():
@@ -167,8 +185,11 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
-        if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            self._add(node.value, "None")
+        if node.value is None:
+            self._add(node, "pass")
+        else:
+            if not (isinstance(node.value, ast.Constant) and node.value.value in (None, False)):
+                self._add(node.value, "None")
             self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
@@ -178,12 +199,14 @@ class _Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if not any(isinstance(target, ast.Name) for target in node.targets):
+        if not self._is_init and not any(isinstance(target, ast.Name) for target in node.targets):
             self._add(node, "pass")
         self.visit(node.value)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._add(node, "pass")
+        if type(node.op) in (ast.Add, ast.Sub):
+            self._between(node.target, node.value, _SWAPPED[type(node.op)])
         self.visit(node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -217,8 +240,10 @@ class _Finder(ast.NodeVisitor):
             return
         for default in [*node.args.defaults, *(default for default in node.args.kw_defaults if default is not None)]:
             self.visit(default)
+        self._is_init = node.name == "__init__"
         for statement in node.body:
             self.visit(statement)
+        self._is_init = False
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self.visit_FunctionDef(node)
@@ -322,19 +347,23 @@ def run_file(tree: Tree, path: str, tests: Sequence[str], chosen: Sequence[Mutat
     started = time.monotonic()
     if _wait(tree.start(tests, log), 1800) != 0:
         raise RuntimeError(f"{path}: its tests fail without a mutant:\n{log.read_text()[-3000:]}")
-    limit_s = 30 + 5 * (time.monotonic() - started)
+    duration_s = time.monotonic() - started
+    print(f"{path}: {len(chosen)} mutants, at most {duration_s:.0f} s each, unless one hangs", flush=True)
     target, source = tree.folder / path, (ROOT / path).read_bytes()
     for mutation in chosen:
         target.write_bytes(apply(source, mutation))
-        status = _wait(tree.start(tests, log), limit_s)
-        yield Result(mutation, "survived" if status == 0 else "timeout" if status is None else "killed")
+        status = _wait(tree.start(tests, log), 15 + 3 * duration_s)
+        result = Result(mutation, "survived" if status == 0 else "timeout" if status is None else "killed")
+        print(f"  {result.outcome}: {path}:{mutation}", flush=True)
+        yield result
     target.write_bytes(source)
 
 
 class Job(NamedTuple):
-    """One file, and how many of its mutants to test; 0: all."""
+    """One file, or one line of it, and how many of its mutants to test; 0: all."""
 
     path: str
+    line: int | None
     tests: list[str]
     per_file: int
     seed: int
@@ -343,6 +372,8 @@ class Job(NamedTuple):
 def _run(job: Job) -> tuple[Job, int, list[Result]]:
     """Runs in a worker; returns the number of possible mutants and the results of those drawn, none if tests fail."""
     found = mutations((ROOT / job.path).read_bytes())
+    if job.line is not None:
+        found = [mutation for mutation in found if mutation.line == job.line]
     number = min(job.per_file or len(found), len(found))
     chosen = sorted(random.Random(f"{job.seed} {job.path}").sample(found, number))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -357,7 +388,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0, or 1 if a file's tests kill too few mutants."""
     table: dict[str, list[str]] = tomllib.loads(TABLE.read_text())["tests"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="files listed in mutants.toml (default: all of them)")
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE[:LINE]", help="files listed in mutants.toml (default: all of them)"
+    )
     parser.add_argument("--per-file", type=int, default=12, help="mutants per file, 0 for all (default: 12)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of mutants (default: 0)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at a time (default: 2)")
@@ -365,21 +398,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     files = options.files or list(table)
     for path in files:
-        if path not in table:
+        if path.partition(":")[0] not in table:
             parser.error(f"{path}: not in {TABLE.name}")
     import pytest  # noqa: F401  imported once, before the forks
     import torch  # noqa: F401
 
-    jobs = [Job(path, table[path], options.per_file, options.seed) for path in files]
+    jobs = []
+    for path, _, line in (name.partition(":") for name in files):
+        jobs.append(Job(path, int(line) if line else None, table[path], 0 if line else options.per_file, options.seed))
     num_killed, num_tested, weak = 0, 0, []
     with multiprocessing.get_context("fork").Pool(options.jobs, maxtasksperchild=1) as pool:
         for job, num_possible, results in pool.imap_unordered(_run, jobs):
             survived = [result.mutation for result in results if result.outcome == "survived"]
             killed = len(results) - len(survived)
-            print(f"{job.path}: {killed} of {len(results)} killed ({num_possible} possible)")
+            num_timeouts = sum(result.outcome == "timeout" for result in results)
+            print(
+                f"{job.path}: {killed} of {len(results)} killed, {num_timeouts} of them at the time limit "
+                f"({num_possible} possible)"
+            )
             for mutation in survived:
-                old, new = (" ".join(text.split()) for text in (mutation.old, mutation.new))
-                print(f"  survived: {job.path}:{mutation.line}: {old} -> {new}")
+                print(f"  survived: {job.path}:{mutation}")
             sys.stdout.flush()
             num_killed, num_tested = num_killed + killed, num_tested + len(results)
             if not results or killed < options.at_least * len(results):
