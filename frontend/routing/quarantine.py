@@ -89,9 +89,7 @@ class Quarantine:
         return self.num_losses(request) >= SUSPECT_LOSSES
 
     def admit(self, request: PendingRequest) -> bool:
-        """Whether the request may go to an engine now. A suspect that may is on trial from then on."""
-        if not self.is_suspect(request):
-            return True
+        """Whether this suspect may go to an engine now. If so, it is on trial from then on."""
         active = self._active()
         is_isolated = any(self._record(one).is_isolated for one in (request, *active))
         if len(active) >= (1 if is_isolated else self._width):
