@@ -57,6 +57,14 @@ def test_wrong_progress_of_a_running_request_is_noticed(running: Request, field:
         check_requests([running], [running], [], [running])
 
 
+def test_scheduler_checks_its_queue(make_engine: Callable[..., Any], make_request: MakeRequest) -> None:
+    engine, request = make_engine(), make_request(1, 3)
+    engine.add(request)
+    request.session = 9
+    with pytest.raises(IntegrityError, match="requests by session"):
+        engine.scheduler.check_integrity()
+
+
 def test_computed_tokens_of_a_waiting_request_are_noticed(waiting: Request) -> None:
     waiting.num_computed_tokens = 1
     with pytest.raises(IntegrityError, match="request 2 has 1 of 0 tokens computed"):

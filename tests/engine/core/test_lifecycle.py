@@ -74,10 +74,12 @@ def test_time_is_told_with_the_first_token_and_after_every_pause_only(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine(max_num_batched_tokens=4)
-    request = make_request(1, 8, max_tokens=9, token_credit=5)
+    request = make_request(1, 8, max_tokens=9, token_credit=3)
     engine.add(request)
     told = {}
     for _ in range(20):
+        if engine.now_s == 3.0:
+            engine.scheduler.grant_credit(RequestId(1), 2, engine.now_s)  # it has credit for one more token
         if engine.now_s == 6.0:
             engine.now_s = 8.0
             engine.scheduler.grant_credit(RequestId(1), 9, engine.now_s)

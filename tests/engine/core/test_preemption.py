@@ -137,14 +137,17 @@ def test_nobody_is_preempted_for_blocks_that_steps_in_flight_will_release(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine(num_blocks=8, max_model_len=32, max_steps_in_flight=2, enable_prefix_caching=False)
-    rider, leaver = make_request(1, [1] * 15, max_tokens=8), make_request(2, [2] * 13, max_tokens=18)
-    engine.add(rider, leaver)
+    engine.add(
+        make_request(1, [1] * 15, max_tokens=8),
+        make_request(2, [2] * 2, max_tokens=20),
+        make_request(4, [4] * 9, max_tokens=2),
+    )
     engine.launch()
     engine.launch()
     engine.land()
-    engine.scheduler.cancel(RequestId(2), engine.now_s)  # its four blocks are used by the step in flight
+    engine.scheduler.cancel(RequestId(2), engine.now_s)  # its only block is used by the step in flight
     engine.add(make_request(3, [3], max_tokens=1))
-    assert engine.launch().rows == ()  # the rider waits for a block, and nobody takes it away
+    assert engine.launch().rows == ()  # request 1 waits for that block; the last token of request 4 is in flight
     engine.land()
     assert [row.request_id for row in engine.launch().rows] == [1, 3]
     assert engine.scheduler.stats().num_preemptions_total == 0

@@ -37,6 +37,15 @@ class TestCredit:
         engine.run()
         assert len(request.output_ids) == 3
 
+    def test_grant_to_a_request_that_has_ended_is_ignored(
+        self, make_engine: MakeEngine, make_request: MakeRequest
+    ) -> None:
+        engine = make_engine()
+        engine.add(make_request(1, 5, max_tokens=1))
+        engine.run()
+        engine.scheduler.grant_credit(RequestId(1), 3, engine.now_s)
+        assert not engine.scheduler.has_work()
+
     def test_samples_in_flight_count_against_the_credit(
         self, make_engine: MakeEngine, make_request: MakeRequest
     ) -> None:

@@ -9,7 +9,7 @@ from chairlift.service.end_reason import EndReason
 from frontend.errors import EngineFault, EngineUnavailable, ServerDraining
 from frontend.routing.failover import FailoverQueue
 from frontend.routing.pending import PendingRequest
-from frontend.routing.quarantine import CLEARED_TOKENS
+from frontend.routing.quarantine import CLEARED_TOKENS, Quarantine
 from frontend.routing.stream import RequestEnd
 from frontend.routing.supervision import EngineEnd
 
@@ -76,6 +76,67 @@ class Cluster:
 
     def failed(self):
         return {index for index, one in enumerate(self.requests) if isinstance(one.stream._failure, EngineFault)}
+
+
+def test_one_suspect_at_a_time_is_on_trial_at_first():
+    quarantine = Quarantine(max_losses=3)
+    first, second = Cluster(1, 2).requests
+    for _ in range(2):
+        quarantine.lost([first, second])
+    assert quarantine.has_capacity
+    assert quarantine.admit(first)
+    assert not quarantine.has_capacity
+    assert not quarantine.admit(second)
+
+
+def test_progress_clears_losses_kills_and_isolation():
+    quarantine = Quarantine(max_losses=3)
+    requests = first, *others = Cluster(1, 3).requests
+    are_admitted = []
+    for _ in range(2):
+        for _ in range(32):
+            quarantine.excuse(quarantine.lost(requests))
+        assert [quarantine.num_losses(request) for request in requests] == [0, 0, 0]
+        for _ in range(2):
+            quarantine.lost(requests)
+        quarantine.admit(first)
+        first.stream.push(first.stream.num_tokens, [1] * CLEARED_TOKENS, None)
+        are_admitted.append([quarantine.admit(request) for request in others])
+        quarantine.lost(others)  # while both are on trial: they are isolated
+        for request in others:
+            request.stream.push(request.stream.num_tokens, [1] * CLEARED_TOKENS, None)
+    assert are_admitted == [[True, True]] * 2
+
+
+def test_loss_with_a_suspect_on_trial_counts_for_it_and_for_new_requests():
+    quarantine = Quarantine(max_losses=3)
+    requests = suspect, old, _ = Cluster(1, 3).requests
+    for request in (suspect, old):
+        request.stream.push(0, [1] * CLEARED_TOKENS, None)
+    for _ in range(2):
+        quarantine.lost([suspect])
+    quarantine.admit(suspect)
+    quarantine.lost(requests)
+    assert [quarantine.num_losses(request) for request in requests] == [3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("on_trial", "lost", "is_admitted"),
+    [([1], [1], False), ([], [3], False), ([1], [3], True)],
+    ids=["a suspect on trial is lost", "nothing is on trial", "the trial goes on elsewhere"],
+)
+def test_loss_narrows_trials_to_one_suspect_unless_it_concerns_none(on_trial, lost, is_admitted):
+    quarantine = Quarantine(max_losses=3)
+    requests = first, second, third, _ = Cluster(1, 4).requests
+    for _ in range(2):
+        quarantine.lost([first, second, third])
+    quarantine.admit(first)
+    first.stream.push(0, [1] * CLEARED_TOKENS, None)  # two may be on trial now
+    for index in on_trial:
+        quarantine.admit(requests[index])
+    quarantine.lost([requests[index] for index in lost])
+    quarantine.admit(second)
+    assert quarantine.admit(third) == is_admitted
 
 
 async def test_many_innocent_suspects_are_cleared_quickly():
