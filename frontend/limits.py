@@ -39,8 +39,8 @@ MAX_ID_CHARS = 128
 # The answer.
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 1000
-MAX_FORM_BYTES = 64 << 10
-"""Of a schema, a regular expression or a grammar."""
+MAX_CONSTRAINT_BYTES = 64 << 10
+"""Of an output constraint: a schema, a regular expression or a grammar."""
 
 # What comes back.
 MAX_PROMPT_LOGPROBS = 1 << 18

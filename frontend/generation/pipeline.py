@@ -45,7 +45,7 @@ from frontend.text.chat import ChatFormat, chat_format
 from frontend.text.chat_renderer import ChatRenderer
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.compiler import GrammarCompiler
-from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.types import AnswerTimes
 
 _CHARS_PER_TOKEN = 4
@@ -142,7 +142,7 @@ class GenerationPipeline:
         deadline: Deadline,
         *,
         chat: ChatPrompt | None = None,
-        form: OutputForm | None = None,
+        constraint: OutputConstraint | None = None,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
         prompt_options: PromptOptions = _NO_PROMPT_OPTIONS,
         streamed: bool = True,
@@ -154,7 +154,7 @@ class GenerationPipeline:
             spec: as received.
             deadline: of the call.
             chat: the prompt, if the spec cannot express it; the spec then has none.
-            form: the structured-output format, likewise.
+            constraint: the output constraint, likewise.
             default_max_tokens: max_tokens of a spec that sets none; the context length applies too.
             prompt_options: options of tokenization.
             streamed: whether the client gets messages as they arrive, not only the complete answer.
@@ -166,7 +166,7 @@ class GenerationPipeline:
         observers = self._observers(spec, is_chat=chat is not None or spec.HasField("chat"))
         with RequestWatch(observers, deadline.passed, streamed=streamed) as watch:
             async with self._open(
-                spec, chat, form, default_max_tokens, prompt_options, deadline, watch, permits
+                spec, chat, constraint, default_max_tokens, prompt_options, deadline, watch, permits
             ) as answers:
                 yield answers
 
@@ -175,7 +175,7 @@ class GenerationPipeline:
         self,
         spec: pb.GenerationSpec,
         chat: ChatPrompt | None,
-        form: OutputForm | None,
+        constraint: OutputConstraint | None,
         default_max_tokens: int,
         prompt_options: PromptOptions,
         deadline: Deadline,
@@ -190,7 +190,7 @@ class GenerationPipeline:
         truncation = prompt_options.truncation(model, room)
         if prompt is None:
             prompt = await in_slices(token_prompt(spec, model, truncation))
-        request = convert.generation_request(spec, model, prompt, form, truncated=truncation is not None)
+        request = convert.generation_request(spec, model, prompt, constraint, truncated=truncation is not None)
         parsing = self._parsing(request, model)
         accepted_at_s = time.monotonic()
         watch.accept(
@@ -223,8 +223,10 @@ class GenerationPipeline:
             self._admission.check_fits(request.num_answers, len(prompt_ids))
             permits[0].correct(len(prompt_ids), time.monotonic())
             before = ""
-            if parsing is not None and request.form is not None:
-                before = parsing.before_form(prompt_ids, with_calls=request.form.kind is FormKind.PARTS)
+            if parsing is not None and request.constraint is not None:
+                before = parsing.before_constraint(
+                    prompt_ids, with_calls=request.constraint.kind is ConstraintKind.PARTS
+                )
             constraints = await constraints_of(request, model, self._grammars, before=before)
             echo = await _echo(request, prompt_ids, model)
             if parsing is not None and parsing.needs_special_tokens:

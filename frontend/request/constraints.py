@@ -28,16 +28,16 @@ async def constraints_of(
     """Makes the constraints of a checked request.
 
     Args:
-        before: rules for the output before the structured part; see `OutputForm`.
+        before: rules for the output before the structured part; see `OutputConstraint`.
 
     Raises:
-        InvalidRequest: the structured-output format is not supported.
+        InvalidRequest: the output constraint is not supported.
         QueueFull, ServerDraining: see `GrammarCompiler.compile`.
     """
     words = request.sampling.bad_words
-    form = None if request.form is None else replace(request.form, before=before)
+    constraint = None if request.constraint is None else replace(request.constraint, before=before)
     return Constraints(
-        grammar=await grammars.compile(form, model) if form is not None else "",
+        grammar=await grammars.compile(constraint, model) if constraint is not None else "",
         bad_sequences=await bad_sequences(words, model.tokenizer) if words else (),
     )
 

@@ -19,13 +19,13 @@ from frontend.limits import (
 )
 from frontend.request.checks import check_at_most, check_has_tokens, check_range
 from frontend.request.convert_chat import chat_prompt
-from frontend.request.convert_structured import check_form_ends, output_form
+from frontend.request.convert_structured import check_answer_can_end, output_constraint
 from frontend.request.request import ChatPrompt, GenerationRequest, OutputOptions, Prompt, TextPrompt
 from frontend.request.sampling import sampling_options, stop_options
 from frontend.request.token_prompt import token_prompt
 from frontend.slices import at_once
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 MAX_CHARS_PER_TOKEN = 8
 """Longer prompts, in characters per token of context, are rejected untokenized. Ordinary text has four or five."""
@@ -35,7 +35,7 @@ def generation_request(
     spec: pb.GenerationSpec,
     model: ServedModel,
     given: Prompt | None = None,
-    form: OutputForm | None = None,
+    constraint: OutputConstraint | None = None,
     *,
     truncated: bool = False,
 ) -> GenerationRequest:
@@ -43,7 +43,7 @@ def generation_request(
 
     Args:
         given: the prompt, if it is checked already or the proto cannot express it.
-        form: the structured-output format, likewise.
+        constraint: the output constraint, likewise.
         truncated: the prompt will be truncated, so it may be longer than the context.
 
     Raises:
@@ -61,10 +61,10 @@ def generation_request(
     prompt_only = stop.max_tokens == 0
     if prompt_only:
         stop = replace(stop, max_tokens=1)
-    form = form or output_form(spec)
-    if form is not None:
-        check_has_tokens(form.field, model)
-        check_form_ends(stop)
+    constraint = constraint or output_constraint(spec)
+    if constraint is not None:
+        check_has_tokens(constraint.field, model)
+        check_answer_can_end(stop)
     is_chat = isinstance(given, ChatPrompt) or spec.WhichOneof("prompt") == "chat"
     return GenerationRequest(
         request_id=spec.request_id or uuid.uuid4().hex,
@@ -75,7 +75,7 @@ def generation_request(
         priority=spec.priority,
         cache_salt=spec.cache_salt,
         num_answers=num_answers,
-        form=form,
+        constraint=constraint,
         prompt_only=prompt_only,
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from chairlift.service.sampling_fields import SamplingOptions, StopOptions
 from frontend.text.chat.messages import ChatMessage, ChatOptions
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 _SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: any few multiples lie far apart
 
@@ -65,7 +65,7 @@ class GenerationRequest:
     """One checked generation request.
 
     Attributes:
-        form: structured-output format of the answers; None: unconstrained.
+        constraint: structured output that the answers must match; None: unconstrained.
         prompt_only: nothing but the prompt comes back. `stop.max_tokens` is then 1: the engine computes no prompt
             without a token.
     """
@@ -78,7 +78,7 @@ class GenerationRequest:
     priority: int
     cache_salt: str
     num_answers: int
-    form: OutputForm | None = None
+    constraint: OutputConstraint | None = None
     prompt_only: bool = False
 
 

@@ -1,7 +1,7 @@
-"""Structured output on the demo model, through the real pair: whatever ends well has its form, and nobody else notices.
+"""Structured output on the demo model, through the real pair: complete answers match, other requests are not affected.
 
-The demo model has never seen JSON, and draws at temperature 1: what has a form has it by the grammar alone. So that its
-words come to an end, strings are short in most schemas; nothing else helps it.
+The demo model has never seen JSON and samples at temperature 1, so only the grammar makes answers match. Most schemas
+have short strings, so that answers end.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def names() -> list[str]:
 
 @pytest.fixture(scope="module")
 def mixed(pair: Pair, names) -> tuple[list[pb.GenerateResponse], list[pb.GenerateResponse]]:
-    """Answers with a form, and free ones from among them."""
+    """Constrained and unconstrained answers."""
     structured = [{"seed": index, "max_tokens": 600, "json_schema": SCHEMAS[name]} for index, name in enumerate(names)]
     requests = []
     for index, request in enumerate(structured):
@@ -100,10 +100,10 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_all_answers_to_a_request_have_its_form(pair: Pair, case) -> None:
-    form, pattern = ANSWERS[case]
+def test_all_answers_to_a_request_match_its_constraint(pair: Pair, case) -> None:
+    constraint, pattern = ANSWERS[case]
     with Client(pair.target) as client:
-        answer = client.generate(PROMPT, temperature=1.0, max_tokens=200, num_answers=4, seed=5, **form)
+        answer = client.generate(PROMPT, temperature=1.0, max_tokens=200, num_answers=4, seed=5, **constraint)
     answers = [answer, *answer.other_answers]
     assert all(one.finished.reason == pb.FINISH_REASON_END_TOKEN for one in answers)
     assert all(re.fullmatch(pattern, one.text) for one in answers)
@@ -141,7 +141,7 @@ def test_bad_words_are_never_written(pair: Pair) -> None:
     assert text
 
 
-def test_form_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pair) -> None:
+def test_constraint_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pair) -> None:
     with Client(pair.target) as client:
         with pytest.raises(GenerationError, match="compiling it takes more than 2 s"):
             client.generate(PROMPT, json_schema={"type": "integer", "multipleOf": 1_000_003})
@@ -155,8 +155,8 @@ def test_large_forms_run_and_larger_ones_are_refused_before_any_token(pair: Pair
     alternatives = "start: " + " | ".join(f'"p{i}" x' for i in range(2000)) + "\nx: /[a-z]{3}/"
     closed = {**members(666), "additionalProperties": False}
     with Client(pair.target) as client:
-        for form in ({"json_schema": closed}, {"grammar": alternatives}, {"json_schema": members(666)}):
-            answer = client.generate(PROMPT, temperature=1.0, seed=3, max_tokens=16, **form)
+        for constraint in ({"json_schema": closed}, {"grammar": alternatives}, {"json_schema": members(666)}):
+            answer = client.generate(PROMPT, temperature=1.0, seed=3, max_tokens=16, **constraint)
             assert answer.finished.reason in {pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_MAX_TOKENS}
         with pytest.raises(GenerationError, match="too expensive to run") as caught:
             client.generate(PROMPT, json_schema=members(1300))
@@ -187,7 +187,7 @@ WEATHER = {
 
 @pytest.fixture
 def http(start_frontend: Callable[..., str], free_port: Callable[[], int]) -> Iterator[openai.OpenAI]:
-    """OpenAI's client of another frontend for the same engine; the form of calls is read off the model's template."""
+    """OpenAI's client of another frontend for the same engine; the format of calls is read off the model's template."""
     port = free_port()
     start_frontend("--http", "--http-port", str(port))
     with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
@@ -235,7 +235,7 @@ def test_limits_of_compiler_and_engine_are_the_same() -> None:
     assert {name: getattr(ours, name) for name in names} == {name: getattr(engines, name) for name in names}
 
 
-def test_words_that_leave_nothing_of_a_form_end_that_request_alone(pair: Pair) -> None:
+def test_words_that_exclude_every_constrained_answer_end_that_request_alone(pair: Pair) -> None:
     with Client(pair.target) as client:
         with pytest.raises(GenerationError) as caught:
             client.generate(PROMPT, choice=["x"], bad_words=["x"])

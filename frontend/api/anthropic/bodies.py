@@ -9,14 +9,14 @@ from frontend.api.anthropic.input_messages import Content, Message, turns
 from frontend.api.anthropic.tools import tool_use
 from frontend.api.http.bodies import Body, ParameterObject, SamplingBody
 from frontend.api.http.errors import BodyError
-from frontend.api.http.output_format import schema_form
+from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.tool_use import ToolUse
 from frontend.api.http.unserved_parameters import is_off
 from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatOptions
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 _UINT32_MAX = 2**32 - 1
 _MAX_STOP_TEXTS = STOPPING["stop_texts"].rule.max_entries
@@ -118,7 +118,7 @@ class MessagesBody(PromptBody, SamplingBody):
         """Whether thinking is returned as text, not only as a signature."""
         return self.thinking is None or self.thinking.display != "omitted"
 
-    def text_form(self) -> OutputForm | None:
+    def output_constraint(self) -> OutputConstraint | None:
         """Returns the structured-output format; None: free text.
 
         Raises:
@@ -128,4 +128,4 @@ class MessagesBody(PromptBody, SamplingBody):
         text_format = in_config or self.output_format
         if text_format is None:
             return None
-        return schema_form(text_format.schema_, "output_config.format" if in_config else "output_format")
+        return schema_constraint(text_format.schema_, "output_config.format" if in_config else "output_format")

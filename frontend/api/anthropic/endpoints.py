@@ -11,7 +11,7 @@ from frontend.api.anthropic.errors import REQUEST_ID_HEADER, error_response
 from frontend.api.anthropic.message_response import MessageBuilder
 from frontend.api.http.call_runner import CallRunner, request_id_of
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
-from frontend.api.http.output_format import chat_form
+from frontend.api.http.output_constraint import chat_constraint
 from frontend.slices import in_slices
 
 
@@ -37,8 +37,10 @@ class Messages:
         chat = await in_slices(body.chat())
         generations = self._runner.generations
         model = generations.model(body.model)
-        form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
-        builder = MessageBuilder(body, model, request_id, chat=chat, form=form)
+        constraint = chat_constraint(
+            body.output_constraint(), body.tool_use, generations.chat_format(model), model.tokenizer
+        )
+        builder = MessageBuilder(body, model, request_id, chat=chat, constraint=constraint)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         response = await self._runner.respond_single(request, builder, deadline, stream=bool(body.stream))
         response.headers[REQUEST_ID_HEADER] = request.state.request_id

@@ -13,7 +13,7 @@ from frontend.api.http.opaque_reasoning import encoded
 from frontend.api.http.response_builder import JsonObject, SingleAnswerBuilder
 from frontend.request.request import ChatPrompt
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 _SIGNATURE = "unsigned"
 """Signature of visible thinking, never checked. Clients drop thinking without a signature."""
@@ -27,16 +27,22 @@ class MessageBuilder(SingleAnswerBuilder):
         model: the served model.
         request_id: of the call, without a prefix.
         chat: the conversation.
-        form: structured-output format; None: free text.
+        constraint: what the answer must match; None: free text.
     """
 
     def __init__(
-        self, body: MessagesBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
+        self,
+        body: MessagesBody,
+        model: ServedModel,
+        request_id: str,
+        *,
+        chat: ChatPrompt,
+        constraint: OutputConstraint | None,
     ) -> None:
         super().__init__(
             sampling_spec(body, f"msg_{request_id}"),
             chat=chat,
-            form=form,
+            constraint=constraint,
             max_tokens=body.max_tokens,
             one_call=body.tool_use.one_call,
         )

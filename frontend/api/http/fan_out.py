@@ -80,7 +80,7 @@ def _open(
         builder.specs[index],
         deadline,
         chat=builder.chat,
-        form=builder.form,
+        constraint=builder.constraint,
         default_max_tokens=builder.default_max_tokens,
         prompt_options=builder.prompt_options,
         streamed=streamed,

@@ -10,7 +10,7 @@ from frontend.api.http.content_blocks import Blocks
 from frontend.request.prompt_options import PromptOptions
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 JsonObject = dict[str, Any]
 
@@ -55,7 +55,7 @@ class EventBuilder(Protocol):
         ...
 
     @property
-    def form(self) -> OutputForm | None:
+    def constraint(self) -> OutputConstraint | None:
         """Structured-output format of the answers; None: free text."""
         ...
 
@@ -101,7 +101,7 @@ class SingleAnswerBuilder(ABC):
     Args:
         spec: the GenerationSpec; its answer is parsed.
         chat: the conversation.
-        form: structured-output format; None: free text.
+        constraint: what the answer must match; None: free text.
         max_tokens: default of max_tokens. It is not set in the spec, because a limit above the context length means as
             much as fits.
         one_call: the answer has at most one tool call.
@@ -111,13 +111,19 @@ class SingleAnswerBuilder(ABC):
     prompt_options = PromptOptions()
 
     def __init__(
-        self, spec: pb.GenerationSpec, *, chat: ChatPrompt, form: OutputForm | None, max_tokens: int, one_call: bool
+        self,
+        spec: pb.GenerationSpec,
+        *,
+        chat: ChatPrompt,
+        constraint: OutputConstraint | None,
+        max_tokens: int,
+        one_call: bool,
     ) -> None:
         spec.output.parse = True
         self.specs = [spec]
         self.request_id = spec.request_id
         self.chat = chat
-        self.form = form
+        self.constraint = constraint
         self.default_max_tokens = max_tokens
         self._blocks = Blocks(one_call=one_call)
 

@@ -12,7 +12,7 @@ from frontend.api.openai.logprobs import chat_logprobs
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 
 class ChatBuilder:
@@ -23,18 +23,24 @@ class ChatBuilder:
         model: the served model.
         request_id: of the call.
         chat: the conversation.
-        form: structured-output format; None: free text.
+        constraint: what the answer must match; None: free text.
     """
 
     event_format = UNNAMED_EVENTS
     default_max_tokens = NO_LIMIT  # clients take an answer cut at a default length for a fault
 
     def __init__(
-        self, body: ChatBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
+        self,
+        body: ChatBody,
+        model: ServedModel,
+        request_id: str,
+        *,
+        chat: ChatPrompt,
+        constraint: OutputConstraint | None,
     ) -> None:
         self.request_id = request_id
         self.chat = chat
-        self.form = form
+        self.constraint = constraint
         self.specs = [chat_spec(body, request_id)]
         self.prompt_options = body.prompt_options
         self._body = body

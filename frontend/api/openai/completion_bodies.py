@@ -18,11 +18,11 @@ from frontend.api.http.bodies import (
     TokenIds,
 )
 from frontend.api.http.errors import BodyError
-from frontend.api.http.output_format import schema_form
+from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.openai.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
-from frontend.request.convert_structured import choice_form, text_form
+from frontend.request.convert_structured import choice_constraint, text_constraint
 from frontend.request.prompt_options import WHAT_FITS, PromptOptions
-from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 
 
 class StreamOptions(ParameterObject):
@@ -79,36 +79,36 @@ class GenerationBody(SamplingBody):
             self.add_special_tokens, self.truncate_prompt_tokens, keep_first=self.truncation_side == "right"
         )
 
-    def text_form(self) -> OutputForm | None:
+    def output_constraint(self) -> OutputConstraint | None:
         """Returns the format that the answer is held to; None: free text.
 
         Raises:
             BodyError: more than one format, or an incomplete one.
             InvalidRequest: an empty format, or one that is too large.
         """
-        forms = list(self._forms())
-        if len(forms) > 1:
-            names = " and ".join(form.field for form in forms)
-            raise BodyError(400, f"{names} do not go together: set one of them", param=forms[1].field)
-        return forms[0] if forms else None
+        constraints = list(self._constraints())
+        if len(constraints) > 1:
+            names = " and ".join(constraint.field for constraint in constraints)
+            raise BodyError(400, f"{names} do not go together: set one of them", param=constraints[1].field)
+        return constraints[0] if constraints else None
 
-    def _forms(self) -> Iterator[OutputForm]:
+    def _constraints(self) -> Iterator[OutputConstraint]:
         if self.response_format is not None:
-            yield from self.response_format.forms()
+            yield from self.response_format.constraints()
         if self.structured_outputs is not None:
-            yield self.structured_outputs.form()
+            yield self.structured_outputs.constraint()
         if self.guided_json is not None:
-            yield schema_form(self.guided_json, "guided_json")
+            yield schema_constraint(self.guided_json, "guided_json")
         if self.guided_regex is not None:
-            yield text_form(FormKind.REGEX, self.guided_regex, "guided_regex")
+            yield text_constraint(ConstraintKind.REGEX, self.guided_regex, "guided_regex")
         if self.guided_choice is not None:
-            yield choice_form(self.guided_choice, "guided_choice")
+            yield choice_constraint(self.guided_choice, "guided_choice")
         if self.guided_grammar is not None:
-            yield text_form(FormKind.GRAMMAR, self.guided_grammar, "guided_grammar")
+            yield text_constraint(ConstraintKind.GRAMMAR, self.guided_grammar, "guided_grammar")
         if self.grammar is not None:
-            yield text_form(FormKind.GRAMMAR, self.grammar, "grammar")
+            yield text_constraint(ConstraintKind.GRAMMAR, self.grammar, "grammar")
         if self.json_schema is not None:
-            yield schema_form(self.json_schema, "json_schema")
+            yield schema_constraint(self.json_schema, "json_schema")
 
     @property
     def is_unlimited(self) -> bool:

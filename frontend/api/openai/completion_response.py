@@ -40,7 +40,7 @@ class CompletionBuilder:
         self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str
     ) -> None:
         self.request_id = request_id
-        self.form = body.text_form()
+        self.constraint = body.output_constraint()
         self.specs = specs
         self.default_max_tokens = NO_LIMIT if body.is_unlimited else DEFAULT_COMPLETION_TOKENS
         self.prompt_options = body.prompt_options

@@ -9,7 +9,7 @@ from starlette.types import Scope
 from frontend.api.http.call_runner import CallRunner, request_id_of
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.errors import CHAT_PARAMS, error_response
-from frontend.api.http.output_format import chat_form
+from frontend.api.http.output_constraint import chat_constraint
 from frontend.api.openai.chat_bodies import ChatBody
 from frontend.api.openai.chat_response import ChatBuilder
 from frontend.api.openai.completion_bodies import CompletionBody
@@ -47,9 +47,11 @@ class CompletionsHandler:
         generations = self._runner.generations
         model = generations.model(body.model)
         chat = await in_slices(body.prompt_of(body.messages))
-        form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
+        constraint = chat_constraint(
+            body.output_constraint(), body.tool_use, generations.chat_format(model), model.tokenizer
+        )
         request_id = "chatcmpl-" + request_id_of(body.request_id, request.headers)
-        builder = ChatBuilder(body, model, request_id, chat=chat, form=form)
+        builder = ChatBuilder(body, model, request_id, chat=chat, constraint=constraint)
         deadline = self._runner.deadline(request, body, arrived_at_s)
         return await self._runner.respond(request, builder, deadline, stream=bool(body.stream))
 

@@ -7,10 +7,10 @@ from pydantic import Field, field_validator
 
 from frontend.api.http.bodies import ParameterObject
 from frontend.api.http.errors import BodyError
-from frontend.api.http.output_format import schema_form
+from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.unserved_parameters import is_off
-from frontend.request.convert_structured import choice_form, text_form
-from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.request.convert_structured import choice_constraint, text_constraint
+from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 
 
 class JsonSchema(ParameterObject):
@@ -28,7 +28,7 @@ class ResponseFormat(ParameterObject):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    def forms(self) -> Iterator[OutputForm]:
+    def constraints(self) -> Iterator[OutputConstraint]:
         """Yields the format, if there is one.
 
         Raises:
@@ -37,12 +37,12 @@ class ResponseFormat(ParameterObject):
         field = "response_format"
         match self.type:
             case "json_object":
-                yield OutputForm(FormKind.JSON_OBJECT, "", field)
+                yield OutputConstraint(ConstraintKind.JSON_OBJECT, "", field)
             case "json_schema":
                 schema = self.json_schema
                 if schema is None or schema.schema_ is None:
                     raise BodyError(400, "response_format of type json_schema needs json_schema.schema", param=field)
-                yield schema_form(schema.schema_, field, strict=bool(schema.strict))
+                yield schema_constraint(schema.schema_, field, strict=bool(schema.strict))
 
 
 Schema = str | dict[str, Any]
@@ -71,25 +71,25 @@ class StructuredOutputs(ParameterObject):
             )
         return value
 
-    def form(self) -> OutputForm:
+    def constraint(self) -> OutputConstraint:
         """Returns the format.
 
         Raises:
             BodyError: there is none, or more than one.
         """
         field = "structured_outputs"
-        forms = []
+        constraints = []
         if self.json_ is not None:
-            forms.append(schema_form(self.json_, field))
+            constraints.append(schema_constraint(self.json_, field))
         if self.json_object:
-            forms.append(OutputForm(FormKind.JSON_OBJECT, "", field))
+            constraints.append(OutputConstraint(ConstraintKind.JSON_OBJECT, "", field))
         if self.regex is not None:
-            forms.append(text_form(FormKind.REGEX, self.regex, field))
+            constraints.append(text_constraint(ConstraintKind.REGEX, self.regex, field))
         if self.choice is not None:
-            forms.append(choice_form(self.choice, field))
+            constraints.append(choice_constraint(self.choice, field))
         if self.grammar is not None:
-            forms.append(text_form(FormKind.GRAMMAR, self.grammar, field))
-        if len(forms) != 1:
+            constraints.append(text_constraint(ConstraintKind.GRAMMAR, self.grammar, field))
+        if len(constraints) != 1:
             keys = "json, json_object, regex, choice and grammar"
-            raise BodyError(400, f"{field} needs exactly one of {keys}, not {len(forms)}", param=field)
-        return forms[0]
+            raise BodyError(400, f"{field} needs exactly one of {keys}, not {len(constraints)}", param=field)
+        return constraints[0]

@@ -69,7 +69,7 @@ class AnswerParsing:
         self._tools = dict(_tool(tool) for tool in chat.options.tools)
         if self._tools and chat_format.tools == "none":
             raise InvalidRequest(
-                "tools are not served with this model: its chat template shows no known form of tool calls, and the "
+                "tools are not served with this model: its chat template shows no known format of tool calls, and the "
                 "server's --tool-call-parser names none",
                 field="spec.chat.tools_json",
             )
@@ -81,12 +81,12 @@ class AnswerParsing:
         self._chat_format = chat_format
         self._tokenizer = tokenizer
 
-    def before_form(self, prompt_ids: Sequence[int], *, with_calls: bool) -> str:
-        """Rules for what comes before the form that an answer is held to.
+    def before_constraint(self, prompt_ids: Sequence[int], *, with_calls: bool) -> str:
+        """Returns grammar rules for the output before the constrained part of an answer.
 
         Args:
             prompt_ids: see `parser`.
-            with_calls: whether the form is one of calls.
+            with_calls: whether the constraint allows tool calls.
         """
         rules = self._chat_format.before_calls if with_calls else self._chat_format.before_answer
         return rules(self._prompt_tail(prompt_ids), self._tokenizer.special_token_id)

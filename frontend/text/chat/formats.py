@@ -75,7 +75,7 @@ class ChatFormat:
         return family.rules(tools, token_id, one_only=one_only)
 
     def before_calls(self, prompt: str, token_id: TokenIdOf) -> str:
-        """Rules for what comes before an answer that is held to calls, or to calls and forms; empty: nothing does.
+        """Returns rules for the output before constrained tool calls; empty: none.
 
         Args:
             prompt, token_id: see `parser` and `CallFamily.rules`.
@@ -88,11 +88,11 @@ class ChatFormat:
         return reasoning_rules(marks.opening, marks.closing, token_id, opened=marks.opened_by(prompt))
 
     def answer_start(self, token_id: TokenIdOf) -> str:
-        """What stands before a form beside calls, in Lark's notation; empty: nothing does."""
+        """Returns the start of a constrained answer that may also be calls, in Lark's notation; empty: none."""
         return harmony.answer_start(token_id) if self._is_harmony else ""
 
     def before_answer(self, prompt: str, token_id: TokenIdOf) -> str:
-        """Rules for what comes before an answer that is held to a form; empty: nothing does.
+        """Returns rules for the output before a constrained answer without calls; empty: none.
 
         Args:
             prompt, token_id: see `before_calls`.

@@ -1,7 +1,7 @@
-"""Structured output: compiles the format of an answer to one grammar for llguidance.
+"""Structured output: compiles the constraint on an answer to one grammar for llguidance.
 
-    forms.py       what can be asked for
-    grammars.py    forms to grammars; runs in a worker alone, as do these:
+    output_constraint.py   constraints that a request can set
+    grammars.py    constraints to grammars; runs only in a worker, as do these:
     schema_rules.py    JSON Schemas in keywords that llguidance knows; schema_walk.py finds their parts
     closed_objects.py  objects without members that the schema does not name
     unique_items.py    arrays of distinct items

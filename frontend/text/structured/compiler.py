@@ -1,7 +1,7 @@
-"""Compiles output formats to grammars in a few worker processes, with a cache.
+"""Compiles output constraints to grammars in a few worker processes, with a cache.
 
-Equal formats requested at once are compiled once. A format whose requests have all ended is not started; one that
-has begun is finished, within its limits, and kept for the next who asks.
+Equal constraints requested at the same time are compiled once. Compilation is not started if all its requests have
+ended; one that has begun is finished, within its limits, and cached.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from frontend.text.isolated.process import JobLimits, LimitExceeded, StartRefuse
 from frontend.text.isolated.worker import encode
 from frontend.text.served_model import ServedModel
 from frontend.text.structured.cache import Outcome, OutcomeCache
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ _LIMIT_HOLDS_S = 60.0  # a busy machine may succeed later
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A format that is being compiled or queued."""
+    """A constraint that is being compiled or queued."""
 
-    form: OutputForm
+    constraint: OutputConstraint
     model: ServedModel
     num_waiting: int = 0
     has_begun: bool = False
@@ -38,10 +38,10 @@ class _Job:
 
 
 class GrammarCompiler:
-    """Compiles formats. The first one starts the processes.
+    """Compiles constraints. The first one starts the processes.
 
     Args:
-        limits: what one form may take.
+        limits: time and memory limits of one compilation.
     """
 
     def __init__(self, limits: JobLimits) -> None:
@@ -52,24 +52,24 @@ class GrammarCompiler:
 
     @property
     def num_jobs(self) -> int:
-        """Formats being compiled or queued."""
+        """Number of constraints being compiled or queued."""
         return len(self._jobs)
 
-    async def compile(self, form: OutputForm, model: ServedModel) -> str:
+    async def compile(self, constraint: OutputConstraint, model: ServedModel) -> str:
         """Returns the grammar for the engine.
 
         Raises:
-            InvalidRequest: there is none; names the form's field.
-            QueueFull: too many wait for theirs.
+            InvalidRequest: the constraint cannot be served; names its field.
+            QueueFull: too many are queued.
             ServerDraining: this frontend has stopped.
         """
-        key = _key(form, model)
+        key = _key(constraint, model)
         outcome = self._cache.get(key, time.monotonic())
         if outcome is None:
-            outcome = await self._wait(key, form, model)
+            outcome = await self._wait(key, constraint, model)
         if outcome.error:
-            name = form.field.rpartition(".")[2]
-            raise InvalidRequest(f"{name} cannot be served: {outcome.error}", field=form.field)
+            name = constraint.field.rpartition(".")[2]
+            raise InvalidRequest(f"{name} cannot be served: {outcome.error}", field=constraint.field)
         return outcome.grammar
 
     async def stop(self) -> None:
@@ -80,15 +80,15 @@ class GrammarCompiler:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._pool.stop()
 
-    async def _wait(self, key: bytes, form: OutputForm, model: ServedModel) -> Outcome:
+    async def _wait(self, key: bytes, constraint: OutputConstraint, model: ServedModel) -> Outcome:
         job = self._jobs.get(key)
         if job is None:
             if len(self._jobs) >= MAX_WAITING + _NUM_WORKERS:
                 raise QueueFull(
-                    f"{len(self._jobs)} forms of answers are being compiled, as many as may be",
+                    f"{len(self._jobs)} structured outputs are being compiled, which is the maximum",
                     retry_after_s=self._limits.timeout_s,
                 )
-            job = self._jobs[key] = _Job(form, model)
+            job = self._jobs[key] = _Job(constraint, model)
             job.task = asyncio.create_task(self._run(key, job), name="compile-grammar")
         assert job.task is not None
         job.num_waiting += 1
@@ -123,7 +123,7 @@ class GrammarCompiler:
         except StartRefused as error:
             outcome = Outcome(error=f"this model's tokenizer cannot be used: {str(error)[:500]}")
         except LimitExceeded as error:
-            logger.warning("dropped a %s: compiling it %s", job.form.kind, error)
+            logger.warning("dropped a %s: compiling it %s", job.constraint.kind, error)
             outcome, until_s = Outcome(error=f"compiling it {error}"), time.monotonic() + _LIMIT_HOLDS_S
         self._cache.put(key, outcome, until_s=until_s)
         return outcome
@@ -135,8 +135,8 @@ class GrammarCompiler:
         async def hello() -> bytes:
             return await asyncio.to_thread(self._first_frame, job.model)
 
-        form = job.form
-        frame = encode({"kind": form.kind, "text": form.text, "before": form.before})
+        constraint = job.constraint
+        frame = encode({"kind": constraint.kind, "text": constraint.text, "before": constraint.before})
         return Outcome(**await self._pool.run(_model_key(job.model), hello, frame, on_begin=begin))
 
     def _first_frame(self, model: ServedModel) -> bytes:
@@ -154,8 +154,8 @@ def _model_key(model: ServedModel) -> bytes:
     return model.tokenizer.sha256 + ids.encode()
 
 
-def _key(form: OutputForm, model: ServedModel) -> bytes:
+def _key(constraint: OutputConstraint, model: ServedModel) -> bytes:
     digest = hashlib.sha256()
-    for part in (form.kind.encode(), form.before.encode(), form.text.encode(), _model_key(model)):
+    for part in (constraint.kind.encode(), constraint.before.encode(), constraint.text.encode(), _model_key(model)):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()

@@ -1,4 +1,4 @@
-"""Converts output formats to grammars in llguidance's JSON format. Runs in the worker, which may be killed."""
+"""Converts output constraints to grammars in llguidance's JSON format. Runs in the worker, which may be killed."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from frontend.text.structured.closed_objects import close_objects
-from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured.schema_rules import servable
 
 MAX_GRAMMAR_CHARS = 1 << 18
@@ -27,48 +27,48 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _UNICODE_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 
 
-def grammar_of(kind: FormKind, text: str, before: str = "") -> str:
-    """The grammar of a form; see `OutputForm`.
+def grammar_of(kind: ConstraintKind, text: str, before: str = "") -> str:
+    """Returns the grammar of a constraint; see `OutputConstraint`.
 
     Raises:
-        FormError: the form is no form, as far as that shows without a tokenizer.
+        ConstraintError: the constraint is invalid, as far as this shows without a tokenizer.
     """
     grammars = _grammars(kind, text)
     if before:
-        grammars[0]["name"] = "form"
-        grammars.insert(0, {"lark_grammar": f"start: before @form\n{before}"})
+        grammars[0]["name"] = "constraint"
+        grammars.insert(0, {"lark_grammar": f"start: before @constraint\n{before}"})
     grammar = json.dumps({"grammars": grammars})
     if len(grammar) > MAX_GRAMMAR_CHARS:
-        raise FormError(f"its grammar has {len(grammar):,} characters, more than {MAX_GRAMMAR_CHARS:,}")
+        raise ConstraintError(f"its grammar has {len(grammar):,} characters, more than {MAX_GRAMMAR_CHARS:,}")
     return grammar
 
 
-def parts_of(kind: FormKind, text: str) -> Iterator[tuple[str, str]]:
-    """Yields the grammars of a format's schemas with their names for the client; none if it has no parts."""
-    places = json.loads(text)["places"] if kind is FormKind.PARTS else {}
+def parts_of(kind: ConstraintKind, text: str) -> Iterator[tuple[str, str]]:
+    """Yields the grammars of a constraint's schemas with their names for the client; none if it has no parts."""
+    places = json.loads(text)["places"] if kind is ConstraintKind.PARTS else {}
     for grammar in _grammars(kind, text) if places else ():
         if grammar.get("name") in places:
             yield places[grammar.pop("name")], json.dumps({"grammars": [grammar]})
 
 
-def _grammars(kind: FormKind, text: str) -> list[dict[str, Any]]:
+def _grammars(kind: ConstraintKind, text: str) -> list[dict[str, Any]]:
     match kind:
-        case FormKind.JSON_SCHEMA:
+        case ConstraintKind.JSON_SCHEMA:
             return [_schema_grammar(_loaded(text))]
-        case FormKind.STRICT_JSON_SCHEMA:
+        case ConstraintKind.STRICT_JSON_SCHEMA:
             return [_schema_grammar(_loaded(text), closed=True)]
-        case FormKind.JSON_OBJECT:
+        case ConstraintKind.JSON_OBJECT:
             return [_schema_grammar({"type": "object"})]
-        case FormKind.REGEX:
+        case ConstraintKind.REGEX:
             grammars: list[dict[str, Any]] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
             return grammars
-        case FormKind.CHOICE:
+        case ConstraintKind.CHOICE:
             choices = dict.fromkeys(json.loads(text))
             lark = "start: " + " | ".join(_quoted(choice) for choice in choices)
             return [{"lark_grammar": lark}]
-        case FormKind.GRAMMAR:
+        case ConstraintKind.GRAMMAR:
             return [{"lark_grammar": _lark(text)}]
-        case FormKind.PARTS:
+        case ConstraintKind.PARTS:
             parts = json.loads(text)
             closed, places = parts["closed"], parts["places"]
             schemas = [
@@ -82,20 +82,20 @@ def _loaded(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise FormError("it is nested too deeply") from None
+        raise ConstraintError("it is nested too deeply") from None
     except ValueError as error:
-        raise FormError(f"it is not valid JSON: {error}") from None
+        raise ConstraintError(f"it is not valid JSON: {error}") from None
 
 
 def _schema_grammar(schema: Any, *, closed: bool = False, place: str = "") -> dict[str, Any]:
     try:
         if not isinstance(schema, dict):
-            raise FormError("a schema must be a JSON object")
+            raise ConstraintError("a schema must be a JSON object")
         if closed:
             close_objects(schema)
         schema = servable(schema)
-    except FormError as error:
-        raise FormError(f"{place}: {error}" if place else str(error)) from None
+    except ConstraintError as error:
+        raise ConstraintError(f"{place}: {error}" if place else str(error)) from None
     return {"json_schema": {**schema, "x-guidance": _JSON_OPTIONS}}
 
 
@@ -110,9 +110,9 @@ def _lark(text: str) -> str:
     try:
         return gbnf_to_lark(_UNICODE_ESCAPE.sub(_unescaped, text))
     except (GbnfToLarkError, RecursionError) as error:
-        raise FormError(f"it is not GBNF: {error}") from None
+        raise ConstraintError(f"it is not GBNF: {error}") from None
     except Exception as error:  # the library raises bare Exception for rules that are missing or named alike
-        raise FormError(f"it is not GBNF: {error}") from None
+        raise ConstraintError(f"it is not GBNF: {error}") from None
 
 
 def _unescaped(match: re.Match[str]) -> str:

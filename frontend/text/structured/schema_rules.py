@@ -9,7 +9,7 @@ an answer could have too few. It reads its own options from the schema; those ar
 from collections.abc import Callable
 from typing import Any
 
-from frontend.text.structured.output_format import FormError
+from frontend.text.structured.output_constraint import ConstraintError
 from frontend.text.structured.schema_walk import Schema, Subschema, referred, subschemas
 from frontend.text.structured.unique_items import NotEnumerable, distinct_arrays
 
@@ -48,7 +48,7 @@ def servable(root: Schema) -> Schema:
 
     Args:
         root: as parsed from JSON; changed.
-    Raises: FormError: it cannot be held to; names the place.
+    Raises: ConstraintError: it cannot be held to; names the place.
     """
     for subschema in subschemas(root):
         for rule in _RULES:
@@ -58,15 +58,17 @@ def servable(root: Schema) -> Schema:
     return root
 
 
-def _refusal(subschema: Subschema, keywords: list[str], why: str = "") -> FormError:
+def _refusal(subschema: Subschema, keywords: list[str], why: str = "") -> ConstraintError:
     place = f"{subschema.at(keywords[0])}: " if subschema.path else ""
-    return FormError(f"{place}a schema cannot be held to with {', '.join(keywords)}{why and ' ' + why}: not supported")
+    return ConstraintError(
+        f"{place}a schema cannot be held to with {', '.join(keywords)}{why and ' ' + why}: not supported"
+    )
 
 
 def _add_to_all(schema: Schema, part: Schema) -> None:
     parts = schema.setdefault("allOf", [])
     if not isinstance(parts, list):
-        raise FormError("allOf must be a list of schemas")
+        raise ConstraintError("allOf must be a list of schemas")
     parts.append(part)
 
 

@@ -10,7 +10,7 @@ import time
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from frontend.text.structured.output_format import FormError
+from frontend.text.structured.output_constraint import ConstraintError
 
 _NUM_WALKS = 4
 _MAX_STEPS = 128  # of one walk: a few milliseconds for most grammars
@@ -51,14 +51,14 @@ class Trial:
 
         Args:
             grammar: as the library takes it.
-        Raises: FormError: it does not compile, nothing can be written under it, or it meets a limit.
+        Raises: ConstraintError: it does not compile, nothing can be written under it, or it meets a limit.
         """
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         if compiled.is_error():
-            raise FormError(_error_message(compiled))
+            raise ConstraintError(_error_message(compiled))
         compiled.compute_bitmask()
         if compiled.is_error():
-            raise FormError(f"no text satisfies it ({_error_message(compiled)})")
+            raise ConstraintError(f"no text satisfies it ({_error_message(compiled)})")
         rng = random.Random(_SEED)
         until_s = time.process_time() + _MAX_TRIAL_S
         for _ in range(_NUM_WALKS):
@@ -72,9 +72,9 @@ class Trial:
             matcher.consume_token(self._choose(matcher.compute_bitmask(), rng))
             step_s = time.process_time() - began_s
             if step_s > _MAX_STEP_S:
-                raise FormError(f"one step under it takes {step_s:.1f} s, more than {_MAX_STEP_S} s")
+                raise ConstraintError(f"one step under it takes {step_s:.1f} s, more than {_MAX_STEP_S} s")
         if matcher.is_error():
-            raise FormError(f"it is too expensive to run: {_error_message(matcher)}")
+            raise ConstraintError(f"it is too expensive to run: {_error_message(matcher)}")
 
     def _choose(self, mask: bytes, rng: random.Random) -> int:
         """A token that ends or begins a part of the answer, if one is allowed, or else any: mostly the former."""

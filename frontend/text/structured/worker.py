@@ -8,17 +8,17 @@ from llguidance import LLTokenizer
 
 from frontend.text.isolated.worker import CannotStart, Frame, Handler, serve
 from frontend.text.structured.grammars import grammar_of, parts_of
-from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured.trial import Trial
 
 _NICENESS = 5  # running answers have priority
 
 
 def compiler(hello: Frame) -> Handler:
-    """Makes what compiles the forms of one model.
+    """Returns the function that compiles the constraints of one model.
 
     Raises:
-        CannotStart: no grammar can be had with this tokenizer.
+        CannotStart: the tokenizer cannot be used for grammars.
     """
     try:
         tokenizer = LLTokenizer(
@@ -29,25 +29,25 @@ def compiler(hello: Frame) -> Handler:
 
     trial = Trial(tokenizer)
 
-    def compile_form(job: Frame) -> Frame:
+    def compile_constraint(job: Frame) -> Frame:
         try:
-            return {"grammar": _tried_grammar(FormKind(job["kind"]), job["text"], job["before"], trial)}
-        except FormError as error:
+            return {"grammar": _tried_grammar(ConstraintKind(job["kind"]), job["text"], job["before"], trial)}
+        except ConstraintError as error:
             return {"error": str(error)}
 
-    return compile_form
+    return compile_constraint
 
 
-def _tried_grammar(kind: FormKind, text: str, before: str, trial: Trial) -> str:
+def _tried_grammar(kind: ConstraintKind, text: str, before: str, trial: Trial) -> str:
     grammar = grammar_of(kind, text, before)
     try:
         trial.run(grammar)
-    except FormError:
+    except ConstraintError:
         for place, part in parts_of(kind, text):  # which of several schemas it is
             try:
                 trial.run(part)
-            except FormError as error:
-                raise FormError(f"{place}: {error}") from None
+            except ConstraintError as error:
+                raise ConstraintError(f"{place}: {error}") from None
         raise
     return grammar
 

@@ -241,7 +241,7 @@ def test_complaint_about_a_connection_guesses_why(message, says):
     assert says not in error_line(GenerationError(grpc.StatusCode.UNAVAILABLE, message, reason="DRAINING"), "there:1")
 
 
-def test_form_of_the_answer_and_time_budget_become_options(tmp_path, monkeypatch):
+def test_structured_output_and_time_budget_become_options(tmp_path, monkeypatch):
     schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
     schema.write_text('{"type": "string"}')
     grammar.write_text('start: "é"', encoding="utf-8")

@@ -95,8 +95,8 @@ LIMITS = {
     "min_tokens": (lambda n: stop(min_tokens=n, max_tokens=5), 5, 6, "min_tokens is 6, .* 5", "spec.stop.min_tokens"),
     "tools": (lambda n: chat(tools_json=[TOOL] * n), 128, 129, "129 .* at most 128", "spec.chat.tools_json"),
     "choices": (choice, 1000, 1001, "1001 .* at most 1000", "spec.structured_output.choice"),
-    "form": (regex, 65536, 65537, "65537 bytes, at most 65536", "spec.structured_output.regex"),
-    "form of choices": (
+    "constraint": (regex, 65536, 65537, "65537 bytes, at most 65536", "spec.structured_output.regex"),
+    "constraint of choices": (
         lambda n: choice(2, n // 2),
         65536,
         65538,

@@ -59,7 +59,7 @@ def stop(**values):
     return {"stop": pb.StopOptions(**values)}
 
 
-def form(**values):
+def structured(**values):
     return {"structured_output": pb.StructuredOutput(**values)}
 
 
@@ -104,34 +104,42 @@ BAD = {
     "bad words": (sampling(bad_words=["x"] * 65), "spec.sampling.bad_words", "65 entries, at most 64"),
     "bad word long": (sampling(bad_words=["é" * 129]), "spec.sampling.bad_words", "258 bytes"),
     "bad word empty": (sampling(bad_words=["a", " "]), "spec.sampling.bad_words", "empty"),
-    "no form": (form(), "spec.structured_output", "json_schema, json_object, regex, choice, grammar"),
-    "no object": (form(json_object=False), "spec.structured_output.json_object", "false"),
-    "no schema": (form(json_schema=""), "spec.structured_output.json_schema", "empty"),
-    "schema long": (form(json_schema="x" * 65537), "spec.structured_output.json_schema", "65537 bytes, at most 65536"),
-    "schema no JSON": (form(json_schema="{"), "spec.structured_output.json_schema", "not valid JSON"),
-    "schema no object": (form(json_schema="[]"), "spec.structured_output.json_schema", "must be a JSON object"),
+    "no constraint": (structured(), "spec.structured_output", "json_schema, json_object, regex, choice, grammar"),
+    "no object": (structured(json_object=False), "spec.structured_output.json_object", "false"),
+    "no schema": (structured(json_schema=""), "spec.structured_output.json_schema", "empty"),
+    "schema long": (
+        structured(json_schema="x" * 65537),
+        "spec.structured_output.json_schema",
+        "65537 bytes, at most 65536",
+    ),
+    "schema no JSON": (structured(json_schema="{"), "spec.structured_output.json_schema", "not valid JSON"),
+    "schema no object": (structured(json_schema="[]"), "spec.structured_output.json_schema", "must be a JSON object"),
     "schema keyword": (
-        form(json_schema='{"not": {"type": "null"}}'),
+        structured(json_schema='{"not": {"type": "null"}}'),
         "spec.structured_output.json_schema",
         "with not: not supported",
     ),
     "schema unsatisfiable": (
-        form(json_schema='{"type": "integer", "minimum": 5, "maximum": 3}'),
+        structured(json_schema='{"type": "integer", "minimum": 5, "maximum": 3}'),
         "spec.structured_output.json_schema",
         "minimum (5) is greater than maximum (3)",
     ),
-    "no regex": (form(regex=""), "spec.structured_output.regex", "empty"),
-    "regex": (form(regex="("), "spec.structured_output.regex", "unclosed group"),
-    "regex look-ahead": (form(regex="a(?=b)"), "spec.structured_output.regex", "look-around"),
-    "no choices": (form(choice=pb.Choices()), "spec.structured_output.choice", "at least one"),
-    "choice empty": (form(choice=pb.Choices(texts=["a", ""])), "spec.structured_output.choice", "empty"),
-    "choices": (form(choice=pb.Choices(texts=["a"] * 1001)), "spec.structured_output.choice", "1001 entries"),
-    "choices long": (form(choice=pb.Choices(texts=["x" * 65537])), "spec.structured_output.choice", "65537 bytes"),
-    "no grammar": (form(grammar=""), "spec.structured_output.grammar", "empty"),
-    "grammar": (form(grammar="start: nothing"), "spec.structured_output.grammar", 'unknown name: "nothing"'),
-    "grammar GBNF": (form(grammar="root ::= nothing"), "spec.structured_output.grammar", "not GBNF"),
-    "form without end": (
-        {**form(json_object=True), **stop(ignore_end_token=True)},
+    "no regex": (structured(regex=""), "spec.structured_output.regex", "empty"),
+    "regex": (structured(regex="("), "spec.structured_output.regex", "unclosed group"),
+    "regex look-ahead": (structured(regex="a(?=b)"), "spec.structured_output.regex", "look-around"),
+    "no choices": (structured(choice=pb.Choices()), "spec.structured_output.choice", "at least one"),
+    "choice empty": (structured(choice=pb.Choices(texts=["a", ""])), "spec.structured_output.choice", "empty"),
+    "choices": (structured(choice=pb.Choices(texts=["a"] * 1001)), "spec.structured_output.choice", "1001 entries"),
+    "choices long": (
+        structured(choice=pb.Choices(texts=["x" * 65537])),
+        "spec.structured_output.choice",
+        "65537 bytes",
+    ),
+    "no grammar": (structured(grammar=""), "spec.structured_output.grammar", "empty"),
+    "grammar": (structured(grammar="start: nothing"), "spec.structured_output.grammar", 'unknown name: "nothing"'),
+    "grammar GBNF": (structured(grammar="root ::= nothing"), "spec.structured_output.grammar", "not GBNF"),
+    "constraint without end": (
+        {**structured(json_object=True), **stop(ignore_end_token=True)},
         "spec.stop.ignore_end_token",
         "complete",
     ),

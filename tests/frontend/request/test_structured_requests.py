@@ -1,4 +1,4 @@
-"""Forms of answers, allowed ids and bad words through the gRPC API: what the engine is told."""
+"""Structured output, allowed ids and bad words through the gRPC API: the constraints that the engine gets."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ async def submitted(pair, **fields):
     return pair.engine.submissions[-1]
 
 
-FORMS = {
+CONSTRAINTS = {
     "json_schema": ({"json_schema": '{"const": 1}'}, "json_schema", lambda schema: schema["const"] == 1),
     "json_object": ({"json_object": True}, "json_schema", lambda schema: schema["type"] == "object"),
     "regex": ({"regex": "a/b+"}, "lark_grammar", lambda lark: "b+" in lark),
@@ -29,10 +29,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("case", FORMS)
-async def test_each_form_reaches_the_engine_as_a_grammar(pair, case):
-    form, kind, is_right = FORMS[case]
-    submission = await submitted(pair, structured_output=pb.StructuredOutput(**form))
+@pytest.mark.parametrize("case", CONSTRAINTS)
+async def test_each_constraint_reaches_the_engine_as_a_grammar(pair, case):
+    constraint, kind, is_right = CONSTRAINTS[case]
+    submission = await submitted(pair, structured_output=pb.StructuredOutput(**constraint))
     (grammar,) = json.loads(submission.grammar)["grammars"]
     assert is_right(grammar[kind])
 
@@ -71,7 +71,7 @@ async def test_bad_words_are_sent_as_tokens_with_and_without_space_and_echoed(pa
     assert list(answer.effective_sampling.bad_words) == ["no", " no", "é"]
 
 
-async def test_form_needs_a_tokenizer(make_pair):
+async def test_structured_output_needs_a_tokenizer(make_pair):
     pair = await make_pair(engine=FakeEngine(files={}))
     for field, value in (
         ("structured_output", pb.StructuredOutput(json_object=True)),
@@ -84,7 +84,7 @@ async def test_form_needs_a_tokenizer(make_pair):
         assert "no tokenizer" in caught.value.details()
 
 
-async def test_streams_flow_while_a_form_takes_too_long(make_pair, text_request):
+async def test_streams_flow_while_a_constraint_takes_too_long(make_pair, text_request):
     pair = await make_pair(grammar_timeout_s=1.0)
     spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
     slow = asyncio.ensure_future(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
@@ -101,7 +101,7 @@ async def test_streams_flow_while_a_form_takes_too_long(make_pair, text_request)
     assert len(pair.engine.submissions) == num_done
 
 
-async def test_cancelled_request_gives_its_place_back_while_its_form_is_compiled(make_pair):
+async def test_cancelled_request_gives_its_place_back_while_its_constraint_is_compiled(make_pair):
     pair = await make_pair(grammar_timeout_s=1.0)
     spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
     call = pair.stub().Generate(pb.GenerateRequest(spec=spec))

@@ -37,7 +37,7 @@ def test_every_option_reaches_the_field_of_its_name():
         "return_text": True, "return_token_ids": True, "top_logprobs": 2, "keep_special_tokens": True,
         "prompt_logprobs": 3, "echo": True, "parse": True,
     }  # fmt: skip
-    others = {"token_ids", "chat", *CHAT_OPTIONS, *FORMS} - {"regex"}
+    others = {"token_ids", "chat", *CHAT_OPTIONS, *CONSTRAINTS} - {"regex"}
     assert set(options) == set(GenerationOptions.__annotations__) - others
     spec = generation_spec("hello", options)
     assert spec == pb.GenerationSpec(
@@ -59,7 +59,7 @@ def test_every_option_reaches_the_field_of_its_name():
 
 
 CHAT_OPTIONS = ("tools", "template_variables", "add_generation_prompt", "continue_final_message")
-FORMS = {
+CONSTRAINTS = {
     "json_schema": ({"type": "string"}, pb.StructuredOutput(json_schema='{"type": "string"}')),
     "json_object": (True, pb.StructuredOutput(json_object=True)),
     "regex": ("a|b", pb.StructuredOutput(regex="a|b")),
@@ -78,9 +78,9 @@ def test_all_fields_of_the_proto_can_be_given():
         assert name in names | {"sampling", "stop", "output", "structured_output"}
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_every_form_of_the_answer_is_an_argument(name):
-    value, expected = FORMS[name]
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_every_output_constraint_is_an_argument(name):
+    value, expected = CONSTRAINTS[name]
     assert generation_spec("x", {name: value}).structured_output == expected
 
 

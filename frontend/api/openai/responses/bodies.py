@@ -6,7 +6,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from frontend.api.http.bodies import Body, Count, ParameterObject, SamplingBody, Texts
 from frontend.api.http.errors import BodyError
-from frontend.api.http.output_format import schema_form
+from frontend.api.http.output_constraint import schema_constraint
 from frontend.api.http.tool_use import ToolUse
 from frontend.api.http.unserved_parameters import is_off
 from frontend.api.openai.responses.input_items import Item, turns
@@ -15,7 +15,7 @@ from frontend.limits import MAX_MESSAGES, MAX_TOOLS
 from frontend.request.request import ChatPrompt
 from frontend.slices import Sliced
 from frontend.text.chat.messages import ChatOptions
-from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 
 _LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -178,7 +178,7 @@ class ResponsesBody(ConversationBody, SamplingBody):
         """Whether reasoning is returned as an opaque string."""
         return _ENCRYPTED in (self.include or ())
 
-    def text_form(self) -> OutputForm | None:
+    def output_constraint(self) -> OutputConstraint | None:
         """Returns the structured-output format; None: free text.
 
         Raises:
@@ -189,10 +189,10 @@ class ResponsesBody(ConversationBody, SamplingBody):
         field = "text.format"
         match text_format.type if text_format is not None else "text":
             case "json_object":
-                return OutputForm(FormKind.JSON_OBJECT, "", field)
+                return OutputConstraint(ConstraintKind.JSON_OBJECT, "", field)
             case "json_schema":
                 assert text_format is not None
                 if text_format.schema_ is None:
                     raise BodyError(400, "text.format of type json_schema needs a schema", param=field)
-                return schema_form(text_format.schema_, field, strict=bool(text_format.strict))
+                return schema_constraint(text_format.schema_, field, strict=bool(text_format.strict))
         return None

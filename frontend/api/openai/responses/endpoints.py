@@ -10,7 +10,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.call_runner import CallRunner, request_id_of
 from frontend.api.http.endpoint import STREAMED, Api, Endpoint
 from frontend.api.http.errors import RESPONSES_PARAMS, BodyError, error_response
-from frontend.api.http.output_format import chat_form
+from frontend.api.http.output_constraint import chat_constraint
 from frontend.api.openai.responses.bodies import ConversationBody, ResponsesBody
 from frontend.api.openai.responses.response import ResponseObjectBuilder
 from frontend.slices import in_slices
@@ -33,9 +33,11 @@ class Responses:
         chat = await in_slices(body.chat())
         generations = self._runner.generations
         model = generations.model(body.model)
-        form = chat_form(body.text_form(), body.tool_use, generations.chat_format(model), model.tokenizer)
+        constraint = chat_constraint(
+            body.output_constraint(), body.tool_use, generations.chat_format(model), model.tokenizer
+        )
         builder = ResponseObjectBuilder(
-            body, model, request_id_of(body.request_id, request.headers), chat=chat, form=form
+            body, model, request_id_of(body.request_id, request.headers), chat=chat, constraint=constraint
         )
         deadline = self._runner.deadline(request, body, arrived_at_s)
         return await self._runner.respond_single(request, builder, deadline, stream=bool(body.stream))

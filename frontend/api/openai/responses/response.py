@@ -14,7 +14,7 @@ from frontend.api.openai.responses.output_items import OutputItems
 from frontend.errors import QueueFull
 from frontend.request.request import ChatPrompt
 from frontend.text.served_model import ServedModel
-from frontend.text.structured.output_format import OutputForm
+from frontend.text.structured.output_constraint import OutputConstraint
 
 
 class ResponseObjectBuilder(SingleAnswerBuilder):
@@ -25,16 +25,22 @@ class ResponseObjectBuilder(SingleAnswerBuilder):
         model: the served model.
         request_id: of the call, without a prefix.
         chat: the conversation.
-        form: structured-output format; None: free text.
+        constraint: what the answer must match; None: free text.
     """
 
     def __init__(
-        self, body: ResponsesBody, model: ServedModel, request_id: str, *, chat: ChatPrompt, form: OutputForm | None
+        self,
+        body: ResponsesBody,
+        model: ServedModel,
+        request_id: str,
+        *,
+        chat: ChatPrompt,
+        constraint: OutputConstraint | None,
     ) -> None:
         super().__init__(
             _spec(body, f"resp_{request_id}"),
             chat=chat,
-            form=form,
+            constraint=constraint,
             max_tokens=body.max_output_tokens or NO_LIMIT,
             one_call=body.tool_use.one_call,
         )

@@ -222,7 +222,7 @@ async def test_tools_are_refused_where_calls_cannot_be_told_from_words(client):
     assert caught.value.param == "tools"
 
 
-async def test_form_of_calls_can_be_set_by_flag(connect_to):
+async def test_format_of_calls_can_be_set_by_flag(connect_to):
     client = await connect_to("{{ messages[0].content }}", tool_call_parser="hermes")
     answer = await client.chat.completions.create(model="fake", messages=user(CALL), tools=[WEATHER])
     assert answer.choices[0].finish_reason == "tool_calls"

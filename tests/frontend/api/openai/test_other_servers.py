@@ -228,14 +228,14 @@ async def test_n_probs_asks_for_log_probabilities(client, connect_to):
 
 
 @pytest.mark.parametrize(
-    ("form", "held_to"),
+    ("constraint", "held_to"),
     [
         ({"grammar": 'root ::= "yes" | "no"'}, "lark_grammar"),
         ({"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}, "json_schema"),
     ],
 )
-async def test_grammar_and_json_schema_are_forms_of_the_answer(client, http_pair, form, held_to):
-    await complete(client, "a", **form)
+async def test_llama_cpp_grammar_and_json_schema_constrain_the_answer(client, http_pair, constraint, held_to):
+    await complete(client, "a", **constraint)
     (grammar,) = json.loads(http_pair.engine.submissions[-1].grammar)["grammars"]
     assert held_to in grammar
     await complete(client, "a", grammar="", json_schema=None)

@@ -166,7 +166,7 @@ async def test_marks_that_are_special_tokens_are_read_and_others_shown_only_if_a
         (pb.GenerationSpec(text="a", output=pb.OutputOptions(parse=True)), HERMES, "for answers to a chat"),
         (spec(tools=[{"type": "function", "function": {}}]), HERMES, "no function with a name"),
         (spec(tools=[{}]), HERMES, "no function with a name"),
-        (spec(), "{{ messages[0].content }}", "no known form of tool calls"),
+        (spec(), "{{ messages[0].content }}", "no known format of tool calls"),
     ],
 )
 async def test_what_cannot_be_taken_apart_is_refused(make_pair, request_, template, words):
@@ -185,6 +185,6 @@ async def test_text_that_is_not_wanted_cannot_be_taken_apart(make_pair):
         await generate(pair, request)
 
 
-async def test_tools_of_any_form_are_shown_to_the_model_without_parse(make_pair):
+async def test_tools_of_any_format_are_shown_to_the_model_without_parse(make_pair):
     pair = await make_pair(engine=engine())
     assert (await generate(pair, spec("hi", tools=[{"any": "thing"}], parse=False))).text == "hi"

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from frontend.text.chat import CallableTool, ToolCallArguments, ToolCallStart, chat_format
 from frontend.text.chat.families import CALL_FAMILIES
 from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_format import FormKind
+from frontend.text.structured.output_constraint import ConstraintKind
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 
 TOOLS = [
@@ -54,7 +54,7 @@ def grammar(style, *, one_only=False, token_id=no_special_tokens):
         "closed": list(rules.schemas),
         "places": {},
     }
-    return grammar_of(FormKind.PARTS, json.dumps(parts))
+    return grammar_of(ConstraintKind.PARTS, json.dumps(parts))
 
 
 def calls_in(style, text):
@@ -143,7 +143,7 @@ def test_texts_of_glm_are_held_to_what_can_be_said_of_a_text(keeps_to):
         "closed": list(rules.schemas),
         "places": {},
     }
-    held = grammar_of(FormKind.PARTS, json.dumps(parts))
+    held = grammar_of(ConstraintKind.PARTS, json.dumps(parts))
 
     def call(**arguments):
         written = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()]
@@ -159,7 +159,7 @@ def test_texts_of_glm_are_held_to_what_can_be_said_of_a_text(keeps_to):
 def test_harmony_reasons_before_calls_and_announces_a_final_message(keeps_to):
     harmony, prompt = chat_format(TEMPLATES["harmony"]), "<|start|>user<|message|>Hi<|end|><|start|>assistant"
     thought = "<|channel|>analysis<|message|>2 < 3<|end|><|start|>assistant"
-    answer = grammar_of(FormKind.REGEX, "[a-z]+", harmony.before_answer(prompt, no_special_tokens))
+    answer = grammar_of(ConstraintKind.REGEX, "[a-z]+", harmony.before_answer(prompt, no_special_tokens))
     for text in ("<|channel|>final<|message|>so", thought + "<|channel|>final<|message|>so"):
         assert keeps_to(answer, text)
     for text in ("so", thought + "so", thought + "<|channel|>final<|message|>1"):
@@ -168,7 +168,7 @@ def test_harmony_reasons_before_calls_and_announces_a_final_message(keeps_to):
     parts = {"lark": f"start: calls | {harmony.answer_start(no_special_tokens)} @answer\n{rules.lark}"}
     schemas = {**rules.schemas, "answer": {"type": "integer"}}
     text = json.dumps({**parts, "schemas": schemas, "closed": [], "places": {}})
-    either = grammar_of(FormKind.PARTS, text, harmony.before_calls(prompt, no_special_tokens))
+    either = grammar_of(ConstraintKind.PARTS, text, harmony.before_calls(prompt, no_special_tokens))
     for text in (ONE["harmony"], thought + ONE["harmony"], thought + "<|channel|>final<|message|>12"):
         assert keeps_to(either, text)
     assert not keeps_to(either, "12")
@@ -189,7 +189,7 @@ THINKS = "</think>"
 
 def before(prompt, token_id=no_special_tokens):
     rules = chat_format(THINKS).before_answer(prompt, token_id)
-    return grammar_of(FormKind.REGEX, "[a-z ]{1,9}", rules)
+    return grammar_of(ConstraintKind.REGEX, "[a-z ]{1,9}", rules)
 
 
 def test_reasoning_may_be_left_out_unless_the_prompt_has_opened_it(keeps_to):
@@ -221,8 +221,8 @@ def accepts(vocabulary, grammar, token_ids):
 def test_marks_of_reasoning_may_be_special_tokens(special_vocabulary):
     vocabulary, ids = special_vocabulary
     thinks = chat_format(THINKS)
-    opened = grammar_of(FormKind.REGEX, "ab", thinks.before_answer("<think>", ids.get))
-    free = grammar_of(FormKind.REGEX, "ab", thinks.before_answer("", ids.get))
+    opened = grammar_of(ConstraintKind.REGEX, "ab", thinks.before_answer("<think>", ids.get))
+    free = grammar_of(ConstraintKind.REGEX, "ab", thinks.before_answer("", ids.get))
     opening, closing = ids["<think>"], ids["</think>"]
     hm, answer = vocabulary.tokenize_str("hm"), vocabulary.tokenize_str("ab")
     assert accepts(vocabulary, opened, [*hm, closing, *answer])

@@ -10,12 +10,16 @@ from llguidance import LLTokenizer
 
 from frontend.text.chat import CallableTool, chat_format
 from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_format import FormKind
+from frontend.text.structured.output_constraint import ConstraintKind
 from frontend.text.structured.trial import Trial
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte_tokenizer_files
 
 SCHEMAS = json.loads((Path(__file__).parents[3] / "client_schemas.json").read_text())
-KINDS = {"schema": FormKind.JSON_SCHEMA, "strict": FormKind.STRICT_JSON_SCHEMA, "tool": FormKind.STRICT_JSON_SCHEMA}
+KINDS = {
+    "schema": ConstraintKind.JSON_SCHEMA,
+    "strict": ConstraintKind.STRICT_JSON_SCHEMA,
+    "tool": ConstraintKind.STRICT_JSON_SCHEMA,
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,4 +46,4 @@ def test_tool_of_a_client_can_be_called(name, trial):
     tools = [CallableTool("book", SCHEMAS[name]["schema"])]
     rules = chat_format("<tool_call>").call_rules(tools, lambda text: None, one_only=True)
     parts = {"lark": f"start: calls\n{rules.lark}", "schemas": rules.schemas, "closed": list(rules.schemas)}
-    trial.run(grammar_of(FormKind.PARTS, json.dumps({**parts, "places": {}})))
+    trial.run(grammar_of(ConstraintKind.PARTS, json.dumps({**parts, "places": {}})))

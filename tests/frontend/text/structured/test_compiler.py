@@ -15,7 +15,7 @@ import tokenizers
 from frontend.errors import InvalidRequest, QueueFull, ServerDraining
 from frontend.text.isolated.process import JobLimits
 from frontend.text.structured.compiler import MAX_WAITING, GrammarCompiler
-from frontend.text.structured.output_format import FormKind, OutputForm
+from frontend.text.structured.output_constraint import ConstraintKind, OutputConstraint
 from frontend.text.tokenizer import Tokenizer
 
 FIELD = "spec.structured_output.json_schema"
@@ -23,11 +23,11 @@ ENDLESS = {"type": "integer", "multipleOf": 1_000_003}
 """Compiling it takes seconds and hundreds of megabytes: its automaton has a state for every remainder."""
 
 
-def schema(value) -> OutputForm:
-    return OutputForm(FormKind.JSON_SCHEMA, json.dumps(value), FIELD)
+def schema(value) -> OutputConstraint:
+    return OutputConstraint(ConstraintKind.JSON_SCHEMA, json.dumps(value), FIELD)
 
 
-def good(number: int = 0) -> OutputForm:
+def good(number: int = 0) -> OutputConstraint:
     return schema({"const": number})
 
 
@@ -63,10 +63,10 @@ def _own_id() -> int:
     return int(Path("/proc/self").resolve().name)
 
 
-async def refusal(compiler, form, model) -> str:
+async def refusal(compiler, constraint, model) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        await compiler.compile(form, model)
-    assert caught.value.field == form.field
+        await compiler.compile(constraint, model)
+    assert caught.value.field == constraint.field
     return caught.value.message
 
 

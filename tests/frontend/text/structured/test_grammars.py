@@ -1,4 +1,4 @@
-"""Each form as a grammar: what it allows, what it forbids, and which schemas are refused."""
+"""Each constraint as a grammar: what it allows, what it forbids, and which schemas are refused."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured.schema_rules import FORMATS
 from frontend.text.structured.trial import Trial
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
@@ -21,7 +21,7 @@ DOCS = (ROOT / "docs/structured-output.md").read_text()
 
 
 def schema_grammar(schema) -> str:
-    return grammar_of(FormKind.JSON_SCHEMA, json.dumps(schema))
+    return grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def refused(schema, compiled) -> str:
     """Why a schema is refused; empty: it is not."""
     try:
         compiled(schema_grammar(schema))
-    except FormError as error:
+    except ConstraintError as error:
         return str(error)
     return ""
 
@@ -176,8 +176,8 @@ NO_SCHEMA = {
 @pytest.mark.parametrize("case", NO_SCHEMA)
 def test_what_is_no_schema_is_refused(case, compiled):
     text, words = NO_SCHEMA[case]
-    with pytest.raises(FormError, match=re.escape(words)):
-        compiled(grammar_of(FormKind.JSON_SCHEMA, text))
+    with pytest.raises(ConstraintError, match=re.escape(words)):
+        compiled(grammar_of(ConstraintKind.JSON_SCHEMA, text))
 
 
 HIDDEN = {
@@ -211,14 +211,14 @@ CHOICES = [*"abe", "ab", 'q"\\/\n\t\r\b\f\0\1\x7f\u2028é😀', "<|end|>", "/x/"
 
 
 def test_choice_is_one_of_its_texts_whatever_they_are(compiled, keeps_to):
-    grammar = compiled(grammar_of(FormKind.CHOICE, json.dumps(CHOICES)))
+    grammar = compiled(grammar_of(ConstraintKind.CHOICE, json.dumps(CHOICES)))
     assert all(keeps_to(grammar, text) for text in CHOICES)
     assert not any(keeps_to(grammar, text) for text in ("", "c", "aa", "a |", "<|end"))
 
 
 def test_thousand_choices_compile(compiled, draw):
     choices = [f"number {number} of them all" for number in range(1000)]
-    assert draw(compiled(grammar_of(FormKind.CHOICE, json.dumps(choices))), random.Random(1)) in choices
+    assert draw(compiled(grammar_of(ConstraintKind.CHOICE, json.dumps(choices))), random.Random(1)) in choices
 
 
 REGEXES = {
@@ -231,7 +231,7 @@ REGEXES = {
 
 @pytest.mark.parametrize("regex", REGEXES)
 def test_regex_is_matched_by_the_whole_answer(regex, compiled, keeps_to):
-    grammar = compiled(grammar_of(FormKind.REGEX, regex))
+    grammar = compiled(grammar_of(ConstraintKind.REGEX, regex))
     right, wrong = REGEXES[regex]
     assert all(keeps_to(grammar, text) for text in right)
     assert not any(keeps_to(grammar, text) for text in wrong)
@@ -246,7 +246,7 @@ some-name ::= [\u0061-\u0063] | [^\x00-\u007f]
 
 
 def test_gbnf_is_told_from_lark_and_its_escapes_are_kept(compiled, keeps_to):
-    grammar = compiled(grammar_of(FormKind.GRAMMAR, GBNF))
+    grammar = compiled(grammar_of(ConstraintKind.GRAMMAR, GBNF))
     for text in ("hi, a", "Ah, abc", "😀, é", "\\u0041, b", '", c'):
         assert keeps_to(grammar, text)
     for text in ("hi,a", "hi, ", "hi, d", "h, a"):
@@ -254,25 +254,28 @@ def test_gbnf_is_told_from_lark_and_its_escapes_are_kept(compiled, keeps_to):
 
 
 def test_lark_grammar_may_recurse(compiled, keeps_to):
-    grammar = compiled(grammar_of(FormKind.GRAMMAR, 'start: "(" start ")" | NAME\nNAME: /[a-z]+/'))
+    grammar = compiled(grammar_of(ConstraintKind.GRAMMAR, 'start: "(" start ")" | NAME\nNAME: /[a-z]+/'))
     assert keeps_to(grammar, "((ab))")
     assert not keeps_to(grammar, "((ab)")
 
 
-FORMS = {
-    FormKind.REGEX: ("a+", "aa"),
-    FormKind.JSON_SCHEMA: ('{"type": "integer"}', "12"),
-    FormKind.STRICT_JSON_SCHEMA: ('{"type": "integer"}', "12"),
-    FormKind.JSON_OBJECT: ("", "{}"),
-    FormKind.CHOICE: ('["x"]', "x"),
-    FormKind.GRAMMAR: ('%llguidance {}\nstart: "a" b\nb: "c"', "ac"),
-    FormKind.PARTS: ('{"lark": "start: @f", "schemas": {"f": {"type": "integer"}}, "closed": [], "places": {}}', "12"),
+CONSTRAINTS = {
+    ConstraintKind.REGEX: ("a+", "aa"),
+    ConstraintKind.JSON_SCHEMA: ('{"type": "integer"}', "12"),
+    ConstraintKind.STRICT_JSON_SCHEMA: ('{"type": "integer"}', "12"),
+    ConstraintKind.JSON_OBJECT: ("", "{}"),
+    ConstraintKind.CHOICE: ('["x"]', "x"),
+    ConstraintKind.GRAMMAR: ('%llguidance {}\nstart: "a" b\nb: "c"', "ac"),
+    ConstraintKind.PARTS: (
+        '{"lark": "start: @f", "schemas": {"f": {"type": "integer"}}, "closed": [], "places": {}}',
+        "12",
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", FormKind)
-def test_what_comes_before_a_form_comes_before_each(kind, compiled, keeps_to):
-    form, text = FORMS[kind]
-    grammar = compiled(grammar_of(kind, form, 'before: "so: "'))
+@pytest.mark.parametrize("kind", ConstraintKind)
+def test_rules_before_the_constraint_work_with_each_kind(kind, compiled, keeps_to):
+    constraint, text = CONSTRAINTS[kind]
+    grammar = compiled(grammar_of(kind, constraint, 'before: "so: "'))
     assert keeps_to(grammar, "so: " + text)
     assert not keeps_to(grammar, text)

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured.schema_rules import servable
 
 CAT = {"type": "object", "properties": {"kind": {"const": "cat", "default": "cat"}}, "additionalProperties": False}
@@ -42,7 +42,7 @@ REWRITTEN = {
 @pytest.mark.parametrize("case", REWRITTEN)
 def test_what_is_drawn_satisfies_the_schema_as_it_was(case, draw):
     schema = REWRITTEN[case]
-    grammar, rng = grammar_of(FormKind.JSON_SCHEMA, json.dumps(schema)), random.Random(case)
+    grammar, rng = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema)), random.Random(case)
     texts = [text for _ in range(20) if (text := draw(grammar, rng, max_tokens=300)) is not None]
     assert len(texts) >= 5
     for text in texts:
@@ -52,14 +52,14 @@ def test_what_is_drawn_satisfies_the_schema_as_it_was(case, draw):
 
 def test_time_has_no_leap_second(keeps_to):
     for kind, text in (("time", "23:59:60Z"), ("date-time", "2016-12-31T23:59:60Z")):
-        grammar = grammar_of(FormKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind}))
+        grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind}))
         assert not keeps_to(grammar, f'"{text}"')
         assert keeps_to(grammar, f'"{text.replace("60Z", "59Z")}"')
 
 
 def test_email_of_zod_keeps_to_its_pattern(keeps_to):
     pattern = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-    grammar = grammar_of(FormKind.JSON_SCHEMA, json.dumps({"type": "string", "pattern": pattern}))
+    grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "pattern": pattern}))
     validator = jsonschema.Draft202012Validator({"pattern": pattern})
     for text in (
         "a@b.de",
@@ -87,7 +87,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_refusal_names_the_place(place):
-    with pytest.raises(FormError) as caught:
+    with pytest.raises(ConstraintError) as caught:
         servable(copy.deepcopy(PLACES[place]))
     assert str(caught.value).startswith(f"{place}: a schema cannot be held to with {place.rpartition('.')[2]}")
 
@@ -110,7 +110,7 @@ def nonsense(rng, depth=0):
     return {rng.choice([*KEYWORDS, "a"]): nonsense(rng, depth + 1) for _ in range(rng.randrange(6))}
 
 
-@pytest.mark.parametrize("kind", [FormKind.JSON_SCHEMA, FormKind.STRICT_JSON_SCHEMA])
+@pytest.mark.parametrize("kind", [ConstraintKind.JSON_SCHEMA, ConstraintKind.STRICT_JSON_SCHEMA])
 @pytest.mark.parametrize("seed", range(20))
 def test_nonsense_is_taken_or_refused_and_nothing_else(kind, seed):
     rng = random.Random(seed)
@@ -118,5 +118,5 @@ def test_nonsense_is_taken_or_refused_and_nothing_else(kind, seed):
         schema = {rng.choice(KEYWORDS): nonsense(rng) for _ in range(rng.randrange(1, 8))}
         try:
             grammar_of(kind, json.dumps(schema))
-        except FormError:
+        except ConstraintError:
             continue

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from frontend.text.structured.grammars import grammar_of
-from frontend.text.structured.output_format import FormError, FormKind
+from frontend.text.structured.output_constraint import ConstraintError, ConstraintKind
 from frontend.text.structured.unique_items import MAX_ARRAYS, NotEnumerable, distinct_arrays
 
 LETTERS = [{"enum": list("abcdefghijklmnopqrstuvwxyz"[:number])} for number in range(27)]
@@ -39,7 +39,7 @@ DRAWN = {
 
 @pytest.mark.parametrize("case", DRAWN)
 def test_drawn_arrays_have_distinct_items(case, draw):
-    grammar, rng = grammar_of(FormKind.JSON_SCHEMA, json.dumps(DRAWN[case])), random.Random(case)
+    grammar, rng = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(DRAWN[case])), random.Random(case)
     texts = {text for _ in range(15) if (text := draw(grammar, rng, max_tokens=300)) is not None}
     assert texts
     for text in texts:
@@ -86,5 +86,5 @@ REFUSED = [
 def test_arrays_that_cannot_be_listed_are_refused(schema):
     with pytest.raises(NotEnumerable):
         distinct_arrays(schema, schema)
-    with pytest.raises(FormError, match=r"^a schema cannot be held to with uniqueItems .+: not supported$"):
-        grammar_of(FormKind.JSON_SCHEMA, json.dumps(schema))
+    with pytest.raises(ConstraintError, match=r"^a schema cannot be held to with uniqueItems .+: not supported$"):
+        grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(schema))

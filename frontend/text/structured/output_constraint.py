@@ -1,15 +1,15 @@
-"""Formats that constrain an answer (structured output). Pure: no proto, library or process."""
+"""Structured output: the constraint that an answer must match. Pure: no proto, library or process."""
 
 import enum
 from dataclasses import dataclass
 
 
-class FormError(Exception):
-    """A format that cannot be enforced; the message is for the client."""
+class ConstraintError(Exception):
+    """The constraint cannot be enforced; the message is for the client."""
 
 
-class FormKind(enum.StrEnum):
-    """How the text of a format is interpreted."""
+class ConstraintKind(enum.StrEnum):
+    """How the text of a constraint is interpreted."""
 
     JSON_SCHEMA = "json_schema"
     """A JSON Schema."""
@@ -33,17 +33,17 @@ class FormKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class OutputForm:
-    """A format that constrains an answer.
+class OutputConstraint:
+    """A constraint that an answer must match.
 
     Attributes:
         kind: how to interpret `text`.
-        text: the format.
+        text: the schema, expression or grammar.
         field: the request's field, for errors.
         before: Lark rules for text before the constrained part, `before` is the first; empty: none.
     """
 
-    kind: FormKind
+    kind: ConstraintKind
     text: str
     field: str
     before: str = ""

@@ -1,4 +1,4 @@
-"""Forms of answers over HTTP, through OpenAI's own client: what the engine is told, and what is refused."""
+"""Structured output over HTTP, through OpenAI's own client: the grammar that the engine gets, and refused requests."""
 
 import json
 import re
@@ -60,7 +60,7 @@ async def test_json_schema_is_held_to_and_parsed_into_a_model(connect_to):
     assert grammar["json_schema"]["additionalProperties"] is False
 
 
-FORMS = {
+CONSTRAINTS = {
     "json_object": {"response_format": {"type": "json_object"}},
     "structured json": {"structured_outputs": {"json": SCHEMA}},
     "structured json as a text": {"structured_outputs": {"json": json.dumps(SCHEMA)}},
@@ -75,15 +75,15 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("case", FORMS)
-async def test_every_way_to_say_a_form_is_heard_by_both_endpoints(http_pair, client, case):
-    await client.completions.create(model="fake", prompt="a", extra_body=FORMS[case])
+@pytest.mark.parametrize("case", CONSTRAINTS)
+async def test_both_endpoints_take_every_parameter_for_structured_output(http_pair, client, case):
+    await client.completions.create(model="fake", prompt="a", extra_body=CONSTRAINTS[case])
     first = http_pair.engine.submissions[-1].grammar
-    await client.chat.completions.create(model="fake", messages=user(), extra_body=FORMS[case])
+    await client.chat.completions.create(model="fake", messages=user(), extra_body=CONSTRAINTS[case])
     assert http_pair.engine.submissions[-1].grammar == first != ""
 
 
-async def test_text_is_no_form(http_pair, client):
+async def test_response_format_text_is_no_constraint(http_pair, client):
     await client.chat.completions.create(model="fake", messages=user(), response_format={"type": "text"})
     assert http_pair.engine.submissions[-1].grammar == ""
 
@@ -140,7 +140,7 @@ async def test_call_of_a_named_function_ends_with_stop_as_openais_does(connect_t
     assert choices[-1].finish_reason == "stop"
 
 
-async def test_form_beside_tools_leaves_the_choice(connect_to):
+async def test_constraint_beside_optional_tools_allows_either(connect_to):
     client, engine = await connect_to(HERMES)
     await client.chat.completions.create(
         model="fake", messages=user(), tools=[tool("weather")], response_format={"type": "json_object"}
@@ -150,16 +150,16 @@ async def test_form_beside_tools_leaves_the_choice(connect_to):
     assert [schema["name"] for schema in schemas] == ["arguments_0", "answer"]
 
 
-async def test_reasoning_may_come_before_the_form(connect_to):
+async def test_reasoning_may_come_before_a_constrained_answer(connect_to):
     client, engine = await connect_to(THINKING)
     answer = await client.chat.completions.create(
         model="fake", messages=user('<think>hm</think>{"a":1}'), response_format={"type": "json_object"}
     )
     assert answer.choices[0].message.reasoning_content == "hm"
     assert answer.choices[0].message.content == '{"a":1}'
-    before, form = grammars(engine)
+    before, constraint = grammars(engine)
     assert "/think>" in before["lark_grammar"]
-    assert form["name"] == "form"
+    assert constraint["name"] == "constraint"
 
 
 SEATS = {"type": "object", "properties": {"seats": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
@@ -208,7 +208,7 @@ async def test_objects_of_tools_and_strict_schemas_have_no_members_but_those_the
             assert ("additionalProperties" in answer["properties"]["to"]) == (strict is True)
 
 
-async def test_form_that_compiles_but_cannot_run_is_refused_before_any_token(connect_to):
+async def test_constraint_that_compiles_but_cannot_run_is_refused_before_any_token(connect_to):
     client, engine = await connect_to(ECHO)
     for num_members, runs in ((666, True), (1300, False)):
         schema = {"type": "object", "properties": {f"p{number}": {} for number in range(num_members)}}
@@ -259,16 +259,19 @@ async def test_forms_of_harmony_have_the_header_of_their_message(harmony):
     client, engine = harmony
     json_object = {"type": "json_object"}
     for asked, starts in (
-        ({"response_format": json_object}, {"before": "final", "form": None}),
-        ({"tools": [tool("weather")], "tool_choice": "required"}, {"before": "analysis", "form": "functions.weather"}),
-        ({"tools": [tool("weather")], "response_format": json_object}, {"before": "analysis", "form": "@answer"}),
+        ({"response_format": json_object}, {"before": "final", "constraint": None}),
+        (
+            {"tools": [tool("weather")], "tool_choice": "required"},
+            {"before": "analysis", "constraint": "functions.weather"},
+        ),
+        ({"tools": [tool("weather")], "response_format": json_object}, {"before": "analysis", "constraint": "@answer"}),
     ):
         await client.chat.completions.create(model="fake", messages=user("<|end|>"), **asked)
-        before, form, *_ = grammars(engine)
+        before, constraint, *_ = grammars(engine)
         (rule,) = [line for line in before["lark_grammar"].splitlines() if line.startswith("before:")]
         assert ("final" in rule) == (starts["before"] == "final")
         assert "analysis" in before["lark_grammar"]
-        assert starts["form"] is None or starts["form"] in form["lark_grammar"]
+        assert starts["constraint"] is None or starts["constraint"] in constraint["lark_grammar"]
 
 
 NO_FORM = [
@@ -320,8 +323,8 @@ NO_CALL = [
     ({"tool_choice": "required", "tools": [tool("f", [1])]}, "tools", "JSON object"),
     ({"tool_choice": "required", "tools": [tool("f", {"not": {"type": "null"}})]}, "tools", "with not: not supported"),
     ({"tool_choice": "required", "tools": [tool("f", {"title": "x" * 65536})]}, "tools", "at most 65536"),
-    ({"tool_choice": "required", "tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "no room for the call"),
-    ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "only if the form is one of JSON"),
+    ({"tool_choice": "required", "tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "excludes the call"),
+    ({"tools": [tool("f")], "guided_regex": "a"}, "guided_regex", "only with JSON output"),
 ]
 
 
@@ -336,5 +339,5 @@ async def test_call_that_cannot_be_enforced_is_named(connect_to, body, param, wo
 
 async def test_tools_of_a_model_without_calls_are_refused(connect_to):
     client, _ = await connect_to(ECHO)
-    with pytest.raises(openai.BadRequestError, match="no known form of tool calls"):
+    with pytest.raises(openai.BadRequestError, match="no known format of tool calls"):
         await client.chat.completions.create(model="fake", messages=user(), tools=[tool("f")], tool_choice="required")
