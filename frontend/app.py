@@ -163,7 +163,7 @@ class FrontendApp:
             )
         except RuntimeError as error:
             raise cannot_listen(config.host, config.port, error, GRPC_ADVICE) from error
-        self._start_http()
+        await self._start_http()
         await server.start()
         self._server = server
         self.engines.start()
@@ -299,11 +299,11 @@ class FrontendApp:
             settle_s=_SETTLE_S,
         )
 
-    def _start_http(self) -> None:
+    async def _start_http(self) -> None:
         if self._http is None:
             return
         try:
-            self._http.start()
+            await self._http.start()
         except OSError as error:
             host = self._config.http_host or self._config.host
             raise cannot_listen(host, self._config.http_port, error, HTTP_ADVICE) from error

@@ -29,6 +29,7 @@ class HttpConnection(H11Protocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn: StrictConnection = StrictConnection(MAX_HEAD_BYTES)
+        self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the timer."""
@@ -65,9 +66,10 @@ class HttpConnection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer."""
+        """Stops the timer and sets `closed`."""
         self._stop_timer()
         super().connection_lost(exc)
+        self.closed.set()
 
     @property
     def _awaits_head(self) -> bool:

@@ -1,19 +1,22 @@
-"""Runs uvicorn on the event loop of the gRPC server.
+"""Serves HTTP on the event loop of the gRPC server, with uvicorn's connections.
 
-uvicorn's process-wide features are off: no signal handlers, no logging configuration.
+uvicorn's own server is not used: it handles signals, configures logging and polls every 0.1 s, so it stops slowly.
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
 from collections.abc import Iterator
+from email.utils import formatdate
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from frontend.api.http.connection import HttpConnection
+
+logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, so that none is closed under a new request
 _SENT_CHECK_S = 0.02
@@ -43,29 +46,28 @@ class HttpServer:
         settle_s: float,
     ) -> None:
         self._address = (host, port)
+        self._tls = tls
         self._reuse_port = reuse_port
         self._stall_timeout_s = stall_timeout_s
-        config = uvicorn.Config(
+        self._settle_s = settle_s
+        self._config = uvicorn.Config(
             app,
-            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="error",  # every malformed request is a warning
             access_log=False,
-            server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(settle_s)),
         )
+        self._config.load()
         logging.getLogger("uvicorn.error").addFilter(_is_news)
-        config.load()  # now, because it would overwrite the TLS context later
-        config.ssl = tls
-        self._server = _Server(config)
-        self._task: asyncio.Task[None] | None = None
+        self._state = ServerState()
+        self._listener: asyncio.Server | None = None
+        self._date_task: asyncio.Task[None] | None = None
         self.port = 0
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Opens the port and serves.
 
         Raises:
@@ -78,30 +80,47 @@ class HttpServer:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # for bytes still unsent when the application has timed out
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((self._stall_timeout_s + 10) * 1000))
         self.port = listener.getsockname()[1]
-        self._task = asyncio.create_task(self._server.serve([listener]))
+        self._date_task = asyncio.create_task(self._renew_date())
+        self._listener = await asyncio.get_running_loop().create_server(
+            self._new_connection, sock=listener, ssl=self._tls, backlog=self._config.backlog
+        )
 
     async def wait_sent(self) -> None:
         """Waits until all written bytes have been sent."""
-        while any(one.transport.get_write_buffer_size() for one in self._server.connections()):  # noqa: ASYNC110 - tells nobody
+        while any(one.transport.get_write_buffer_size() for one in self._connections()):  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(_SENT_CHECK_S)
 
     async def stop(self) -> None:
         """Closes the port and all connections; cancels calls that do not end within `settle_s`."""
-        if self._task is not None:
-            self._server.should_exit = True
-            await self._task
+        if self._listener is None or self._date_task is None:
+            return
+        self._listener.close()
+        self._date_task.cancel()
+        for connection in self._connections():
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self._settle_s):
+                for connection in self._connections():
+                    await connection.closed.wait()
+                if self._state.tasks:
+                    await asyncio.wait(self._state.tasks)
+        except TimeoutError:
+            logger.error("cancelled %d HTTP calls that did not end within %g s", len(self._state.tasks), self._settle_s)
+            for task in self._state.tasks:
+                task.cancel()
+
+    def _new_connection(self) -> HttpConnection:
+        return HttpConnection(self._config, self._state, app_state={})
+
+    def _connections(self) -> Iterator[HttpConnection]:
+        return (one for one in list(self._state.connections) if isinstance(one, HttpConnection))
+
+    async def _renew_date(self) -> None:
+        while True:
+            self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            await asyncio.sleep(1.0)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Drops uvicorn's record of an incomplete response: a client that stopped reading is logged by EventStream."""
     return record.msg != "ASGI callable returned without completing response."
-
-
-class _Server(uvicorn.Server):
-    def connections(self) -> list[HttpConnection]:
-        return [one for one in self.server_state.connections if isinstance(one, HttpConnection)]
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Installs no signal handlers: the process has its own."""
-        yield

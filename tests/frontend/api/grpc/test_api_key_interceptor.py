@@ -1,5 +1,6 @@
 """API keys over gRPC. The methods are not listed here: they are whatever the frontend registers."""
 
+import contextlib
 import logging
 
 import grpc
@@ -39,16 +40,15 @@ def registered(monkeypatch):
 async def status_of(channel, path, handler, metadata):
     """The status of a call with one empty message, of the method's own kind."""
     if handler.request_streaming:
-        call = channel.stream_stream(path)(metadata=metadata, timeout=10)
-        try:
-            await call.write(b"")
-            await call.done_writing()
-        except grpc.aio.AioRpcError:
-            pass  # the refusal was faster
+        call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=10)
     elif handler.response_streaming:
         call = channel.unary_stream(path)(b"", metadata=metadata, timeout=10)
     else:
         call = channel.unary_unary(path)(b"", metadata=metadata, timeout=10)
+    if handler.response_streaming:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in call:  # the status comes after the last message
+                pass
     return await call.code(), await call.details()
 
 
@@ -92,7 +92,7 @@ async def test_with_a_key_every_method_answers(registered, make_pair, key):
         if path == "/grpc.health.v1.Health/Watch":  # has no end
             continue
         code, _ = await status_of(channel, path, handler, metadata)
-        assert (path, code) != (path, grpc.StatusCode.UNAUTHENTICATED)
+        assert code not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.DEADLINE_EXCEEDED), path
     spec = pb.GenerationSpec(text="abc")
     response = await pair.stub().Generate(pb.GenerateRequest(spec=spec), metadata=metadata)
     assert response.text == "abc"
