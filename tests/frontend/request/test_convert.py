@@ -191,7 +191,7 @@ TOO_LONG = {
     "max_tokens alone": (stop(max_tokens=MAX_LEN), "spec.stop.max_tokens", ["max_tokens is 100"]),
     "max_tokens huge": (stop(max_tokens=2**32 - 1), "spec.stop.max_tokens", ["4294967295"]),
     "characters": ({"text": "x" * 801}, "spec.text", ["801 characters", "800"]),
-    "eight megabytes": ({"text": "x" * 8_000_000}, "spec.text", ["8000000 characters", "800"]),
+    "three megabytes": ({"text": "x" * (3 << 20)}, "spec.text", ["3145728 characters", "800"]),
     "chat": (chat(("user", "x" * 797)), "spec.chat.messages", ["801 characters", "800"]),
     "ids": ({"text": None, "token_ids": pb.TokenIds(ids=[1] * 100)}, "spec.prompt", ["prompt has 100"]),
 }
