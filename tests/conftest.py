@@ -61,7 +61,7 @@ class Certificate(NamedTuple):
 
 
 class Authority:
-    """Signs certificates; `ca` is what one trusts who trusts it."""
+    """Signs certificates; `ca` is its own certificate, which clients trust."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -88,9 +88,9 @@ def _openssl(*arguments: object) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
 
 
-@pytest.fixture
-def make_authority(tmp_path: Path) -> Callable[[str], Authority]:
-    """make_authority(name): whom certificates are signed by."""
+@pytest.fixture(scope="session")
+def make_authority(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Authority]:
+    """make_authority(name) -> an authority that signs certificates."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
-    return lambda name: Authority(tmp_path, name)
+    return lambda name: Authority(tmp_path_factory.mktemp("authority"), name)

@@ -59,13 +59,12 @@ class Processes:
 
 @dataclass(frozen=True)
 class PairAddress:
-    """Where to find a running pair."""
+    """A running pair: where its frontend and its engine serve, and their processes."""
 
     target: str
+    http_url: str
     engine_target: str
-    processes: Processes
     engine: subprocess.Popen[str]
-    frontend: subprocess.Popen[str]
 
 
 def wait_until_served(target: str, processes: Processes, *, api_key: str | None = None, tls: Tls | None = None) -> None:
@@ -85,55 +84,62 @@ def wait_until_served(target: str, processes: Processes, *, api_key: str | None 
             time.sleep(0.1)  # another process's state is polled; there is nothing to wait on
 
 
+@contextlib.contextmanager
+def running_pair(folder: Path, *engine_flags: str, frontend_flags: Sequence[str] = ()) -> Iterator[PairAddress]:
+    """An engine and its frontend, which serves gRPC and HTTP."""
+    processes = Processes(folder)
+    path = folder / "engine.sock"
+    with held_port() as port, held_port() as http_port:
+        engine = processes.start("engine", "--uds", str(path), *engine_flags)
+        ports = ("--port", str(port), "--http-port", str(http_port))
+        processes.start("frontend", "--engine", f"unix:{path}", *ports, *frontend_flags)
+        target = f"127.0.0.1:{port}"
+        try:
+            wait_until_served(target, processes)
+            yield PairAddress(target, f"http://127.0.0.1:{http_port}/v1", f"unix:{path}", engine)
+        finally:
+            processes.stop()
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairAddress]:
+    """The demo model, served to all modules: a test leaves it running and idle."""
+    with running_pair(tmp_path_factory.mktemp("pair")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., PairAddress]]:
+    """start_pair(*engine_flags, frontend_flags=()) -> PairAddress of this module's own."""
+    with contextlib.ExitStack() as started:
+        yield lambda *engine_flags, frontend_flags=(): started.enter_context(
+            running_pair(tmp_path_factory.mktemp("pair"), *engine_flags, frontend_flags=frontend_flags)
+        )
+
+
 @pytest.fixture(scope="module")
 def free_port() -> Iterator[Callable[[], int]]:
-    """free_port() -> a port of 127.0.0.1 for a process of this module's; nobody else gets it before the module ends."""
+    """free_port() -> a port of 127.0.0.1 that no other process gets before the module ends."""
     with contextlib.ExitStack() as held:
         yield lambda: held.enter_context(held_port())
 
 
 @pytest.fixture(scope="module")
-def start_pair(
-    tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
-) -> Iterator[Callable[..., PairAddress]]:
-    """start_pair(*engine_flags, frontend_flags=()) -> PairAddress; everything ends with the module."""
-    started: list[Processes] = []
-
-    def start(*engine_flags: str, frontend_flags: Sequence[str] = ()) -> PairAddress:
-        processes = Processes(tmp_path_factory.mktemp("pair"))
-        started.append(processes)
-        path = processes.folder / "engine.sock"
-        port = free_port()
-        engine = processes.start("engine", "--uds", str(path), *engine_flags)
-        flags = ("--engine", f"unix:{path}", "--port", str(port), "--no-http", *frontend_flags)
-        frontend = processes.start("frontend", *flags)
-        target = f"127.0.0.1:{port}"
-        wait_until_served(target, processes)
-        return PairAddress(target, f"unix:{path}", processes, engine, frontend)
-
-    yield start
-    for processes in started:
-        processes.stop()
-
-
-@pytest.fixture(scope="module")
-def pair(start_pair: Callable[..., PairAddress]) -> PairAddress:
-    """The demo model, served."""
-    return start_pair()
-
-
-@pytest.fixture
-def start_frontend(pair: PairAddress, free_port: Callable[[], int]) -> Callable[..., str]:
+def start_frontend(
+    pair: PairAddress, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[Callable[..., str]]:
     """start_frontend(*flags, api_key=..., tls=...) -> address of another frontend of the demo model's engine."""
+    processes = Processes(tmp_path_factory.mktemp("frontends"))
 
     def start(*flags: str, api_key: str | None = None, tls: Tls | None = None) -> str:
-        port = free_port()
-        target = f"127.0.0.1:{port}"
-        pair.processes.start("frontend", "--engine", pair.engine_target, "--port", str(port), "--no-http", *flags)
-        wait_until_served(target, pair.processes, api_key=api_key, tls=tls)
+        target = f"127.0.0.1:{free_port()}"
+        port = target.rpartition(":")[2]
+        processes.start("frontend", "--engine", pair.engine_target, "--port", port, "--no-http", *flags)
+        wait_until_served(target, processes, api_key=api_key, tls=tls)
         return target
 
-    return start
+    yield start
+    processes.stop()
 
 
 @pytest.fixture

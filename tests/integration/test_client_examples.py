@@ -47,14 +47,17 @@ class Endpoint:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def endpoints(
-    pair: Pair, start_frontend: Callable[..., str], make_authority: Callable[..., Any], tmp_path: Path
+    pair: Pair,
+    start_frontend: Callable[..., str],
+    make_authority: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Endpoint]:
-    """The pair as it is, and behind a key and TLS."""
+    """The pair's frontend, and one that requires an API key and TLS."""
     authority = make_authority("ours")
     served = authority.sign("server")
-    keys = tmp_path / "keys"
+    keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(KEY)
     flags = ["--tls-cert", str(served.cert), "--tls-key", str(served.key), "--api-key-file", str(keys)]
     target = start_frontend(*flags, api_key=KEY, tls=Tls(ca=authority.ca))

@@ -2,9 +2,7 @@
 
 import asyncio
 import subprocess
-import threading
 import time
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -157,34 +155,3 @@ def test_bad_request_names_its_field(pair: Pair, name: str) -> None:
         client.generate(**options)
     assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
     assert [violation.field.partition("[")[0] for violation in caught.value.field_violations] == [field]
-
-
-def test_engine_killed_ends_every_call_at_once_where_none_may_wait(start_pair: Callable[..., Pair]) -> None:
-    pair = start_pair(frontend_flags=("--failover-timeout", "0"))
-    target, engine = pair.target, pair.engine
-    statuses: list[grpc.StatusCode] = []
-    first_tokens = threading.Barrier(9)
-
-    def run(client: Client) -> None:
-        stream = client.stream("Once upon a time", max_tokens=900, ignore_end_token=True, timeout_s=60)
-        next(stream)
-        first_tokens.wait()
-        try:
-            for _ in stream:
-                pass
-        except GenerationError as error:
-            statuses.append(error.status)
-
-    with Client(target) as client:
-        threads = [threading.Thread(target=run, args=(client,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        first_tokens.wait()
-        engine.kill()
-        for thread in threads:
-            thread.join(HANG_S)
-        assert statuses == [grpc.StatusCode.UNAVAILABLE] * 8
-        with pytest.raises(GenerationError) as caught:
-            client.generate("Once upon a time", timeout_s=5)
-        assert caught.value.status is grpc.StatusCode.UNAVAILABLE
-        assert caught.value.retry_delay_s is not None

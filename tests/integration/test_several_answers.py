@@ -7,7 +7,7 @@ import pytest
 from chairlift import Client
 
 PROMPT = "Once upon a time there was a brave fox who lived at the edge of a great dark forest. " * 2
-OPTIONS = {"temperature": 1.0, "max_tokens": 40, "return_token_ids": True}
+OPTIONS = {"temperature": 1.0, "max_tokens": 40, "return_token_ids": True, "cache_salt": "several answers"}
 BLOCK_SIZE = 16
 
 

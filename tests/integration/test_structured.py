@@ -5,9 +5,10 @@ have short strings, so that answers end.
 """
 
 import asyncio
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -22,73 +23,46 @@ from engine.constraints import grammar as engine_grammar
 from frontend.text.structured import trial
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "json_schemas.json").read_text())
-NUM_RUNS = 500
-NUM_FREE = 100
 NUM_AT_ONCE = 32
 PROMPT = "Once upon a time there was a brave fox who "
 
 
 class Pair(Protocol):
-    """What the fixture of conftest.py gives."""
+    """The fixture of conftest.py."""
 
     target: str
+    http_url: str
 
 
-async def play(target: str, requests: list[dict]) -> list[pb.GenerateResponse]:
-    """Runs requests, some at once, and returns their answers in order."""
-    places = asyncio.Semaphore(NUM_AT_ONCE)
+async def run_all(target: str, requests: list[dict]) -> list[pb.GenerateResponse]:
+    """Runs requests, NUM_AT_ONCE at a time, and returns their answers in order."""
+    slots = asyncio.Semaphore(NUM_AT_ONCE)
 
     async def run(client, options):
-        async with places:
+        async with slots:
             return await client.generate(PROMPT, temperature=1.0, return_token_ids=True, **options)
 
     async with AsyncClient(target) as client:
         return await asyncio.gather(*(run(client, options) for options in requests))
 
 
-FREE = [{"seed": seed, "max_tokens": 48} for seed in range(NUM_FREE)]
-
-
-@pytest.fixture(scope="module")
-def names() -> list[str]:
-    assert len(SCHEMAS) >= 60
-    return [list(SCHEMAS)[index % len(SCHEMAS)] for index in range(NUM_RUNS)]
-
-
-@pytest.fixture(scope="module")
-def mixed(pair: Pair, names) -> tuple[list[pb.GenerateResponse], list[pb.GenerateResponse]]:
-    """Constrained and unconstrained answers."""
-    structured = [{"seed": index, "max_tokens": 600, "json_schema": SCHEMAS[name]} for index, name in enumerate(names)]
-    requests = []
-    for index, request in enumerate(structured):
-        requests.append(request)
-        if index % (NUM_RUNS // NUM_FREE) == 0:
-            requests.append(FREE[index * NUM_FREE // NUM_RUNS])
-    answers = asyncio.run(play(pair.target, requests))
-    held = [answer for request, answer in zip(requests, answers, strict=True) if "json_schema" in request]
-    return held, [answer for request, answer in zip(requests, answers, strict=True) if "json_schema" not in request]
-
-
-@pytest.mark.slow
-def test_every_answer_that_ended_by_itself_is_valid_and_most_do(mixed, names) -> None:
-    held, _ = mixed
-    ended = [
-        (name, answer)
-        for name, answer in zip(names, held, strict=True)
-        if answer.finished.reason == pb.FINISH_REASON_END_TOKEN
-    ]
-    for name, answer in ended:
-        schema = SCHEMAS[name]
-        validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(answer.text))
-    assert len(ended) >= 0.9 * NUM_RUNS
-    assert {answer.finished.reason for answer in held} <= {pb.FINISH_REASON_END_TOKEN, pb.FINISH_REASON_MAX_TOKENS}
-
-
-def test_free_answers_are_those_of_a_run_without_neighbours(pair: Pair, mixed) -> None:
-    _, free = mixed
-    alone = asyncio.run(play(pair.target, FREE))
-    assert [list(answer.token_ids) for answer in free] == [list(answer.token_ids) for answer in alone]
+@pytest.mark.parametrize("num_requests", [32, pytest.param(500, marks=pytest.mark.slow)])
+async def test_structured_answers_are_valid_and_do_not_change_others(pair: Pair, num_requests: int) -> None:
+    schemas = list(itertools.islice(itertools.cycle(SCHEMAS.values()), num_requests))
+    structured = [{"seed": seed, "max_tokens": 600, "json_schema": schema} for seed, schema in enumerate(schemas)]
+    others = [{"seed": seed, "max_tokens": 48} for seed in range(num_requests // 5)]
+    answers, beside = await asyncio.gather(run_all(pair.target, structured), run_all(pair.target, others))
+    alone = await run_all(pair.target, others)
+    assert [list(answer.token_ids) for answer in beside] == [list(answer.token_ids) for answer in alone]
+    num_ended = 0
+    for schema, answer in zip(schemas, answers, strict=True):
+        if answer.finished.reason == pb.FINISH_REASON_END_TOKEN:
+            validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+            validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(answer.text))
+            num_ended += 1
+        else:
+            assert answer.finished.reason == pb.FINISH_REASON_MAX_TOKENS
+    assert num_ended >= 0.9 * num_requests
 
 
 ANSWERS = {
@@ -141,6 +115,7 @@ def test_bad_words_are_never_written(pair: Pair) -> None:
     assert text
 
 
+@pytest.mark.slow
 def test_constraint_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pair) -> None:
     with Client(pair.target) as client:
         with pytest.raises(GenerationError, match="compiling it takes more than 2 s"):
@@ -148,7 +123,7 @@ def test_constraint_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pa
         assert client.generate(PROMPT, choice=["so"]).text == "so"
 
 
-def test_large_forms_run_and_larger_ones_are_refused_before_any_token(pair: Pair) -> None:
+def test_large_constraints_run_and_larger_ones_are_refused_before_any_token(pair: Pair) -> None:
     def members(number: int) -> dict:
         return {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(number)}}
 
@@ -164,7 +139,7 @@ def test_large_forms_run_and_larger_ones_are_refused_before_any_token(pair: Pair
 
 
 class Place(pydantic.BaseModel):
-    """What the model is to make up."""
+    """An answer's type."""
 
     name: str = pydantic.Field(max_length=8)
     rivers: list[bool] = pydantic.Field(max_length=3)
@@ -186,11 +161,9 @@ WEATHER = {
 
 
 @pytest.fixture
-def http(start_frontend: Callable[..., str], free_port: Callable[[], int]) -> Iterator[openai.OpenAI]:
-    """OpenAI's client of another frontend for the same engine; the format of calls is read off the model's template."""
-    port = free_port()
-    start_frontend("--http", "--http-port", str(port))
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+def http(pair: Pair) -> Iterator[openai.OpenAI]:
+    """OpenAI's client; the model's chat template says how calls are written."""
+    with openai.OpenAI(base_url=pair.http_url, api_key="none", max_retries=0) as client:
         yield client
 
 

@@ -1,39 +1,66 @@
-"""The pair on a model of random weights without a tokenizer: token ids in, token ids out."""
+"""A pair of its own: a tiny model without a tokenizer, and no failover of requests whose engine is lost."""
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from chairlift import Client, GenerationError
+from tests.hang import HANG_S
 
 CONFIG = """{
   "architectures": ["LlamaForCausalLM"], "vocab_size": 211, "hidden_size": 64, "intermediate_size": 112,
-  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16384
 }"""
 
 
-@pytest.fixture(scope="module")
-def target(start_pair: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("shape") / "tiny"
-    path.mkdir()
-    (path / "config.json").write_text(CONFIG)
-    address: str = start_pair("--model", str(path), "--load-format", "dummy", "--kv-cache-memory-bytes", "1M").target
-    return address
+@pytest.fixture
+def tiny_pair(start_pair: Callable[..., Any], tmp_path: Path) -> Any:
+    (tmp_path / "config.json").write_text(CONFIG)
+    engine_flags = ("--model", str(tmp_path), "--load-format", "dummy", "--kv-cache-memory-bytes", "64M")
+    return start_pair(*engine_flags, frontend_flags=("--failover-timeout", "0"))
 
 
-def test_token_ids_are_served(target: str) -> None:
-    with Client(target) as client:
+def test_token_ids_are_served_until_the_engine_is_killed(tiny_pair: Any) -> None:
+    with Client(tiny_pair.target) as client:
         answer = client.generate(token_ids=[5, 6, 7], max_tokens=9, temperature=0, return_token_ids=True)
         again = client.generate(token_ids=[5, 6, 7], max_tokens=9, temperature=0, return_token_ids=True)
-    assert len(answer.token_ids) == 9
-    assert list(answer.token_ids) == list(again.token_ids)
-    assert answer.text == ""
+        assert len(answer.token_ids) == 9
+        assert list(answer.token_ids) == list(again.token_ids)
+        assert answer.text == ""
+        with pytest.raises(GenerationError, match="the model has no tokenizer: send token_ids") as caught:
+            client.generate("Once upon a time")
+        assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
+        assert kill_under_streams(client, tiny_pair.engine) == [grpc.StatusCode.UNAVAILABLE] * 8
+        with pytest.raises(GenerationError) as caught:
+            client.generate(token_ids=[5, 6, 7], timeout_s=5)
+        assert caught.value.status is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.retry_delay_s is not None
 
 
-def test_text_is_one_clear_error(target: str) -> None:
-    with Client(target) as client, pytest.raises(GenerationError) as caught:
-        client.generate("Once upon a time")
-    assert caught.value.status is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the model has no tokenizer: send token_ids" in str(caught.value)
+def kill_under_streams(client: Client, engine: Any) -> list[grpc.StatusCode]:
+    """Kills the engine once eight streams have begun; returns how they end."""
+    statuses: list[grpc.StatusCode] = []
+    started = threading.Barrier(9)
+
+    def run() -> None:
+        stream = client.stream(token_ids=[5, 6, 7], max_tokens=16_000, ignore_end_token=True, timeout_s=HANG_S)
+        next(stream)
+        started.wait(HANG_S)
+        try:
+            for _ in stream:
+                pass
+        except GenerationError as error:
+            statuses.append(error.status)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    started.wait(HANG_S)
+    engine.kill()
+    for thread in threads:
+        thread.join(HANG_S)
+    return statuses
