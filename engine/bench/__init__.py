@@ -3,8 +3,8 @@
     python -m engine.bench list
     python -m engine.bench NAME [--rounds 5] [--out bench-results] [--threads N] [--quick]
 
-Every module with a `BENCHMARK` is a benchmark. They share `chairlift.bench` (command line, settings, alternating runs,
-workloads, reports), `machine` (rates of the CPU), `shapes` (models), `serve` (an engine in this process), `agreement`
-(checks of greedy ids), and, for variants of one engine, `engine_options`, `fresh_scheduler` and `rounds`. Nothing
-imports this package. Experiments with whole servers are in `loadgen.experiments`.
+`benchmarks` lists them. They share `chairlift.bench` (command line, settings, alternating runs, workloads, reports),
+`machine` and `cpu_floors` (this machine and its rates), `shapes` (models), `serve` (an engine in this process),
+`agreement` (checks of greedy ids), and, for variants of one engine, `engine_options`, `fresh_scheduler` and `rounds`.
+Nothing imports this package. Experiments with whole servers are in `loadgen.experiments`.
 """

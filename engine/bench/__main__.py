@@ -3,11 +3,15 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-import engine.bench
-from chairlift.bench.command import find_benchmarks, run_command
-from engine.bench.machine import Floors, Machine, measure_floors
+from chairlift.bench.command import run_command
+from engine.bench.benchmarks import BENCHMARKS
+from engine.bench.machine import Machine
 from engine.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from engine.bench.cpu_floors import Floors
 
 _EXPERIMENTS = "loadgen.experiments"
 # Former names of the experiments with whole servers: they work for one release.
@@ -28,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     return run_command(
         "engine.bench",
-        find_benchmarks(engine.bench),
+        BENCHMARKS,
         argv,
         machine=asdict(Machine.here()),
         errors=(CheckpointError, ConfigError),
@@ -37,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def _floors(threads: int, quick: bool) -> Floors:
+def _floors(threads: int, quick: bool) -> "Floors":
+    from engine.bench.cpu_floors import measure_floors  # and with it numba, which a machine with a GPU may lack
+
     try:
         return measure_floors(threads, quick=quick)
     except ValueError as error:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from chairlift.bench.alternate import alternate
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.shapes import SHAPES
 from engine.bench.attention_call import AttentionCall, make_attention_call
@@ -103,10 +103,8 @@ def _check(name: str, call: AttentionCall, tolerance: float, seq_lens: Sequence[
             raise BenchmarkError(f"{name}: error of row {index} is {error:.2g}, must be at most {tolerance:.2g}")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), default="0.6B", help="model shape that defines the heads (default: 0.6B)"
     )
-
-
-BENCHMARK = Benchmark("attention", ("C12",), "paged attention's share of the read bandwidth", run, _add_arguments)

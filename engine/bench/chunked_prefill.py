@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chairlift.bench.agreement import require_equal_ids
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
@@ -160,10 +160,6 @@ def _chunk(num_tokens: int) -> str:
     return f"chunk {num_tokens}"
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, quantization="int8")
-
-
-BENCHMARK = Benchmark(
-    "chunked-prefill", ("C5", "C6"), "a long prompt beside decoding requests, chunked or not", run, _add_arguments
-)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from chairlift.bench.agreement import require_equal_ids
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
@@ -115,10 +115,6 @@ def median_decode_s(run: Run) -> float:
     return statistics.median(seconds)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, quantization="int8", kv_cache_dtype="int8")
-
-
-BENCHMARK = Benchmark(
-    "decode", ("C13", "C14"), "decode steps against the model time; 32 streams against 1", run, _add_arguments
-)

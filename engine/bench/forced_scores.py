@@ -18,7 +18,7 @@ from engine.bench.fresh_scheduler import Scheduled, forget_requests, schedule_an
 from engine.core.outputs import TokenLogprobs
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.interfaces import execute
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 # Far above any logit, and small enough for fp32 to keep the differences of biased logits.
 _FORCE = 1e6

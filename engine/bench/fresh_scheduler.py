@@ -13,7 +13,7 @@ from engine.bench.serve import Steppable, serve
 from engine.core.config import SchedulingPolicyName
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import markdown_table
 from engine.bench.gpu.setting import STAGE_BUDGET_S
 from engine.bench.gpu.stage import outcome_of
@@ -120,7 +120,8 @@ def _write_markdown(out: Path, stage: str, journal: Journal, said: Sequence[str]
     print(f"table: {path}")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument("--stage", choices=tuple(STAGES), help="stage to run; without it the stages are listed")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: test the stage, with --quick (default: cuda)"
@@ -140,13 +141,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FLAGS",
         help="flags for the benchmark of the stage, in one argument: --extra='--precision fp8 --cases 1000/1000'",
     )
-
-
-BENCHMARK = Benchmark(
-    "gpu-check",
-    (),
-    "on a GPU: runs one stage of `make gpu-check`",
-    run,
-    _add_arguments,
-    has_cpu_floors=False,
-)

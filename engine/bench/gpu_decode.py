@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.benchmark import Outcome, Settings, positive
 from chairlift.bench.report import Result
 from engine.bench.fresh_scheduler import schedule_anew
 from engine.bench.gpu.decode_steps import DecodePoint, DecodeSteps, Decoding, prefill_seconds
@@ -27,7 +27,7 @@ from engine.bench.gpu.driver import EngineDriver, RequestMaker
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.serve import engine
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 _GOALS = {1: ("G1", 0.86), 64: ("G2", 0.85), 256: ("G2", 0.82)}
 _PREFILL_GOAL = 0.85
@@ -217,7 +217,8 @@ def _positives(text: str) -> Sequence[int]:
     return [positive(part) for part in text.split(",")]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_gpu_arguments(parser)
     parser.add_argument(
         "--batches", type=_positives, default=_SIZES.batches, metavar="N,..", help="batch sizes (default: all six)"
@@ -229,13 +230,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,..",
         help="context lengths in tokens (default: 512,2048)",
     )
-
-
-BENCHMARK = Benchmark(
-    "gpu-decode",
-    ("G1", "G2", "G3", "G13", "G14"),
-    "on a GPU: decode and prefill steps as fractions of their floor; idle time",
-    run,
-    _add_arguments,
-    has_cpu_floors=False,
-)

@@ -20,7 +20,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.benchmark import Outcome, Settings, positive
 from chairlift.bench.report import Result
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew
@@ -30,7 +30,7 @@ from engine.bench.gpu.setting import DEFAULT_SHAPE, GpuSetting, add_gpu_argument
 from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.window import Window, continuous_window, static_window
 from engine.bench.serve import engine
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 _SHAREGPT = "sharegpt"
 _STATIC = ":static"
@@ -157,7 +157,8 @@ def _case_names(text: str) -> Sequence[str]:
     return names
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_gpu_arguments(parser)
     parser.add_argument(
         "--cases",
@@ -174,13 +175,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="least length of a window in seconds (default: %(default)g)",
     )
-
-
-BENCHMARK = Benchmark(
-    "gpu-mix",
-    ("G4", "G5", "G6", "G7"),
-    "on a GPU: tokens/s with all slots taken, continuous and static, as fractions of the floor",
-    run,
-    _add_arguments,
-    has_cpu_floors=False,
-)

@@ -24,7 +24,7 @@ import itertools
 import math
 from pathlib import Path
 
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings, positive
 from chairlift.bench.report import Result
 from engine.bench.engine_options import engine_flags
 from engine.bench.floor import Length
@@ -167,7 +167,8 @@ def _lengths(settings: Settings) -> tuple[Length, ...]:
     return tuple(length for length in lengths if sum(length) < _MAX_MODEL_LEN)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_gpu_arguments(parser)
     parser.add_argument("--users", type=positive, default=_NUM_USERS, help="in the closed loop (default: %(default)s)")
     parser.add_argument(
@@ -176,13 +177,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="take lengths from this trace of Azure's form, .csv or .csv.gz"
     )
-
-
-BENCHMARK = Benchmark(
-    "gpu-pair",
-    (),
-    "on a GPU: the pair over gRPC, 100 users and Poisson arrivals, latencies and the share that is served well",
-    run,
-    _add_arguments,
-    has_cpu_floors=False,
-)

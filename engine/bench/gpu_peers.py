@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from chairlift.bench.agreement import require_same_ids
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings, positive
 from chairlift.bench.report import Result
 from chairlift.bench.shapes import SHAPES
 from chairlift.bench.workload import Workload, uniform_workload
@@ -40,7 +40,7 @@ from engine.bench.shapes import save_checkpoint
 from engine.bench.transformers_peer import continuous_batching, generate, random_model
 from engine.config import EngineConfig
 from engine.core.request import RequestId
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 _GOAL = 2.5
 _SMALL = "15M"
@@ -194,19 +194,10 @@ def _add(setting: GpuSetting, name: str, workload: Workload, ours: float, theirs
     setting.journal.add(Result("", f"transformers' {name}, {what}", theirs, "tok/s", floor=floor))
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_gpu_arguments(parser)
     parser.add_argument(
         "--requests", type=positive, default=_NUM_BATCH_REQUESTS, help="of continuous batching (default: %(default)s)"
     )
     parser.add_argument("--output-len", type=positive, default=_OUTPUT_LEN, help="of each (default: %(default)s)")
-
-
-BENCHMARK = Benchmark(
-    "gpu-peers",
-    ("G9",),
-    "on a GPU: against transformers' generate and its continuous batching on the same weights",
-    run,
-    _add_arguments,
-    has_cpu_floors=False,
-)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload
 from engine.bench.agreement import load_reference
@@ -35,7 +35,7 @@ from engine.bench.serve import engine
 from engine.bench.transformers_peer import import_transformers
 from engine.config import EngineConfig, KVCacheDtypeName, Quantization
 from engine.demo import MODEL_DIR
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 _MODES: dict[str, tuple[Quantization | None, KVCacheDtypeName]] = {
     "fp32": (None, "auto"),
@@ -196,8 +196,6 @@ def _check_loss(loss: float, texts: Sequence[Sequence[int]]) -> None:
         raise BenchmarkError(f"fp32 loss is {loss:.6f} nats per token, that of transformers is {expected:.6f}")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument("--texts", type=int, default=99, help="held-out documents, at most 99 (default: 99)")
-
-
-BENCHMARK = Benchmark("int8-quality", (), "what int8 costs in quality on the demo model", run, _add_arguments)

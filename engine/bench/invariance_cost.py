@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable
 
 from chairlift.bench.agreement import require_equal_ids
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload, mixed_workload
@@ -65,8 +65,6 @@ def run(settings: Settings) -> Outcome:
     return Outcome((result,), raw={"wall_s": wall_s.raw})
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, shape="135M")
-
-
-BENCHMARK = Benchmark("invariance-cost", (), "cost of --batch-invariant", run, _add_arguments)

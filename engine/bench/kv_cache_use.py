@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -178,6 +178,3 @@ def _answer(plan: SchedulerOutput, end_of: Mapping[RequestId, int]) -> ModelRunn
         for row in plan.rows
     )
     return ModelRunnerOutput(plan.step, token_ids, {}, {})
-
-
-BENCHMARK = Benchmark("kv-cache-use", ("C11",), "KV slots wasted by paging, and sequences admitted", run)

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 
 from chairlift.bench.alternate import Samples, alternate
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.shapes import SHAPES
-from engine.bench.machine import fp32_products, int8_products
+from engine.bench.cpu_floors import fp32_products, int8_products
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.threads import set_num_threads
 from kernels.interface import Quantization
@@ -89,10 +89,8 @@ def _chairlift_seconds(
     return _seconds_of([ops.replayable(lambda: [ops.linear(x, layer) for layer in layers])], threads)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), default="135M", help="model shape that defines the layers (default: 135M)"
     )
-
-
-BENCHMARK = Benchmark("linear", (), "linear layers against every product of PyTorch", run, _add_arguments)

@@ -23,7 +23,7 @@ from itertools import count
 import torch
 
 from chairlift.bench.alternate import Samples, alternate
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from engine.bench.serve import engine
 from engine.config import EngineConfig
@@ -34,7 +34,7 @@ from engine.demo import MODEL_DIR
 from engine.interfaces import execute
 from engine.runner.row_masks import MaskedRow, RowMasks, accept
 from engine.runner.stream import InlineStream
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 from kernels.families import cpu_ops
 from kernels.sampling import SamplingBatch, TokenMasks, greedy_batch
 
@@ -194,6 +194,3 @@ def _sampling_batch(step: int, masks: TokenMasks | None) -> SamplingBatch:
         any_filtered=False,
         masks=masks,
     )
-
-
-BENCHMARK = Benchmark("masks", (), "cost of structured output per step", run, has_cpu_floors=False)

@@ -8,7 +8,7 @@ Assumes perfect operations in sequence; norms, rotations, sampling and everythin
 from dataclasses import dataclass
 
 from chairlift.bench.shapes import Shape
-from engine.bench.machine import Floors, best_s, fp32_products, int8_products
+from engine.bench.cpu_floors import Floors, best_s, fp32_products, int8_products
 
 _TURNS = 7
 

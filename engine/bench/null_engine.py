@@ -19,9 +19,10 @@ from engine.core.outputs import ModelRunnerOutput, RequestOutput, SchedulerOutpu
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.engine import STOP_GRACE_S, Engine, EngineParts
+from engine.serving.engine import STOP_GRACE_S, Engine
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.io_thread import IoThread
+from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
 from engine.shutdown import ShutdownSignals
 

@@ -16,7 +16,7 @@ import argparse
 import numpy as np
 
 from chairlift.bench.agreement import require_equal_ids
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
@@ -93,8 +93,6 @@ def seconds_of_chunks(run: Run, chunk: int) -> float:
     return sum(step.seconds for step in steps)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, quantization="int8")
-
-
-BENCHMARK = Benchmark("piggyback", ("C7",), "decoding rows in the step of a prompt chunk", run, _add_arguments)

@@ -13,7 +13,7 @@ clock, which is far less noisy than the ratio of two wall clocks.
 import argparse
 
 from chairlift.bench.agreement import require_equal_ids
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.workload import uniform_workload
@@ -89,9 +89,7 @@ def _seconds_outside(run: Run) -> float:
     return sum(step.seconds - step.execute_s for step in run.steps)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, quantization="int8")
     parser.add_argument("--requests", type=int, default=256, help="requests per run (default: 256)")
-
-
-BENCHMARK = Benchmark("prefix-cache-cost", ("C9",), "cost of the prefix cache without hits", run, _add_arguments)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from chairlift.bench.agreement import require_equal_ids
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
@@ -76,8 +76,6 @@ def run(settings: Settings) -> Outcome:
     return Outcome((result,), raw={"ttft_s": ttft_s.raw, "steps": rounds.raw_steps()})
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, quantization="int8")
-
-
-BENCHMARK = Benchmark("prefix-hit", ("C8",), "first token of a prompt with a cached prefix", run, _add_arguments)

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 _request_ids = itertools.count(1)  # a scheduler never sees one twice, however often it serves
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.bench.agreement import require_same_ids
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.shapes import SHAPES
@@ -34,7 +34,7 @@ from engine.bench.serve import engine
 from engine.bench.shapes import save_checkpoint
 from engine.bench.transformers_peer import generate_streaming
 from engine.config import DEFAULT_STEP_LIMITS
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 _CHAIRLIFT, _TRANSFORMERS = "Chairlift", "transformers"
 _PROMPT_LEN = 32
@@ -144,10 +144,6 @@ def step_parts(run: Run, model_s: Sequence[float]) -> StepParts:
     return StepParts(model, execute - model, total - execute)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, shape="135M")
-
-
-BENCHMARK = Benchmark(
-    "solo", (), "one request alone: TPOT, and the share of a step outside the model", run, _add_arguments
-)

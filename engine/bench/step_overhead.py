@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.bench.alternate import alternate
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from engine.core.config import SchedulerConfig
 from engine.core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -174,6 +174,3 @@ def arriving_requests(num_running: int, prompt_len: int, *, churn: bool) -> Iter
         params = SamplingParams(seed=0, max_tokens=max_tokens, temperature=0.0, ignore_end_token=True)
         prompt = tuple(rng.integers(1, _VOCAB_SIZE, prompt_len).tolist())
         yield Request(RequestId(index + 1), prompt, params, arrival_s=0.0)
-
-
-BENCHMARK = Benchmark("step-overhead", ("C16",), "scheduler and packing without a model", run)

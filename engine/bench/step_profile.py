@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.workload import mixed_workload
 from engine.bench.engine_options import add_engine_arguments, chosen_shape, describe, engine_config
@@ -190,11 +190,7 @@ def draw(groups: Sequence[Group], title: str, path: Path) -> None:
         raise BenchmarkError(f"--draw {path}: {error}") from error
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     add_engine_arguments(parser, shape="135M")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="also draw the profile to this .svg or .png file")
-
-
-BENCHMARK = Benchmark(
-    "step-profile", (), "profile of a step: time by kind of instruction and size of step", run, _add_arguments
-)

@@ -42,7 +42,7 @@ from engine.bench.transformers_peer import (
     import_transformers,
 )
 from engine.config import parse_config
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 
 class Worker:

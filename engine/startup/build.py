@@ -24,16 +24,14 @@ from engine.parallel.followers import OnFailure
 from engine.parallel.group import SINGLE_RANK, SingleRank
 from engine.parallel.process_group import ProcessGroup
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
-from engine.serving.engine import EngineParts
 from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.parts import EngineParts
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
 from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
 from engine.startup.warm_up import warm_up
-from kernels.cpu.cpu_features import cpu_features
-from kernels.cpu.threads import set_num_threads
 
 _log = logging.getLogger(__name__)
 
@@ -145,22 +143,12 @@ def _find_model(config: EngineConfig, startup: StartupProgress) -> Path:
 
 
 def _set_threads(config: EngineConfig, device: torch.device) -> int:
-    """Sets the number of CPU threads; on a CPU, warns about missing instructions."""
+    """Sets the number of CPU threads."""
     threads = config.threads or max(1, usable_cpus() // config.tensor_parallel_size)
-    if device.type != "cpu":
-        return threads
-    try:
-        set_num_threads(threads)
-    except ValueError as error:
-        raise ConfigError(f"--threads: {error}") from error
-    _log.info("Using %d CPU threads", threads)
-    features = cpu_features()
-    if not features.avx512:
-        _log.warning("This CPU has no AVX-512: kernels use its narrower vectors, at a fraction of the speed")
-    if config.quantization == "int8" and not features.vnni:
-        _log.warning(
-            "This CPU has no AVX-512 VNNI: --quantization int8 saves memory, its weights are multiplied in float32"
-        )
+    if device.type == "cpu":
+        from engine.startup.cpu_threads import set_threads  # and with it numba, which a machine with a GPU may lack
+
+        set_threads(threads, config.quantization)
     return threads
 
 

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-import loadgen.experiments
-from chairlift.bench.command import find_benchmarks, run_command
+from chairlift.bench.command import run_command
 from loadgen.errors import LoadgenError
+from loadgen.experiments.benchmarks import BENCHMARKS
 from loadgen.host import describe_host
 
 
@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     return run_command(
         "loadgen.experiments",
-        find_benchmarks(loadgen.experiments),
+        BENCHMARKS,
         argv,
         machine={**describe_host(), "cpu_flags": ()},
         errors=(LoadgenError,),

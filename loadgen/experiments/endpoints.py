@@ -28,7 +28,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from chairlift.bench.alternate import alternate
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from loadgen.experiments.client import Stream, ask_grpc, ask_http
 from loadgen.processes import cpu_s, held_port, start_module, wait_until
@@ -187,7 +187,8 @@ async def _all(asks: Iterable[Callable[[], Awaitable[Stream]]]) -> list[Stream]:
     return await asyncio.gather(*(ask() for ask in asks))
 
 
-def _run(settings: Settings) -> Outcome:
+def run(settings: Settings) -> Outcome:
+    """Runs the experiment."""
     comparisons = {pace: _Comparison(settings, pace) for pace in settings.options.pace or _PERIOD_US}
     for pace, comparison in comparisons.items():
         settings.progress(pace)
@@ -217,7 +218,8 @@ def _result(pace: str, comparison: _Comparison, name: str) -> Result:
     )
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument(
         "--only",
         action="append",
@@ -225,13 +227,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare only these with one worker; may be repeated (default: all)",
     )
     parser.add_argument("--pace", action="append", choices=_PERIOD_US, help="may be repeated; default: both")
-
-
-BENCHMARK = Benchmark(
-    name="endpoints",
-    ids=(),
-    summary="tokens through gRPC and HTTP: workers, uvloop, coalescing",
-    run=_run,
-    add_arguments=_add_arguments,
-    has_cpu_floors=False,
-)

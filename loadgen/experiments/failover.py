@@ -24,7 +24,7 @@ from itertools import chain
 import grpc.aio
 import numpy as np
 
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -170,7 +170,8 @@ async def _stream_all(
     return await asyncio.gather(*(stream(index) for index in range(len(prompts))))
 
 
-def _run(settings: Settings) -> Outcome:
+def run(settings: Settings) -> Outcome:
+    """Runs the experiment."""
     flags = ("--threads", str(max(settings.threads // 2, 1)))
     two = _Scenario("two engines", settings)
     two.run(TwoEngines(settings.scratch / "2", flags))
@@ -239,8 +240,3 @@ def _share(scenario: _Scenario) -> str:
         f"{num_moved} of {num_streams} streams moved; {num_noticed} of these and {num_others} of the others had an "
         "interval longer than any undisturbed one"
     )
-
-
-BENCHMARK = Benchmark(
-    "failover", ("R1", "R2"), "the pause that kill -9 of an engine costs, and every token", _run, has_cpu_floors=False
-)

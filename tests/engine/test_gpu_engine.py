@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import GpuMemory

@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from chairlift.bench.agreement import Agreement, require_same_ids
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.shapes import SHAPES
@@ -180,7 +180,8 @@ def workloads(vocab_size: int, *, quick: bool) -> tuple[Workload, Workload, Work
     return mixed, shared, alone
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument(
         "--shapes",
         nargs="+",
@@ -189,13 +190,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="models to serve (default: 15M 135M)",
     )
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="default: both")
-
-
-BENCHMARK = Benchmark(
-    name="peers",
-    ids=(),
-    summary="the whole pair over gRPC against OpenVINO GenAI, fp32 and int8",
-    run=run,
-    add_arguments=_add_arguments,
-    has_cpu_floors=False,
-)

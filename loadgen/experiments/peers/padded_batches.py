@@ -22,7 +22,7 @@ import numpy as np
 
 from chairlift.bench.agreement import Agreement, require_same_ids
 from chairlift.bench.alternate import alternate
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings, positive
+from chairlift.bench.benchmark import Outcome, Settings, positive
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.shapes import SHAPES
@@ -177,7 +177,8 @@ def _summary(sizes: Sequence[Size]) -> str:
     return "\n".join(lines)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.set_defaults(rounds=_ROUNDS)  # a round takes minutes
     parser.add_argument("--shape", choices=sorted(SHAPES), default="15M", help="model (default: 15M)")
     parser.add_argument(
@@ -189,13 +190,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of a batch and slots of the pair (default: 4 8 16 32 64 128)",
     )
     parser.add_argument("--draw", type=Path, metavar="FILE", help="write a picture of both: a .svg or .png file")
-
-
-BENCHMARK = Benchmark(
-    "transformers-batches",
-    (),
-    "the pair over gRPC against transformers' generate, batches of 4 to 128",
-    run,
-    _add_arguments,
-    has_cpu_floors=False,
-)

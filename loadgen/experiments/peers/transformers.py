@@ -22,7 +22,7 @@ from functools import partial
 
 from chairlift.bench.agreement import Agreement, require_same_ids
 from chairlift.bench.alternate import Samples, alternate
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings, positive
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.shapes import SHAPES
@@ -39,7 +39,8 @@ _PROMPT_LEN = 32
 _MIN_INT8_SHARE = 0.5
 
 
-def _against_generate(settings: Settings) -> Outcome:
+def against_generate(settings: Settings) -> Outcome:
+    """Compares with `generate` (C3, C2)."""
     num_requests, mean, cap = (6, 4.0, 12) if settings.quick else (settings.options.requests, 64.0, 512)
     vocab_size = SHAPES[_shape(settings)].vocab_size
     workload = exponential_workload(num_requests, prompt_len=_PROMPT_LEN, mean=mean, cap=cap, vocab_size=vocab_size)
@@ -47,7 +48,8 @@ def _against_generate(settings: Settings) -> Outcome:
     return _compare(settings, workload, lambda peer: peer.batches(_NUM_SLOTS), _NUM_SLOTS, goals)
 
 
-def _against_continuous(settings: Settings) -> Outcome:
+def against_continuous(settings: Settings) -> Outcome:
+    """Compares with continuous batching (C4)."""
     num_requests = 4 if settings.quick else settings.options.requests
     workload = uniform_workload(
         num_requests,
@@ -138,26 +140,7 @@ def _shape(settings: Settings) -> str:
     return "tiny" if settings.quick else str(settings.options.shape)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument("--shape", choices=sorted(SHAPES), default="135M", help="model (default: 135M)")
     parser.add_argument("--requests", type=positive, default=64, metavar="N", help="number of requests (default: 64)")
-
-
-BENCHMARKS = (
-    Benchmark(
-        "transformers-generate",
-        ("C3", "C2"),
-        "the engine against transformers' generate, fp32 and int8",
-        _against_generate,
-        _add_arguments,
-        has_cpu_floors=False,
-    ),
-    Benchmark(
-        "transformers-generate-batch",
-        ("C4",),
-        "the engine against transformers' continuous batching, fp32 and int8",
-        _against_continuous,
-        _add_arguments,
-        has_cpu_floors=False,
-    ),
-)

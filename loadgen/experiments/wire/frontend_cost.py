@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from chairlift.bench.alternate import Samples, alternate
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload, shared_prefix_workload
 from loadgen.experiments.client import Client
@@ -67,7 +67,8 @@ class _Tally:
         }
 
 
-def _run(settings: Settings) -> Outcome:
+def run(settings: Settings) -> Outcome:
+    """Runs the experiment."""
     num_streams = 4 if settings.quick else _NUM_STREAMS
     tallies: dict[int, _Tally] = {}
     with ExitStack() as stack:
@@ -121,12 +122,3 @@ def _result(hold: int, tally: _Tally, samples: Samples) -> Result:
 
 def _name(hold: int) -> str:
     return f"seconds per token at {hold} per message"
-
-
-BENCHMARK = Benchmark(
-    name="frontend-cost",
-    ids=("C17",),
-    summary="delivered tokens per second and core of the frontend",
-    run=_run,
-    has_cpu_floors=False,
-)

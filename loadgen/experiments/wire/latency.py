@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from chairlift.bench.alternate import alternate
-from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.workload import shared_prefix_workload
 from loadgen.experiments.client import Client, Stream
@@ -32,7 +32,8 @@ _GOALS_MS = {50: 0.3, 99: 1.0}
 _PAIR, _HOP = "p50 in ms, pair", "p50 in ms, bare hop"
 
 
-def _run(settings: Settings) -> Outcome:
+def run(settings: Settings) -> Outcome:
+    """Runs the experiment."""
     num_tokens, period_s = (16, 0.001) if settings.quick else (_NUM_TOKENS, _PERIOD_S)
     times = settings.scratch / "times"
     flags = ("--period-us", str(round(1e6 * period_s)), "--times", times)
@@ -91,12 +92,3 @@ def pair_latencies_ms(stream: Stream, times: Path) -> list[float]:
         raise BenchmarkError(f"{len(sampled_ns)} tokens were sampled, {len(arrived_s)} have arrived")
     latencies: list[float] = (1e3 * (arrived_s - 1e-9 * sampled_ns)).tolist()
     return latencies
-
-
-BENCHMARK = Benchmark(
-    name="wire-latency",
-    ids=("C18",),
-    summary="latency that gRPC and detokenization add to a token",
-    run=_run,
-    has_cpu_floors=False,
-)

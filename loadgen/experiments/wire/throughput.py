@@ -12,7 +12,7 @@ without threads or sockets (`engine.bench.worker`) and through the pair with its
 import argparse
 
 from chairlift.bench.agreement import require_equal_ids
-from chairlift.bench.benchmark import Benchmark, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.shapes import SHAPES, write_shape
 from chairlift.bench.workload import mixed_workload
@@ -26,7 +26,8 @@ _LIMITS = {"--max-num-seqs": 64, "--max-num-batched-tokens": 512, "--max-model-l
 _CACHE_BLOCKS = 64 * 1024 // 16  # room for all requests at their longest
 
 
-def _run(settings: Settings) -> Outcome:
+def run(settings: Settings) -> Outcome:
+    """Runs the experiment."""
     shape = "tiny" if settings.quick else settings.options.shape
     vocab_size = SHAPES[shape].vocab_size
     workload = mixed_workload(4 if settings.quick else 64, vocab_size=vocab_size)
@@ -67,17 +68,8 @@ def _run(settings: Settings) -> Outcome:
     return Outcome((result, *rates), raw=comparison.raw())
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
     parser.add_argument("--shape", choices=sorted(SHAPES), default="135M", help="model (default: 135M)")
     parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="weights (default: none)")
     parser.add_argument("--kv-cache-dtype", choices=("auto", "int8"), default="auto", help="KV cache (default: auto)")
-
-
-BENCHMARK = Benchmark(
-    name="wire-throughput",
-    ids=("C19",),
-    summary="throughput through the whole pair against the engine in process",
-    run=_run,
-    add_arguments=_add_arguments,
-    has_cpu_floors=False,
-)

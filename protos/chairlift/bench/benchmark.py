@@ -1,9 +1,11 @@
 """Definition of a benchmark: a name, goals, and a function from settings to results."""
 
 import argparse
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from chairlift.bench.report import Result
@@ -63,26 +65,31 @@ def positive(text: str) -> int:
     return value
 
 
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """The `BENCHMARK` of a module, whose docstring has the claim, the goal and the method.
+    """An entry in a package's list of benchmarks.
 
     Attributes:
         name: name on the command line.
         ids: ids of its goals, such as ("C1",); each is an alias of the name.
         summary: one line for `list`.
-        run: measures; raises BenchmarkError where the figures would mean nothing.
-        add_arguments: adds its flags; their values are in `Settings.options`.
+        target: its function, "MODULE" (`run` in it) or "MODULE:FUNCTION", from settings to an outcome; it raises
+            BenchmarkError where the figures would mean nothing. The module's docstring has the claim, the goal and the
+            method; `add_arguments(parser)` in it adds flags, whose values are in `Settings.options`.
         has_cpu_floors: whether to measure `Settings.floors`.
     """
 
     name: str
     ids: tuple[str, ...]
     summary: str
-    run: Callable[[Settings], Outcome]
-    add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
+    target: str
     has_cpu_floors: bool = True
+
+    def module(self) -> ModuleType:
+        """Imports its module."""
+        return importlib.import_module(self.target.partition(":")[0])
+
+    def run(self, settings: Settings) -> Outcome:
+        """Measures."""
+        outcome: Outcome = getattr(self.module(), self.target.partition(":")[2] or "run")(settings)
+        return outcome

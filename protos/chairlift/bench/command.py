@@ -5,10 +5,7 @@ flag.
 """
 
 import argparse
-import importlib
-import importlib.util
 import os
-import pkgutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,29 +15,6 @@ from typing import Any
 
 from chairlift.bench.benchmark import Benchmark, BenchmarkError, Outcome, Settings, positive
 from chairlift.bench.report import format_table, write_report
-
-
-def find_benchmarks(package: ModuleType) -> list[Benchmark]:
-    """Returns the `BENCHMARK` or `BENCHMARKS` of a package's modules, by id and then by name.
-
-    Only modules that declare one are imported: others may need packages that are not installed.
-    """
-    found: list[Benchmark] = []
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        spec = importlib.util.find_spec(info.name)
-        if spec is None or spec.origin is None or "\nBENCHMARK" not in Path(spec.origin).read_text():
-            continue
-        names = vars(importlib.import_module(info.name))
-        found += [*names.get("BENCHMARKS", ()), *filter(None, [names.get("BENCHMARK")])]
-    return sorted(found, key=_order)
-
-
-def _order(benchmark: Benchmark) -> tuple[str, int, str]:
-    """Numbered ids first, by letter and number; then by name."""
-    if not benchmark.ids:
-        return ("~", 0, benchmark.name)
-    first = benchmark.ids[0]
-    return (first[0], int("".join(filter(str.isdigit, first))), benchmark.name)
 
 
 def run_command(
@@ -122,39 +96,42 @@ def _run(benchmark: Benchmark, options: argparse.Namespace, floors: Any) -> Outc
 
 
 def _parse(prog: str, benchmarks: Sequence[Benchmark], argv: Sequence[str], num_cpus: int) -> argparse.Namespace:
+    """Parses the command line; imports the chosen benchmark alone, for its flags."""
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", description="Runs one benchmark.")
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     commands.add_parser("list", help="list all benchmarks")
     for benchmark in benchmarks:
-        command = commands.add_parser(
-            benchmark.name,
-            aliases=benchmark.ids,
-            help=benchmark.summary,
-            description=sys.modules[benchmark.run.__module__].__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_argument(
-            "--rounds", type=positive, default=5, metavar="N", help="measured rounds of every system (default: 5)"
-        )
-        command.add_argument(
-            "--out",
-            type=Path,
-            default=Path("bench-results"),
-            metavar="DIR",
-            help="folder for the raw samples (default: bench-results)",
-        )
-        command.add_argument(
-            "--threads",
-            type=positive,
-            default=num_cpus,
-            metavar="N",
-            help="CPU threads of every system (default: one per usable CPU)",
-        )
-        command.add_argument(
-            "--quick", action="store_true", help="use tiny sizes, to test the benchmark; its figures are meaningless"
-        )
-        benchmark.add_arguments(command)
+        command = commands.add_parser(benchmark.name, aliases=benchmark.ids, help=benchmark.summary)
+        if argv and argv[0] in (benchmark.name, *benchmark.ids):
+            _add_arguments(command, benchmark.module(), num_cpus)
     return parser.parse_args(argv)
+
+
+def _add_arguments(command: argparse.ArgumentParser, module: ModuleType, num_cpus: int) -> None:
+    command.description = module.__doc__
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.add_argument(
+        "--rounds", type=positive, default=5, metavar="N", help="measured rounds of every system (default: 5)"
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench-results"),
+        metavar="DIR",
+        help="folder for the raw samples (default: bench-results)",
+    )
+    command.add_argument(
+        "--threads",
+        type=positive,
+        default=num_cpus,
+        metavar="N",
+        help="CPU threads of every system (default: one per usable CPU)",
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="use tiny sizes, to test the benchmark; its figures are meaningless"
+    )
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(command)
 
 
 def _plain(value: object) -> object:

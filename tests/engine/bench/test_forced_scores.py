@@ -11,7 +11,7 @@ from engine.bench.forced_scores import score_texts
 from engine.bench.serve import engine
 from engine.bench.shapes import save_checkpoint
 from engine.config import EngineConfig
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 TEXTS = [np.random.default_rng(seed).integers(1, 512, length).tolist() for seed, length in enumerate((40, 3, 70))]
 

@@ -8,7 +8,7 @@ from chairlift.bench.workload import uniform_workload
 from engine.bench.fresh_scheduler import forget_requests, schedule_anew, serve_anew
 from engine.bench.serve import engine, serve
 from engine.config import EngineConfig
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 
 @pytest.fixture(scope="module")

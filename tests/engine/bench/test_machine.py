@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from engine.bench.machine import Machine, measure_floors
+from engine.bench.cpu_floors import measure_floors
+from engine.bench.machine import Machine
 
 
 def test_relevant_cpu_flags_are_kept(tmp_path: Path) -> None:

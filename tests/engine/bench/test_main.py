@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import engine.bench
-from chairlift.bench.command import find_benchmarks
 from engine.bench.__main__ import main
+from engine.bench.benchmarks import BENCHMARKS
 
 _QUICK = ["--quick", "--rounds", "2", "--threads", "1"]
 
@@ -21,7 +20,7 @@ def report_of(out: Path) -> dict:
 def test_list_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(find_benchmarks(engine.bench))
+    assert len(lines) == len(BENCHMARKS)
 
 
 def test_paging_wastes_half_a_block_per_sequence_and_reserving_the_rest_of_the_maximum(tmp_path: Path) -> None:

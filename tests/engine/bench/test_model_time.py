@@ -3,7 +3,7 @@
 import pytest
 
 from chairlift.bench.shapes import SHAPES
-from engine.bench.machine import Floors
+from engine.bench.cpu_floors import Floors
 from engine.bench.model_time import DecodeTime, library_ops_per_s, peak_ops_per_s
 
 

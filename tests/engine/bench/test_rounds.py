@@ -8,7 +8,7 @@ import pytest
 from chairlift.bench.agreement import require_equal_ids
 from chairlift.bench.benchmark import BenchmarkError, Settings
 from chairlift.bench.run import Run
-from engine.bench.machine import Floors
+from engine.bench.cpu_floors import Floors
 from engine.bench.rounds import alternate_runs
 
 SETTINGS = Settings(

@@ -16,7 +16,7 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import ConfigError
 from engine.parallel.leading_runner import LeadingRunner
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.progress import StartupProgress
 from tests.support.engine.fake_model import Answer, AnswerLedger

@@ -13,7 +13,7 @@ from engine.config import EngineConfig, Quantization
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.errors import CheckpointError, ConfigError
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 from engine.startup.build import build_engine
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
@@ -106,9 +106,9 @@ def test_what_the_cpu_lacks_is_said(
     features: CpuFeatures,
     words: list[str],
 ) -> None:
-    monkeypatch.setattr("engine.startup.build.cpu_features", lambda: features)
+    monkeypatch.setattr("engine.startup.cpu_threads.cpu_features", lambda: features)
     build_engine(EngineConfig(model=str(model_dir), quantization="int8", threads=1), StartupProgress())
-    own = [record for record in caplog.records if record.name == "engine.startup.build"]
+    own = [record for record in caplog.records if record.name == "engine.startup.cpu_threads"]
     warnings = [record.getMessage() for record in own if record.levelname == "WARNING"]
     assert len(warnings) == len(words)
     assert all(part in warning for part, warning in zip(words, warnings, strict=True))

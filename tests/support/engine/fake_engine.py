@@ -12,9 +12,10 @@ from engine.core.outputs import SchedulerOutput
 from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.engine import Engine, EngineParts
+from engine.serving.engine import Engine
 from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.listener import Listener
+from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner

@@ -12,7 +12,7 @@ import torch
 from engine.core.outputs import SchedulerOutput
 from engine.core.request import Request, RequestId
 from engine.interfaces import execute
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 from kernels.sampling import SampledTokens, SamplingBatch
 from tests.support.engine.fake_model import Answer, AnswerLedger
 

@@ -14,7 +14,7 @@ from engine.bench.gpu.driver import EngineDriver, RequestMaker, new_request
 from engine.bench.gpu.window import continuous_window, static_window
 from engine.bench.serve import engine
 from engine.config import EngineConfig
-from engine.serving.engine import EngineParts
+from engine.serving.parts import EngineParts
 
 _STEP_TOKENS = 32
 

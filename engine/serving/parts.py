@@ -1,0 +1,33 @@
+"""A loaded model with everything around it, before it is served. Imports no gRPC: benchmarks run it without servers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chairlift.engine.v1 import engine_service_pb2 as pb
+from engine.core.scheduler import Scheduler
+from engine.interfaces import ModelRunner
+from engine.model.tokenizer_files import TokenizerFiles
+from engine.serving.grammar_compiler import GrammarCompiler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A loaded model, ready to serve.
+
+    Attributes:
+        info: model and limits, sent to frontends.
+        max_open_requests: most open requests of all frontends together.
+        grammars: compiles the grammars of requests.
+        num_late_compiles: number of kernels compiled in this process since the engine was ready.
+        progress: returns a value that changes during a step; may be called by any thread at any time. None if no such
+            value exists, as on a GPU.
+    """
+
+    scheduler: Scheduler
+    runner: ModelRunner
+    info: pb.EngineInfo
+    tokenizer: TokenizerFiles
+    max_open_requests: int
+    grammars: GrammarCompiler
+    num_late_compiles: Callable[[], int] = lambda: 0
+    progress: Callable[[], object] | None = None
