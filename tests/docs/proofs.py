@@ -43,7 +43,11 @@ class Proof:
     because: str = ""
 
 
-_FEW = (("--num-prompts 200", "--num-prompts 12"), ("--num-prompts 300", "--num-prompts 20"))
+_FEW = (
+    ("--num-prompts 200", "--num-prompts 12"),
+    ("--num-prompts 300", "--num-prompts 20"),
+    ("--request-rate 8 ", "--request-rate 40 "),
+)
 _TLS_SERVER = r"chairlift-frontend --host 0\.0\.0\.0 --tls-cert"
 _MOCK = r"chairlift-loadgen mock-server"
 _MOCK_RUN = r"chairlift-loadgen run --target http://127\.0\.0\.1:8013"
@@ -55,7 +59,7 @@ PROOFS = [
     Proof(
         r"make run MODEL=\w",
         How.PARSE,
-        because="fetched from the hub: tests/engine/model/test_hub.py does so from one that is played",
+        because="fetched from the hub: tests/engine/model/test_hub.py does so from a fake hub",
     ),
     Proof(r"make run ARGS=", How.SERVE),
     Proof(r"make (test|test-slow|mutants|lint|types|stubs|compose-check)\b", How.PARSE, because="runs tests"),

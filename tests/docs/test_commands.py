@@ -20,12 +20,21 @@ pytestmark = pytest.mark.timeout(2 * START_HANG_S)  # both programs start first
 COMMANDS = all_commands()
 
 
+SERVED = ("chairlift-engine", "chairlift-frontend")  # by the fixture `servers`, with README's commands
+QUICK = {
+    command.words[0]: command
+    for command in reversed(COMMANDS)
+    if command.page == "README.md" and command.words[0] not in SERVED
+}.values()
+"""README's first command of each other program: `make test` runs these, `make test-slow` the rest."""
+
+
 def proven(*ways: How) -> pytest.MarkDecorator:
-    """The commands proven in one of these ways. `make test` runs those of the README, `make test-slow` the others."""
+    """The commands proven in one of these ways."""
     chosen = [command for command in COMMANDS if (proof := proof_of(command)) is not None and proof.how in ways]
     is_long = {How.RUN, How.SERVE} & set(ways)
     params = [
-        pytest.param(command, marks=[pytest.mark.slow] if is_long and command.page != "README.md" else [])
+        pytest.param(command, marks=[pytest.mark.slow] if is_long and command not in QUICK else [])
         for command in chosen
     ]
     return pytest.mark.parametrize("command", params, ids=str)
@@ -102,7 +111,18 @@ def serve_and_stop(command: Command, says: str, reader: Reader) -> str:
         return server.output
 
 
-@proven(How.PARSE)
+PARSED = [
+    command
+    for command in COMMANDS
+    if (proof := proof_of(command)) is not None
+    and (
+        proof.how is How.PARSE
+        or (command.words[0].startswith(("chairlift", "make")) and proof.how is not How.ELSEWHERE)
+    )
+]
+
+
+@pytest.mark.parametrize("command", PARSED, ids=str)
 def test_is_taken_by_the_program_it_is_for(command: Command) -> None:
     accepts([word for word in command.words if word != "&"])
 
