@@ -1,7 +1,7 @@
-"""Times of one request over all engines that have it in turn: what they report, and what the frontend measures.
+"""Time accounting of one request over all engines that serve it in turn.
 
-An engine reports only its own part, now and then; the time between two engines is measured here. Pure: every `now_s` is
-a value of time.monotonic().
+Each engine reports its own part; the frontend measures the time between two engines. Pure: every `now_s` is a value of
+time.monotonic().
 """
 
 from dataclasses import replace
@@ -14,36 +14,38 @@ _NOTHING = EngineTime(queued_s=0.0, prefill_s=0.0)
 class RequestClock:
     """Adds up the engines' reports, the time between engines, and the time spent waiting for the client.
 
-    From the moment that a lost engine fell silent to the first step on the next engine, all time counts as moved. That
-    includes the time to notice that an engine hangs, and all time with a later engine that was lost before it reported
-    anything. If the first engine was lost before it reported anything, its time until it fell silent counts as queued.
+    The time from a lost engine's last message to the first step on the next engine counts as moved. This includes the
+    time to detect that an engine hangs, and all time at an engine that was lost before it reported anything. If it was
+    the first engine, the time until its last message counts as queued.
 
     Attributes:
-        first_token_at_s: when the first token arrived; None: none has.
+        first_token_at_s: when the first token arrived; None before.
     """
 
     def __init__(self) -> None:
         self.first_token_at_s: float | None = None
-        self._before = _NOTHING  # with engines that are lost, and between engines
-        self._report: EngineTime | None = None  # the latest one of the current engine
-        self._submitted_at_s: float | None = None  # to the current engine
-        self._left_at_s: float | None = None  # when the last engine was lost or rejected it; None: an engine has it
-        self._was_lost = False  # at least once
-        self._has_moved = False  # and an engine has it again
-        self._credit_since_s = 0.0  # the engine has had credit since then without a break
-        self._paused_since_s: float | None = None  # the engine has no credit, or is done
-        self._reader_busy_since_s: float | None = None  # the reader is busy with what it has taken
+        self._before = _NOTHING  # at lost engines, and between engines
+        self._report: EngineTime | None = None  # the current engine's latest report
+        self._submitted_at_s: float | None = None  # when the current engine got the request
+        self._left_at_s: float | None = (
+            None  # when the last engine was lost or rejected the request; None while an engine has it
+        )
+        self._was_lost = False  # whether an engine was lost
+        self._has_moved = False  # whether another engine took the request afterwards
+        self._credit_since_s = 0.0  # since when the engine has had credit without interruption
+        self._paused_since_s: float | None = None  # since when the engine has no credit, or has finished
+        self._reader_busy_since_s: float | None = None  # since when the reader is sending the tokens it took
         self._client_wait_s = 0.0  # since the engine's last report
 
     @property
     def is_paused(self) -> bool:
-        """Whether the engine can do nothing until the reader takes more (backpressure), or is done."""
+        """Whether the engine waits for the reader (backpressure), or has finished."""
         return self._paused_since_s is not None
 
     # What happens to the request.
 
     def submit(self, now_s: float) -> None:
-        """It is sent to an engine."""
+        """Notes that the request is sent to an engine."""
         if self._left_at_s is not None:
             self._before = self._with_wait(now_s - self._left_at_s)
             self._left_at_s = None
@@ -51,16 +53,16 @@ class RequestClock:
         self._submitted_at_s = self._credit_since_s = now_s
 
     def reject(self, now_s: float) -> None:
-        """No engine has taken it. The wait counts as queued, unless an engine was lost before."""
+        """Notes that no engine took the request. The wait counts as queued, unless an engine was lost before."""
         if self._left_at_s is None:
             self._left_at_s = now_s if self._submitted_at_s is None else self._submitted_at_s
 
     def lose(self, now_s: float, *, heard_at_s: float | None = None) -> None:
-        """Its engine is lost, or has dropped it.
+        """Notes that the request's engine was lost, or dropped the request.
 
         Args:
             now_s: the time.
-            heard_at_s: when the engine last sent anything it had computed; None: it has not been silent.
+            heard_at_s: when the engine last sent computed results; None: just now.
         """
         silent_since_s = now_s
         if heard_at_s is not None and not self.is_paused:
@@ -75,32 +77,32 @@ class RequestClock:
         self._client_wait_s, self._paused_since_s = 0.0, None
 
     def report(self, engine_time: EngineTime) -> None:
-        """Takes the current engine's report of its time so far."""
+        """Takes the current engine's time report."""
         self._report = engine_time
         self._client_wait_s, self._paused_since_s = 0.0, None
 
     def pause(self, now_s: float) -> None:
-        """The engine's credit is used up, or the engine is done."""
+        """Notes that the engine's credit is used up, or that it has finished."""
         self._paused_since_s = now_s
 
     def resume(self, now_s: float) -> None:
-        """The engine gets more credit."""
+        """Notes that the engine gets more credit."""
         if self._paused_since_s is not None:
             self._paused_since_s, self._credit_since_s = None, now_s
 
     def reader_came(self, now_s: float) -> None:
-        """The reader comes for more."""
+        """Notes that the reader wants more tokens."""
         self.client_wait_s(now_s)
         self._reader_busy_since_s = None
 
     def reader_left(self, now_s: float) -> None:
-        """The reader has got something and is busy with it."""
+        """Notes that the reader took tokens and sends them."""
         self._reader_busy_since_s = now_s
 
     # The sums.
 
     def engine_time(self, now_s: float) -> EngineTime | None:
-        """The time in and between all engines so far; None: nothing is known yet."""
+        """Returns the time at and between all engines so far; None if nothing is known yet."""
         if self._report is not None:
             return self._with(self._report)
         if self._left_at_s is not None:
@@ -108,13 +110,13 @@ class RequestClock:
         return self._before if self._has_moved else None
 
     def account(self, last: EngineAccount) -> EngineAccount:
-        """The time in and between all engines, where `last` is the last engine's final report."""
+        """Returns the time at and between all engines; `last` is the last engine's final report."""
         if self._before is _NOTHING:
             return last
         return EngineAccount.at_end(self._with(last), last.num_output_tokens)
 
     def client_wait_s(self, now_s: float) -> float:
-        """Time spent waiting for the reader, as far as the engine has not reported it."""
+        """Returns the time spent waiting for the reader since the engine's last report."""
         if self._paused_since_s is not None and self._reader_busy_since_s is not None:
             self._client_wait_s += max(now_s - max(self._paused_since_s, self._reader_busy_since_s), 0.0)
             self._reader_busy_since_s = now_s
@@ -132,7 +134,7 @@ class RequestClock:
         )
 
     def _with_wait(self, elapsed_s: float) -> EngineTime:
-        """Adds time without an engine to the time before."""
+        """Returns the earlier time plus time without an engine."""
         before, elapsed_s = self._before, max(elapsed_s, 0.0)
         if self._was_lost:
             return replace(before, moved_s=before.moved_s + elapsed_s)

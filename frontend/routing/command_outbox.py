@@ -1,5 +1,4 @@
-"""Commands of one Attach stream, collected until the writer takes them: one message per kind and turn of the event
-loop.
+"""Collects the commands of one Attach stream until the writer takes them, as one message per kind and event loop turn.
 
 Order within a turn: submissions, cancellations, credits, acknowledgement. A command never overtakes the submission it
 refers to, and is dropped when its request ends: the stream request id may be reused within the same turn.
@@ -13,10 +12,10 @@ from frontend.routing.stream import CancelReason
 
 
 class CommandOutbox:
-    """Commands to send next. Bounded by the open requests: each has at most one entry of each kind.
+    """Commands to send next. Bounded, because each open request has at most one entry of each kind.
 
     Args:
-        step_window: StepResults the engine sends without an acknowledgement.
+        step_window: maximum number of unacknowledged StepResults.
         wake: called when there is something to send.
     """
 
@@ -59,14 +58,14 @@ class CommandOutbox:
             self._wake()
 
     def acknowledge_at_once(self) -> None:
-        """Acknowledges every step by itself from here on: the engine stops as soon as all of its steps have arrived."""
+        """Acknowledges every step at once from now on, because a draining engine waits for that of its last step."""
         self._ack_every = 1
         self.acknowledge(self._processed_step)
 
     def take(self) -> Iterator[pb.AttachRequest]:
-        """Takes everything, as numbered messages in the order in which they must be sent.
+        """Takes all commands, as numbered messages in sending order.
 
-        Each message is encoded when it is asked for, so that the event loop is not held by all of them at once.
+        Encodes each message only when the iterator reaches it, so that the event loop is not blocked by all of them.
         """
         has_new_step = self._processed_step > self._acknowledged_step
         commands = wire.commands(

@@ -1,7 +1,7 @@
-"""The Attach stream to one engine: connects, watches the engine's heartbeats, and reconnects until it is stopped.
+"""The Attach stream to one engine: connects, monitors the engine's heartbeats, and reconnects until it is stopped.
 
-This module has the socket: Hello and Welcome, the reading and the writing task, liveness, backoff. What happens on the
-stream is in `session.py`. An unreachable engine is a state, not an error; what it means for requests is in `router.py`.
+This module owns the socket: handshake, reading and writing tasks, liveness and backoff. `session.py` handles the
+messages, and `router.py` decides what a lost engine means for requests.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ logger = logging.getLogger(__name__)
 
 _WELCOME_TIMEOUT_S = 10.0
 _MIN_BACKOFF_S = 0.1
-_MAX_WAITING_BACKOFF_S = 0.25  # for an engine that is starting: the wait adds to its start
+_MAX_WAITING_BACKOFF_S = 0.25  # while an engine starts; this delay adds to its start-up time
 MAX_BACKOFF_S = 2.0
 _HEARTBEAT_CHECKS = 12
-# A stopped process, or one whose machine has vanished, answers no gRPC pings. A busy one does: gRPC's own threads
-# answer, and they need no GIL, which a heartbeat does. On two cores at load 14 to 27, with steps of up to 51 s, no ping
-# was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings get a little less time than
-# heartbeats, so that the log says which of the two was missed. Shares of the heartbeat timeout:
-_PING_EVERY = 1 / 3  # not below the second that an engine demands between two pings
+# A stopped process or a vanished machine does not answer gRPC pings. A busy process does, because gRPC answers them on
+# threads that do not need the GIL; heartbeats need it. On two cores at load 14 to 27, with steps of up to 51 s, no ping
+# was missed in 90 s (limit 1.75 s), and heartbeats came at most 0.70 s apart. Pings time out a little earlier than
+# heartbeats, so that the log shows which of the two was missed. As fractions of the heartbeat timeout:
+_PING_EVERY = 1 / 3  # engines accept one ping per second
 _PING_TIMEOUT = 0.55
 _MIN_PING_EVERY_MS = 500
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FRONTEND_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_FRONTEND_MESSAGE_BYTES),
-    # Every attempt makes a channel with its own connection, so that gRPC adds no backoff to this module's.
+    # A separate connection for each attempt, so that gRPC adds no backoff of its own.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    # http_proxy in the environment is meant for connections to the internet.
+    # http_proxy in the environment is for connections to the internet.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -63,10 +63,10 @@ AttachCall = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An attached engine: what it serves, and the session to submit to.
+    """An attached engine: its model, and the session to submit requests to.
 
     Attributes:
-        engine: its name in the metrics.
+        engine: the engine's name in metrics.
     """
 
     engine: str
@@ -76,7 +76,7 @@ class Attachment:
 
 
 class ConnectionEvents(Protocol):
-    """What a connection reports to the router, and asks it."""
+    """The router's interface for connections."""
 
     @property
     def serving(self) -> bool:
@@ -88,13 +88,13 @@ class ConnectionEvents(Protocol):
         ...
 
     def on_changed(self) -> None:
-        """Called when it may have changed whether an engine serves, and what."""
+        """Called when an engine's state or model may have changed."""
 
     def on_lost(self, address: str, attachment: Attachment, requests: list[PendingRequest]) -> None:
         """Called when an engine is lost, with its open requests."""
 
     def on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
-        """Called when an engine does not serve a request now, see `session.OnRejected`; another one may."""
+        """Called when an engine rejected or dropped a request that another one may serve; see `session.OnRejected`."""
 
 
 class EngineConnection:
@@ -102,15 +102,14 @@ class EngineConnection:
 
     Args:
         address: HOST:PORT or unix:PATH.
-        tokenizers: gives the tokenizer that the engine's model needs.
-        metrics: takes what the engine reports of itself.
-        heartbeat_timeout_s: the engine is lost after this time without a message, and after a little less without an
-            answer to a ping.
-        step_timeout_s: the engine is lost if its step loop does not turn for this long; 0: never.
-        events: takes what happens.
-        was_found: the address comes from a name server; that no engine answers there is not logged.
-        tls: certificates; None, and over a unix socket always: no TLS.
-        server_name: the name that the engine's certificate must be for, if it is not the address's.
+        tokenizers: loads the tokenizer of the engine's model.
+        metrics: the engine's metrics.
+        heartbeat_timeout_s: time without a message after which the engine is lost; a ping times out a little earlier.
+        step_timeout_s: time without an iteration of the step loop after which the engine is lost; 0 disables.
+        events: receives events.
+        was_found: whether the address comes from DNS; a missing engine is then not logged.
+        tls: certificates; None disables TLS, which unix sockets never use.
+        server_name: name that the engine's certificate must have, if it differs from the address.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class EngineConnection:
         self._events = events
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._step_timeout_s = step_timeout_s
-        self._hung: tuple[str, int] | None = None  # the instance that was left because it hangs, and its loop turns
+        self._hung: tuple[str, int] | None = None  # an instance that was dropped because it hangs, and its loop turns
         self._frontend_id = uuid.uuid4().hex
         self._attachment: Attachment | None = None
         self._engine_state = pb.ENGINE_STATE_UNSPECIFIED
@@ -147,22 +146,22 @@ class EngineConnection:
 
     @property
     def serving(self) -> bool:
-        """Whether the engine takes requests."""
+        """Whether the engine accepts requests."""
         return self._attachment is not None and self._engine_state == pb.ENGINE_STATE_SERVING
 
     @property
     def attachment(self) -> Attachment | None:
-        """The attached engine, whether it takes requests or not; None: no engine is attached."""
+        """The attached engine, whether or not it accepts requests; None if none is attached."""
         return self._attachment
 
     @property
     def state(self) -> str:
-        """The engine's state in one word, "draining" for example."""
+        """The engine's state in one word, for example "draining"."""
         return pb.EngineState.Name(self._engine_state).removeprefix("ENGINE_STATE_").lower()
 
     @property
     def num_open(self) -> int:
-        """Requests from here that are open in the engine."""
+        """Number of this frontend's open requests in the engine."""
         return self._attachment.session.num_open if self._attachment is not None else 0
 
     def start(self) -> None:
@@ -171,7 +170,7 @@ class EngineConnection:
             self._task = asyncio.create_task(self._run(), name="engine-connection")
 
     async def stop(self, error: RequestError) -> None:
-        """Ends the stream; what is still open fails with `error`. May be called again."""
+        """Ends the stream; open requests fail with `error`. May be called again."""
         if self._task is not None:
             self._stop_error = error
             self._task.cancel()
@@ -183,11 +182,11 @@ class EngineConnection:
         while True:
             try:
                 await self._attach()
-            except Exception as error:  # a defect as well: the next attempt may succeed
+            except Exception as error:  # even a defect: the next attempt may succeed
                 self._log.note(error, was_attached=self._attachment is not None)
                 if isinstance(error, EngineNotReadyError):
                     max_backoff_s = _MAX_WAITING_BACKOFF_S
-                elif isinstance(error, TokenizerMismatch):  # waiting will not help
+                elif isinstance(error, TokenizerMismatch):  # an operator must act
                     max_backoff_s = MAX_BACKOFF_S
             finally:
                 was_attached = self._attachment is not None
@@ -271,7 +270,7 @@ class EngineConnection:
             *_CHANNEL_OPTIONS,
             ("grpc.keepalive_time_ms", max(ping_every_ms, _MIN_PING_EVERY_MS)),
             ("grpc.keepalive_timeout_ms", ping_timeout_ms),
-            # This one counts: without it grpc 1.85 keeps a stopped peer.
+            # Required: without it grpc 1.85 keeps the connection to a stopped peer.
             ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         ]
 
@@ -290,7 +289,7 @@ class EngineConnection:
         except TimeoutError as error:
             raise EngineLostError(f"no welcome within {_WELCOME_TIMEOUT_S:g} s") from error
         except grpc.aio.AioRpcError as error:
-            # An absent engine has the same status, but then the channel is not connected.
+            # Without an engine the status is the same, but the channel is not connected.
             if error.code() is grpc.StatusCode.UNAVAILABLE and channel.get_state() is grpc.ChannelConnectivity.READY:
                 raise EngineNotReadyError(error.details()) from error
             if self._is_remote and _may_be_tls(error.details() or ""):
@@ -355,8 +354,8 @@ class EngineConnection:
 
     async def _watch_silence(self) -> None:
         """Raises EngineLostError when no message has come for the heartbeat timeout."""
-        # Checks are counted, not the clock's seconds, so that a delay of this process is not taken for silence. The
-        # last message may have come a whole interval before the check that first saw it, hence one check less.
+        # Counts checks instead of seconds, so that a delay of this process does not look like silence. The last message
+        # may have come a whole interval before the check that first saw it, hence one check less.
         num_seen, num_silent = self._num_messages, 0
         while num_silent < _HEARTBEAT_CHECKS - 1:
             await asyncio.sleep(self._heartbeat_timeout_s / _HEARTBEAT_CHECKS)
@@ -369,7 +368,7 @@ class EngineConnection:
             self._engine_state = status.state
             detail = f": {status.detail}" if status.detail else ""
             if status.state == pb.ENGINE_STATE_FAILED:
-                # It ends now, and what it reports of requests after this is not about them.
+                # It ends now; what it reports about requests afterwards is not valid.
                 raise EngineLostError(f"the engine has failed{detail}")
             logger.info("engine %s is %s%s", self.address, self.state, detail)
             if status.state == pb.ENGINE_STATE_DRAINING and self._attachment is not None:
@@ -384,7 +383,7 @@ class EngineConnection:
         if heartbeat.has_stopped(now_s):
             reason = f"its step loop has been stuck for {self._step_timeout_s:g} s"
         elif status.is_stalled and self._events.can_replace(attachment):
-            reason = "its step makes no progress"  # without another engine, waiting for it is better
+            reason = "its step makes no progress"  # without another engine, it is better to wait
         else:
             return
         self._hung = (attachment.instance_id, heartbeat.num_turns)
@@ -392,16 +391,16 @@ class EngineConnection:
 
 
 def _may_be_tls(details: str) -> bool:
-    """Whether the connection was made and closed again."""
+    """Returns whether the connection was opened and then closed by the peer."""
     return "Socket closed" in details or "handshake" in details
 
 
 async def _until_first_fails(*coroutines: Coroutine[object, object, None]) -> None:
-    """Runs all until one raises; cancels the others and raises the same."""
+    """Runs coroutines until one raises, cancels the others, and raises that error."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:  # the first one's reason is raised
+        for task in tasks:  # the first error in this order is raised
             if task in done:
                 task.result()
     finally:

@@ -1,4 +1,4 @@
-"""Connection log: why no engine is attached at an address, each cause once instead of once per attempt."""
+"""Logs why no engine is attached at an address: each cause once, not once per attempt."""
 
 import logging
 import time
@@ -8,24 +8,24 @@ import grpc
 from frontend.errors import ConfigError, TokenizerMismatch
 from frontend.routing.wire import ProtocolViolation
 
-_PROGRESS_LOG_S = 5.0  # between two lines about an engine that loads
+_PROGRESS_LOG_S = 5.0  # between two lines about the progress of a loading engine
 
 
 class EngineLostError(Exception):
-    """The stream has ended or must be ended; the message says why."""
+    """The stream ended or must be ended; the message says why."""
 
 
 class EngineNotReadyError(Exception):
-    """An engine answers but takes no frontends now, while it loads for example; the message is its progress."""
+    """An engine answers but accepts no frontends yet, for example while it loads; the message is its progress."""
 
 
 class ConnectionLog:
     """The log of one address.
 
     Args:
-        logger: takes the lines.
-        address: of the engine.
-        was_found: the address comes from a name server; that no engine answers there is only for debugging.
+        logger: gets the lines.
+        address: the engine's address.
+        was_found: whether the address comes from DNS; a missing engine is then logged at DEBUG.
     """
 
     def __init__(self, logger: logging.Logger, address: str, *, was_found: bool) -> None:
@@ -46,9 +46,9 @@ class ConnectionLog:
         match error:
             case grpc.aio.AioRpcError():
                 reason = f"{error.code().name}: {error.details()}"
-                cause = f"{error.code().name} {was_attached}"  # the details differ from attempt to attempt
+                cause = f"{error.code().name} {was_attached}"  # without the details, which differ between attempts
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    level = logging.ERROR  # it needs an operator
+                    level = logging.ERROR  # an operator must act
                 elif not was_attached:
                     level = logging.DEBUG if self._was_found else logging.INFO
             case EngineNotReadyError():
@@ -58,7 +58,7 @@ class ConnectionLog:
                 elif cause not in self._logged_causes:
                     self._progress_logged_at_s = now_s
                 reason = f"not ready, {reason}"
-            case TokenizerMismatch() | ConfigError():  # it needs an operator
+            case TokenizerMismatch() | ConfigError():  # an operator must act
                 level = logging.ERROR
             case EngineLostError() | ProtocolViolation():
                 pass

@@ -1,8 +1,8 @@
 """Failover queue: holds requests without an engine until an engine takes them or they time out.
 
-All requests are tried when they come and whenever an engine has come, the oldest first. A request waits up to a
-timeout, and no longer than its own deadline and time budget. The timeout does not run while a supervisor is about to
-restart an engine. Suspected poison requests wait for their turn as well (`quarantine.py`); that wait does not count.
+Requests are tried when they are queued and whenever an engine becomes available, oldest first. A request waits up to a
+timeout, but not beyond its own deadline or time budget. The timeout does not run while a supervisor is about to restart
+an engine. Suspected poison requests also wait for their trial (`quarantine.py`); that wait does not count.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from frontend.routing.supervision import EngineEnd, SupervisorNotes
 logger = logging.getLogger(__name__)
 
 _TRIAL_CHECK_S = 0.02
-_JUDGE_S = 0.05  # between two checks why an engine has ended; its supervisor learns that within milliseconds
-_PAUSE_S = 0.25  # before a request that every engine has rejected is tried again; doubles each time
+_JUDGE_S = 0.05  # between two checks why an engine ended; its supervisor knows within milliseconds
+_PAUSE_S = 0.25  # before a request that all engines rejected is tried again; doubles each time
 _MAX_PAUSE_S = 2.0
 
 
@@ -34,8 +34,8 @@ class _Waiting:
     """A request in the queue.
 
     Attributes:
-        error: what it fails with if no engine takes it in time.
-        not_before_s: time.monotonic() before which it is not tried again.
+        error: the request's error if no engine takes it in time.
+        not_before_s: time.monotonic() of the next attempt.
     """
 
     request: PendingRequest
@@ -45,12 +45,11 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Backoff:
-    """How often and how long a request was without an engine that takes it. Kept until an engine has taken it and is
-    lost.
+    """A request's attempts to find an engine. Kept until an engine took the request and was lost.
 
     Attributes:
-        wait_until_s: time.monotonic() until when an engine may still take it.
-        num_pauses: times that every engine had rejected it.
+        wait_until_s: time.monotonic() when the request times out.
+        num_pauses: how often all engines rejected it.
     """
 
     wait_until_s: float
@@ -58,16 +57,16 @@ class _Backoff:
 
 
 class FailoverQueue:
-    """Keeps the requests that wait for an engine.
+    """Holds the requests that wait for an engine.
 
     Invariant: a request in the queue is open in no session.
 
     Args:
-        place: submits a request to an engine, unless none can take it; returns whether it did.
+        place: submits a request to an engine if one can take it; returns whether it did.
         timeout_s: how long a request waits for an engine.
-        max_moves: most losses in a row that a request survives without progress.
-        on_waiting: called with the length of the queue whenever it may have changed.
-        supervision: knows why engines end, and whether they are about to be restarted.
+        max_moves: maximum losses in a row that a request survives without progress.
+        on_waiting: called with the length of the queue when it may have changed.
+        supervision: reads why engines ended, and whether they will be restarted.
     """
 
     def __init__(
@@ -83,26 +82,26 @@ class FailoverQueue:
         self._timeout_s = timeout_s
         self._on_waiting = on_waiting
         self._supervision = supervision
-        self._unjudged: list[tuple[str, Loss]] = []  # by instance id: losses whose cause is not known yet
+        self._unjudged: list[tuple[str, Loss]] = []  # losses with an unknown cause, with the instance id
         self._quarantine = Quarantine(max_losses=max_moves)
         self._waiting: dict[int, _Waiting] = {}  # by number
         self._backoffs: WeakKeyDictionary[PendingRequest, _Backoff] = WeakKeyDictionary()
         self._has_blocked_suspect = False
-        self._due_s = float("inf")  # when something has to be done, unless an engine comes; time.monotonic()
+        self._due_s = float("inf")  # time.monotonic() of the next timed event
         self._timer: asyncio.TimerHandle | None = None
         self._stop_error: RequestError | None = None
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._waiting)
 
     def is_waiting(self, request: PendingRequest) -> bool:
-        """Whether the request is in the queue."""
+        """Returns whether the request is in the queue."""
         return request.number in self._waiting
 
     def add(self, request: PendingRequest, error: RequestError) -> None:
-        """Queues a new request for which there is no engine; it fails with `error` if none comes."""
+        """Queues a new request without an engine; it fails with `error` if it times out."""
         self._wait(request, error, was_taken=False)
         self._wake(time.monotonic())
 
@@ -114,13 +113,13 @@ class FailoverQueue:
         *,
         heard_at_s: float | None = None,
     ) -> None:
-        """Queues the requests of an engine that is lost, and tries to place them at once.
+        """Queues the requests of a lost engine, and tries to place them at once.
 
         Args:
-            instance_id: of the engine.
+            instance_id: the engine's instance id.
             requests: its open requests, at least one.
-            error: what those fail with that no engine takes.
-            heard_at_s: time.monotonic() when the engine last sent anything that it had computed.
+            error: the error of requests that time out.
+            heard_at_s: time.monotonic() when the engine last sent computed results.
         """
         self._unjudged.append((instance_id, self._quarantine.lost(requests)))
         for request in requests:
@@ -128,8 +127,9 @@ class FailoverQueue:
         self.retry()
 
     def add_rejected(self, request: PendingRequest, error: RequestError, *, was_taken: bool, try_at_once: bool) -> None:
-        """Queues a request that an engine has rejected, or has dropped because it stops (`was_taken`): for another
-        engine at once, or for any engine after a pause.
+        """Queues a request that an engine rejected, or dropped because it stops (`was_taken`).
+
+        It is tried again at once with another engine, or after a pause with any engine.
         """
         self._wait(request, error, was_taken=was_taken)
         now_s = due_s = time.monotonic()
@@ -140,7 +140,7 @@ class FailoverQueue:
             backoff = self._backoffs[request]
             pause_s = min(_PAUSE_S * 2**backoff.num_pauses, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
             backoff.num_pauses += 1
-            # Rounded down, so that many rejected requests are tried together.
+            # Rounded down, so that many rejected requests are retried together.
             due_s = (now_s + pause_s) // _TRIAL_CHECK_S * _TRIAL_CHECK_S
             self._waiting[request.number].not_before_s = due_s
         self._wake(max(due_s, now_s))
@@ -157,7 +157,7 @@ class FailoverQueue:
             waiting = self._waiting[number]
             request = waiting.request
             if waiting.not_before_s <= now_s:
-                # A suspect behind a blocked one is blocked too: else an isolated one might never be admitted.
+                # A blocked suspect blocks the suspects behind it; otherwise an isolated one might never be admitted.
                 if self._quarantine.is_suspect(request) and (
                     self._has_blocked_suspect or not self._quarantine.admit(request)
                 ):
@@ -181,7 +181,7 @@ class FailoverQueue:
         self._on_waiting(len(self._waiting))
 
     def stop(self, error: RequestError) -> None:
-        """Fails everything in the queue, and everything that comes later."""
+        """Fails all requests in the queue, and all later ones."""
         self._stop_error = error
         waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
@@ -194,7 +194,7 @@ class FailoverQueue:
     ) -> None:
         self._quarantine.release(request)
         request.detach(lambda _: self.drop(request), was_taken=was_taken, heard_at_s=heard_at_s)
-        if was_taken or request not in self._backoffs:  # else the wait continues
+        if was_taken or request not in self._backoffs:  # otherwise its wait continues
             self._backoffs[request] = _Backoff(time.monotonic() + self._timeout_s)
         if self._stop_error is not None:
             request.stream.fail(self._stop_error)
@@ -203,7 +203,7 @@ class FailoverQueue:
             self._on_waiting(len(self._waiting))
 
     def _judge(self, now_s: float) -> None:
-        """Fails requests that may be what crashes engines, once it is known why theirs ended."""
+        """Fails suspected poison requests once it is known why their engine ended."""
         unjudged, self._unjudged = self._unjudged, []
         for instance_id, loss in unjudged:
             end = self._supervision.end_of(instance_id)
@@ -212,7 +212,7 @@ class FailoverQueue:
                 self._due_s = min(self._due_s, now_s + _JUDGE_S)
                 continue
             for request in self._quarantine.excuse(loss) if end is EngineEnd.KILLED else loss.condemned:
-                if self._waiting.pop(request.number, None) is not None:  # else it was cancelled meanwhile
+                if self._waiting.pop(request.number, None) is not None:  # otherwise it was cancelled
                     self._fail_suspect(request)
 
     def _fail_suspect(self, request: PendingRequest) -> None:
@@ -230,14 +230,14 @@ class FailoverQueue:
         )
 
     def _end_if_late(self, waiting: _Waiting, now_s: float, restart_until_s: Callable[[], float]) -> bool:
-        """Ends a request that has no time left to wait; returns whether it has ended."""
+        """Ends a request whose time is over; returns whether it has ended."""
         request, stream = waiting.request, waiting.request.stream
         if request.budget_end_s is not None and request.budget_end_s <= now_s:
             stream.finish(RequestEnd(EndReason.TIME_BUDGET, 0, request.num_prompt_tokens, 0, stream.num_tokens))
         elif request.deadline_at_s is not None and request.deadline_at_s <= now_s:
             stream.fail(DeadlineExceeded(f"the deadline passed after {stream.num_tokens} output tokens"))
         elif self._backoffs[request].wait_until_s <= now_s:
-            # The timeout has not run while a restart was expected.
+            # The timeout does not run while a restart is expected.
             wait_until_s = min(restart_until_s(), now_s) + self._timeout_s
             if wait_until_s > now_s:
                 self._backoffs[request].wait_until_s = wait_until_s
@@ -246,7 +246,7 @@ class FailoverQueue:
         return stream.closed
 
     def _next_event_s(self, waiting: _Waiting, now_s: float) -> float:
-        """When something has to be done for a request, unless an engine comes."""
+        """Returns the time of the next timed event of a request."""
         request = waiting.request
         ends_s = (self._backoffs[request].wait_until_s, request.deadline_at_s, request.budget_end_s)
         due_s = min(end_s for end_s in ends_s if end_s is not None)
@@ -255,7 +255,7 @@ class FailoverQueue:
     # The timer.
 
     def _wake(self, due_s: float) -> None:
-        """Sets the timer to that time at the latest, one timer for all requests."""
+        """Sets the timer, which is shared by all requests, to this time at the latest."""
         self._due_s = min(self._due_s, due_s)
         self._set_timer(time.monotonic())
 

@@ -1,19 +1,19 @@
-"""Heartbeat liveness: whether an engine's step loop still turns. Pure: times of time.monotonic() in.
+"""Detects an engine whose step loop hangs, from its heartbeats. Pure: the caller passes values of time.monotonic().
 
-An engine whose device hangs still sends a heartbeat every quarter of a second, from another thread. Each heartbeat says
-how many turns the step loop has made, idle ones included.
+An engine whose device hangs still sends a heartbeat every quarter of a second, from another thread. Each heartbeat
+contains the number of iterations (turns) of the step loop, including idle ones.
 """
 
-_MIN_STATUSES = 8  # two seconds of the engine's own clock, so that a delay of this process is not taken for a hang
+_MIN_STATUSES = 8  # two seconds of the engine's clock, so that a delay of this process does not look like a hang
 
 
 class Heartbeat:
-    """The step loop's turns on one stream so far.
+    """Tracks the turns of one engine's step loop.
 
     Args:
-        timeout_s: how long the loop may go without a turn, which is how long a step may take; 0: no limit.
-        num_turns: from the engine's welcome.
-        now_s: when it came.
+        timeout_s: maximum time without a turn, which limits the duration of a step; 0 disables.
+        num_turns: turns reported in the engine's Welcome.
+        now_s: when the Welcome arrived.
     """
 
     def __init__(self, *, timeout_s: float, num_turns: int, now_s: float) -> None:
@@ -29,7 +29,7 @@ class Heartbeat:
         self._num_statuses += 1
 
     def has_stopped(self, now_s: float) -> bool:
-        """Whether the loop has been stuck for too long. An engine that reports no turns never is."""
+        """Returns whether the loop has hung for too long; always False for an engine that reports no turns."""
         return (
             self.num_turns > 0 and 0 < self._timeout_s <= now_s - self._since_s and self._num_statuses >= _MIN_STATUSES
         )

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in columns, and those of a prompt while they arrive. Knows neither text nor protos."""
+"""Log-probabilities of output tokens and prompts, in columns. Knows neither text nor protos."""
 
 from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass, field
@@ -21,19 +21,19 @@ class LogprobBatch:
         self.top_values += other.top_values
 
     def cut(self, start: int, stop: int | None = None) -> "LogprobBatch":
-        """The columns of the tokens from `start` up to `stop`; None: to the last."""
+        """Returns the columns of the tokens from `start` to `stop`, or to the end."""
         tops = slice(start * self.top_width, None if stop is None else stop * self.top_width)
         return LogprobBatch(self.top_width, self.chosen[start:stop], self.top_ids[tops], self.top_values[tops])
 
 
 class PromptLogprobs:
-    """Log-probabilities of one prompt while they arrive. The first token has none: nothing comes before it.
+    """Collects the log-probabilities of one prompt. The first token has none.
 
-    What arrives is kept as it is: making Python objects of a long prompt's would hold the event loop.
+    Keeps the columns as they arrive, because converting a long prompt's to Python objects would block the event loop.
 
     Args:
-        top_width: alternatives per token, as asked for.
-        num_prompt_tokens: tokens of the prompt.
+        top_width: requested alternatives per token.
+        num_prompt_tokens: number of tokens in the prompt.
     """
 
     def __init__(self, *, top_width: int, num_prompt_tokens: int) -> None:
@@ -44,20 +44,20 @@ class PromptLogprobs:
 
     @property
     def num_missing(self) -> int:
-        """Tokens whose log-probabilities have not arrived."""
+        """Number of tokens whose log-probabilities have not arrived."""
         return self._num_prompt_tokens - 1 - self._num_known
 
     def pieces(self, num_tokens: int) -> Iterator[LogprobBatch]:
-        """Yields what has arrived, from the second token on, in pieces of at most `num_tokens`."""
+        """Yields the columns so far, from the second token on, in pieces of at most `num_tokens`."""
         for part in self._parts:
             for start in range(0, len(part.chosen), num_tokens):
                 yield part.cut(start, start + num_tokens)
 
     def add(self, start_index: int, columns: LogprobBatch) -> None:
-        """Takes those of the tokens from `start_index` on; what is known already is dropped.
+        """Takes the columns of the tokens from `start_index` on; drops those of known tokens.
 
         Raises:
-            ValueError: they leave a gap, are more than the prompt has, or are not as wide as was asked.
+            ValueError: tokens are missing before them, they exceed the prompt, or they have another width.
         """
         num_tokens, next_index = len(columns.chosen), self._num_known + 1
         if not 1 <= start_index <= next_index or start_index + num_tokens > self._num_prompt_tokens:

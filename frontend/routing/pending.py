@@ -1,7 +1,7 @@
-"""A request that has not ended: its submission, and the stream of what has been generated so far.
+"""A request that has not ended: its submission, and the stream of its output.
 
-A later submission differs from the first only in what has happened since: the tokens that are known and the time that
-is left. Everything else stays, above all the seed, so that the answer continues as if no engine had been lost.
+A later submission differs from the first only in the known tokens and the remaining time. Everything else stays the
+same, in particular the seed, so that the answer continues as if no engine had been lost.
 """
 
 import time
@@ -20,20 +20,20 @@ _numbers = count()
 
 
 class PendingRequest:
-    """A request on its way through one engine or several.
+    """A request that one engine or several in turn compute.
 
     Args:
-        submission: the first one, without stream request id and credit; this object owns it from now on.
-        model: only engines with this model can take it.
+        submission: the first submission, without stream request id and credit; this object owns it from now on.
+        model: the model that an engine must serve to take the request.
         now_s: time.monotonic().
         window, coalesce, on_first_token, on_account: see RequestStream.
 
     Attributes:
-        number: counts requests; the older of two has the lower one.
-        stream: its output.
-        attempt: engines that have taken it and were lost; rows of another attempt belong to an earlier submission.
-        num_prompt_tokens: tokens of its prompt.
-        deadline_at_s, budget_end_s: time.monotonic(); None: there is none.
+        number: serial number; older requests have lower numbers.
+        stream: the output.
+        attempt: number of engines that took the request and were lost; rows with another number are outdated.
+        num_prompt_tokens: number of tokens in the prompt.
+        deadline_at_s, budget_end_s: values of time.monotonic(), or None.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class PendingRequest:
     def attach(
         self, stream_id: int, grant: Callable[[int], None], cancel: Callable[[CancelReason], None]
     ) -> pb.Submission:
-        """An engine gets it; returns what to send.
+        """Assigns the request to an engine; returns the submission to send.
 
         Args:
-            stream_id: its id on the engine's stream.
+            stream_id: the request's id on the engine's stream.
             grant, cancel: see RequestStream.
         """
         submission, stream = self.submission, self.stream
@@ -100,6 +100,6 @@ class PendingRequest:
     def detach(
         self, cancel: Callable[[CancelReason], None], *, was_taken: bool, heard_at_s: float | None = None
     ) -> None:
-        """No engine has it any more, or yet; see RequestStream."""
+        """Notes that no engine has the request; see RequestStream."""
         self.stream.detach(cancel, was_taken=was_taken, heard_at_s=heard_at_s)
         self.attempt += was_taken

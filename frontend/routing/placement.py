@@ -1,9 +1,8 @@
-"""Load balancing: a request goes to the least loaded engine, unless another one has the beginning of its prompt cached
-and is not much busier. Pure.
+"""Load balancing: a request goes to the least loaded engine, unless a slightly busier one has its prefix cached. Pure.
 
 The cost of an engine is a sum in tokens: waiting prompt tokens, EXPECTED_OUTPUT_TOKENS for every request, and the
-tokens its cache has no capacity for, minus the tokens of the prompt that it has had before. At most MAX_AFFINITY_TOKENS
-of these count, so that a common prefix does not send every request to one engine: MAX_AFFINITY_TOKENS /
+tokens that exceed its KV cache, minus the prompt's tokens in a prefix that was sent to it before. This discount is
+limited to MAX_AFFINITY_TOKENS, so that a common prefix does not send all requests to one engine: MAX_AFFINITY_TOKENS /
 EXPECTED_OUTPUT_TOKENS more requests than elsewhere outweigh any prefix. Ties go to the engine chosen longest ago.
 """
 
@@ -15,24 +14,24 @@ from chairlift.service.engine_protocol import BYTES_PER_TOKEN_ID, EXPECTED_OUTPU
 
 MAX_AFFINITY_TOKENS = 2048
 CHUNK_TOKENS = 64
-"""Prefixes are known in these steps; a multiple of the engine's blocks of 16."""
+"""Granularity of prefixes; a multiple of the engine's block size of 16."""
 
 MAX_CHUNKS = 256
-"""Of one prompt; what is behind them is not looked at."""
+"""Maximum chunks considered of one prompt."""
 
 MAX_PREFIXES = 1 << 14
-"""Chunks remembered for each engine: a million tokens. The ones not seen for longest are forgotten first."""
+"""Maximum chunks remembered for each engine (a million tokens), least recently used evicted first."""
 
 _CHUNK_BYTES = CHUNK_TOKENS * BYTES_PER_TOKEN_ID
 
 
 class EngineLoad(NamedTuple):
-    """One engine's load now.
+    """One engine's current load.
 
     Attributes:
         num_requests: requests in the engine.
         num_waiting_tokens: prompt tokens that are not computed yet.
-        num_free_tokens: tokens that its KV cache has capacity for.
+        num_free_tokens: free capacity of its KV cache.
     """
 
     num_requests: int = 0
@@ -44,7 +43,7 @@ class Candidate(NamedTuple):
     """An engine that could take the request.
 
     Attributes:
-        instance_id: another one means that the engine has lost its cache.
+        instance_id: changes when the engine restarts, which empties its cache.
     """
 
     instance_id: str
@@ -52,9 +51,9 @@ class Candidate(NamedTuple):
 
 
 class Placement:
-    """Chooses, and remembers what went where.
+    """Chooses engines, and remembers the prefixes that each one got.
 
-    Invariant: no more than `max_prefixes` are remembered of any engine, and none of engines that are not candidates.
+    Invariant: at most `max_prefixes` prefixes are remembered for each engine, and none for removed engines.
     """
 
     def __init__(self, *, max_prefixes: int = MAX_PREFIXES) -> None:
@@ -64,12 +63,12 @@ class Placement:
         self._num_chosen = 0
 
     def choose(self, candidates: Sequence[Candidate], prompt: bytes, salt: bytes) -> int:
-        """The index of the one that gets it.
+        """Returns the index of the engine that gets a request.
 
         Args:
             candidates: at least one.
-            prompt: its tokens, four bytes each.
-            salt: prefixes are shared only under equal salts.
+            prompt: the token ids, four bytes each.
+            salt: only requests with equal salts share prefixes.
         """
         if len(candidates) == 1:
             return 0
@@ -87,17 +86,17 @@ class Placement:
         return chosen
 
     def least_loaded(self, candidates: Sequence[Candidate]) -> int:
-        """The index of the one with the least to do; chooses nothing."""
+        """Returns the index of the least loaded engine; does not count as a choice."""
         return min(range(len(candidates)), key=lambda index: _busy_tokens(candidates[index].load))
 
     def keep_only(self, instance_ids: set[str]) -> None:
-        """Forgets all other engines."""
+        """Forgets engines that are not among these."""
         for known in (self._prefixes, self._turns):
             for instance_id in known.keys() - instance_ids:
                 del known[instance_id]
 
     def num_prefixes(self, instance_id: str) -> int:
-        """How many are remembered of one engine."""
+        """Returns the number of prefixes remembered for one engine."""
         return len(self._prefixes.get(instance_id, ()))
 
     def _num_cached(self, instance_id: str, chunks: Sequence[int]) -> int:
@@ -115,7 +114,7 @@ class Placement:
         self._num_chosen += 1
         self._turns[instance_id] = self._num_chosen
         known = self._prefixes.setdefault(instance_id, OrderedDict())
-        for chunk in reversed(chunks):  # so that of a long prompt the end is forgotten before the beginning
+        for chunk in reversed(chunks):  # so that the end of a long prompt is evicted before its beginning
             known[chunk] = None
             known.move_to_end(chunk)
         while len(known) > self._max_prefixes:
@@ -127,7 +126,7 @@ def _busy_tokens(load: EngineLoad) -> int:
 
 
 def _chunk_hashes(prompt: bytes, salt: bytes) -> list[int]:
-    """Of every whole chunk, with all that is before it."""
+    """Returns a hash for each full chunk and everything before it."""
     hashes = []
     value = hash(salt)
     for start in range(0, min(len(prompt) - _CHUNK_BYTES + 1, MAX_CHUNKS * _CHUNK_BYTES), _CHUNK_BYTES):

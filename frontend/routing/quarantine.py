@@ -1,11 +1,15 @@
 """Poison-request quarantine: isolates requests that are suspected of crashing engines. Pure.
 
-A request is a suspect when several engines in a row were lost under it and its answer got no further. Suspects are
-admitted a few at a time, so that the next loss tells: first one, and one more for each that gets further, as in TCP's
-slow start; so many innocent suspects, of two engines that were killed at once, are through in a moment. If an engine is
-lost with several suspects on trial, each of them is tried alone after that. A suspect that is alone on trial counts as
-the cause; but a new request beside it may be the cause as well, and has two more losses to become a suspect itself. A
-loss with a suspect on trial counts for no other request. So a poison request fails alone.
+A request is a suspect after SUSPECT_LOSSES engines in a row were lost while they computed it and its answer made no
+progress. Suspects are admitted a few at a time, "on trial", so that the next loss shows the cause:
+
+- One suspect is admitted first, and one more for each that makes progress, as in TCP's slow start. Many innocent
+  suspects, for example of two engines that were killed at once, are therefore cleared quickly.
+- If an engine is lost with several suspects on trial, each of them is then tried alone.
+- If an engine is lost with one suspect on trial, the loss counts for that suspect and for new requests beside it, which
+  may be the cause as well. The suspect then survives two more losses, until the new ones are suspects too.
+
+A loss with a suspect on trial counts for no other request, so a poison request fails alone.
 """
 
 from collections.abc import Sequence
@@ -15,30 +19,30 @@ from weakref import WeakKeyDictionary
 from frontend.routing.pending import PendingRequest
 
 SUSPECT_LOSSES = 2
-"""Losses in a row that make a suspect. The first one does not: engines are killed from outside, too."""
+"""Losses in a row that make a suspect. One is not enough, because engines are also killed from outside."""
 
 CLEARED_TOKENS = 8
-"""Tokens that an answer must grow after a loss to clear its request. Steps in flight when an engine dies are lost, so
-the very next tokens prove nothing.
+"""Tokens that an answer must gain after a loss to clear its request. Steps in flight are lost with an engine, so the
+first tokens prove nothing.
 """
 
 MAX_KILLS = 32
-"""Kills from outside that a request survives without getting further. More count as losses: a memory watcher in user
-space may be what kills, and the request the reason.
+"""Kills from outside that a request survives without progress. Further ones count as losses, because a memory watcher
+in user space may have killed the engine due to the request.
 """
 
-_MAX_WIDTH = 64  # each suspect on trial is checked whenever another one asks
+_MAX_WIDTH = 64  # bounds the cost: every admission checks all suspects on trial
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one request.
+    """History of one request.
 
     Attributes:
         num_losses: engines lost in a row without progress.
-        num_kills: engines in a row that were killed from outside, likewise.
-        is_isolated: it was lost together with other suspects on trial, so it is tried alone.
-        tokens_at_loss: tokens that had arrived at the last loss.
+        num_kills: of these, engines that were killed from outside.
+        is_isolated: whether it is tried alone, because it was lost together with other suspects on trial.
+        tokens_at_loss: number of output tokens at the last loss.
     """
 
     num_losses: int = 0
@@ -49,11 +53,11 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one loss of an engine has changed.
+    """The effect of one lost engine.
 
     Attributes:
         condemned: requests that must not be tried again.
-        before: losses and isolation of each request as they were before, to take the loss back.
+        before: each request's earlier number of losses and isolation, to undo the loss.
     """
 
     condemned: list[PendingRequest] = field(default_factory=list)
@@ -61,12 +65,12 @@ class Loss:
 
 
 class Quarantine:
-    """Counts losses, and decides which requests may go to an engine.
+    """Counts losses, and decides which requests may be sent to an engine.
 
-    Invariant: every request on trial has an engine or has ended; at most `_width` of them were admitted at once.
+    Invariant: every request on trial has an engine or has ended; at most `_width` are on trial at once.
 
     Args:
-        max_losses: most losses in a row that a request survives.
+        max_losses: maximum losses in a row that a request survives.
     """
 
     def __init__(self, *, max_losses: int) -> None:
@@ -81,15 +85,15 @@ class Quarantine:
         return len(self._active()) < self._width
 
     def num_losses(self, request: PendingRequest) -> int:
-        """Engines that were lost in a row under a request, without progress."""
+        """Returns the number of engines that a request lost in a row without progress."""
         return self._record(request).num_losses
 
     def is_suspect(self, request: PendingRequest) -> bool:
-        """Whether the request may be what crashes engines."""
+        """Returns whether the request may be the cause of crashes."""
         return self.num_losses(request) >= SUSPECT_LOSSES
 
     def admit(self, request: PendingRequest) -> bool:
-        """Whether this suspect may go to an engine now. If so, it is on trial from then on."""
+        """Returns whether this suspect may be sent to an engine now; it is then on trial."""
         active = self._active()
         is_isolated = any(self._record(one).is_isolated for one in (request, *active))
         if len(active) >= (1 if is_isolated else self._width):
@@ -98,15 +102,17 @@ class Quarantine:
         return True
 
     def release(self, request: PendingRequest) -> None:
-        """The request has no engine any more, or has not got one."""
+        """Ends the trial of a request that has no engine."""
         self._on_trial.pop(request, None)
 
     def lost(self, requests: Sequence[PendingRequest]) -> Loss:
-        """Counts the loss of the engine that had all of these requests."""
+        """Counts the loss of an engine with these open requests."""
         on_trial = set(self._active()) & set(requests)
         max_losses = self._max_losses
         if on_trial and any(_is_new(request) and request not in on_trial for request in requests):
-            max_losses += SUSPECT_LOSSES  # until the new ones are suspects too, if one of them is the cause
+            max_losses += (
+                SUSPECT_LOSSES  # until the new requests are suspects too, because one of them may be the cause
+            )
         loss = Loss()
         for request in requests:
             record = self._records.setdefault(request, _Record())
@@ -116,7 +122,7 @@ class Quarantine:
             if len(on_trial) > 1 and request in on_trial:
                 record.is_isolated = True
             elif request.stream.clock.is_paused:
-                pass  # paused on backpressure, so it was in no step and cannot be the cause
+                pass  # paused by backpressure: it was in no step, so it cannot be the cause
             elif not on_trial or request in on_trial or _is_new(request):
                 record.num_losses += 1
                 if record.num_losses > max_losses and on_trial <= {request}:
@@ -128,9 +134,9 @@ class Quarantine:
         return loss
 
     def excuse(self, loss: Loss) -> list[PendingRequest]:
-        """Takes back what a loss has counted: the engine was killed from outside.
+        """Undoes a loss, because the engine was killed from outside.
 
-        Returns: requests that must not be tried again all the same, after more than `MAX_KILLS` kills.
+        Returns: requests that must not be tried again nevertheless, after more than `MAX_KILLS` kills.
         """
         condemned = []
         for request, num_losses, is_isolated in loss.before:
@@ -143,7 +149,7 @@ class Quarantine:
         return condemned
 
     def _active(self) -> list[PendingRequest]:
-        """The requests whose trial goes on: others have ended, are cleared, or are paused on backpressure."""
+        """Returns the requests on trial that have not ended, are not cleared, and are not paused by backpressure."""
         done = [request for request in self._on_trial if request.stream.closed or self._is_cleared(request)]
         for request in done:
             self.release(request)

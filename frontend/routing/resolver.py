@@ -1,4 +1,4 @@
-"""Addresses of engines, as given on the command line and as a name server resolves them.
+"""Resolves host names of engines to addresses.
 
 `dns:NAME:PORT`, and NAME:PORT for any name but localhost, stands for all addresses of the name, which may change; each
 address is an engine. Everything else (HOST:PORT with an IP address, unix:PATH) is one engine.
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
 _EVERY_WHILE_NONE_S = 0.5
-_MAX_MISSES = 3  # answers in a row without an address remove it: name servers rotate, lag and contradict each other
+_MAX_MISSES = 3  # answers in a row without an address that remove it; name servers rotate answers and lag behind
 _SCHEME = "dns:"
 
 
 def name_and_port(address: str) -> tuple[str, int] | None:
-    """The name to look up and the port; None: the address is that of one engine."""
+    """Returns the name to look up and the port; None if the address is a single engine."""
     if address.startswith("unix:"):
         return None
     explicit = address.startswith(_SCHEME)
@@ -35,12 +35,12 @@ def name_and_port(address: str) -> tuple[str, int] | None:
 
 
 class Resolver:
-    """Looks one name up periodically. When a lookup fails, the name keeps the addresses it had.
+    """Looks up one name periodically. If a lookup fails, the name keeps its addresses.
 
     Args:
-        name, port: of the engines.
+        name, port: name to look up, and the engines' port.
         on_addresses: called with the sorted addresses after every lookup.
-        is_serving: whether any engine serves; while none does, the name is looked up more often.
+        is_serving: returns whether any engine serves; if none does, lookups are more frequent.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Resolver:
         self._on_addresses = on_addresses
         self._is_serving = is_serving
         self._has_logged_failure = False
-        self._hosts: dict[str, int] = {}  # host -> answers in a row without it
+        self._hosts: dict[str, int] = {}  # answers in a row without the host, by host
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -69,7 +69,7 @@ class Resolver:
         while True:
             await self._look_up()
             pause_s = _EVERY_S if self._is_serving() else _EVERY_WHILE_NONE_S
-            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # so that frontends do not ask all at once
+            await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))  # spreads the lookups of several frontends
 
     async def _look_up(self) -> None:
         try:
@@ -87,11 +87,11 @@ class Resolver:
 
 
 async def _in_thread(look_up: Callable[[], set[str]]) -> set[str]:
-    """Runs a lookup on a daemon thread, which does not delay the exit. asyncio's own threads would: a lookup at a
-    silent name server takes half a minute.
+    """Runs a lookup on a daemon thread. asyncio's threads would delay the exit of the process for half a minute if the
+    name server does not answer.
     """
     found: Future[set[str]] = Future()
-    found.set_running_or_notify_cancel()  # it cannot be cancelled
+    found.set_running_or_notify_cancel()  # a running lookup cannot be cancelled
 
     def run() -> None:
         try:

@@ -1,8 +1,8 @@
-"""Routes requests to engines: places every request on one engine, and on another one when that is lost.
+"""Routes each request to an engine, and to another one if that engine is lost.
 
-Engines come from fixed addresses and from names that are looked up again and again (`resolver.py`). All engines that
-get new requests serve the same model: that of the serving engine that has been attached longest. `placement.py` chooses
-among them. A request goes router -> connection -> session; events come back through `on_changed`, `on_lost` and
+Engines have fixed addresses or come from names that are looked up periodically (`resolver.py`). All engines that get
+new requests serve the same model: that of the serving engine that has been attached longest. `placement.py` chooses
+among them. A request passes router, connection and session; events return through `on_changed`, `on_lost` and
 `on_rejected`. Requests without an engine wait in the failover queue.
 """
 
@@ -30,15 +30,15 @@ _Usable = tuple[EngineConnection, Attachment]
 
 
 class Router:
-    """Keeps this process attached to its engines, and every request with one of them.
+    """Keeps this process attached to its engines, and assigns requests to them.
 
     Args:
-        addresses: of engines, or names of several; see `resolver.py`.
-        tokenizers: gives the tokenizer that the model needs.
-        metrics: takes what each engine reports of itself.
+        addresses: addresses or host names of engines; see `resolver.py`.
+        tokenizers: loads the model's tokenizer.
+        metrics: the frontend's metrics.
         heartbeat_timeout_s, step_timeout_s, tls: see EngineConnection.
-        failover_timeout_s: how long a request whose engine is lost waits for another.
-        max_moves: most engines in a row that a request may lose without progress.
+        failover_timeout_s: how long a request waits for another engine after its engine was lost.
+        max_moves: maximum engines in a row that a request may lose without progress.
         on_change: called when `serving` may have changed.
     """
 
@@ -75,9 +75,9 @@ class Router:
         )
         self._rejected_by: WeakKeyDictionary[PendingRequest, set[str]] = WeakKeyDictionary()  # instance ids
         self._placement = Placement()
-        self._attached: list[Attachment] = []  # longest first
-        self._by_model: dict[ModelKey, list[_Usable]] = {}  # all that serve
-        self._usable: list[_Usable] = []  # of these, those for new requests
+        self._attached: list[Attachment] = []  # attached longest first
+        self._by_model: dict[ModelKey, list[_Usable]] = {}  # all serving engines
+        self._usable: list[_Usable] = []  # serving engines for new requests
         self._unused: dict[str, ModelKey] = {}  # by address: models of unused engines that are logged already
         self._fixed: set[str] = set()  # addresses
         self._found: dict[str, list[str]] = {}  # addresses by name
@@ -95,19 +95,19 @@ class Router:
 
     @property
     def serving(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return bool(self._usable)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for an engine."""
+        """Number of requests that wait for an engine."""
         return self._failover.num_waiting
 
     def attachment(self) -> Attachment:
-        """The least loaded engine, for what its model is and can.
+        """Returns the least loaded engine, whose model describes what the frontend serves.
 
         Raises:
-            EngineUnavailable: no engine takes requests.
+            EngineUnavailable: no engine accepts requests.
         """
         if len(self._usable) == 1:
             return self._usable[0][1]
@@ -116,9 +116,9 @@ class Router:
         return self._usable[self._placement.least_loaded(_loads(self._usable))][1]
 
     def submit(self, request: PendingRequest) -> str | None:
-        """Sends a new request to an engine; if there is none any more, the request waits for one.
+        """Sends a new request to an engine, or queues it if no engine is left.
 
-        Returns: the engine that has it, by its name in the metrics; None: it waits.
+        Returns: the engine's name in metrics; None if the request waits.
 
         Raises:
             RequestError: the frontend stops.
@@ -140,7 +140,7 @@ class Router:
             connection.start()
 
     async def stop(self, error: RequestError) -> None:
-        """Ends all streams; what is still open fails with `error`. May be called again."""
+        """Ends all streams; open requests fail with `error`. May be called again."""
         self._is_running = False
         self._stop_error = error
         self._failover.stop(error)
@@ -150,15 +150,15 @@ class Router:
             *self._leaving,
         )
 
-    # Events of connections, see ConnectionEvents.
+    # Implements ConnectionEvents.
 
     def can_replace(self, attachment: Attachment) -> bool:
-        """Whether another engine serves the same model."""
+        """Returns whether another engine serves the same model."""
         usable = self._by_model.get(attachment.model.key, ())
         return any(other.instance_id != attachment.instance_id for _, other in usable)
 
     def on_changed(self) -> None:
-        """Finds the engines that serve, and retries what waits for one."""
+        """Updates the list of serving engines, and retries waiting requests."""
         attached = self._attached_connections()
         current = [attachment for _, attachment in attached]
         known = [attachment for attachment in self._attached if attachment in current]
@@ -178,14 +178,14 @@ class Router:
                 self._log_other_model(connection.address, model)
         self._placement.keep_only(instance_ids)
         num_before = self._failover.num_waiting
-        self._failover.retry()  # before `on_change`, so that waiting requests go before new ones
+        self._failover.retry()  # before `on_change`, so that waiting requests precede new ones
         num_left = self._failover.num_waiting
         if self._usable and num_left < num_before:
             logger.info("%d waiting request(s) left the failover queue, %d still wait", num_before - num_left, num_left)
         self._on_change()
 
     def on_lost(self, address: str, attachment: Attachment, requests: list[PendingRequest]) -> None:
-        """Moves the requests of a lost engine to others, or queues them."""
+        """Moves the requests of a lost engine to other engines, or queues them."""
         if requests:
             for request in requests:
                 self._rejected_by.pop(request, None)
@@ -205,8 +205,8 @@ class Router:
         self._drop_removed()
 
     def on_rejected(self, instance_id: str, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
-        """Offers a request to the other engines, each once; after that it waits or fails."""
-        if was_taken:  # the engine stops, which is no request's fault
+        """Tries the other engines once each; after that the request waits or fails."""
+        if was_taken:  # the engine stops, which no request caused
             self._rejected_by.pop(request, None)
             self._failover.add_rejected(request, error, was_taken=True, try_at_once=True)
             return
@@ -216,7 +216,7 @@ class Router:
             if not request.attempt and not has_candidate:
                 request.stream.fail(error)
                 return
-            # A request that an engine has had may wait, and is no reason to tell the client that a queue is full.
+            # A request that an engine took before may wait; its client must not see that a queue is full.
             error = EngineUnavailable(error.message, retry_after_s=error.retry_after_s)
         if not has_candidate:
             del self._rejected_by[request]
@@ -225,7 +225,7 @@ class Router:
     # Placing.
 
     def _place(self, request: PendingRequest) -> Attachment | None:
-        """Submits a request to the best engine for it; None: there is no engine for it."""
+        """Submits a request to the best engine; returns None if there is none for it."""
         usable = self._candidates(request)
         if not usable:
             return None
@@ -238,7 +238,7 @@ class Router:
         return attachment
 
     def _candidates(self, request: PendingRequest) -> Sequence[_Usable]:
-        """Engines with the request's model, which may not be that of new requests, that have not rejected it."""
+        """Returns the engines that serve the request's model, which may be an older one, and did not reject it."""
         usable = self._by_model.get(request.model, ())
         rejected_by = self._rejected_by.get(request, ())
         return [one for one in usable if one[1].instance_id not in rejected_by] if rejected_by else usable
@@ -253,7 +253,7 @@ class Router:
         return [(connection, attachment) for connection, attachment in attachments if attachment is not None]
 
     def _log_other_model(self, address: str, key: ModelKey) -> None:
-        """Logs that an engine is not used because its model differs: once, until that changes."""
+        """Logs once that an engine is not used because its model differs."""
         used = self._usable[0][1].model.key
         if key == used:
             self._unused.pop(address, None)
@@ -295,7 +295,7 @@ class Router:
         return address in self._fixed or any(address in found for found in self._found.values())
 
     def _drop_removed(self) -> None:
-        """Closes connections whose address no name has any more, once they have no open requests."""
+        """Closes connections without open requests whose address is no longer in DNS."""
         for address, connection in list(self._connections.items()):
             if not self._is_named(address) and not connection.num_open:
                 del self._connections[address]

@@ -1,7 +1,7 @@
-"""One Attach stream without its socket: stream request ids, commands to send, events to distribute.
+"""One Attach stream without its socket: assigns stream request ids, collects commands, and distributes events.
 
-A session ends with its stream and is never reused, so that whatever a dead session still holds cannot disturb the next
-one. Everything here is synchronous and runs on the event loop's thread.
+A session ends with its stream and is never reused, so that state of a dead session cannot affect the next one. All code
+here is synchronous and runs on the event loop's thread.
 """
 
 import logging
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class OnRejected(Protocol):
-    """Takes a request back that this engine cannot serve now, and another one may."""
+    """Takes back a request that this engine cannot serve now, but another one may."""
 
     def __call__(self, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
-        """`error`: what the client gets if no engine takes it. `was_taken`: the engine had taken it, and dropped it."""
+        """`error`: given to the client if no engine takes it. `was_taken`: the engine took the request, then dropped it."""
 
 
 class EngineSession:
@@ -36,13 +36,13 @@ class EngineSession:
 
     Args:
         vocab_size: token ids at or above it are a fault of the engine.
-        block_size: tokens in a block of its KV cache.
-        step_window: StepResults the engine sends without an acknowledgement.
+        block_size: tokens per block of the engine's KV cache.
+        step_window: maximum number of unacknowledged StepResults.
         wake: called when there are commands to send.
-        on_rejected: called for requests that the engine is too full for, or drops because it stops.
+        on_rejected: called for requests that the engine rejects because it is full, or drops because it stops.
 
     Attributes:
-        heard_at_s: time.monotonic() when the engine last sent anything that it had computed, for any request.
+        heard_at_s: time.monotonic() when the engine last sent computed results, for any request.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EngineSession:
         self._on_rejected = on_rejected
         self._outbox = CommandOutbox(step_window=step_window, wake=wake)
         self._open: dict[int, PendingRequest] = {}  # by stream request id
-        self._waiting_tokens: dict[int, int] = {}  # of those without a first token
+        self._waiting_tokens: dict[int, int] = {}  # prompt tokens of requests without a first token
         self._num_waiting_tokens = 0
         self._free_ids: list[int] = []
         self._last_step_seq = 0
@@ -63,11 +63,11 @@ class EngineSession:
 
     @property
     def num_open(self) -> int:
-        """Stream request ids in use."""
+        """Number of stream request ids in use."""
         return len(self._open)
 
     def note_load(self, reported: pb.LoadStats) -> None:
-        """Takes the engine's load: what exceeds this frontend's own requests belongs to other frontends."""
+        """Takes the engine's load report; the part that exceeds this frontend's requests belongs to other frontends."""
         self._other_load = EngineLoad(
             max(reported.num_running + reported.num_waiting - self.num_open, 0),
             max(reported.num_waiting_prefill_tokens - self._num_waiting_tokens, 0),
@@ -75,7 +75,7 @@ class EngineSession:
         )
 
     def load(self) -> EngineLoad:
-        """The engine's load: this frontend's requests as they are now, others' as of the engine's last report."""
+        """Returns the load: this frontend's current requests, and those of others as of the engine's last report."""
         others = self._other_load
         return EngineLoad(
             others.num_requests + self.num_open,
@@ -87,7 +87,7 @@ class EngineSession:
         """Queues a request for sending, under a free stream request id.
 
         Raises:
-            RequestError: the stream has ended; what `end` was called with.
+            RequestError: the stream has ended; the error that `end` was called with.
         """
         if self._end_error is not None:
             raise self._end_error
@@ -110,11 +110,11 @@ class EngineSession:
             self._outbox.cancel(stream_id, reason)
 
     def acknowledge_at_once(self) -> None:
-        """The engine is about to stop and waits, though not for long, for the acknowledgement of its last step."""
+        """Acknowledges each step at once, because a draining engine waits briefly for the last acknowledgement."""
         self._outbox.acknowledge_at_once()
 
     def take_commands(self) -> Iterator[pb.AttachRequest]:
-        """Takes all commands that are due, in the order in which they must be sent; encodes each when it is due."""
+        """Takes all commands in sending order; encodes each one only when the iterator reaches it."""
         return self._outbox.take()
 
     def end(self, error: RequestError) -> list[PendingRequest]:
@@ -129,7 +129,7 @@ class EngineSession:
         return [request for request in requests.values() if not request.stream.closed]
 
     def on_admission(self, result: pb.AdmissionResult) -> None:
-        """Fails the requests that the engine has rejected, or returns them to the router."""
+        """Fails rejected requests, or returns them to the router."""
         self.heard_at_s = time.monotonic()
         for rejection in result.rejections:
             request = self._find(rejection.handle, rejection.epoch)
@@ -145,7 +145,7 @@ class EngineSession:
         """Distributes one step to its requests and acknowledges it.
 
         Raises:
-            ProtocolViolation: steps are missing, or the columns do not belong together.
+            ProtocolViolation: steps are missing, or the lengths of the columns differ.
         """
         if step.step_seq != self._last_step_seq + 1:
             raise wire.ProtocolViolation(f"step {step.step_seq} came after step {self._last_step_seq}")
@@ -172,7 +172,7 @@ class EngineSession:
         self._outbox.acknowledge(step.step_seq)
 
     def _find(self, stream_id: int, attempt: int) -> PendingRequest | None:
-        """The request that an event is for. None: the event is late, for an ended request or an earlier attempt."""
+        """Returns the request of an event; None if the event is late, for an ended request or an earlier attempt."""
         request = self._open.get(stream_id)
         return request if request is not None and request.attempt == attempt else None
 

@@ -1,9 +1,9 @@
-"""Output tokens of one request, from the engine to the coroutine that serves the client: a buffer and its credit.
+"""Output tokens of one request, buffered between the engine and the coroutine that serves the client.
 
 Credit bounds the buffer (backpressure): the engine may generate `window` tokens ahead of the reader and then pauses,
-with its KV cache kept. Credit goes back when the reader comes for more, which it does only after the transport has
-taken what it got before. A stream outlives an engine: the next engine continues where the lost one stopped. Knows
-neither text nor protos; one event loop, one reader.
+keeping its KV cache. Credit is returned when the reader asks for more, which it does after the transport has accepted
+the previous tokens. A stream outlives an engine: the next engine continues where the lost one stopped. Knows neither
+text nor protos; one event loop, one reader.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class CancelReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """The engine's account of a request that ended well."""
+    """The engine's final counts of a request that completed."""
 
     reason: EndReason
     stop_token_id: int
@@ -42,12 +42,12 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """What was buffered when the reader came: tokens, the end, or both.
+    """The buffered tokens, the end, or both.
 
     Attributes:
-        first_index: index in the output of the first token.
-        logprobs: of every token, if the request asked for them.
-        end: set once, on the last batch.
+        first_index: index of the first token in the output.
+        logprobs: log-probabilities of every token, if requested.
+        end: set on the last batch.
     """
 
     first_index: int
@@ -66,20 +66,22 @@ class TokenBatch:
 class RequestStream:
     """The output of one request.
 
-    Invariant: every index of the output is handed to the reader exactly once, in order, until the end or a failure.
+    Invariant: the reader gets every token exactly once, in order, until the end or a failure.
 
     Args:
-        window: tokens the engine may be ahead of the reader.
-        max_tokens: no credit is granted beyond it.
-        prompt_logprobs: collects those of the prompt, which come before the first token; None: not requested.
-        coalesce: whether `take` takes all buffered tokens, or one at a time.
+        window: maximum tokens that the engine may be ahead of the reader.
+        max_tokens: limit of the credit.
+        prompt_logprobs: collects the prompt's log-probabilities, which arrive before the first token; None: not
+            requested.
+        coalesce: whether `take` returns all buffered tokens, or one at a time.
         on_first_token: called once, when the first token arrives.
-        on_account: called once, with the account of all engines; also after `close`, but not if the engine is lost.
+        on_account: called once, with the accounting over all engines; also after `close`, but not if the engine is
+            lost.
 
     Attributes:
-        output_ids: all tokens that have arrived.
-        num_cached_tokens: prompt tokens whose KV cache was reused; known from the first token on.
-        clock: the times of the request.
+        output_ids: all tokens so far.
+        num_cached_tokens: prompt tokens whose KV cache was reused; known with the first token.
+        clock: the request's time accounting.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class RequestStream:
         self._max_tokens = max_tokens
         self._num_granted = window
         self._num_taken = 0
-        self._logprobs: LogprobBatch | None = None  # of the tokens that are not taken yet
+        self._logprobs: LogprobBatch | None = None  # of the buffered tokens
         self._end: RequestEnd | None = None
         self._failure: RequestError | None = None
         self._closed = False
@@ -113,20 +115,20 @@ class RequestStream:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is accepted from an engine: the stream has ended, failed, or was closed."""
+        """Whether the stream has ended, failed or was closed, and accepts nothing more."""
         return self._closed
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that have arrived."""
+        """Number of tokens so far."""
         return len(self.output_ids)
 
     # The engine's side.
 
     def attach(self, grant: Callable[[int], None], cancel: Callable[[CancelReason], None]) -> int:
-        """An engine gets the request; credit and cancellation go to it from now on.
+        """Assigns the request to an engine, which gets credit and cancellation from now on.
 
-        Returns: tokens it may generate: at least one, because 0 on the wire means no limit.
+        Returns: number of tokens that it may generate; at least 1, because 0 means unlimited on the wire.
         """
         self._grant, self._cancel = grant, cancel
         self.clock.submit(time.monotonic())
@@ -136,14 +138,14 @@ class RequestStream:
     def detach(
         self, cancel: Callable[[CancelReason], None], *, was_taken: bool, heard_at_s: float | None = None
     ) -> None:
-        """No engine has the request any more, or yet; until one has it, cancellation goes to `cancel`.
+        """Notes that no engine has the request; until one gets it, cancellation goes to `cancel`.
 
         Args:
             cancel: called when the reader closes the stream.
             was_taken: whether an engine had taken the request.
             heard_at_s: see `RequestClock.lose`.
         """
-        # Credit that comes back meanwhile goes to the next engine with the request.
+        # Credit that is returned meanwhile is passed to the next engine with the request.
         self._grant, self._cancel = lambda _: None, cancel
         if was_taken:
             self.clock.lose(time.monotonic(), heard_at_s=heard_at_s)
@@ -151,15 +153,15 @@ class RequestStream:
             self.clock.reject(time.monotonic())
 
     def note_cached_tokens(self, num_tokens: int) -> None:
-        """Takes the number of prompt tokens whose KV cache was reused, as the first engine that gets so far says it."""
+        """Takes the number of prompt tokens whose KV cache the first engine that generates a token reused."""
         if not self.output_ids:
             self.num_cached_tokens = num_tokens
 
     def push(self, start_index: int, token_ids: list[int], logprobs: LogprobBatch | None) -> None:
-        """Takes new tokens; those that are known already are dropped.
+        """Takes new tokens; drops those that are known.
 
         Raises:
-            EngineFault: tokens are missing before these, or log-probabilities of the prompt.
+            EngineFault: earlier tokens or log-probabilities of the prompt are missing.
         """
         if self._closed:
             return
@@ -192,16 +194,16 @@ class RequestStream:
         self._wake()
 
     def report_end(self, account: EngineAccount) -> None:
-        """Takes the engine's final report; the request has ended there."""
+        """Takes the engine's final time report."""
         self.clock.report(account)
         if self._on_account is not None:
             self._on_account(self.clock.account(account))
 
     def finish(self, end: RequestEnd) -> None:
-        """Ends the stream well.
+        """Completes the stream.
 
         Raises:
-            EngineFault: the engine counts other tokens than have arrived.
+            EngineFault: the engine's token count differs from the number of tokens received.
         """
         if self._closed:
             return
@@ -213,7 +215,7 @@ class RequestStream:
         self._wake()
 
     def fail(self, error: RequestError) -> None:
-        """Ends the stream with an error, which the reader gets at once, before anything still buffered."""
+        """Ends the stream with an error, which the reader gets at once, instead of buffered tokens."""
         if self._closed:
             return
         self._failure = error
@@ -227,10 +229,10 @@ class RequestStream:
     # The client's side.
 
     async def take(self) -> TokenBatch:
-        """Waits until something is buffered and takes it; returns the credit of the batch before.
+        """Waits for tokens and takes them; returns the credit of the previous batch to the engine.
 
         Raises:
-            RequestError: what `fail` was called with.
+            RequestError: the error that `fail` was called with.
         """
         self.clock.reader_came(time.monotonic())
         self._return_credit()
@@ -251,15 +253,15 @@ class RequestStream:
         return TokenBatch(first, self.output_ids[first:last].tolist(), logprobs, end)
 
     def close(self, reason: CancelReason) -> None:
-        """Cancels the request in the engine unless it has ended. May be called again."""
+        """Cancels the request unless it has ended. May be called again."""
         if not self._closed:
             self._closed = True
             self._cancel(reason)
 
     def _return_credit(self) -> None:
-        """Grants credit for the tokens that the reader has taken, all of which are written by now."""
+        """Grants credit for the tokens that the reader took, which have been sent by now."""
         num_due = self._num_taken + self._window - self._num_granted
-        # Half a window at a time: a grant costs a message, and the engine still has the other half to work with.
+        # Half a window at a time: each grant is a message, and the engine can use the other half meanwhile.
         if num_due * 2 < self._window or self._closed or self._num_granted >= self._max_tokens:
             return
         self._grant(num_due)

@@ -1,4 +1,4 @@
-"""What an engine's supervisor tells frontends: whether it is about to restart the engine, and why the engine ended.
+"""Notes from an engine's supervisor to frontends: whether it will restart the engine, and why the engine ended.
 
 The supervisor (`frontend/cli/engine_process.py`) writes a small file beside the engine's unix socket. The failover
 queue reads it when a request has lost its engine or has waited too long. It is a file because frontends may be other
@@ -25,8 +25,8 @@ class SupervisorNote:
     """The content of the file.
 
     Attributes:
-        restart_until_s: until when a restart was, or is, expected; 0.0: none was yet.
-        ends: of the last engines that served, by instance id.
+        restart_until_s: until when a restart was or is expected; 0.0 if never.
+        ends: why the last engines ended, by instance id.
     """
 
     restart_until_s: float = 0.0
@@ -46,14 +46,14 @@ class SupervisorNotes:
         self._is_serving = is_serving
 
     def restart_until_s(self) -> float:
-        """Until when a restart was, or is, expected; time.monotonic()."""
+        """Returns until when a restart was or is expected; time.monotonic()."""
         return max((note.restart_until_s for note in self._notes()), default=0.0)
 
     def end_of(self, instance_id: str) -> EngineEnd | None:
-        """Why an engine that was lost has ended; None: not known yet.
+        """Returns why a lost engine ended; None if this is not known yet.
 
-        A supervisor writes down an end before it starts the next engine. So when an engine serves, an instance without
-        a note has not ended or has no supervisor; without evidence its loss counts as a failure.
+        A supervisor notes an end before it starts the next engine. If an engine serves, an instance without a note has
+        therefore not ended or has no supervisor; its loss then counts as a failure.
         """
         notes = self._notes()
         for note in notes:
@@ -68,7 +68,7 @@ class SupervisorNotes:
 
 
 def note_path(socket: Path) -> Path:
-    """The path of the note about the engine at this socket."""
+    """Returns the path of the note about the engine at this socket."""
     return socket.with_name(f"{socket.name}.supervisor")
 
 
@@ -85,7 +85,7 @@ def write_note(path: Path, note: SupervisorNote) -> None:
 
 
 def read_note(path: Path) -> SupervisorNote | None:
-    """Reads the note; None: there is none, or it is not readable."""
+    """Reads the note; returns None if there is none or it is unreadable."""
     try:
         fields = json.loads(path.read_text())
         ends = {instance_id: EngineEnd(end) for instance_id, end in fields["ends"].items()}

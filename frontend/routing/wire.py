@@ -1,4 +1,4 @@
-"""The engine's protos to and from the frontend's own types. The public protos are converted in `frontend/request`."""
+"""Converts between the engine's protos and the frontend's types. `frontend/request` converts the public protos."""
 
 import math
 import sys
@@ -32,16 +32,16 @@ _CANCEL_REASONS = {
     CancelReason.STALLED: pb.CANCEL_REASON_STALLED,
 }
 _RETRY_ELSEWHERE_S = 1.0
-_MAX_SUBMIT_BYTES = 1 << 20  # unless one submission is longer: a prompt of 2**20 tokens is 4 MiB of the 16 of a message
+_MAX_SUBMIT_BYTES = 1 << 20  # a single longer submission is sent alone: 2**20 tokens are 4 of a message's 16 MiB
 
 
 class ProtocolViolation(FrontendError):  # noqa: N818 - reads as the reason it is
-    """The engine's stream cannot be trusted any more: it is dropped and opened again."""
+    """The engine violated the protocol; its stream is closed and opened again."""
 
 
-# What the frontend sends.
+# Messages to the engine.
 
-# Parameters that the engine's proto has under the same name.
+# Parameters with the same name in the engine's proto.
 _SAMPLING = [name for name in SAMPLING if name in pb.Sampling.DESCRIPTOR.fields_by_name]
 _STOPPING = [name for name in STOPPING if name in pb.TokenStops.DESCRIPTOR.fields_by_name]
 
@@ -58,10 +58,10 @@ def submission(
 
     Args:
         request: the checked request.
-        prompt_ids: its prompt.
-        remaining_s: seconds until the call's deadline; None if it has none.
-        elapsed_s: seconds since the request was accepted; they are deducted from its time budget.
-        constraints: structured output and banned sequences; None: neither.
+        prompt_ids: the prompt's token ids.
+        remaining_s: seconds until the call's deadline; None without one.
+        elapsed_s: seconds since the request was accepted, which reduce its time budget.
+        constraints: structured output and banned sequences; None for neither.
     """
     constraints = constraints or Constraints()
     sampling, stop = request.sampling, request.stop
@@ -97,14 +97,14 @@ def update_submission(
     budget_s: float | None,
     has_prompt_logprobs: bool,
 ) -> None:
-    """Makes a submission of a request the next one of the same request.
+    """Turns a request's submission into its next one.
 
     Args:
-        attempt: engines that have taken the request and were lost.
-        output_ids: all tokens that have arrived.
-        waited_s: seconds since the request came.
-        remaining_s, budget_s: seconds left until its deadline and of its time budget; None: it has none.
-        has_prompt_logprobs: whether those of the prompt are complete; they are not requested again.
+        attempt: number of engines that took the request and were lost.
+        output_ids: all tokens so far.
+        waited_s: seconds since the request arrived.
+        remaining_s, budget_s: seconds left until its deadline and of its time budget; None without them.
+        has_prompt_logprobs: whether the prompt's log-probabilities are complete and not requested again.
     """
     submission.epoch = attempt
     submission.waited_ms = remaining_ms(waited_s)
@@ -124,18 +124,18 @@ def commands(
     credits: Mapping[int, int],  # noqa: A002 - the wire's word
     acknowledged_step: int | None,
 ) -> Iterator[pb.AttachRequest]:
-    """Encodes commands in the order in which they must be sent; their `command_seq` is not set yet.
+    """Encodes commands in sending order, without `command_seq`.
 
     Args:
-        submissions: new requests, sent in batches that stay far below the largest message.
+        submissions: new requests, sent in batches far below the maximum message size.
         cancellations: reasons by stream request id.
         credits: tokens by stream request id.
-        acknowledged_step: the last step that was processed; None: nothing new to acknowledge.
+        acknowledged_step: the last processed step; None if nothing new must be acknowledged.
     """
     for batch in _by_size(submissions):
         command = pb.AttachRequest()
         for submission in batch:
-            # Not through the constructors: they copy by serializing and parsing, 25 times as slow for a long prompt.
+            # Constructors would copy by serializing and parsing, which is 25 times slower for a long prompt.
             command.submit.submissions.add().CopyFrom(submission)
         yield command
     for reason in dict.fromkeys(cancellations.values()):
@@ -161,14 +161,14 @@ def _by_size(submissions: Sequence[pb.Submission]) -> Iterator[list[pb.Submissio
         yield batch
 
 
-# What the engine sends.
+# Messages from the engine.
 
 
 def rows(step: pb.StepResult) -> Iterator[tuple[int, int, int, list[int], LogprobBatch | None]]:
     """Yields the rows of a step: stream request id, attempt, index of the first token, tokens, log-probabilities.
 
     Raises:
-        ProtocolViolation: the columns do not belong together.
+        ProtocolViolation: the lengths of the columns differ.
     """
     stream_ids, starts, token_ids = list(step.handles), list(step.start_indices), list(step.token_ids)
     counts = list(step.token_counts) or [1] * len(stream_ids)
@@ -186,10 +186,10 @@ def rows(step: pb.StepResult) -> Iterator[tuple[int, int, int, list[int], Logpro
 
 
 def request_end(completion: pb.Completion) -> RequestEnd:
-    """Reads the Completion of a request that ended well.
+    """Converts the Completion of a request that completed.
 
     Raises:
-        RequestError: it did not, see `completion_error`.
+        RequestError: the request failed, see `completion_error`.
     """
     reason = _END_REASONS.get(completion.reason)
     if reason is None or not reason.is_complete:
@@ -204,12 +204,12 @@ def request_end(completion: pb.Completion) -> RequestEnd:
 
 
 def engine_account(completion: pb.Completion) -> EngineAccount:
-    """Reads the final time report, however the request ended."""
+    """Converts the final time report, for any end of a request."""
     return EngineAccount.at_end(engine_time(completion), completion.num_output_tokens)
 
 
 def engine_time(account: pb.TimeAccount | pb.Completion) -> EngineTime:
-    """Reads the time report of a request."""
+    """Converts the time report of a request."""
     return EngineTime(
         queued_s=account.queued_us / 1e6,
         prefill_s=account.prefill_us / 1e6,
@@ -220,7 +220,7 @@ def engine_time(account: pb.TimeAccount | pb.Completion) -> EngineTime:
 
 
 def completion_error(completion: pb.Completion) -> RequestError:
-    """The error of a request that did not end well."""
+    """Returns the error of a request that failed."""
     reason = _END_REASONS.get(completion.reason)
     if reason is EndReason.DEADLINE:
         return DeadlineExceeded(f"the deadline passed after {completion.num_output_tokens} output tokens")
@@ -231,7 +231,7 @@ def completion_error(completion: pb.Completion) -> RequestError:
 
 
 def rejection_error(rejection: pb.Rejection) -> RequestError:
-    """The error that a Rejection means for the client."""
+    """Returns the client's error for a Rejection."""
     retry_after_s = _RETRY_ELSEWHERE_S
     if rejection.HasField("retry_after"):
         retry_after_s = rejection.retry_after.ToTimedelta().total_seconds()
@@ -248,7 +248,7 @@ def rejection_error(rejection: pb.Rejection) -> RequestError:
 
 
 def _row_logprobs(columns: pb.LogprobColumns, token_counts: Sequence[int]) -> dict[int, LogprobBatch]:
-    """Log-probabilities by row, for the rows that have any."""
+    """Returns the log-probabilities of the rows that have any, by row."""
     chosen, top_ids, top_values = list(columns.chosen), list(columns.top_ids), list(columns.top_values)
     batches = {}
     position = top_position = 0
@@ -262,7 +262,7 @@ def _row_logprobs(columns: pb.LogprobColumns, token_counts: Sequence[int]) -> di
 
 
 def prompt_columns(prompt: pb.PromptLogprobs) -> LogprobBatch:
-    """Log-probabilities of some tokens of a prompt. The columns are the message's own."""
+    """Returns the log-probabilities of some prompt tokens; shares the message's columns."""
     return LogprobBatch(prompt.top_width, prompt.chosen, prompt.top_ids, prompt.top_values)
 
 
@@ -270,7 +270,7 @@ def prompt_columns(prompt: pb.PromptLogprobs) -> LogprobBatch:
 
 
 def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
-    """Token ids as unsigned 32-bit integers, little-endian."""
+    """Encodes token ids as unsigned 32-bit integers, little-endian."""
     ids = array("I", token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
@@ -278,10 +278,10 @@ def ids_to_bytes(token_ids: Sequence[int]) -> bytes:
 
 
 def budget_ms(left_s: float) -> int:
-    """Milliseconds of a time budget that are left; the engine ends a request without any."""
+    """Returns the milliseconds left of a time budget; the engine ends a request at 0."""
     return max(math.ceil(left_s * 1000), 0)
 
 
 def remaining_ms(remaining_s: float) -> int:
-    """Milliseconds until a deadline, at most what the field's 32 bits hold: a client may send one of centuries."""
+    """Returns the milliseconds until a deadline, limited to the field's 32 bits because a client may send centuries."""
     return min(max(int(remaining_s * 1000), 0), 2**32 - 1)

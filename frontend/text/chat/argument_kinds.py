@@ -1,4 +1,4 @@
-"""What a tool's schema says of each of its arguments."""
+"""The JSON types that a tool's schema allows for each argument."""
 
 import json
 from collections.abc import Mapping
@@ -7,20 +7,20 @@ from typing import Any
 from frontend.text.chat.call_family import JsonSchema
 
 TEXT = frozenset({"string"})
-"""The kinds of an argument that is a text and nothing else."""
+"""The types of an argument that is always a string."""
 
 _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
 def kinds_of_argument(parameters: JsonSchema | None, key: str) -> frozenset[str] | None:
-    """The types that an argument may have; None: any, or not known here."""
+    """Returns the types that an argument may have; None: any, or unknown."""
     if not parameters:
         return None
     return kinds_of(parameters, properties_of(parameters).get(key))
 
 
 def properties_of(parameters: JsonSchema) -> dict[str, Any]:
-    """The arguments of a tool by name, with those that are required but not described."""
+    """Returns the schemas of a tool's arguments by name, including required arguments without a description."""
     schema = resolved(parameters, parameters)
     properties, required = schema.get("properties"), schema.get("required")
     found = dict(properties) if isinstance(properties, dict) else {}
@@ -28,13 +28,13 @@ def properties_of(parameters: JsonSchema) -> dict[str, Any]:
 
 
 def names_in(required: Any) -> list[str]:
-    """The names in a list that should have nothing else."""
+    """Returns the strings in a list of names, which may be malformed."""
     return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
 def resolved(root: JsonSchema, schema: Any) -> JsonSchema:
-    """A schema, or what its reference to a definition, or its only part, leads to."""
-    for _ in range(16):  # a reference may lead to itself
+    """Returns a schema after following its reference, or its only part in `allOf`."""
+    for _ in range(16):  # bounded, because references may be circular
         if not isinstance(schema, Mapping):
             return {}
         reference, parts = schema.get("$ref"), schema.get("allOf")
@@ -51,12 +51,12 @@ def resolved(root: JsonSchema, schema: Any) -> JsonSchema:
 
 
 def kinds_of(root: JsonSchema, schema: Any) -> frozenset[str] | None:
-    """The types that a schema allows; None: any, or not known here."""
+    """Returns the types that a schema allows; None: any, or unknown."""
     kinds: set[str] = set()
     waiting, seen = [schema], set[int]()
     while waiting:
         part = resolved(root, waiting.pop())
-        if id(part) in seen:  # alternatives may lead to one another
+        if id(part) in seen:  # references may be circular
             continue
         seen.add(id(part))
         alternatives = part.get("anyOf", part.get("oneOf"))
@@ -81,7 +81,7 @@ def _own_kinds(schema: JsonSchema) -> set[str]:
 
 
 def as_json(written: str, kinds: frozenset[str] | None) -> str:
-    """A value as JSON: what it is if it is some of the right kind, or else a text."""
+    """Returns a value as JSON: unchanged if it is JSON of an allowed type, otherwise as a string."""
     try:
         value = json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):

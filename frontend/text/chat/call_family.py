@@ -11,7 +11,7 @@ from frontend.text.chat.parser import AnswerParser
 JsonSchema = Mapping[str, Any]
 
 TokenIdOf = Callable[[str], int | None]
-"""Returns the id of a special token; None: the text is not a special token."""
+"""Returns the id of a special token; None if the text is not one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,12 @@ class CallRules:
     schemas: dict[str, dict[str, Any]]
     places: dict[str, int]
 
+    @classmethod
+    def with_json_arguments(cls, lark: str, tools: Sequence[CallableTool]) -> "CallRules":
+        """Returns rules in which `arguments_0`, `arguments_1`, ... are the JSON arguments of the tools."""
+        schemas = {f"arguments_{index}": _arguments_schema(tool.parameters) for index, tool in enumerate(tools)}
+        return cls(lark, schemas, {name: index for index, name in enumerate(schemas)})
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateSigns:
@@ -54,7 +60,7 @@ class TemplateSigns:
     none_of: tuple[str, ...] = ()
 
     def in_template(self, template: str) -> bool:
-        """Whether a template has these signs."""
+        """Returns whether a template has these signs."""
         shown = any(all(text in template for text in group) for group in self.any_of)
         return shown and not any(text in template for text in self.none_of)
 
@@ -93,7 +99,7 @@ class CallFamily(Protocol):
 
 
 def lark_text(text: str) -> str:
-    """Returns a text in Lark's notation; empty for an empty text, which Lark has no notation for."""
+    """Returns a text in Lark's notation; an empty text, for which Lark has no notation, stays empty."""
     return json.dumps(text) if text else ""
 
 
@@ -118,7 +124,7 @@ def lark_pattern(text: str) -> str:
 _MEMBER_KEYWORDS = ("properties", "patternProperties", "additionalProperties", "$ref", "allOf", "anyOf", "oneOf")
 
 
-def arguments_schema(parameters: dict[str, Any]) -> dict[str, Any]:
+def _arguments_schema(parameters: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a tool's arguments: an object, empty if no members are described."""
     has_members = any(keyword in parameters for keyword in _MEMBER_KEYWORDS)
     return {"type": "object", **({} if has_members else {"properties": {}}), **parameters}

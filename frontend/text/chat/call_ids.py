@@ -12,5 +12,5 @@ def long_call_id() -> str:
 
 
 def short_call_id() -> str:
-    """Nine letters and digits: Mistral's templates refuse any other."""
+    """Returns nine letters and digits, the only format that Mistral's templates accept."""
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))

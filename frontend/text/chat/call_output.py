@@ -16,7 +16,7 @@ class Reader(Protocol):
 
     @property
     def call_id(self) -> str | None:
-        """Id that the model gave the call; None: none."""
+        """Id that the model gave the call; None without one."""
         ...
 
     def take_arguments(self) -> str:
@@ -25,7 +25,7 @@ class Reader(Protocol):
 
 
 class CallOutput:
-    """Collects deltas. Space before and after a call belongs to its marks and is left out.
+    """Collects deltas. Omits whitespace before and after a call, which belongs to its marks.
 
     Args:
         new_call_id: makes ids for calls without one.

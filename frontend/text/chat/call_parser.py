@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 
 from frontend.text.chat.call_output import CallOutput
+from frontend.text.chat.call_reader import ArgumentsReader, CallReader, ReaderStatus
 from frontend.text.chat.deltas import Delta
 
 
 class CallParser(ABC):
-    """One answer's content and calls; an `AnswerParser`."""
+    """Parses one answer into content and calls; an `AnswerParser`."""
 
     def __init__(self, output: CallOutput) -> None:
         self._output = output
@@ -18,7 +19,7 @@ class CallParser(ABC):
         self._text += text
         while self._text and self._advance():
             pass
-        return self._output.take()
+        return self._take()
 
     def finish(self) -> list[Delta]:
         """Ends the answer; returns what was held back."""
@@ -27,10 +28,21 @@ class CallParser(ABC):
             self._output.content(self._text)
         return self._output.finish()
 
+    def _take(self) -> list[Delta]:
+        """Returns the deltas since the last call."""
+        return self._output.take()
+
     def _holds_content(self) -> bool:
-        """Whether the text left at the end is content."""
+        """Returns whether the text left at the end of the answer is content."""
         return True
+
+    def _read_json(self, reader: CallReader | ArgumentsReader) -> ReaderStatus:
+        """Passes the text on to the reader of a call; keeps what follows the call."""
+        rest = reader.read(self._text)
+        self._output.read(reader, self._text[: len(self._text) - len(rest)])
+        self._text = rest
+        return reader.status
 
     @abstractmethod
     def _advance(self) -> bool:
-        """Consumes a part of the text; False: more text is needed."""
+        """Consumes a part of the text; returns False if it needs more text."""

@@ -15,22 +15,23 @@ class ReaderStatus(enum.Enum):
 
     READING = "reading"
     COMPLETE = "complete"
-    FAILED = "failed"  # what follows is not this call's
+    FAILED = "failed"  # the text is not a call
 
 
 class CallReader:
-    """One call. It is certain once its name is known and its arguments have begun, or the object ends without any.
+    """Reads one call.
 
-    Arguments written as a text that holds an object are that object; missing ones and null are the empty object.
+    The call is certain once its name is known and its arguments have started, or the object ends without arguments.
+    Arguments in a JSON string are unquoted. Missing arguments and null become the empty object.
 
     Args:
-        only_names: names it may have; None: any.
-        strict: an object with other members than a call's, or without arguments, is no call.
+        only_names: allowed names; None allows any.
+        strict: reject an object without arguments, or with members that a call does not have.
 
     Attributes:
-        status: see there.
-        name: of the tool, once the call is certain; None before.
-        call_id: None: these models write none.
+        status: how far the call has been read.
+        name: the tool's name once the call is certain; None before.
+        call_id: always None, because these models write no ids.
     """
 
     call_id: str | None = None
@@ -43,14 +44,14 @@ class CallReader:
         self._scanner = JsonObjectScanner()
         self._member: str | None = None  # whose value is being read
         self._value: list[str] = []
-        self._wanted_name: str | None = None  # the name before the call is certain
-        self._early_arguments: str | None = None  # those that came before the name
+        self._wanted_name: str | None = None  # its name, before the call is certain
+        self._early_arguments: str | None = None  # arguments that preceded the name
         self._has_arguments = False
         self._is_streaming = False
         self._arguments: list[str] = []  # not taken yet
 
     def read(self, text: str) -> str:
-        """Takes the next piece; returns what lies behind the call, or behind the last that could belong to it."""
+        """Takes the next piece; returns the rest that does not belong to the call."""
         position = 0
         while position < len(text) and self.status is ReaderStatus.READING:
             part, end = self._scanner.scan(text, position)
@@ -66,7 +67,7 @@ class CallReader:
         return text[position:]
 
     def take_arguments(self) -> str:
-        """The arguments read since the last time; empty before the call is certain."""
+        """Returns the arguments read since the last call; empty before the call is certain."""
         arguments, self._arguments = "".join(self._arguments), []
         return arguments
 
@@ -135,11 +136,11 @@ class CallReader:
 
 
 class ArgumentsReader:
-    """The arguments of a call whose name is known already: any JSON object.
+    """Reads the arguments of a call whose name is known: any JSON object.
 
     Attributes:
-        status, name: as `CallReader`'s; the call is certain from the opening bracket on.
-        call_id: that the model gave the call.
+        status, name: see `CallReader`; the call is certain from the opening bracket on.
+        call_id: the id that the model gave the call.
     """
 
     def __init__(self, name: str, call_id: str | None = None) -> None:
@@ -150,7 +151,7 @@ class ArgumentsReader:
         self._arguments: list[str] = []
 
     def read(self, text: str) -> str:
-        """As `CallReader.read`."""
+        """See `CallReader.read`."""
         position = 0
         while position < len(text) and self.status is ReaderStatus.READING:
             part, end = self._scanner.scan(text, position)
@@ -163,7 +164,7 @@ class ArgumentsReader:
         return text[position:]
 
     def take_arguments(self) -> str:
-        """As `CallReader.take_arguments`."""
+        """See `CallReader.take_arguments`."""
         arguments, self._arguments = "".join(self._arguments), []
         return arguments
 
@@ -173,7 +174,7 @@ def _escaped(control: str) -> str:
 
 
 def _is_sendable(text: str) -> bool:
-    """JSON can escape half a character, which no encoding takes."""
+    """Returns whether UTF-8 can encode the text; JSON may contain half a surrogate pair, which it cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -182,7 +183,7 @@ def _is_sendable(text: str) -> bool:
 
 
 def _object_text(value: str) -> str | None:
-    """Arguments as the text of an object; None if they are none. `value` is JSON."""
+    """Returns the JSON text of the arguments object in a JSON value; None if there is none."""
     if value.startswith("{"):
         return value
     inner = json.loads(value)

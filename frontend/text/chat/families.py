@@ -23,7 +23,7 @@ _MISTRAL_OTHERS = frozenset({"[CALL_ID]", "[ARGS]"})
 
 CALL_FAMILIES: dict[str, CallFamily] = {
     "harmony": HarmonyFamily(),
-    # Mistral's models up to 2024 write a list, those since then names; they are read alike.
+    # Mistral's models write a list up to 2024 and names since then; both are parsed the same way.
     "mistral_names": MarkedCallFamily(
         seen=TemplateSigns((("[TOOL_CALLS]", "[ARGS]"),)),
         openings=frozenset({"[TOOL_CALLS]"}),
@@ -78,9 +78,8 @@ CALL_FAMILIES: dict[str, CallFamily] = {
     ),
     "glm45": GlmFamily(),
     "hermes": MarkedCallFamily(
-        seen=TemplateSigns(
-            (("<tool_call>",),), none_of=("<function=",)
-        ),  # others write other things between the same marks
+        # Other formats use the same marks around something else.
+        seen=TemplateSigns((("<tool_call>",),), none_of=("<function=",)),
         openings=frozenset({"<tool_call>"}),
         closings=("</tool_call>",),
         written="<tool_call>\n{object}\n</tool_call>",
@@ -107,7 +106,7 @@ CALL_FAMILIES: dict[str, CallFamily] = {
     ),
     "llama3": Llama3Family(),
 }
-"""Formats of tool calls by name; the first one that a template shows is used."""
+"""Formats of tool calls by name; "auto" selects the first one with signs in the template."""
 
 REASONING_FAMILIES: dict[str, ReasoningMarks] = {
     "granite32": ReasoningMarks("Here is my thought process:", "Here is my response:"),
@@ -115,4 +114,4 @@ REASONING_FAMILIES: dict[str, ReasoningMarks] = {
     "think": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
 }
-"""Reasoning marks by name; the first one whose closing mark a template shows is used."""
+"""Reasoning marks by name; "auto" selects the first one whose closing mark is in the template."""

@@ -12,10 +12,10 @@ from frontend.text.chat.parser import AnswerParser, StagedParser
 from frontend.text.chat.reasoning import ReasoningMarks, ReasoningSplit
 from frontend.text.chat.reasoning_rules import reasoning_rules
 
-_HARMONY = "harmony"  # calls and reasoning are one format
+_HARMONY = "harmony"  # one format for calls and reasoning
 
 _NEWER = {"mistral": "mistral_names"}
-"""Families with two formats: the first name stands for both, the template decides."""
+"""Families with two formats: the user names the family, and the template decides."""
 
 TOOL_FORMATS = ("auto", "none", *CALL_FAMILIES)
 """Names of the formats of tool calls."""
@@ -37,8 +37,10 @@ class ChatFormat:
     reasoning: str
 
     def marks(self, *, with_tools: bool) -> frozenset[str]:
-        """The texts that a parser must be given even if they are special tokens of the model: then ask for the answer
-        with `keep_special_tokens`, and give `parser` the tokenizer's special tokens, so that it leaves the others out.
+        """Returns the texts that a parser needs in the answer even if they are special tokens of the model.
+
+        If some are, detokenize with `keep_special_tokens` and pass the special tokens to `parser`, which removes the
+        others.
 
         Args:
             with_tools: whether the request offers tools.
@@ -53,10 +55,10 @@ class ChatFormat:
         """Returns a parser for one answer.
 
         Args:
-            tools: names of the tools the request offers, and the schemas of their arguments, empty where nothing is
-                known of them; with no tools, nothing is taken for a call.
-            prompt: the rendered prompt, or its end: whether it opened the reasoning.
-            special_tokens: texts to leave out of the answer; the marks themselves may be among them and are read.
+            tools: names of the offered tools, and the schemas of their arguments, empty if unknown; without tools, no
+                text is parsed as a call.
+            prompt: the rendered prompt, or its end, which may have opened the reasoning.
+            special_tokens: texts to remove from the answer, except marks that the parser needs.
         """
         tools = tools or {}
         family = self._family if tools or self._is_harmony else None
@@ -69,7 +71,7 @@ class ChatFormat:
         )
 
     def call_rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:
-        """Rules for an answer that must call tools; see `CallFamily.rules`."""
+        """Returns rules for an answer that must call tools; see `CallFamily.rules`."""
         family = self._family
         assert family is not None, "the model calls no tools"
         return family.rules(tools, token_id, one_only=one_only)
@@ -115,15 +117,15 @@ class ChatFormat:
 
 
 def chat_format(template_text: str | None, *, tools: str = "auto", reasoning: str = "auto") -> ChatFormat:
-    """The format of a model's answers.
+    """Returns the format of a model's answers.
 
     Args:
-        template_text: source of its chat template, for what is "auto"; None if it has none.
+        template_text: source of the chat template, from which "auto" detects the formats; None without one.
         tools: one of `TOOL_FORMATS`.
         reasoning: one of `REASONING_FORMATS`.
 
     Raises:
-        ValueError: no such format.
+        ValueError: an unknown format.
     """
     for what, name, known in (("tool calls", tools, TOOL_FORMATS), ("reasoning", reasoning, REASONING_FORMATS)):
         if name not in known:

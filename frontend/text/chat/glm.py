@@ -1,11 +1,11 @@
-"""Calls as GLM-4.5 and later write them, anywhere in an answer, with each argument between marks of its own:
+"""Tool calls of GLM-4.5 and later, anywhere in an answer, with marks around each argument:
 
     <tool_call>name
     <arg_key>city</arg_key>
     <arg_value>Rome</arg_value>
     </tool_call>
 
-with or without line breaks. A value is a text as it is, or JSON for everything else: the tool's schema decides.
+Line breaks are optional. The tool's schema decides whether a value is a plain string or JSON.
 """
 
 import enum
@@ -37,8 +37,8 @@ class GlmFamily:
         return GlmCalls(CallOutput(long_call_id), tools)
 
     def rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:
-        """See `CallFamily`. Texts are held to their `enum`, or to `minLength` and `maxLength`; arguments come in the
-        order of the schema, and there are no others.
+        """See `CallFamily`. Only the schema's arguments are allowed, in its order. `enum`, `minLength` and `maxLength`
+        restrict strings.
         """
         rules = GlmRules(token_id)
         calls = " | ".join(rules.call(index, tool) for index, tool in enumerate(tools))
@@ -56,14 +56,14 @@ class _Place(enum.Enum):
 
 
 class GlmCalls(CallParser):
-    """One answer's content and calls; an `AnswerParser`. Also the reader of the call it is in.
+    """Parses one answer into content and calls; an `AnswerParser`, and the `Reader` of the current call.
 
     Args:
-        tools: that were offered, with the schemas of their arguments.
+        tools: offered tools: names, and schemas of the arguments.
 
     Attributes:
-        name: of the tool that is called, once the call is certain.
-        call_id: None: the model writes none.
+        name: the called tool, once the call is certain.
+        call_id: always None, because the model writes no ids.
     """
 
     call_id: str | None = None
@@ -76,11 +76,11 @@ class GlmCalls(CallParser):
         self._arguments = ""  # not taken yet
         self._num_arguments = 0
         self._key = ""
-        self._value: list[str] = []  # of an argument that may be JSON
+        self._value: list[str] = []  # pieces of a value that may be JSON
         self._kinds: frozenset[str] | None = None
 
     def take_arguments(self) -> str:
-        """The arguments read since the last time."""
+        """Returns the arguments read since the last call."""
         arguments, self._arguments = self._arguments, ""
         return arguments
 
@@ -157,7 +157,7 @@ class GlmCalls(CallParser):
         return True
 
     def _expect(self, places: Mapping[str, _Place]) -> bool:
-        """Space, and one of some marks; anything else ends the call."""
+        """Skips whitespace and takes one of the marks; anything else ends the call."""
         text = self._text.lstrip()
         for mark, place in places.items():
             if text.startswith(mark):

@@ -23,7 +23,7 @@ class GlmRules:
         self.places: dict[str, int] = {}
 
     def call(self, index: int, tool: CallableTool) -> str:
-        """A call of a tool."""
+        """Returns the rule for a call of a tool."""
         required = names_in(resolved(tool.parameters, tool.parameters).get("required"))
         arguments = []
         for number, (key, schema) in enumerate(properties_of(tool.parameters).items()):

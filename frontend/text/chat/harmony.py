@@ -1,11 +1,11 @@
-"""Answers of gpt-oss, in OpenAI's harmony format: messages, each with a header that says what it is.
+"""OpenAI's harmony format, which gpt-oss writes: an answer is a sequence of messages with headers.
 
     <|channel|>analysis<|message|>...<|end|>                                            reasoning
     <|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>{...}<|call|>    a call
-    <|start|>assistant<|channel|>final<|message|>...<|return|>                          what the user reads
+    <|start|>assistant<|channel|>final<|message|>...<|return|>                          content
 
-The recipient may also stand before the channel. Commentary without a recipient is for the user, as is all that has no
-header; what goes to other recipients than functions belongs to the reasoning.
+The recipient may also precede the channel. Commentary without a recipient is content, as is text without a header.
+Messages to recipients other than functions are reasoning.
 """
 
 import enum
@@ -18,11 +18,11 @@ from frontend.text.chat.call_family import (
     JsonSchema,
     TemplateSigns,
     TokenIdOf,
-    arguments_schema,
     lark_sequence,
 )
 from frontend.text.chat.call_ids import long_call_id
 from frontend.text.chat.call_output import CallOutput, merged
+from frontend.text.chat.call_parser import CallParser
 from frontend.text.chat.call_reader import ArgumentsReader, ReaderStatus
 from frontend.text.chat.deltas import ContentText, Delta, ReasoningText
 from frontend.text.chat.marks import mark_finder
@@ -32,7 +32,7 @@ _ENDS = frozenset({"<|start|>", "<|end|>", "<|call|>", "<|return|>"})
 _BEGINNINGS = ("<|start|>", "<|channel|>", "<|message|>", "assistant", "to=")
 _MOST_IN_HEADER = 300
 _RECIPIENT = r"(?:to=(?P<{}>[\w.\-]{{1,80}}) ?)?"
-_HEADER = re.compile(  # with single blanks for all space
+_HEADER = re.compile(  # after whitespace is collapsed to single blanks
     r"(?:<\|start\|> ?)?(?:assistant ?)?"
     + _RECIPIENT.format("early")
     + r"(?:<\|channel\|> ?(?P<channel>\w+) ?)?"
@@ -43,7 +43,7 @@ _FUNCTION = re.compile(r"functions\.([\w.\-]{1,64})")
 
 
 class HarmonyFamily:
-    """The harmony format; a `CallFamily` whose parser also tells the reasoning from the answer."""
+    """The harmony format; a `CallFamily` whose parser also separates the reasoning."""
 
     seen = TemplateSigns((("<|channel|>", "<|message|>"),))
     marks = MARKS
@@ -53,27 +53,26 @@ class HarmonyFamily:
         return HarmonyParser(CallOutput(long_call_id), prompt, with_calls=bool(tools))
 
     def rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:  # noqa: ARG002
-        """See `CallFamily`: a call ends the answer, so that there is one."""
+        """See `CallFamily`. There is always one call, because a call ends the answer."""
         calls = []
         for index, tool in enumerate(tools):
             header = f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>"
             calls.append(f"{lark_sequence(header, MARKS, token_id)} @arguments_{index}")
-        schemas = {f"arguments_{index}": arguments_schema(tool.parameters) for index, tool in enumerate(tools)}
-        return CallRules(f"calls: {' | '.join(calls)}", schemas, {name: i for i, name in enumerate(schemas)})
+        return CallRules.with_json_arguments(f"calls: {' | '.join(calls)}", tools)
 
 
 def reasoning_rule(prompt: str, token_id: TokenIdOf) -> str:
-    """Rules for the reasoning that may come before a call, `before` the first of them; empty inside of a message."""
+    """Returns rules for optional reasoning before a call, first `before`; empty if the prompt opened a message."""
     return "" if _is_inside(prompt) else f"before: | reasoned\n{_reasoned(token_id)}"
 
 
 def reasoning_and_answer_start(prompt: str, token_id: TokenIdOf) -> str:
-    """Rules for the reasoning that may come, and for what begins the answer behind it."""
+    """Returns rules for optional reasoning and the start of the final message; empty if the prompt opened a message."""
     return "" if _is_inside(prompt) else f"before: reasoned? {answer_start(token_id)}\n{_reasoned(token_id)}"
 
 
 def answer_start(token_id: TokenIdOf) -> str:
-    """What begins a final message, in Lark's notation."""
+    """Returns the start of a final message in Lark's notation."""
     return lark_sequence("<|channel|>final<|message|>", MARKS, token_id)
 
 
@@ -87,7 +86,7 @@ def _reasoned(token_id: TokenIdOf) -> str:
 
 
 def _is_inside(prompt: str) -> bool:
-    """Whether a prompt ends inside of a message, which the answer goes on with."""
+    """Returns whether a prompt ends inside a message, which the answer continues."""
     return "<|message|>" in prompt.rpartition("<|start|>")[2]
 
 
@@ -95,40 +94,32 @@ class _Place(enum.Enum):
     HEADER = "header"
     BODY = "body"
     CALL = "call"
-    SKIPPED = "skipped"  # behind a call, up to its end
+    SKIPPED = "skipped"  # after the arguments of a call, until its message ends
 
 
-class HarmonyParser:
-    """One answer's reasoning, content and calls; an `AnswerParser`.
+class HarmonyParser(CallParser):
+    """Parses one answer into reasoning, content and calls; an `AnswerParser`.
 
     Args:
-        prompt: its end says in what message the answer begins.
-        with_calls: whether tools were offered; without, what is written to functions is content.
+        prompt: the rendered prompt; the answer may continue the message at its end.
+        with_calls: whether tools were offered; if not, messages to functions are content.
     """
 
     def __init__(self, output: CallOutput, prompt: str, *, with_calls: bool) -> None:
-        self._output = output
+        super().__init__(output)
         self._with_calls = with_calls
         self._ends = mark_finder(_ENDS)
         self._headers = mark_finder(frozenset({"<|message|>"}))
-        self._text = ""
         self._deltas: list[Delta] = []
         self._is_reasoning = False
         self._reader = ArgumentsReader("")
-        self._has_begun = False  # the arguments of a call
-        self._begins = True  # a message: what of its kind came before is a line of its own
+        self._has_begun = False  # whether the arguments of the call have started
+        self._begins = True  # at the start of a message, which is separated from earlier text by a line break
         self._has_reasoned = self._has_content = False
         self._place = _Place.HEADER
         if _is_inside(prompt):
             self._is_reasoning = "<|channel|>analysis" in prompt.rpartition("<|start|>")[2]
             self._place = _Place.BODY
-
-    def feed(self, text: str) -> list[Delta]:
-        """Takes the next piece; returns the deltas that are final."""
-        self._text += text
-        while self._text and self._advance():
-            pass
-        return self._take()
 
     def finish(self) -> list[Delta]:
         """Ends the answer; returns what was held back."""
@@ -176,7 +167,7 @@ class HarmonyParser:
         return self._enter_body(is_reasoning=is_other or header["channel"] == "analysis")
 
     def _give_up_header(self) -> bool:
-        """What only looks like a header is content, its beginning at least."""
+        """Takes text that only resembles a header as content, at least its start."""
         self._enter_body(is_reasoning=False)
         self._begins = False
         space, start, rest = self._text.partition("<|start|>")
@@ -191,7 +182,7 @@ class HarmonyParser:
         return True
 
     def _find_end(self) -> tuple[str, bool]:
-        """The text up to the end of the message, and whether it has ended."""
+        """Takes the text up to the end of the message; returns it and whether the message has ended."""
         found = self._ends.find(self._text)
         self._text = found.rest
         if found.mark is None:
@@ -222,18 +213,16 @@ class HarmonyParser:
     def _read_call(self) -> bool:
         if not self._has_begun and not self._begin_arguments():
             return self._place is _Place.BODY
-        rest = self._reader.read(self._text)
-        self._output.read(self._reader, self._text[: len(self._text) - len(rest)])
+        status = self._read_json(self._reader)
         self._deltas += self._output.take()
-        self._text = rest
-        if self._reader.status is ReaderStatus.COMPLETE:
+        if status is ReaderStatus.COMPLETE:
             self._place = _Place.SKIPPED
-        elif self._reader.status is ReaderStatus.FAILED:
+        elif status is ReaderStatus.FAILED:
             self._enter_body(is_reasoning=False)
-        return bool(rest)
+        return bool(self._text)
 
     def _begin_arguments(self) -> bool:
-        """Whether arguments begin here. A message without any is a call with none, one of words is for the user."""
+        """Returns whether arguments start here. An empty message is a call without arguments; other text is content."""
         text = self._text.lstrip()
         has_ended = any(text.startswith(end) for end in _ENDS)
         if not has_ended and any(end.startswith(text) for end in _ENDS):

@@ -1,4 +1,4 @@
-"""Removes special tokens from an answer, which contains them because its marks are special tokens."""
+"""Removes special tokens from an answer that was detokenized with them because its marks are special tokens."""
 
 from frontend.text.chat.marks import MarkFinder
 

@@ -1,7 +1,7 @@
-"""Reads a JSON object (RFC 8259) that arrives in pieces and says which of its characters are values of its own members.
+"""Scans a JSON object (RFC 8259) that arrives in pieces, and separates its members' values from its structure.
 
-It keeps no text but the member's name and the scalar it is in the middle of, and needs a stack entry per open bracket.
-More lenient than the standard in one thing: models write control characters into strings as they are.
+It buffers only the current member's name or scalar, and one stack entry per open bracket. Unlike the standard, it
+accepts unescaped control characters in strings, because models write them.
 """
 
 import enum
@@ -17,17 +17,17 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class Part(enum.Enum):
-    """What a run of characters is."""
+    """Role of a run of characters."""
 
-    STRUCTURE = "structure"  # brackets, names, commas and space of the object itself
+    STRUCTURE = "structure"  # brackets, names, commas and whitespace of the object itself
     VALUE = "value"  # belongs to the value of the member `key`
-    CONTROL = "control"  # the same: one control character inside of a string
+    CONTROL = "control"  # like VALUE: one control character in a string
     END = "end"  # the bracket that closes the object
-    ERROR = "error"  # here the text stops being JSON; consumed nothing
+    ERROR = "error"  # the text is not JSON from here on; nothing was consumed
 
 
 class Run(NamedTuple):
-    """Characters up to `end` are `part`."""
+    """A run of characters with one role, up to `end`."""
 
     part: Part
     end: int
@@ -44,23 +44,23 @@ class _Expect(enum.Enum):
 
 
 class JsonObjectScanner:
-    """One object, from its opening bracket on.
+    """Scans one object from its opening bracket on.
 
     Attributes:
-        key: name of the object's member whose value is read or was read last.
+        key: name of the object's current or latest member.
     """
 
     def __init__(self) -> None:
         self.key = ""
-        self._open: list[str] = []  # the bracket that closes each open one, outermost first
+        self._open: list[str] = []  # the closing bracket of each open one, outermost first
         self._expect = _Expect.OBJECT
         self._scalar = ""  # the number or word being read
-        self._string: list[str] | None = None  # the string being read; its text only if it is a member's name
+        self._string: list[str] | None = None  # the string being read; has text only if it is a member's name
         self._is_key = False
-        self._escape = ""  # from its backslash on
+        self._escape = ""  # the escape sequence so far, from its backslash on
 
     def scan(self, text: str, start: int) -> Run:
-        """The next run of characters; `start` is below the text's length."""
+        """Returns the next run of characters; `start` is less than the text's length."""
         if self._string is not None:
             return self._in_string(self._string, text, start)
         char = text[start]

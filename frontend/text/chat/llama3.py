@@ -1,7 +1,7 @@
-"""Calls as Llama 3 writes them: `{"name": ..., "parameters": {...}}` as the whole answer, several with `;` between.
+"""Llama 3's tool calls: the answer is `{"name": ..., "parameters": {...}}`, or several such objects separated by `;`.
 
-Nothing but its form says that such an object is a call. So it must have the name of a tool that was offered, arguments,
-and no other members than a call's; after `<|python_tag|>`, which only calls have, a name will do.
+No mark says that such an object is a call. It is one only if it names an offered tool, has arguments, and has no other
+members than a call. After `<|python_tag|>`, which precedes only calls, any name is enough.
 """
 
 import enum
@@ -14,7 +14,6 @@ from frontend.text.chat.call_family import (
     JsonSchema,
     TemplateSigns,
     TokenIdOf,
-    arguments_schema,
     lark_text,
 )
 from frontend.text.chat.call_ids import long_call_id
@@ -27,16 +26,16 @@ _SEPARATORS = "; \t\r\n"
 
 
 class _Place(enum.Enum):
-    BEFORE = "before"  # a call may begin
+    BEFORE = "before"  # a call may start
     CALL = "call"
-    CONTENT = "content"  # no call can come any more
+    CONTENT = "content"  # no more calls
 
 
 class Llama3Calls(CallParser):
-    """One answer's content and calls; an `AnswerParser`.
+    """Parses one answer into content and calls; an `AnswerParser`.
 
     Args:
-        tool_names: of the tools that were offered.
+        tool_names: names of the offered tools.
     """
 
     def __init__(self, output: CallOutput, tool_names: Collection[str]) -> None:
@@ -79,16 +78,14 @@ class Llama3Calls(CallParser):
         self._place = _Place.CALL
 
     def _read_call(self) -> bool:
-        rest = self._reader.read(self._text)
-        self._output.read(self._reader, self._text[: len(self._text) - len(rest)])
-        self._text = rest
-        if self._reader.status is ReaderStatus.COMPLETE:
+        status = self._read_json(self._reader)
+        if status is ReaderStatus.COMPLETE:
             self._has_called = True
             self._place = _Place.BEFORE
-        elif self._reader.status is ReaderStatus.FAILED:
+        elif status is ReaderStatus.FAILED:
             self._output.reject()
             self._place = _Place.CONTENT
-        return bool(rest)
+        return bool(self._text)
 
 
 class Llama3Family:
@@ -103,10 +100,7 @@ class Llama3Family:
 
     def rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:  # noqa: ARG002
         """See `CallFamily`."""
-        names = [f"arguments_{index}" for index in range(len(tools))]
         starts = [f'{{"name": {json.dumps(tool.name)}, "parameters": ' for tool in tools]
-        calls = [f"{lark_text(start)} @{name} {lark_text('}')}" for name, start in zip(names, starts, strict=True)]
+        calls = [f"{lark_text(start)} @arguments_{i} {lark_text('}')}" for i, start in enumerate(starts)]
         more = "" if one_only else f" ({lark_text('; ')} call)*"
-        schemas = {name: arguments_schema(tool.parameters) for name, tool in zip(names, tools, strict=True)}
-        places = {name: index for index, name in enumerate(names)}
-        return CallRules(f"calls: call{more}\ncall: {' | '.join(calls)}", schemas, places)
+        return CallRules.with_json_arguments(f"calls: call{more}\ncall: {' | '.join(calls)}", tools)

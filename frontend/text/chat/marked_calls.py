@@ -1,10 +1,10 @@
-"""Calls between marks, anywhere in an answer: one parser and one set of rules for all families that differ in marks.
+"""Tool calls between marks, anywhere in an answer: one parser and one set of rules for all families that use marks.
 
-A call is one of these, as `MarkedCallFamily` says:
+`MarkedCallFamily` describes the marks of a family. A call is written in one of three ways:
 
-    an object                                    <mark>{"name": ..., "arguments": {...}}<mark>
-    one of a list of such objects                <mark>[{...}, {...}]
-    a name and, behind some more marks, the arguments    <mark>name<mark>{...}<mark>
+    an object                              <mark>{"name": ..., "arguments": {...}}<mark>
+    an object in a list                    <mark>[{...}, {...}]
+    a name, more marks, and the arguments  <mark>name<mark>{...}<mark>
 """
 
 import enum
@@ -19,7 +19,6 @@ from frontend.text.chat.call_family import (
     JsonSchema,
     TemplateSigns,
     TokenIdOf,
-    arguments_schema,
     lark_sequence,
 )
 from frontend.text.chat.call_ids import long_call_id
@@ -36,20 +35,20 @@ NAME = r"(?P<name>[\w.\-]{1,64})"
 
 @dataclass(frozen=True, slots=True)
 class MarkedCallFamily:
-    """The marks of one family, as data; a `CallFamily`.
+    """The marks of one family; a `CallFamily`.
 
     Attributes:
-        seen: how a chat template shows it.
-        openings: each may begin a call.
+        seen: signs of the family in a chat template.
+        openings: marks that may start a call.
         lists: whether a list of objects may follow an opening.
-        header: expression for what stands between an opening and the arguments, with groups `name` and perhaps `id`;
-            empty: objects follow.
-        closings: what may stand behind a call, in this order; models forget some.
+        header: regular expression for the text between an opening and the arguments, with the group `name` and
+            optionally `id`; empty if objects follow.
+        closings: texts that may follow a call, in this order; models omit some.
         others: marks within `header`.
-        written: a call as the model is made to write one: with `{name}`, `{number}` of the call and `{arguments}`, or
-            with the `{object}` of name and arguments.
-        before, between, after: what is written around the calls, and between two of them.
-        new_call_id: for calls whose header has no id.
+        written: template of a call for the grammar, with `{name}`, the call's `{number}` and `{arguments}`, or with the
+            `{object}` of name and arguments.
+        before, between, after: texts before all calls, between two calls and after all calls, for the grammar.
+        new_call_id: makes ids for calls whose header has none.
     """
 
     seen: TemplateSigns
@@ -70,7 +69,7 @@ class MarkedCallFamily:
         return self.openings | self.others | {closing for closing in self.closings if closing.strip("`")}
 
     def parser(self, tools: Mapping[str, JsonSchema], prompt: str) -> "MarkedCalls":  # noqa: ARG002
-        """See `CallFamily`: behind a mark any name is a call."""
+        """See `CallFamily`. After a mark, a call may have any name."""
         return MarkedCalls(CallOutput(self.new_call_id), self)
 
     def rules(self, tools: Sequence[CallableTool], token_id: TokenIdOf, *, one_only: bool) -> CallRules:
@@ -92,21 +91,19 @@ class MarkedCallFamily:
         lark = f"calls: {' '.join(filter(None, around))}\ncall: {' | '.join(calls)}"
         if "{number}" in self.written:
             lark += "\nNUMBER: /[0-9]{1,3}/"
-        names = [f"arguments_{index}" for index in range(len(tools))]
-        schemas = {name: arguments_schema(tool.parameters) for name, tool in zip(names, tools, strict=True)}
-        return CallRules(lark, schemas, {name: index for index, name in enumerate(names)})
+        return CallRules.with_json_arguments(lark, tools)
 
 
 class _Place(enum.Enum):
     CONTENT = "content"
     OPENED = "opened"  # after an opening
     CALL = "call"
-    IN_LIST = "in list"  # after a call of a list: a comma, or its end
-    CLOSING = "closing"  # after a call: its closings
+    IN_LIST = "in list"  # after a call of a list, before a comma or the end of the list
+    CLOSING = "closing"  # after a call, before its closings
 
 
 class MarkedCalls(CallParser):
-    """One answer's content and calls; an `AnswerParser`.
+    """Parses one answer into content and calls; an `AnswerParser`.
 
     Args:
         form: of the calls.
@@ -120,7 +117,7 @@ class MarkedCalls(CallParser):
         self._opening = ""
         self._reader: CallReader | ArgumentsReader = CallReader()
         self._in_list = False
-        self._closings: list[str] = []  # that may still come
+        self._closings: list[str] = []  # that may still follow
         self._place = _Place.CONTENT
 
     def _holds_content(self) -> bool:
@@ -189,15 +186,13 @@ class MarkedCalls(CallParser):
         return True
 
     def _read_call(self) -> bool:
-        rest = self._reader.read(self._text)
-        self._output.read(self._reader, self._text[: len(self._text) - len(rest)])
-        self._text = rest
-        if self._reader.status is ReaderStatus.COMPLETE:
+        status = self._read_json(self._reader)
+        if status is ReaderStatus.COMPLETE:
             self._closings = list(self._form.closings)
             self._place = _Place.IN_LIST if self._in_list else _Place.CLOSING
-        elif self._reader.status is ReaderStatus.FAILED:
+        elif status is ReaderStatus.FAILED:
             self._give_up()
-        return bool(rest)
+        return bool(self._text)
 
     def _go_on(self) -> bool:
         self._text = self._text.lstrip()

@@ -10,8 +10,8 @@ class Found(NamedTuple):
 
     Attributes:
         before: text before the mark, without marks.
-        mark: the mark; None: none yet.
-        rest: text after the mark; without a mark, the end of the text, which may become one.
+        mark: the mark; None if there is none yet.
+        rest: text after the mark; without a mark, the end of the text that may be the start of one.
     """
 
     before: str
@@ -20,10 +20,10 @@ class Found(NamedTuple):
 
 
 class MarkFinder:
-    """Finds the leftmost mark, the longest of several. Shared by all answers; create it with `mark_finder`.
+    """Finds the leftmost mark, and the longest if several start there. Create it with `mark_finder`.
 
     Args:
-        marks: none may be empty.
+        marks: non-empty texts.
     """
 
     def __init__(self, marks: frozenset[str]) -> None:
@@ -52,7 +52,7 @@ class MarkFinder:
         return 0
 
 
-@functools.lru_cache(maxsize=64)  # a few models, each with its special tokens and its marks
+@functools.lru_cache(maxsize=64)  # for a few models with their special tokens and marks
 def mark_finder(marks: frozenset[str]) -> MarkFinder:
-    """Returns the finder of these marks."""
+    """Returns the finder of these marks, which all answers share."""
     return MarkFinder(marks)

@@ -1,4 +1,4 @@
-"""A conversation as a chat template is given it: turns, tools, how the prompt ends. Knows no template and no proto."""
+"""The input of a chat template: messages, tools and options. Knows neither templates nor protos."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call the assistant made in an earlier turn.
+    """A tool call that the assistant made in an earlier message.
 
     Attributes:
-        call_id: which the tool's answer names.
-        name: of the tool.
-        arguments: a JSON object as text, as clients receive and send it.
+        call_id: id that the tool's answer refers to.
+        name: the tool's name.
+        arguments: a JSON object as text.
     """
 
     call_id: str
@@ -23,15 +23,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation.
+    """One message of a conversation.
 
     Attributes:
-        role: who speaks: "system", "user", "assistant", "tool", or what the model's template knows.
-        content: what is said; several pieces of text for clients that send a list of parts.
-        name: of the speaker, or of the tool that answers.
-        reasoning: what an assistant thought before it spoke.
-        tool_calls: what an assistant asked for.
-        tool_call_id: the call that a tool answers.
+        role: "system", "user", "assistant", "tool", or another role of the model's template.
+        content: the text; several texts if the client sent a list of parts.
+        name: name of the author, or of the tool that answers.
+        reasoning: the assistant's reasoning before the content.
+        tool_calls: the assistant's tool calls.
+        tool_call_id: id of the call that a tool answers.
     """
 
     role: str
@@ -43,7 +43,7 @@ class ChatMessage:
 
     @property
     def num_chars(self) -> int:
-        """Characters of everything a template may show."""
+        """Number of characters that a template may insert."""
         content = len(self.content) if isinstance(self.content, str) else sum(map(len, self.content))
         calls = sum(len(call.call_id) + len(call.name) + len(call.arguments) for call in self.tool_calls)
         return len(self.role) + content + len(self.name) + len(self.reasoning) + calls + len(self.tool_call_id)
@@ -51,14 +51,14 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What a conversation's prompt holds besides its turns.
+    """Options of a conversation's prompt.
 
     Attributes:
-        tools: that the model may call: JSON objects, given to the template as they are, in OpenAI's form
+        tools: tools that the model may call, as JSON objects in OpenAI's format, which the template gets unchanged:
             {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}.
-        template_kwargs: further variables for the template, as in {"enable_thinking": false}; JSON values.
-        add_generation_prompt: open the assistant's turn at the end.
-        continue_final_message: end the prompt inside the last turn, which the model goes on with; no turn is opened.
+        template_kwargs: further template variables with JSON values, for example {"enable_thinking": false}.
+        add_generation_prompt: open the assistant's message at the end of the prompt.
+        continue_final_message: end the prompt inside the last message, which the model continues.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -68,16 +68,16 @@ class ChatOptions:
 
     @property
     def num_chars(self) -> int:
-        """Characters of tools and variables as JSON."""
+        """Number of characters of tools and variables as JSON."""
         return sum(
             len(json.dumps(value, ensure_ascii=False)) for value in (*self.tools, *self.template_kwargs.values())
         )
 
 
 def reasoning_variables(effort: str) -> dict[str, Any]:
-    """Template variables for an effort of reasoning, as clients name it: "none", "minimal", "low", "medium", "high".
+    """Returns template variables for a reasoning effort: "none", "minimal", "low", "medium" or "high".
 
-    Some templates know the effort itself, others only whether to think at all; without an effort they decide.
+    Some templates use the effort itself, others only whether to think. Without an effort, their default applies.
     """
     if not effort:
         return {}
@@ -87,13 +87,13 @@ def reasoning_variables(effort: str) -> dict[str, Any]:
 def template_messages(
     messages: Sequence[ChatMessage], *, content_as_parts: bool, text_as_parts: bool, knows_developer: bool = True
 ) -> list[Any]:
-    """The turns as templates know them: dictionaries with "role" and "content", and more where there is more.
+    """Converts messages to the dictionaries that templates expect, with "role", "content" and optional keys.
 
     Args:
-        messages: the turns, oldest first.
-        content_as_parts: give several pieces of text as a list of parts; else as lines of one text.
-        text_as_parts: give a single text, too, as a list of one part.
-        knows_developer: "developer" is a role of its own; else it is "system", which it has replaced for newer models.
+        messages: oldest first.
+        content_as_parts: pass several texts as a list of parts instead of joining them with line breaks.
+        text_as_parts: pass a single text as a list with one part.
+        knows_developer: whether the template knows the role "developer"; if not, it is replaced by "system".
     """
     turns = [_template_message(message, content_as_parts, text_as_parts) for message in messages]
     for turn in turns:
@@ -110,7 +110,7 @@ def _template_message(message: ChatMessage, content_as_parts: bool, text_as_part
         turn["content"] = [_part(text) for text in message.content] if content_as_parts else "\n".join(message.content)
     if message.name:
         turn["name"] = message.name
-    if message.reasoning:  # under every name that templates read it by
+    if message.reasoning:  # under all names that templates use
         turn |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning, "thinking": message.reasoning}
     if message.tool_calls:
         turn["tool_calls"] = [
@@ -127,7 +127,7 @@ def _part(text: str) -> dict[str, str]:
 
 
 def _arguments(call: ToolCall) -> Any:
-    """As an object where they are one: templates write JSON themselves, and a text would be quoted once more."""
+    """Returns the arguments as an object if they are one, because templates would quote a text once more."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

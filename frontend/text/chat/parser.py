@@ -11,7 +11,7 @@ from frontend.text.chat.reasoning import ReasoningSplit
 class AnswerParser(Protocol):
     """Parses one answer incrementally. The result does not depend on how the text is chunked.
 
-    It never raises: text that only resembles a call, or stops in the middle of its name, is content.
+    It never raises: text that only resembles a call, or a call that is cut off before the end of its name, is content.
     """
 
     def feed(self, text: str) -> list[Delta]:
@@ -24,7 +24,7 @@ class AnswerParser(Protocol):
 
 
 class StagedParser:
-    """Removes hidden tokens, splits off the reasoning, then finds calls in the rest. None skips a stage."""
+    """Removes special tokens, separates the reasoning, and finds calls in the rest. None skips a stage."""
 
     def __init__(
         self, hidden: SpecialTokenFilter | None, reasoning: ReasoningSplit | None, calls: AnswerParser | None

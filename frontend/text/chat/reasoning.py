@@ -13,7 +13,7 @@ class ReasoningMarks:
     """Marks before and after the reasoning.
 
     Attributes:
-        answer: what then stands before and after the answer; empty: nothing does.
+        answer: marks before and after the answer that follows; empty without such marks.
     """
 
     opening: str
@@ -26,30 +26,30 @@ class ReasoningMarks:
         return frozenset({self.opening, self.closing, *self.answer})
 
     def seen_in(self, template: str) -> bool:
-        """Whether a chat template shows them: those that end something."""
+        """Returns whether a chat template contains the closing marks."""
         return self.closing in template and (not self.answer or self.answer[1] in template)
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether the prompt itself opens the reasoning at its end, as some templates do."""
+        """Returns whether the prompt ends with the opening mark, as some templates' prompts do."""
         return prompt.rstrip().endswith(self.opening)
 
 
 class _Place(enum.Enum):
-    BEFORE = "before"  # may still open the reasoning
+    BEFORE = "before"  # the reasoning may still start
     INSIDE = "inside"
     BETWEEN = "between"  # newlines after the closing mark
     AFTER = "after"
 
 
 class ReasoningSplit:
-    """One answer's reasoning and what follows it.
+    """Separates one answer's reasoning from its content.
 
-    Newlines next to the marks are theirs and left out. Marks later in the answer are words like any other; so is all
-    of the answer if it neither begins with the opening mark nor was begun inside.
+    Omits line breaks next to the marks. Marks after the reasoning are content. Without an opening mark at the start of
+    the answer or the end of the prompt, the whole answer is content.
 
     Args:
-        marks: of the model.
-        opened: the prompt has opened the reasoning; an answer may open it once more.
+        marks: the model's marks.
+        opened: whether the prompt opened the reasoning; the answer may then repeat the opening mark.
     """
 
     def __init__(self, marks: ReasoningMarks, *, opened: bool) -> None:
@@ -57,7 +57,7 @@ class ReasoningSplit:
         self._closing = mark_finder(frozenset({marks.closing}))
         self._answer_opening = marks.answer[0] if marks.answer else ""
         self._answer_closing = SpecialTokenFilter(mark_finder(frozenset({marks.answer[1]}))) if marks.answer else None
-        self._in_answer = False  # behind its opening mark
+        self._in_answer = False  # after the opening mark of the answer
         self._opened = opened
         self._place = _Place.BEFORE
         self._text = ""  # not passed on yet

@@ -9,7 +9,7 @@ def reasoning_rules(opening: str, closing: str, token_id: TokenIdOf, *, opened: 
     Args:
         opening, closing: the marks.
         token_id: token id of a mark.
-        opened: whether the prompt opened the reasoning, which must then be closed; else it is optional.
+        opened: whether the prompt opened the reasoning, which the answer must then close; otherwise it is optional.
     """
     end_id = token_id(closing)
     newlines = r"NEWLINES: /\n{0,2}/"

@@ -1,4 +1,4 @@
-"""Metrics as a scraper sees them: parsed from the text that is served."""
+"""Fixtures that read metrics from the text that a scraper gets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ Scrape = Callable[..., dict[Any, float]]
 
 @pytest.fixture
 def ended(scrape: Scrape) -> Callable[[Any], dict[str, int]]:
-    """The outcomes counted so far; checks that nothing is lost between received, refused and ended."""
+    """ended(pair) returns the outcomes counted so far; checks that they sum up to the requests received."""
 
     def read(pair: Any) -> dict[str, int]:
         ends = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
@@ -24,7 +24,7 @@ def ended(scrape: Scrape) -> Callable[[Any], dict[str, int]]:
 
 @pytest.fixture
 def billed(scrape: Scrape) -> Callable[[Any], tuple[float, float]]:
-    """Prompt and output tokens billed so far; checks that all the metrics that tell them agree."""
+    """billed(pair) returns the prompt and output tokens billed so far; checks that all metrics agree on them."""
 
     def read(pair: Any) -> tuple[float, float]:
         metrics = pair.app.metrics

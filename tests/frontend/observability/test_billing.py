@@ -1,4 +1,4 @@
-"""Tokens billed equal tokens sent, exactly: readers stop in every way at every point, their sends counted apart."""
+"""Tokens billed equal tokens sent: readers stop in different ways at random points and count what they got."""
 
 import asyncio
 import contextlib
@@ -12,28 +12,27 @@ from frontend.errors import ClientStalled
 from frontend.generation.deadline import Deadline
 from tests.support.frontend.fake_engine import FakeEngine
 
-HOWS = {"to the end": "stop", "walk away": "cancelled", "stall": "cancelled", "cancelled": "cancelled"} | {
-    "dead sender": "error"
-}
-"""Ways to read an answer, each with what it counts as."""
+WAYS = {"to the end": "stop", "leave": "cancelled", "stall": "cancelled", "cancelled": "cancelled", "broken": "error"}
+"""Ways to read an answer, with the outcome that each counts as."""
 
 
-async def read(generations, spec, how, num_sends, seen):
-    """Reads an answer as a server does; ends it `how` after `num_sends` messages, if it still runs then: a slow reader
-    gets many tokens in one message. Adds to `seen` what has gone out, and how it ended.
+async def read(generations, spec, way, num_sends, seen):
+    """Reads an answer as a server does, up to `num_sends` messages, and adds the tokens and the outcome to `seen`.
+
+    The answer may end earlier, because a slow reader gets many tokens in one message.
     """
     num_running = spec.num_answers
     async with generations.open(spec, Deadline.at(None)) as answers:
         messages = answers.messages()
         async for message in messages:
             num_running -= message.HasField("finished")
-            if how != "to the end" and num_sends <= 0 and num_running:
-                seen[HOWS[how]] += 1
-                if how == "walk away":
+            if way != "to the end" and num_sends <= 0 and num_running:
+                seen[WAYS[way]] += 1
+                if way == "leave":
                     return
-                if how == "stall":
+                if way == "stall":
                     raise ClientStalled("reads nothing")
-                if how == "cancelled":
+                if way == "cancelled":
                     raise asyncio.CancelledError
                 raise OSError("socket closed")
             await asyncio.sleep(0)  # the send
@@ -51,25 +50,25 @@ async def test_tokens_billed_equal_tokens_sent(make_pair, text_request, scrape, 
     seen = Counter()
 
     async def one():
-        how, num_sends = rng.choice(tuple(HOWS)), rng.randrange(12)
+        way, num_sends = rng.choice(tuple(WAYS)), rng.randrange(12)
         spec = text_request("x" * 40, max_tokens=60).spec
         spec.num_answers = num_answers
         with contextlib.suppress(ClientStalled, asyncio.CancelledError, OSError):
-            await read(pair.app._generations, spec, how, num_sends, seen)
+            await read(pair.app._generations, spec, way, num_sends, seen)
 
     for _ in range(6):
         await asyncio.gather(*(one() for _ in range(20)))
     await pair.idle()
     ends = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
-    assert {word: ends[word] for word in HOWS.values()} == {word: seen[word] for word in HOWS.values()}
-    assert all(seen[word] for word in HOWS.values())
+    assert {word: ends[word] for word in WAYS.values()} == {word: seen[word] for word in WAYS.values()}
+    assert all(seen[word] for word in WAYS.values())
     assert sum(ends.values()) == 120
     assert scrape(pair.app.metrics, "chairlift:generation_tokens_total") == seen["output"]
     assert scrape(pair.app.metrics, "chairlift:request_generation_tokens_sum") == seen["output"]
     assert scrape(pair.app.metrics, "chairlift:prompt_tokens_total") == seen["prompt"]
 
 
-async def test_call_that_is_not_streamed_bills_all_or_nothing(make_pair, text_request, scrape):
+async def test_unary_call_bills_all_tokens_or_none(make_pair, text_request, scrape):
     pair = await make_pair()
     for num_messages in (5, 1000):
         async with pair.app._generations.open(
@@ -84,7 +83,9 @@ async def test_call_that_is_not_streamed_bills_all_or_nothing(make_pair, text_re
     assert scrape(pair.app.metrics, "chairlift:prompt_tokens_total") == 40
 
 
-async def test_answer_whose_reader_has_not_come_for_all_of_them_is_not_complete(make_pair, text_request, scrape):
+async def test_request_is_cancelled_if_its_reader_leaves_before_the_last_of_several_answers(
+    make_pair, text_request, scrape
+):
     pair = await make_pair()
     spec = text_request("abc").spec
     spec.num_answers = 2
@@ -98,7 +99,7 @@ async def test_answer_whose_reader_has_not_come_for_all_of_them_is_not_complete(
     assert sum(ends.values()) == 1
 
 
-async def test_request_about_its_prompt_alone_bills_no_output(make_pair, text_request, ended, billed):
+async def test_request_without_output_bills_only_its_prompt(make_pair, text_request, ended, billed):
     pair = await make_pair()
     request = text_request("x" * 40, output=pb.OutputOptions(prompt_logprobs=1), max_tokens=0)
     async with pair.app._generations.open(request.spec, Deadline.at(None)) as answers:

@@ -1,4 +1,4 @@
-"""Requests that come over HTTP are counted and billed as those over gRPC."""
+"""Requests over HTTP are counted and billed like those over gRPC."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import pytest
 
 
 async def post(pair, **body):
-    """Sends a completion request over a connection of its own; returns its two ends."""
+    """Sends a completion request on its own connection; returns the connection's reader and writer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
@@ -21,7 +21,7 @@ async def pair(make_pair):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_every_prompt_of_a_body_is_a_request(pair, ended, billed, stream):
+async def test_every_prompt_of_a_body_counts_as_a_request(pair, ended, billed, stream):
     reader, writer = await post(pair, prompt=["abc", "de"], stream=stream, max_tokens=20)
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200")
@@ -32,7 +32,7 @@ async def test_every_prompt_of_a_body_is_a_request(pair, ended, billed, stream):
 
 
 @pytest.mark.parametrize(("stream", "bill"), [(True, (6, 3)), (False, (0, 0))])
-async def test_client_that_leaves_is_billed_for_what_it_was_sent(pair, scrape, ended, billed, stream, bill):
+async def test_client_that_leaves_is_billed_for_the_tokens_sent(pair, scrape, ended, billed, stream, bill):
     pair.engine.pause()
     reader, writer = await post(pair, prompt="abcdef", stream=stream, max_tokens=20)
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
@@ -58,7 +58,7 @@ async def test_prompt_that_is_too_long_is_refused(pair, ended):
     assert ended(pair) == {"REQUEST_TOO_LONG": 1}
 
 
-async def test_scraper_gets_what_render_gives(pair):
+async def test_metrics_endpoint_returns_the_rendered_metrics(pair):
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
     writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""`--log-requests`: a line for each request, however it ends, over gRPC and HTTP, without its text."""
+"""`--log-requests` logs one line for each request over gRPC and HTTP, without its text."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.support.frontend.fake_engine import rejection
 
 @pytest.fixture
 def lines(caplog):
-    """The lines so far, as (fields, text)."""
+    """lines() returns the request log's records so far."""
     caplog.set_level(logging.INFO, "frontend.requests")
     return lambda: [record for record in caplog.records if record.name == "frontend.requests"]
 
@@ -35,7 +35,7 @@ async def post(pair, path, **body):
     return answer
 
 
-async def test_a_request_over_grpc_has_its_numbers_and_none_of_its_text(make_pair, text_request, lines, caplog):
+async def test_line_of_a_grpc_request_has_its_numbers_and_no_text(make_pair, text_request, lines, caplog):
     pair = await make_pair(log_requests=True)
     request = text_request("secret words", max_tokens=5)
     request.spec.request_id = "mine"
@@ -53,32 +53,32 @@ async def test_a_request_over_grpc_has_its_numbers_and_none_of_its_text(make_pai
     assert "secret" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": "secret", "guided_regex": "secret((("},
-        {"prompt": "secret", "guided_json": {"type": "secret"}},
-        {"prompt": "secret", "guided_grammar": "start: secret("},
-        {"prompt": "secret \ud800"},
-        {"prompt": ["secret", 1]},
-        {"prompt": "secret", "temperature": "secret"},
-        {"prompt": "secret" * 10_000},
-        {"prompt": "a", "stop": "secret" * 1000},
-        {"prompt": "a", "suffix": "secret"},
-        {"prompt": "a", "model": "secret"},
-    ],
-    ids=str,
-)
-async def test_nothing_that_is_logged_of_a_bad_request_quotes_it(make_pair, caplog, fields):
-    """At no level; what its client is told may quote it."""
+BAD_REQUESTS = [
+    {"prompt": "secret", "guided_regex": "secret((("},
+    {"prompt": "secret", "guided_json": {"type": "secret"}},
+    {"prompt": "secret", "guided_grammar": "start: secret("},
+    {"prompt": "secret \ud800"},
+    {"prompt": ["secret", 1]},
+    {"prompt": "secret", "temperature": "secret"},
+    {"prompt": "secret" * 10_000},
+    {"prompt": "a", "stop": "secret" * 1000},
+    {"prompt": "a", "suffix": "secret"},
+    {"prompt": "a", "model": "secret"},
+]
+
+
+async def test_no_log_line_of_any_level_quotes_a_bad_request(make_pair, caplog):
+    """The answer to its client may quote it."""
     caplog.set_level(logging.DEBUG)
     pair = await make_pair(http=True, log_requests=True)
-    assert b"400 Bad Request" in (answer := await post(pair, "/v1/completions", **fields)) or b"404 Not Found" in answer
-    await pair.idle()
-    assert "secret" not in caplog.text
+    for fields in BAD_REQUESTS:
+        answer = await post(pair, "/v1/completions", **fields)
+        assert b"400 Bad Request" in answer or b"404 Not Found" in answer, fields
+        await pair.idle()
+        assert "secret" not in caplog.text, fields
 
 
-async def test_a_request_over_http_says_so(make_pair, lines):
+async def test_line_of_an_http_request_names_its_path(make_pair, lines):
     pair = await make_pair(http=True, log_requests=True)
     await post(pair, "/v1/completions", prompt="abc", request_id="r", max_tokens=20)
     await pair.idle()
@@ -88,7 +88,7 @@ async def test_a_request_over_http_says_so(make_pair, lines):
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])
-async def test_a_prompt_is_logged_only_if_asked_for_and_not_without_end(make_pair, text_request, lines, log_prompts):
+async def test_prompt_is_logged_only_with_log_prompts_and_up_to_a_limit(make_pair, text_request, lines, log_prompts):
     pair = await make_pair(log_requests=True, log_prompts=log_prompts)
     text = "line\nline " + "x" * 2 * MAX_PROMPT_CHARS
     await pair.stub().Generate(pb.GenerateRequest(spec=text_request(text).spec))
@@ -97,9 +97,7 @@ async def test_a_prompt_is_logged_only_if_asked_for_and_not_without_end(make_pai
     assert "\n" not in line.getMessage()
 
 
-async def test_requests_that_get_nowhere_have_a_line_with_the_code_that_their_client_got(
-    make_pair, text_request, lines
-):
+async def test_line_of_a_refused_request_has_the_error_code_that_its_client_got(make_pair, text_request, lines):
     pair = await make_pair(log_requests=True)
     refused = text_request("abc")
     refused.spec.request_id, refused.spec.model = "two\nlines", "another"
@@ -115,7 +113,7 @@ async def test_requests_that_get_nowhere_have_a_line_with_the_code_that_their_cl
     assert (second.finish_reason, second.model) == ("QUEUE_FULL", "fake")
 
 
-async def test_the_line_names_the_trace(make_pair, text_request, lines, monkeypatch):
+async def test_line_has_the_trace_id(make_pair, text_request, lines, monkeypatch):
     memory = InMemorySpanExporter()
     monkeypatch.setattr(otlp, "exporter", lambda endpoint: memory)
     pair = await make_pair(log_requests=True, otlp_traces_endpoint="http://127.0.0.1:4318")
@@ -129,12 +127,12 @@ async def test_the_line_names_the_trace(make_pair, text_request, lines, monkeypa
     assert line.trace_id == trace_id
 
 
-async def test_without_the_flag_there_is_no_line(pair, text_request, lines):
+async def test_no_line_without_the_flag(pair, text_request, lines):
     await pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
     await pair.idle()
     assert lines() == []
 
 
-def test_prompts_without_lines_are_refused():
+def test_log_prompts_needs_log_requests():
     with pytest.raises(ConfigError, match="--log-prompts needs --log-requests"):
         FrontendConfig(log_prompts=True)

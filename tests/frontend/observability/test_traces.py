@@ -1,4 +1,4 @@
-"""Traces of requests over gRPC and HTTP, as OpenTelemetry's own exporter keeps them and as a collector gets them."""
+"""Traces of requests over gRPC and HTTP, read from an in-memory exporter and from a collector over OTLP/HTTP."""
 
 import asyncio
 import gzip
@@ -30,7 +30,7 @@ PHASES = ["queue", "prefill", "decode"]
 
 @pytest.fixture
 async def traced(make_pair, monkeypatch):
-    """A pair whose spans stay in `memory`; `spans()` waits for all and gives them by name."""
+    """A pair whose spans stay in `memory`; `spans()` waits until all have ended and returns them by name."""
     memory = InMemorySpanExporter()
     monkeypatch.setattr(otlp, "exporter", lambda endpoint: memory)
     pair = await make_pair(http=True, otlp_traces_endpoint="http://127.0.0.1:4318")
@@ -50,7 +50,7 @@ async def stream(pair, spec, metadata=()):
     ]
 
 
-async def test_a_request_is_a_server_span_with_its_phases_inside_and_no_text(traced):
+async def test_request_is_a_server_span_with_child_spans_for_its_phases_and_without_text(traced):
     spec = pb.GenerationSpec(
         text="secret words", request_id="mine", sampling=pb.SamplingOptions(temperature=0.5, seed=2**64 - 1)
     )
@@ -85,12 +85,12 @@ async def test_a_request_is_a_server_span_with_its_phases_inside_and_no_text(tra
         span = spans[name]
         assert (span.parent.span_id, span.context.trace_id) == (server.context.span_id, server.context.trace_id)
         assert server.start_time <= span.start_time <= span.end_time
-    assert spans["queue"].end_time - spans["queue"].start_time >= 1_000_000  # what FakeEngine says it queued
+    assert spans["queue"].end_time - spans["queue"].start_time >= 1_000_000  # as FakeEngine reports
     assert spans["prefill"].end_time - spans["prefill"].start_time == pytest.approx(2_000_000, abs=1000)
     assert "secret" not in "".join(span.to_json() for span in spans.values())
 
 
-async def test_http_carries_traceparent_too_and_every_prompt_is_a_span(traced):
+async def test_http_requests_have_a_span_for_each_prompt_and_honor_traceparent(traced):
     url = f"http://127.0.0.1:{traced.app.http_port}/v1/completions"
     body = {"model": "fake", "prompt": ["ab", "cd"], "n": 2}
     headers = {"traceparent": TRACEPARENT}
@@ -107,7 +107,7 @@ async def test_http_carries_traceparent_too_and_every_prompt_is_a_span(traced):
         assert span.attributes["gen_ai.response.finish_reasons"] == ("stop", "stop")
 
 
-async def test_origins_of_calls_at_the_same_time_stay_apart(traced):
+async def test_concurrent_calls_keep_their_own_trace(traced):
     contexts = [f"00-{i:032x}-{PARENT_ID}-01" for i in range(1, 21)]
     await asyncio.gather(
         *(
@@ -123,7 +123,7 @@ async def test_origins_of_calls_at_the_same_time_stay_apart(traced):
 
 
 @pytest.mark.parametrize("context", ["", "00-0-0-01", "x" * 5000, f"00-{'0' * 32}-{PARENT_ID}-01"])
-async def test_a_broken_traceparent_begins_a_trace_of_its_own(traced, context):
+async def test_invalid_traceparent_starts_a_new_trace(traced, context):
     await stream(traced, pb.GenerationSpec(text="x"), (("traceparent", context),))
     server = (await traced.spans())["chairlift.v1.GenerationService/StreamGenerate"]
     assert server.parent is None
@@ -142,12 +142,12 @@ async def shed(pair):
 async def out_of_time(pair):
     pair.engine.pause()
     try:
-        await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x")), timeout=1.0)
+        await pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="x")), timeout=0.3)
     finally:
         pair.engine.resume()
 
 
-async def given_up(pair):
+async def cancelled(pair):
     pair.engine.pause()
     call = pair.stub().StreamGenerate(pb.StreamGenerateRequest(spec=pb.GenerationSpec(text="abc" * 100)))
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
@@ -160,20 +160,20 @@ async def given_up(pair):
 
 
 @pytest.mark.parametrize(
-    ("play", "code"),
-    [(refused, "INVALID_REQUEST"), (shed, "QUEUE_FULL"), (out_of_time, "DEADLINE_EXCEEDED"), (given_up, "CANCELLED")],
+    ("fail", "code"),
+    [(refused, "INVALID_REQUEST"), (shed, "QUEUE_FULL"), (out_of_time, "DEADLINE_EXCEEDED"), (cancelled, "CANCELLED")],
 )
-async def test_what_goes_wrong_is_the_spans_status(traced, play, code):
+async def test_failed_request_sets_the_status_of_its_span(traced, fail, code):
     with pytest.raises(grpc.RpcError):
-        await play(traced)
+        await fail(traced)
     spans = await traced.spans()
     (server,) = (span for span in spans.values() if span.kind is SpanKind.SERVER)
     assert (server.status.status_code, server.status.description) == (StatusCode.ERROR, code)
     assert server.attributes["error.type"] == code
-    assert "decode" not in spans or play is given_up
+    assert "decode" not in spans or fail is cancelled
 
 
-async def test_the_engines_phases_come_even_after_a_stop_text_has_ended_the_request(traced):
+async def test_phases_are_complete_even_if_a_stop_text_ends_the_request_first(traced):
     traced.engine.pause()
     call = asyncio.create_task(stream(traced, pb.GenerationSpec(text="abcdef", stop=pb.StopOptions(stop_texts=["b"]))))
     await traced.engine.wait_for(lambda: traced.engine.num_open == 1)
@@ -184,7 +184,7 @@ async def test_the_engines_phases_come_even_after_a_stop_text_has_ended_the_requ
     assert sorted(await traced.spans()) == sorted(["chairlift.v1.GenerationService/StreamGenerate", *PHASES])
 
 
-async def test_sampling_is_set_by_opentelemetrys_own_variable(make_pair, monkeypatch):
+async def test_opentelemetrys_environment_variable_sets_the_sampling(make_pair, monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     memory = InMemorySpanExporter()
     monkeypatch.setattr(otlp, "exporter", lambda endpoint: memory)
@@ -198,7 +198,7 @@ async def test_sampling_is_set_by_opentelemetrys_own_variable(make_pair, monkeyp
 
 @pytest.fixture
 def collector():
-    """An OTLP receiver over HTTP: `requests` are what it got, `paths` where."""
+    """An OTLP receiver over HTTP; `requests` and `paths` record what it received. It answers while `hold` is set."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -218,7 +218,7 @@ def collector():
     server.paths, server.requests, server.hold = [], [], threading.Event()
     server.hold.set()
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.hold.set()
@@ -227,9 +227,8 @@ def collector():
     thread.join()
 
 
-@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
-async def test_a_collector_gets_the_spans_at_the_latest_when_the_server_stops(make_pair, collector, path):
-    pair = await make_pair(otlp_traces_endpoint=f"http://127.0.0.1:{collector.server_port}{path}")
+async def test_collector_gets_the_spans_when_the_server_stops(make_pair, collector):
+    pair = await make_pair(otlp_traces_endpoint=f"http://127.0.0.1:{collector.server_port}")
     await stream(pair, pb.GenerationSpec(text="x"))
     await pair.idle()
     await pair.app.stop()
@@ -242,26 +241,33 @@ async def test_a_collector_gets_the_spans_at_the_latest_when_the_server_stops(ma
     assert len({span.trace_id for span in spans}) == 1
 
 
-async def test_a_collector_that_answers_nobody_costs_requests_nothing(make_pair, collector, monkeypatch, caplog):
+async def test_collector_that_does_not_answer_delays_no_request(make_pair, collector, monkeypatch, caplog):
     monkeypatch.setattr(otlp, "FLUSH_TIMEOUT_S", 0.3)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")
     collector.hold.clear()
     pair = await make_pair(otlp_traces_endpoint=f"http://127.0.0.1:{collector.server_port}")
-    for _ in range(40):  # more spans than are kept
+    for _ in range(8):  # more spans than the queue keeps
         assert len(await stream(pair, pb.GenerationSpec(text="x"))) >= 3
     await pair.idle()
     await pair.app.stop()
     assert "could not be sent" in caplog.text
-    assert collector.requests == []  # it still holds the first: nobody has waited for it
-    collector.hold.set()  # lets the last ones go, or their thread would talk into later tests
+    assert collector.requests == []  # it has not answered the first one: no request waited for it
+    collector.hold.set()  # ends the exporter's thread, which would log during later tests
     for thread in threading.enumerate():
         if thread.name == "last-spans":
             await asyncio.to_thread(thread.join, 10)
 
 
-def test_a_collector_that_is_gone_is_complained_about_once_a_minute(monkeypatch, caplog):
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/other"])
+def test_spans_are_sent_to_the_default_path_unless_the_url_has_one(path):
+    exporter = otlp.exporter(f"http://127.0.0.1:4318{path}")
+    assert exporter._endpoint == f"http://127.0.0.1:4318{path if len(path) > 1 else '/v1/traces'}"
+    exporter.shutdown()
+
+
+def test_unreachable_collector_is_logged_once_a_minute(monkeypatch, caplog):
     log = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     monkeypatch.setattr(log, "filters", [])
     now_s = 0.0
@@ -273,7 +279,7 @@ def test_a_collector_that_is_gone_is_complained_about_once_a_minute(monkeypatch,
     assert [record.getMessage() for record in caplog.records if record.name == log.name] == ["at 0", "at 60", "at 120"]
 
 
-def test_without_its_packages_the_flag_is_refused_in_one_line(monkeypatch):
+def test_flag_needs_the_opentelemetry_packages(monkeypatch):
     monkeypatch.delitem(sys.modules, "frontend.observability.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     config = FrontendConfig(otlp_traces_endpoint="http://127.0.0.1:4318")
@@ -281,7 +287,7 @@ def test_without_its_packages_the_flag_is_refused_in_one_line(monkeypatch):
         FrontendApp(config)
 
 
-async def test_without_the_flag_nothing_of_it_is_loaded(make_pair, monkeypatch):
+async def test_opentelemetry_is_not_imported_without_the_flag(make_pair, monkeypatch):
     monkeypatch.delitem(sys.modules, "frontend.observability.otlp")
     pair = await make_pair()
     await stream(pair, pb.GenerationSpec(text="x"), (("traceparent", TRACEPARENT),))
@@ -289,6 +295,6 @@ async def test_without_the_flag_nothing_of_it_is_loaded(make_pair, monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "ftp://x", "http://", "http://x:99999"])
-def test_the_flag_takes_a_url(url):
+def test_flag_that_is_not_a_url_is_refused(url):
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint is .*, it must be a URL"):
         FrontendConfig(otlp_traces_endpoint=url)

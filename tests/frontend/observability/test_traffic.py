@@ -1,4 +1,4 @@
-"""The line of throughput: what passed, in the engine's words, and nothing when nothing did."""
+"""The throughput log line: the traffic of an interval, worded like the engine's, and no line without traffic."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from chairlift.v1 import generation_service_pb2 as pb
 
 @pytest.fixture
 def log(caplog):
-    """Logs what has passed in 2 s; returns the records so far."""
+    """log(pair) logs the traffic as of an interval of 2 s; returns all records so far."""
     caplog.set_level(logging.INFO, "frontend.throughput")
 
     def read(pair):
@@ -21,7 +21,7 @@ def log(caplog):
     return read
 
 
-async def test_what_has_passed_is_counted_once(pair, text_request, log):
+async def test_traffic_is_logged_once(pair, text_request, log):
     for text in ("abc", "defgh"):
         await pair.stub().Generate(pb.GenerateRequest(spec=text_request(text).spec))
     refused = text_request("abc")
@@ -35,7 +35,7 @@ async def test_what_has_passed_is_counted_once(pair, text_request, log):
         "Waiting: 0 reqs, Finished: 2 reqs, Rejected: 1 reqs, TTFT p50: "
     )
     assert line.num_finished == 2
-    assert len(log(pair)) == 1  # silent since
+    assert len(log(pair)) == 1  # no traffic since
 
 
 async def test_requests_wait_until_their_first_token_and_run_until_they_end(pair, text_request, log):
@@ -62,7 +62,7 @@ async def test_requests_wait_until_their_first_token_and_run_until_they_end(pair
     assert (ended.num_running, ended.num_finished) == (0, 1)
 
 
-async def test_it_is_logged_at_the_interval_and_not_at_all_with_0(make_pair, text_request, caplog):
+async def test_line_is_logged_at_the_interval_and_never_with_0(make_pair, text_request, caplog):
     caplog.set_level(logging.INFO, "frontend.throughput")
     off, on = await make_pair(log_stats_interval_s=0.0), await make_pair(log_stats_interval_s=0.001)
     for pair in (off, on):

@@ -1,4 +1,4 @@
-"""One frontend before several FakeEngines that come and go."""
+"""A frontend with several FakeEngines that are started and killed during a test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,12 +13,13 @@ from chairlift.v1 import generation_service_pb2 as pb
 from chairlift.v1.generation_service_pb2_grpc import GenerationServiceStub
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from tests.support.frontend.accounts import check_account
 from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
 
 class World:
-    """Engines by index, each at an address of its own."""
+    """One frontend, and engines by index, each with its own address."""
 
     def __init__(self, folder: Path, num_engines: int, make_engine: Callable[..., FakeEngine]) -> None:
         self.addresses = [f"unix:{folder}/{index}.sock" for index in range(num_engines)]
@@ -57,7 +58,7 @@ class World:
     async def until(self, condition: Callable[[], object], timeout_s: float = 10) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
-                await asyncio.sleep(0.001)  # sockets have another end
+                await asyncio.sleep(0.001)  # lets the sockets' other ends run
 
     async def until_usable(self, num_engines: int) -> None:
         await self.until(lambda: len(self.app.engines._usable) == num_engines)
@@ -93,7 +94,7 @@ MakeWorld = Callable[..., Awaitable[World]]
 
 @pytest.fixture
 async def make_world(tmp_path: Path) -> AsyncIterator[MakeWorld]:
-    """make_world(num_engines, make_engine=FakeEngine, **config) -> World, everything started and attached."""
+    """make_world(num_engines, make_engine=FakeEngine, **config) starts a frontend and attaches its engines to it."""
     worlds: list[World] = []
     tasks_before = asyncio.all_tasks()
 
@@ -114,7 +115,7 @@ async def make_world(tmp_path: Path) -> AsyncIterator[MakeWorld]:
     for _ in range(5):
         await asyncio.sleep(0)
     ours = [task for task in asyncio.all_tasks() - tasks_before if "frontend" in repr(task.get_coro())]
-    assert not ours, "tasks are left"
+    assert not ours, "tasks still run"
 
 
 class Reading:
@@ -152,18 +153,19 @@ class Reading:
         return self
 
     async def complete(self, expected: list[int]) -> pb.Finished:
-        """Waits for the end; the stream must end well, with these tokens."""
+        """Waits for the end; checks that the answer is complete, with these tokens and a consistent account."""
         await self.end()
         assert self.error is None, self.error
         assert self.token_ids == expected
         assert len(self.started) == len(self.finished) == 1
         assert self.finished[0].usage.num_output_tokens == len(expected)
+        check_account(self.finished[0])
         return self.finished[0]
 
 
 @pytest.fixture
 def read(text_request: Any) -> Callable[..., Reading]:
-    """read(world, text, ...) -> Reading of an answer with its token ids."""
+    """read(world, text, ...) starts a request and reads its answer in the background."""
 
     def start(
         world: World, text: str, *, output: dict[str, Any] | None = None, timeout: Any = None, **stop: Any
@@ -177,6 +179,6 @@ def read(text_request: Any) -> Callable[..., Reading]:
 
 @pytest.fixture(scope="session")
 def ids() -> Callable[[str], list[int]]:
-    """ids(text) -> the answer of FakeEngine: the prompt and its end token."""
+    """ids(text) returns the answer of FakeEngine: the tokens of the prompt and an end token."""
     tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer_files()["tokenizer.json"].decode())
     return lambda text: [*tokenizer.encode(text).ids, END_TOKEN_ID]

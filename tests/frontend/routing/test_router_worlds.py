@@ -303,6 +303,7 @@ class NoMetrics:
         return SimpleNamespace(engine="0", count_lost=lambda num_requests: None)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(60))
 async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left(seed, clock):
     rng = random.Random(seed)
