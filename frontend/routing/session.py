@@ -25,7 +25,7 @@ class OnRejected(Protocol):
     """Takes back a request that this engine cannot serve now, but another one may."""
 
     def __call__(self, request: PendingRequest, error: RequestError, *, was_taken: bool) -> None:
-        """`error`: given to the client if no engine takes it. `was_taken`: the engine took the request, then dropped it."""
+        """`error`: given to the client if no engine takes it. `was_taken`: the engine took it, then dropped it."""
 
 
 class EngineSession:
