@@ -1,14 +1,15 @@
 """The pair for tests: a FakeEngine and a real frontend in front of it, joined by real channels on one event loop."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.v1 import generation_service_pb2 as pb
@@ -77,8 +78,8 @@ class Pair:
 MakePair = Callable[..., Awaitable[Pair]]
 
 
-@pytest.fixture
-async def make_pair() -> AsyncIterator[MakePair]:
+@asynccontextmanager
+async def started_pairs() -> AsyncIterator[MakePair]:
     """Starts pairs; at the end nothing may be left of them."""
     pairs: list[Pair] = []
     tasks_before = asyncio.all_tasks()
@@ -108,6 +109,26 @@ async def make_pair() -> AsyncIterator[MakePair]:
         await asyncio.sleep(0)
     ours = [task for task in asyncio.all_tasks() - tasks_before if "frontend" in repr(task.get_coro())]
     assert not ours, "tasks are left"
+
+
+@pytest.fixture
+async def make_pair() -> AsyncIterator[MakePair]:
+    """make_pair(...) -> a pair of this test alone; see `started_pairs`."""
+    async with started_pairs() as make:
+        yield make
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def make_module_pair() -> AsyncIterator[MakePair]:
+    """The same for pairs that the tests of a module share; these tests run on the module's event loop."""
+    async with started_pairs() as make:
+        yield make
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Runs tests that share a pair on their module's event loop."""
+    if "make_module_pair" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
 
 
 @pytest.fixture
@@ -159,8 +180,6 @@ def pair_of(make_pair):
     """pair_of(template) -> a pair whose model has this chat template."""
 
     async def make(template, **config):
-        tokenizer_config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
-        files = {**byte_tokenizer_files(), "tokenizer_config.json": tokenizer_config}
-        return await make_pair(engine=FakeEngine(files=files), http=True, **config)
+        return await make_pair(engine=FakeEngine(files=byte_tokenizer_files(template)), http=True, **config)
 
     return make

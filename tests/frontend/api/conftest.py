@@ -2,33 +2,42 @@
 
 import asyncio
 import concurrent.futures
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the clients' own reads certificates, which takes 20 ms
+
+
+@pytest.fixture(scope="session")
+def new_client() -> Callable[..., Any]:
+    """new_client(pair) -> a client without retries."""
+
+    def new(pair: Any, **options: Any) -> Any:
+        http = openai.DefaultAsyncHttpxClient(verify=NO_TLS)
+        options = {"api_key": "none", "max_retries": 0, "timeout": 20, "http_client": http, **options}
+        return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{pair.app.http_port}/v1", **options)
+
+    return new
+
 
 @pytest.fixture
-def sdk() -> tuple[Callable[..., Any], str]:
-    """The client class, and the path of its base URL."""
-    return openai.AsyncOpenAI, "/v1"
-
-
-@pytest.fixture
-async def connect(sdk) -> AsyncIterator[Callable[..., Any]]:
-    """connect(pair) -> a client without retries; closed at the end."""
-    client_type, path = sdk
+async def connect(new_client) -> AsyncIterator[Callable[..., Any]]:
+    """The same; closes the clients at the end."""
     clients = []
 
     def make(pair, **options) -> Any:
-        options = {"api_key": "none", "max_retries": 0, "timeout": 20, **options}
-        clients.append(client_type(base_url=f"http://127.0.0.1:{pair.app.http_port}{path}", **options))
+        clients.append(new_client(pair, **options))
         return clients[-1]
 
     yield make
@@ -39,6 +48,43 @@ async def connect(sdk) -> AsyncIterator[Callable[..., Any]]:
 @pytest.fixture
 async def client(http_pair, connect) -> Any:
     return connect(http_pair)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_pairs(make_module_pair: Any, new_client: Any) -> AsyncIterator[Callable[..., Any]]:
+    """shared_pairs(template) -> a pair and its client, the same ones for all tests of a module.
+
+    Its engine has recorded nothing yet and makes one token per step.
+    """
+    known: dict[Any, Any] = {}
+
+    async def shared(template: str = "", *, max_model_len: int = 4096) -> Any:
+        key = template, max_model_len
+        if key not in known:
+            files = byte_tokenizer_files(template) if template else None
+            pair = await make_module_pair(engine=FakeEngine(files=files, max_model_len=max_model_len), http=True)
+            known[key] = pair, new_client(pair)
+        engine = known[key][0].engine
+        engine.submissions.clear()
+        engine.cancels.clear()
+        engine.tokens_per_step = 1
+        return known[key]
+
+    yield shared
+    for _, client in known.values():
+        await client.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared_pair(shared_pairs: Any) -> Any:
+    """The shared pair without options."""
+    return (await shared_pairs())[0]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared_client(shared_pairs: Any) -> Any:
+    """Its client."""
+    return (await shared_pairs())[1]
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ REQUEST = {
 
 @pytest.fixture
 async def target(make_pair):
-    config = json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}).encode()
-    engine = FakeEngine(files={**byte_tokenizer_files(), "tokenizer_config.json": config})
+    engine = FakeEngine(files=byte_tokenizer_files(TEMPLATE))
     return f"127.0.0.1:{(await make_pair(engine=engine)).app.port}"
 
 

@@ -63,8 +63,8 @@ def shape(events):
     return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
 
 
-async def test_answer_is_a_message(client, http_pair):
-    answer = await client.messages.create(**ask(system="be", extra_body={"temperature": 0.5, "top_k": 3}))
+async def test_answer_is_a_message(shared_client, shared_pair):
+    answer = await shared_client.messages.create(**ask(system="be", extra_body={"temperature": 0.5, "top_k": 3}))
     Message.model_validate(answer.to_dict())
     (block,) = answer.content
     assert (block.type, block.text) == ("text", "<system>be<user>hi<assistant>")
@@ -73,28 +73,28 @@ async def test_answer_is_a_message(client, http_pair):
     usage = answer.usage  # FakeEngine finds one token of every prompt in its cache
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (28, 1, 30)
     assert answer.id.removeprefix("msg_") == answer._request_id.removeprefix("req_")
-    sampling = http_pair.engine.submissions[0].sampling
+    sampling = shared_pair.engine.submissions[0].sampling
     assert (sampling.temperature, sampling.top_k) == (0.5, 3)
 
 
-async def test_stream_builds_up_the_message(http_pair, client):
-    events = await raw_events(http_pair, **ask())
+async def test_stream_builds_up_the_message(shared_pair, shared_client):
+    events = await raw_events(shared_pair, **ask())
     assert shape(events) == [
         *("message_start", "ping", "content_block_start", "text_delta", "content_block_stop", "message_delta"),
         "message_stop",
     ]
     assert events[0]["message"]["usage"]["input_tokens"] == len("<user>hi<assistant>") - 1
-    async with client.messages.stream(**ask()) as stream:
+    async with shared_client.messages.stream(**ask()) as stream:
         assert "".join([text async for text in stream.text_stream]) == "<user>hi<assistant>"
         streamed = await stream.get_final_message()
-    whole = await client.messages.create(**ask())
+    whole = await shared_client.messages.create(**ask())
     assert (streamed.content[0].text, streamed.stop_reason) == (whole.content[0].text, whole.stop_reason)
     assert streamed.usage == whole.usage
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thinking_text_and_calls_are_blocks_in_order(pair_of, connect, stream):
-    pair = await pair_of(ALL)
+async def test_thinking_text_and_calls_are_blocks_in_order(shared_pairs, stream):
+    pair, client = await shared_pairs(ALL)
     body = ask(f"<think>hm</think>Well.\n{CALL}{CALL}", tools=[WEATHER])
     if stream:
         kinds = shape(await raw_events(pair, **body))
@@ -105,10 +105,10 @@ async def test_thinking_text_and_calls_are_blocks_in_order(pair_of, connect, str
             *("content_block_start", "input_json_delta", "content_block_stop") * 2,
             *("message_delta", "message_stop"),
         ]
-        async with connect(pair).messages.stream(**body) as streamed:
+        async with client.messages.stream(**body) as streamed:
             answer = await streamed.get_final_message()
     else:
-        answer = await connect(pair).messages.create(**body)
+        answer = await client.messages.create(**body)
         Message.model_validate(answer.to_dict())
     thinking, text, *calls = answer.content
     assert (thinking.thinking, text.text.strip(), bool(thinking.signature)) == ("hm", "Well.", True)
@@ -118,8 +118,10 @@ async def test_thinking_text_and_calls_are_blocks_in_order(pair_of, connect, str
     assert answer.usage.output_tokens_details.thinking_tokens == len("<think>hm")
 
 
-async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(pair_of, connect):
-    first = await connect(await pair_of(ALL)).messages.create(**ask(f"<think>hm</think>Well.\n{CALL}", tools=[WEATHER]))
+async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(shared_pairs):
+    first = await (await shared_pairs(ALL))[1].messages.create(
+        **ask(f"<think>hm</think>Well.\n{CALL}", tools=[WEATHER])
+    )
     call_id = first.content[-1].id
     cached = {"cache_control": {"type": "ephemeral"}}
     result = {"type": "tool_result", "tool_use_id": call_id, "content": [{"type": "text", "text": "sunny"}], **cached}
@@ -128,7 +130,7 @@ async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(pair_of,
         {"role": "assistant", "content": first.content},
         {"role": "user", "content": [result, {"type": "text", "text": "thanks"}]},
     ]
-    client = connect(await pair_of(TURNS))
+    client = (await shared_pairs(TURNS))[1]
     system = [{"type": "text", "text": "You", **cached}, {"type": "text", "text": "be"}]
     answer = await client.messages.create(
         model="fake", max_tokens=999, messages=messages, system=system, tools=[{**WEATHER, **cached}]
@@ -137,27 +139,27 @@ async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(pair_of,
     assert answer.content[0].text == f"<system>You\nbe<user>how<assistant>Well.(hm){called}{answered}<user>thanks"
 
 
-async def test_thinking_that_is_not_shown_comes_back_by_its_signature(pair_of, connect):
+async def test_thinking_that_is_not_shown_comes_back_by_its_signature(shared_pairs):
     thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
-    first = await connect(await pair_of(ALL)).messages.create(**ask("<think>hm</think>so", thinking=thinking))
+    first = await (await shared_pairs(ALL))[1].messages.create(**ask("<think>hm</think>so", thinking=thinking))
     assert first.content[0].thinking == ""
     messages = [{"role": "assistant", "content": first.content}, {"role": "user", "content": "x"}]
-    answer = await connect(await pair_of(TURNS)).messages.create(model="fake", max_tokens=99, messages=messages)
+    answer = await (await shared_pairs(TURNS))[1].messages.create(model="fake", max_tokens=99, messages=messages)
     assert answer.content[0].text == "<assistant>so(hm)<user>x"
 
 
-async def test_final_assistant_message_is_continued(client):
+async def test_final_assistant_message_is_continued(shared_client):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
-    answer = await client.messages.create(model="fake", max_tokens=99, messages=messages)
+    answer = await shared_client.messages.create(model="fake", max_tokens=99, messages=messages)
     assert answer.content[0].text == "<user>hi<assistant>Well, "
 
 
-async def test_structured_text_is_held_to_and_parsed(pair_of, connect):
+async def test_structured_text_is_held_to_and_parsed(shared_pairs):
     class Place(pydantic.BaseModel):
         city: str
 
-    pair = await pair_of(ECHO)
-    answer = await connect(pair).messages.parse(**ask('{"city": "Rom"}'), output_format=Place)
+    pair, client = await shared_pairs(ECHO)
+    answer = await client.messages.parse(**ask('{"city": "Rom"}'), output_format=Place)
     assert answer.parsed_output == Place(city="Rom")
     (grammar,) = json.loads(pair.engine.submissions[-1].grammar)["grammars"]
     assert grammar["json_schema"]["properties"]["city"]["type"] == "string"
@@ -171,16 +173,16 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("case", CHOICES)
-async def test_tool_choice_is_enforced(pair_of, connect, case):
+async def test_tool_choice_is_enforced(shared_pairs, case):
     choice, enforced = CHOICES[case]
-    pair = await pair_of(HERMES)
-    answer = await connect(pair).messages.create(**ask(CALL, tools=[WEATHER], tool_choice=choice))
+    pair, client = await shared_pairs(HERMES)
+    answer = await client.messages.create(**ask(CALL, tools=[WEATHER], tool_choice=choice))
     assert (answer.content[0].name, answer.stop_reason) == ("weather", "tool_use")
     assert bool(pair.engine.submissions[-1].grammar) == enforced
 
 
-async def test_no_tools_and_one_call_only_if_the_choice_says_so(pair_of, connect):
-    client = connect(await pair_of(HERMES))
+async def test_no_tools_and_one_call_only_if_the_choice_says_so(shared_pairs):
+    client = (await shared_pairs(HERMES))[1]
     one = {"type": "auto", "disable_parallel_tool_use": True}
     answer = await client.messages.create(**ask(CALL + CALL, tools=[WEATHER], tool_choice=one))
     assert len(answer.content) == 1
@@ -188,9 +190,9 @@ async def test_no_tools_and_one_call_only_if_the_choice_says_so(pair_of, connect
     assert answer.content[0].text == CALL
 
 
-async def test_thinking_effort_and_tools_reach_the_template(pair_of, connect):
+async def test_thinking_effort_and_tools_reach_the_template(shared_pairs):
     template = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }} {{ tools | tojson }}{# <tool_call> #}"
-    client = connect(await pair_of(template))
+    client = (await shared_pairs(template))[1]
     options = {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}
     answer = await client.messages.create(**ask(tools=[WEATHER], **options))
     function = {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}
@@ -206,9 +208,9 @@ ENDS = {
 
 @pytest.mark.parametrize("case", ENDS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_reason_says_why_it_ended(make_pair, connect, case, stream):
+async def test_stop_reason_says_why_it_ended(shared_pairs, case, stream):
     options, end, beginning = ENDS[case]
-    pair = await make_pair(http=True)
+    pair, client = await shared_pairs()
     pair.engine.tokens_per_step = 64
     if stream:
         events = await raw_events(pair, **ask(**options))
@@ -216,20 +218,20 @@ async def test_stop_reason_says_why_it_ended(make_pair, connect, case, stream):
         assert (delta["stop_reason"], delta["stop_sequence"]) == end
     else:
         ours = {"extra_body": {"ignore_eos": True}} if "ignore_eos" in options else options
-        answer = await connect(pair).messages.create(**ask(**ours))
+        answer = await client.messages.create(**ask(**ours))
         assert (answer.stop_reason, answer.stop_sequence) == end
         assert answer.content[0].text.startswith(beginning)
 
 
-async def test_call_that_ends_too_early_has_what_there_is(pair_of, connect):
-    client = connect(await pair_of(HERMES))
+async def test_call_that_ends_too_early_has_what_there_is(shared_pairs):
+    client = (await shared_pairs(HERMES))[1]
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom", "street": "Via'
     answer = await client.messages.create(**ask(call + " Appia", tools=[WEATHER]))
     assert answer.content[0].input["city"] == "Rom"
 
 
-async def test_tokens_are_counted(client):
-    count = await client.messages.count_tokens(model="fake", messages=ask()["messages"], system="be")
+async def test_tokens_are_counted(shared_client):
+    count = await shared_client.messages.count_tokens(model="fake", messages=ask()["messages"], system="be")
     assert count.input_tokens == len("<system>be<user>hi<assistant>")
 
 
@@ -274,19 +276,19 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "words"), BAD)
-async def test_bad_parameter_is_named(client, body, words):
+async def test_bad_parameter_is_named(shared_client, body, words):
     with pytest.raises(anthropic.BadRequestError, match=words) as caught:
-        await client.post("/v1/messages", body={**ask(), **body}, cast_to=object)
+        await shared_client.post("/v1/messages", body={**ask(), **body}, cast_to=object)
     error = ErrorResponse.model_validate(caught.value.body)
     assert (error.error.type, error.request_id) == ("invalid_request_error", caught.value.request_id)
 
 
-async def test_other_model_and_other_path_are_not_found(client):
+async def test_other_model_and_other_path_are_not_found(shared_client):
     with pytest.raises(anthropic.NotFoundError) as caught:
-        await client.messages.create(**{**ask(), "model": "claude"}, stream=True)
+        await shared_client.messages.create(**{**ask(), "model": "claude"}, stream=True)
     assert caught.value.type == "not_found_error"
     with pytest.raises(anthropic.NotFoundError) as caught:
-        await client.post("/v1/messages/batches", body={}, cast_to=object)
+        await shared_client.post("/v1/messages/batches", body={}, cast_to=object)
     ErrorResponse.model_validate(caught.value.body)
 
 

@@ -30,17 +30,14 @@ def user(text="hi"):
 
 
 @pytest.fixture
-def connect_to(make_pair, connect):
+def connect_to(shared_pairs):
     """connect_to(template) -> a client of a model with this chat template, and its engine."""
 
-    async def make(template):
-        config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
-        pair = await make_pair(
-            engine=FakeEngine(files={**byte_tokenizer_files(), "tokenizer_config.json": config}), http=True
-        )
-        return connect(pair), pair.engine
+    async def connect(template):
+        pair, client = await shared_pairs(template)
+        return client, pair.engine
 
-    return make
+    return connect
 
 
 def grammars(engine):
@@ -76,22 +73,22 @@ CONSTRAINTS = {
 
 
 @pytest.mark.parametrize("case", CONSTRAINTS)
-async def test_both_endpoints_take_every_parameter_for_structured_output(http_pair, client, case):
-    await client.completions.create(model="fake", prompt="a", extra_body=CONSTRAINTS[case])
-    first = http_pair.engine.submissions[-1].grammar
-    await client.chat.completions.create(model="fake", messages=user(), extra_body=CONSTRAINTS[case])
-    assert http_pair.engine.submissions[-1].grammar == first != ""
+async def test_both_endpoints_take_every_parameter_for_structured_output(shared_pair, shared_client, case):
+    await shared_client.completions.create(model="fake", prompt="a", extra_body=CONSTRAINTS[case])
+    first = shared_pair.engine.submissions[-1].grammar
+    await shared_client.chat.completions.create(model="fake", messages=user(), extra_body=CONSTRAINTS[case])
+    assert shared_pair.engine.submissions[-1].grammar == first != ""
 
 
-async def test_response_format_text_is_no_constraint(http_pair, client):
-    await client.chat.completions.create(model="fake", messages=user(), response_format={"type": "text"})
-    assert http_pair.engine.submissions[-1].grammar == ""
+async def test_response_format_text_is_no_constraint(shared_pair, shared_client):
+    await shared_client.chat.completions.create(model="fake", messages=user(), response_format={"type": "text"})
+    assert shared_pair.engine.submissions[-1].grammar == ""
 
 
-async def test_allowed_ids_and_bad_words_are_passed_on(http_pair, client):
+async def test_allowed_ids_and_bad_words_are_passed_on(shared_pair, shared_client):
     extra = {"allowed_token_ids": [5, 3], "bad_words": ["x"]}
-    await client.completions.create(model="fake", prompt="a", extra_body=extra)
-    sampling = http_pair.engine.submissions[-1].sampling
+    await shared_client.completions.create(model="fake", prompt="a", extra_body=extra)
+    sampling = shared_pair.engine.submissions[-1].sampling
     assert list(sampling.allowed_token_ids) == [3, 5]
     assert [len(sequence.token_ids) for sequence in sampling.bad_sequences] == [1, 2]
 
@@ -231,8 +228,7 @@ async def harmony(make_pair, connect):
     """A client of a model whose marks of messages are special tokens, as gpt-oss's are, and its engine."""
     tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer_files()["tokenizer.json"].decode())
     tokenizer.add_special_tokens(HARMONY_TOKENS)
-    config = json.dumps({"eos_token": "<|end|>", "chat_template": HARMONY}).encode()
-    files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer_config.json": config}
+    files = {**byte_tokenizer_files(HARMONY), "tokenizer.json": tokenizer.to_str().encode()}
     pair = await make_pair(engine=FakeEngine(files=files, vocab_size=300), http=True)
     return connect(pair), pair.engine
 
@@ -308,9 +304,9 @@ NO_FORM = [
 
 
 @pytest.mark.parametrize(("body", "param", "words"), NO_FORM)
-async def test_invalid_output_formats_are_named(client, body, param, words):
+async def test_invalid_output_formats_are_named(shared_client, body, param, words):
     with pytest.raises(openai.BadRequestError, match=words) as caught:
-        await client.chat.completions.create(model="fake", messages=user(), extra_body=body)
+        await shared_client.chat.completions.create(model="fake", messages=user(), extra_body=body)
     assert caught.value.param == param
 
 

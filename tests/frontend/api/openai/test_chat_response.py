@@ -30,24 +30,18 @@ def user(text):
     return [{"role": "user", "content": text}]
 
 
-def with_template(template):
-    """An engine whose model has this chat template."""
-    config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
-    return FakeEngine(files={**byte_tokenizer_files(), "tokenizer_config.json": config})
-
-
 @pytest.fixture
-def connect_to(make_pair, connect):
+def connect_to(shared_pairs):
     """connect_to(template) -> a client of a model with this chat template."""
 
-    async def make(template, **config):
-        return connect(await make_pair(engine=with_template(template), http=True, **config))
+    async def connect(template):
+        return (await shared_pairs(template))[1]
 
-    return make
+    return connect
 
 
-async def test_answer_has_a_message_a_reason_and_usage(client):
-    answer = await client.chat.completions.create(model="fake", messages=HELLO)
+async def test_answer_has_a_message_a_reason_and_usage(shared_client):
+    answer = await shared_client.chat.completions.create(model="fake", messages=HELLO)
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", RENDERED, "stop")
     assert (choice.message.tool_calls, choice.logprobs) == (None, None)
@@ -76,8 +70,8 @@ async def test_variables_that_make_the_template_expensive_cost_one_request_alone
     assert (await ask()).choices[0].message.content == "hi"
 
 
-async def test_streamed_deltas_add_up_to_the_answer(client):
-    stream = await client.chat.completions.create(
+async def test_streamed_deltas_add_up_to_the_answer(shared_client):
+    stream = await shared_client.chat.completions.create(
         model="fake", messages=HELLO, stream=True, stream_options={"include_usage": True}
     )
     first, *events, ending, last = await collect(stream)
@@ -87,34 +81,34 @@ async def test_streamed_deltas_add_up_to_the_answer(client):
     assert (last.choices, last.usage.completion_tokens) == ([], len(RENDERED) + 1)
 
 
-async def test_clients_own_helper_for_streams_gets_the_whole_message(client):
-    async with client.chat.completions.stream(model="fake", messages=HELLO) as stream:
+async def test_clients_own_helper_for_streams_gets_the_whole_message(shared_client):
+    async with shared_client.chat.completions.stream(model="fake", messages=HELLO) as stream:
         async for _ in stream:
             pass
         completion = await stream.get_final_completion()
     assert completion.choices[0].message.content == RENDERED
 
 
-async def test_answer_is_as_long_as_fits_if_nothing_limits_it(client, http_pair):
-    await client.chat.completions.create(model="fake", messages=HELLO)
-    assert http_pair.engine.submissions[0].stops.max_tokens == 4096 - len(RENDERED)
+async def test_answer_is_as_long_as_fits_if_nothing_limits_it(shared_client, shared_pair):
+    await shared_client.chat.completions.create(model="fake", messages=HELLO)
+    assert shared_pair.engine.submissions[0].stops.max_tokens == 4096 - len(RENDERED)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-async def test_both_names_limit_the_answer(client, name):
-    answer = await client.chat.completions.create(model="fake", messages=HELLO, **{name: 3})
+async def test_both_names_limit_the_answer(shared_client, name):
+    answer = await shared_client.chat.completions.create(model="fake", messages=HELLO, **{name: 3})
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (RENDERED[:3], "length")
 
 
-async def test_parts_of_text_are_a_content(client):
+async def test_parts_of_text_are_a_content(shared_client):
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
-    answer = await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": parts}])
+    answer = await shared_client.chat.completions.create(model="fake", messages=[{"role": "user", "content": parts}])
     assert answer.choices[0].message.content == "<user>h\ni<assistant>"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_are_rows(client, stream):
-    answer = await client.chat.completions.create(
+async def test_logprobs_are_rows(shared_client, stream):
+    answer = await shared_client.chat.completions.create(
         model="fake", messages=user("é"), logprobs=True, top_logprobs=2, stream=stream
     )
     rows = []
@@ -127,8 +121,8 @@ async def test_logprobs_are_rows(client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_n_answers_each_have_a_choice(client, stream):
-    answer = await client.chat.completions.create(model="fake", messages=HELLO, n=3, stream=stream)
+async def test_n_answers_each_have_a_choice(shared_client, stream):
+    answer = await shared_client.chat.completions.create(model="fake", messages=HELLO, n=3, stream=stream)
     if not stream:
         assert [choice.message.content for choice in answer.choices] == [RENDERED] * 3
         return
@@ -216,14 +210,14 @@ async def test_calls_and_results_of_earlier_turns_reach_the_template(connect_to)
     assert answer.choices[0].message.content == "assistant:weatherRom;tool:sunnyc1;"
 
 
-async def test_tools_are_refused_where_calls_cannot_be_told_from_words(client):
+async def test_tools_are_refused_where_calls_cannot_be_told_from_words(shared_client):
     with pytest.raises(openai.BadRequestError, match="tools are not served with this model") as caught:
-        await client.chat.completions.create(model="fake", messages=HELLO, tools=[WEATHER])
+        await shared_client.chat.completions.create(model="fake", messages=HELLO, tools=[WEATHER])
     assert caught.value.param == "tools"
 
 
-async def test_format_of_calls_can_be_set_by_flag(connect_to):
-    client = await connect_to("{{ messages[0].content }}", tool_call_parser="hermes")
+async def test_format_of_calls_can_be_set_by_flag(pair_of, connect):
+    client = connect(await pair_of("{{ messages[0].content }}", tool_call_parser="hermes"))
     answer = await client.chat.completions.create(model="fake", messages=user(CALL), tools=[WEATHER])
     assert answer.choices[0].finish_reason == "tool_calls"
 
@@ -293,9 +287,9 @@ async def test_developer_is_system_to_a_template_that_does_not_know_it(connect_t
     assert answer.choices[0].message.content == role
 
 
-async def test_final_message_is_continued(client):
+async def test_final_message_is_continued(shared_client):
     messages = [*HELLO, {"role": "assistant", "content": "Well, "}]
-    answer = await client.chat.completions.create(
+    answer = await shared_client.chat.completions.create(
         model="fake", messages=messages, extra_body={"continue_final_message": True}
     )
     assert answer.choices[0].message.content == "<system>be<user>hi<assistant>Well, "
@@ -325,9 +319,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "param", "words"), BAD)
-async def test_bad_parameter_is_named(client, body, param, words):
+async def test_bad_parameter_is_named(shared_client, body, param, words):
     with pytest.raises(openai.BadRequestError, match=words) as caught:
-        await client.post("/chat/completions", body=body, cast_to=object)
+        await shared_client.post("/chat/completions", body=body, cast_to=object)
     assert caught.value.param == param
 
 

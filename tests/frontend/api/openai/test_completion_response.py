@@ -13,8 +13,8 @@ async def collect(stream):
     return [event async for event in stream]
 
 
-async def test_answer_has_text_reason_and_usage(client):
-    answer = await client.completions.create(model="fake", prompt=TEXT, max_tokens=100)
+async def test_answer_has_text_reason_and_usage(shared_client):
+    answer = await shared_client.completions.create(model="fake", prompt=TEXT, max_tokens=100)
     (choice,) = answer.choices
     assert (choice.index, choice.text, choice.finish_reason, choice.logprobs) == (0, TEXT, "stop", None)
     assert (answer.object, answer.model) == ("text_completion", "fake")
@@ -26,22 +26,24 @@ async def test_answer_has_text_reason_and_usage(client):
     assert usage.prompt_tokens_details.cached_tokens == 1
 
 
-async def test_max_tokens_is_16_by_default_and_ends_with_length(client):
-    answer = await client.completions.create(model="fake", prompt="x" * 40)
+async def test_max_tokens_is_16_by_default_and_ends_with_length(shared_client):
+    answer = await shared_client.completions.create(model="fake", prompt="x" * 40)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("x" * 16, "length")
     assert answer.usage.completion_tokens == 16
 
 
-async def test_streamed_text_adds_up_to_the_answer(client):
-    events = await collect(await client.completions.create(model="fake", prompt=TEXT, max_tokens=100, stream=True))
+async def test_streamed_text_adds_up_to_the_answer(shared_client):
+    events = await collect(
+        await shared_client.completions.create(model="fake", prompt=TEXT, max_tokens=100, stream=True)
+    )
     assert "".join(event.choices[0].text for event in events) == TEXT
     assert [event.choices[0].finish_reason for event in events] == [None] * (len(events) - 1) + ["stop"]
     assert len({event.id for event in events}) == 1
     assert all(event.usage is None for event in events)
 
 
-async def test_usage_comes_last_if_asked_for(client):
-    stream = await client.completions.create(
+async def test_usage_comes_last_if_asked_for(shared_client):
+    stream = await shared_client.completions.create(
         model="fake", prompt=TEXT, max_tokens=100, stream=True, stream_options={"include_usage": True}
     )
     *events, last = await collect(stream)
@@ -49,9 +51,9 @@ async def test_usage_comes_last_if_asked_for(client):
     assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], NUM_BYTES, NUM_BYTES + 1)
 
 
-async def test_usage_grows_with_every_event_if_asked_for(client):
+async def test_usage_grows_with_every_event_if_asked_for(shared_client):
     options = {"include_usage": True, "continuous_usage_stats": True}
-    stream = await client.completions.create(
+    stream = await shared_client.completions.create(
         model="fake", prompt="abcdef", max_tokens=100, stream=True, stream_options=options
     )
     counts = [event.usage.completion_tokens for event in await collect(stream)]
@@ -59,16 +61,16 @@ async def test_usage_grows_with_every_event_if_asked_for(client):
     assert (counts[0] >= 1, counts[-1]) == (True, 7)
 
 
-async def test_every_prompt_of_a_list_has_a_choice(client):
+async def test_every_prompt_of_a_list_has_a_choice(shared_client):
     prompts = ["one", "twenty", "three"]
-    answer = await client.completions.create(model="fake", prompt=prompts)
+    answer = await shared_client.completions.create(model="fake", prompt=prompts)
     assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(prompts))
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 17)
 
 
-async def test_prompts_of_a_list_are_streamed_by_index(client):
+async def test_prompts_of_a_list_are_streamed_by_index(shared_client):
     prompts = [f"{number}" * (number + 1) for number in range(9)]
-    stream = await client.completions.create(
+    stream = await shared_client.completions.create(
         model="fake", prompt=prompts, stream=True, stream_options={"include_usage": True}
     )
     *events, last = await collect(stream)
@@ -82,16 +84,20 @@ async def test_prompts_of_a_list_are_streamed_by_index(client):
     assert last.usage.prompt_tokens == sum(map(len, prompts))
 
 
-async def test_token_ids_are_a_prompt_and_come_back(client):
-    answer = await client.completions.create(model="fake", prompt=[5, 6, 7], extra_body={"return_token_ids": True})
+async def test_token_ids_are_a_prompt_and_come_back(shared_client):
+    answer = await shared_client.completions.create(
+        model="fake", prompt=[5, 6, 7], extra_body={"return_token_ids": True}
+    )
     assert answer.choices[0].token_ids == [5, 6, 7, 256]
-    two = await client.completions.create(model="fake", prompt=[[5], [7, 8]], extra_body={"return_token_ids": True})
+    two = await shared_client.completions.create(
+        model="fake", prompt=[[5], [7, 8]], extra_body={"return_token_ids": True}
+    )
     assert [choice.token_ids for choice in two.choices] == [[5, 256], [7, 8, 256]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_n_answers_each_have_a_choice(client, stream):
-    answer = await client.completions.create(model="fake", prompt=["ab", "c"], n=3, stream=stream)
+async def test_n_answers_each_have_a_choice(shared_client, stream):
+    answer = await shared_client.completions.create(model="fake", prompt=["ab", "c"], n=3, stream=stream)
     texts = [""] * 6
     for event in await collect(answer) if stream else [answer]:
         for choice in event.choices:
@@ -100,16 +106,18 @@ async def test_n_answers_each_have_a_choice(client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_text_ends_the_answer_and_is_named(client, stream):
-    answer = await client.completions.create(model="fake", prompt="one two three", stop=["tw", "zz"], stream=stream)
+async def test_stop_text_ends_the_answer_and_is_named(shared_client, stream):
+    answer = await shared_client.completions.create(
+        model="fake", prompt="one two three", stop=["tw", "zz"], stream=stream
+    )
     events = await collect(answer) if stream else [answer]
     assert "".join(event.choices[0].text for event in events) == "one "
     assert (events[-1].choices[0].finish_reason, events[-1].choices[0].stop_reason) == ("stop", "tw")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_puts_the_prompt_before_the_answer(client, stream):
-    answer = await client.completions.create(model="fake", prompt=["abc", "d"], n=2, echo=True, stream=stream)
+async def test_echo_puts_the_prompt_before_the_answer(shared_client, stream):
+    answer = await shared_client.completions.create(model="fake", prompt=["abc", "d"], n=2, echo=True, stream=stream)
     texts = [""] * 4
     for event in await collect(answer) if stream else [answer]:
         for choice in event.choices:
@@ -118,8 +126,8 @@ async def test_echo_puts_the_prompt_before_the_answer(client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_are_columns(client, http_pair, stream):
-    answer = await client.completions.create(model="fake", prompt="ab", logprobs=2, stream=stream)
+async def test_logprobs_are_columns(shared_client, shared_pair, stream):
+    answer = await shared_client.completions.create(model="fake", prompt="ab", logprobs=2, stream=stream)
     columns = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for event in await collect(answer) if stream else [answer]:
         if event.choices[0].logprobs is not None:
@@ -130,16 +138,16 @@ async def test_logprobs_are_columns(client, http_pair, stream):
     assert columns["text_offset"] == [0, 1, 2]
     assert [top[token] for top, token in zip(columns["top_logprobs"], columns["tokens"], strict=True)] == [-0.5] * 3
     assert [len(top) for top in columns["top_logprobs"]] == [2, 2, 2]
-    assert http_pair.engine.submissions[0].top_logprobs == 2
+    assert shared_pair.engine.submissions[0].top_logprobs == 2
 
 
-async def test_no_alternatives_are_asked_for_with_logprobs_0(client):
-    answer = await client.completions.create(model="fake", prompt="ab", logprobs=0)
+async def test_no_alternatives_are_asked_for_with_logprobs_0(shared_client):
+    answer = await shared_client.completions.create(model="fake", prompt="ab", logprobs=0)
     assert (answer.choices[0].logprobs.token_logprobs, answer.choices[0].logprobs.top_logprobs) == ([-0.5] * 3, None)
 
 
-async def test_parameters_reach_the_engine(client, http_pair):
-    await client.completions.create(
+async def test_parameters_reach_the_engine(shared_client, shared_pair):
+    await shared_client.completions.create(
         model="fake",
         prompt="a",
         max_tokens=9,
@@ -160,7 +168,7 @@ async def test_parameters_reach_the_engine(client, http_pair):
             "cache_salt": "täg",
         },
     )
-    sent = http_pair.engine.submissions[0]
+    sent = shared_pair.engine.submissions[0]
     sampling = sent.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 7, 0.125)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1.0, 2.0)
@@ -170,20 +178,20 @@ async def test_parameters_reach_the_engine(client, http_pair):
     assert (sent.priority, sent.cache_salt) == (-3, "täg".encode())
 
 
-async def test_top_k_minus_1_is_all(client, http_pair):
-    await client.completions.create(model="fake", prompt="a", extra_body={"top_k": -1})
-    assert http_pair.engine.submissions[0].sampling.top_k == 0
+async def test_top_k_minus_1_is_all(shared_client, shared_pair):
+    await shared_client.completions.create(model="fake", prompt="a", extra_body={"top_k": -1})
+    assert shared_pair.engine.submissions[0].sampling.top_k == 0
 
 
-async def test_what_the_client_calls_its_request_comes_back(client):
-    answer = await client.completions.create(model="fake", prompt="a", extra_headers={"x-request-id": "mine"})
+async def test_what_the_client_calls_its_request_comes_back(shared_client):
+    answer = await shared_client.completions.create(model="fake", prompt="a", extra_headers={"x-request-id": "mine"})
     assert answer.id == answer._request_id == "cmpl-mine"
 
 
-async def test_many_streams_at_once_each_get_their_own_text(client):
+async def test_many_streams_at_once_each_get_their_own_text(shared_client):
     async def one(number):
         text = f"<{number}>" * (1 + number % 5)
-        stream = await client.completions.create(model="fake", prompt=text, max_tokens=99, stream=True)
+        stream = await shared_client.completions.create(model="fake", prompt=text, max_tokens=99, stream=True)
         return "".join(event.choices[0].text for event in await collect(stream)) == text
 
     assert all(await asyncio.gather(*(one(number) for number in range(100))))

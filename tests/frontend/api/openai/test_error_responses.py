@@ -39,20 +39,20 @@ def test_every_error_of_the_frontend_has_a_row():
     assert set(all_errors()) - {RequestError} == set(error_object._TABLE)
 
 
-async def test_too_long_prompt_begins_as_clients_expect(client):
-    error = await refused(client.completions.create(model="fake", prompt="x" * 5000, max_tokens=1))
+async def test_too_long_prompt_begins_as_clients_expect(shared_client):
+    error = await refused(shared_client.completions.create(model="fake", prompt="x" * 5000, max_tokens=1))
     assert error.status_code == 400
     assert error.body["message"].startswith("This model's maximum context length is 4096 tokens")
     assert (error.code, error.param, error.type) == ("context_length_exceeded", "prompt", "invalid_request_error")
 
 
-async def test_too_many_tokens_asked_for_name_max_tokens(client):
-    error = await refused(client.completions.create(model="fake", prompt="x", max_tokens=5000))
+async def test_too_many_tokens_asked_for_name_max_tokens(shared_client):
+    error = await refused(shared_client.completions.create(model="fake", prompt="x", max_tokens=5000))
     assert (error.status_code, error.code, error.param) == (400, "context_length_exceeded", "max_tokens")
 
 
-async def test_other_model_is_not_found(client):
-    error = await refused(client.completions.create(model="gpt-4", prompt="x"))
+async def test_other_model_is_not_found(shared_client):
+    error = await refused(shared_client.completions.create(model="gpt-4", prompt="x"))
     assert isinstance(error, openai.NotFoundError)
     assert (error.code, error.param) == ("model_not_found", "model")
 
@@ -192,18 +192,18 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "param", "words"), BAD)
-async def test_bad_parameter_is_named(http_pair, body, param, words):
-    status, _, answer = await post(http_pair, "/v1/completions", json.dumps(body).encode())
+async def test_bad_parameter_is_named(shared_pair, body, param, words):
+    status, _, answer = await post(shared_pair, "/v1/completions", json.dumps(body).encode())
     error = answer["error"]
     assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert words in error["message"]
-    assert http_pair.engine.submissions == []
+    assert shared_pair.engine.submissions == []
 
 
-async def test_parameters_without_effect_are_taken(http_pair):
+async def test_parameters_without_effect_are_taken(shared_pair):
     body = {"prompt": "a", "best_of": 1, "suffix": "", "user": "me", "store": False, "metadata": {"a": "b"}}
     body |= {"response_format": {"type": "text"}, "logprobs": None, "unheard_of": None}
-    status, _, answer = await post(http_pair, "/v1/completions", json.dumps(body).encode())
+    status, _, answer = await post(shared_pair, "/v1/completions", json.dumps(body).encode())
     assert (status, answer["choices"][0]["text"]) == (200, "a")
 
 
@@ -211,20 +211,20 @@ NO_JSON = [b"", b"{", b"null", b"[]", b"5", b"\xff\xfe", b'{"prompt":"\xff"}', b
 
 
 @pytest.mark.parametrize("body", NO_JSON, ids=range(len(NO_JSON)))
-async def test_body_that_is_no_json_object_is_400(http_pair, body):
-    status, _, answer = await post(http_pair, "/v1/completions", body)
+async def test_body_that_is_no_json_object_is_400(shared_pair, body):
+    status, _, answer = await post(shared_pair, "/v1/completions", body)
     assert status == 400
     assert "JSON" in answer["error"]["message"]
 
 
-async def test_huge_body_is_413(client):
-    error = await refused(client.completions.create(model="fake", prompt="x" * MAX_REQUEST_BYTES))
+async def test_huge_body_is_413(shared_client):
+    error = await refused(shared_client.completions.create(model="fake", prompt="x" * MAX_REQUEST_BYTES))
     assert (error.status_code, error.code) == (413, "body_too_large")
-    assert (await client.completions.create(model="fake", prompt="x")).choices[0].text == "x"
+    assert (await shared_client.completions.create(model="fake", prompt="x")).choices[0].text == "x"
 
 
-async def test_huge_body_in_chunks_is_413(http_pair):
-    reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+async def test_huge_body_in_chunks_is_413(shared_pair):
+    reader, writer = await asyncio.open_connection("127.0.0.1", shared_pair.app.http_port)
     writer.write(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     for _ in range((MAX_REQUEST_BYTES >> 20) + 1):
         writer.write(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
@@ -233,8 +233,8 @@ async def test_huge_body_in_chunks_is_413(http_pair):
     writer.close()
 
 
-async def test_huge_headers_are_refused(http_pair):
-    status, _, _ = await post(http_pair, "/v1/completions", b"{}", "x-filler: " + "x" * (80 << 10))
+async def test_huge_headers_are_refused(shared_pair):
+    status, _, _ = await post(shared_pair, "/v1/completions", b"{}", "x-filler: " + "x" * (80 << 10))
     assert status == 400
 
 
@@ -246,15 +246,15 @@ async def test_body_that_does_not_arrive_is_408(make_pair):
     writer.close()
 
 
-async def test_only_json_is_taken(http_pair):
-    status, _, answer = await post(http_pair, "/v1/completions", b"{}", "content-type: text/plain")
+async def test_only_json_is_taken(shared_pair):
+    status, _, answer = await post(shared_pair, "/v1/completions", b"{}", "content-type: text/plain")
     assert status == 415
     assert "application/json" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/v1/models", 405), ("/", 404)])
-async def test_unknown_path_and_method_have_an_error_object(http_pair, path, status):
-    answered, head, answer = await post(http_pair, path, b"{}")
+async def test_unknown_path_and_method_have_an_error_object(shared_pair, path, status):
+    answered, head, answer = await post(shared_pair, path, b"{}")
     assert answered == status
     assert path in answer["error"]["message"]
     assert (b"allow: " in head) == (status == 405)

@@ -34,16 +34,14 @@ async def complete(client: openai.AsyncOpenAI, prompt: Any, **body: Any) -> Any:
 
 
 @pytest.fixture
-def connect_to(make_pair, connect):
-    """connect_to(template, files) -> a client of a model with this template, or with other files, and its engine."""
+def connect_to(shared_pairs):
+    """connect_to(template) -> a client of a model with this template and 64 tokens of context, and its engine."""
 
-    async def make(template: str = "{{ messages[0].content }}", **files: bytes):
-        config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
-        known = {**byte_tokenizer_files(), "tokenizer_config.json": config}
-        pair = await make_pair(engine=FakeEngine(files=known | files, max_model_len=64), http=True)
-        return connect(pair), pair.engine
+    async def connect(template: str = "{{ messages[0].content }}"):
+        pair, client = await shared_pairs(template, max_model_len=64)
+        return client, pair.engine
 
-    return make
+    return connect
 
 
 @pytest.mark.parametrize(
@@ -75,9 +73,9 @@ async def test_a_conversation_is_truncated_after_its_template(connect_to):
 
 
 @pytest.mark.parametrize(("value", "words"), [(0, "at least 1, or -1"), (-2, "greater than or equal to -1")])
-async def test_truncation_to_nothing_is_refused(client, value, words):
+async def test_truncation_to_nothing_is_refused(shared_client, value, words):
     with pytest.raises(openai.BadRequestError, match=words) as caught:
-        await complete(client, "a", truncate_prompt_tokens=value)
+        await complete(shared_client, "a", truncate_prompt_tokens=value)
     assert caught.value.param == "truncate_prompt_tokens"
 
 
@@ -88,7 +86,7 @@ async def test_a_truncated_prompt_that_leaves_no_room_is_refused(connect_to):
 
 
 @pytest.fixture
-async def with_bos(connect_to):
+async def with_bos(make_pair, connect):
     """A client and its engine, of a model whose tokenizer puts a token before a text: "a"."""
     tokenizer = json.loads(byte_tokenizer_files()["tokenizer.json"])
     first, text = {"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
@@ -98,7 +96,9 @@ async def with_bos(connect_to):
         "pair": [first, text, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"a": {"id": "a", "ids": [A], "tokens": ["a"]}},
     }
-    return await connect_to(**{"tokenizer.json": json.dumps(tokenizer).encode()})
+    files = byte_tokenizer_files("{{ messages[0].content }}") | {"tokenizer.json": json.dumps(tokenizer).encode()}
+    pair = await make_pair(engine=FakeEngine(files=files), http=True)
+    return connect(pair), pair.engine
 
 
 @pytest.mark.parametrize(("value", "text", "chat"), [(None, "ab", "b"), (True, "ab", "ab"), (False, "b", "b")])
@@ -113,12 +113,12 @@ async def test_special_tokens_are_added_to_texts_and_on_request_to_conversations
         assert answer["tokens"] == ids_of(read)
 
 
-async def test_log_probabilities_name_tokens_by_their_ids(client):
+async def test_log_probabilities_name_tokens_by_their_ids(shared_client):
     body = {"return_tokens_as_token_ids": True, "logprobs": 1}
-    logprobs = (await complete(client, "ab", **body)).choices[0].logprobs
+    logprobs = (await complete(shared_client, "ab", **body)).choices[0].logprobs
     assert logprobs.tokens[:2] == [f"token_id:{A}", f"token_id:{A + 1}"]
     assert all(name.startswith("token_id:") for top in logprobs.top_logprobs for name in top)
-    echoed = (await complete(client, "ab", echo=True, max_tokens=0, **body)).choices[0].logprobs
+    echoed = (await complete(shared_client, "ab", echo=True, max_tokens=0, **body)).choices[0].logprobs
     assert echoed.tokens == [f"token_id:{A}", f"token_id:{A + 1}"]
 
 
@@ -190,8 +190,8 @@ async def test_a_chat_that_echoes_begins_with_the_message_it_goes_on_with(connec
         ({}, 16),
     ],
 )
-async def test_n_predict_is_max_tokens_and_minus_one_what_fits(client, body, length):
-    answer = await complete(client, "x" * 40, **body)
+async def test_n_predict_is_max_tokens_and_minus_one_what_fits(shared_client, body, length):
+    answer = await complete(shared_client, "x" * 40, **body)
     assert answer.choices[0].text == "x" * length
 
 
@@ -202,26 +202,26 @@ async def test_n_predict_limits_chats_too(connect_to):
     assert [submission.stops.max_tokens for submission in engine.submissions] == [3, 62]
 
 
-async def test_repeat_penalty_is_repetition_penalty(client, http_pair):
-    await complete(client, "a", repeat_penalty=1.5)
-    await complete(client, "a", repeat_penalty=1.5, repetition_penalty=2.0)
-    sent = [submission.sampling.repetition_penalty for submission in http_pair.engine.submissions]
+async def test_repeat_penalty_is_repetition_penalty(shared_client, shared_pair):
+    await complete(shared_client, "a", repeat_penalty=1.5)
+    await complete(shared_client, "a", repeat_penalty=1.5, repetition_penalty=2.0)
+    sent = [submission.sampling.repetition_penalty for submission in shared_pair.engine.submissions]
     assert sent == [1.5, 2.0]
 
 
-async def test_without_cache_prompt_no_prompt_shares_its_cache(client, http_pair):
+async def test_without_cache_prompt_no_prompt_shares_its_cache(shared_client, shared_pair):
     for value in (False, False, True, None):
-        await complete(client, "a", cache_prompt=value)
-    salts = [submission.cache_salt for submission in http_pair.engine.submissions]
+        await complete(shared_client, "a", cache_prompt=value)
+    salts = [submission.cache_salt for submission in shared_pair.engine.submissions]
     assert len(set(salts[:2])) == 2
     assert all(salts[:2])
     assert not any(salts[2:])
 
 
-async def test_n_probs_asks_for_log_probabilities(client, connect_to):
-    logprobs = (await complete(client, "ab", n_probs=1)).choices[0].logprobs
+async def test_n_probs_asks_for_log_probabilities(shared_client, connect_to):
+    logprobs = (await complete(shared_client, "ab", n_probs=1)).choices[0].logprobs
     assert len(logprobs.top_logprobs[0]) == 1
-    assert (await complete(client, "ab", n_probs=0)).choices[0].logprobs is None
+    assert (await complete(shared_client, "ab", n_probs=0)).choices[0].logprobs is None
     chatting, _ = await connect_to()
     answer = await chatting.chat.completions.create(model="fake", messages=user("a"), extra_body={"n_probs": 2})
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
@@ -234,15 +234,15 @@ async def test_n_probs_asks_for_log_probabilities(client, connect_to):
         ({"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}, "json_schema"),
     ],
 )
-async def test_llama_cpp_grammar_and_json_schema_constrain_the_answer(client, http_pair, constraint, held_to):
-    await complete(client, "a", **constraint)
-    (grammar,) = json.loads(http_pair.engine.submissions[-1].grammar)["grammars"]
+async def test_llama_cpp_grammar_and_json_schema_constrain_the_answer(shared_client, shared_pair, constraint, held_to):
+    await complete(shared_client, "a", **constraint)
+    (grammar,) = json.loads(shared_pair.engine.submissions[-1].grammar)["grammars"]
     assert held_to in grammar
-    await complete(client, "a", grammar="", json_schema=None)
-    assert not http_pair.engine.submissions[-1].grammar
+    await complete(shared_client, "a", grammar="", json_schema=None)
+    assert not shared_pair.engine.submissions[-1].grammar
 
 
-async def test_a_grammar_that_is_none_is_refused_by_its_name(client):
+async def test_a_grammar_that_is_none_is_refused_by_its_name(shared_client):
     with pytest.raises(openai.BadRequestError, match="grammar cannot be served") as caught:
-        await complete(client, "a", grammar="root ::= missing")
+        await complete(shared_client, "a", grammar="root ::= missing")
     assert caught.value.param == "grammar"

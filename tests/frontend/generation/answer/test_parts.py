@@ -21,8 +21,7 @@ MISTRAL = "{{ messages[0].content }}{# [TOOL_CALLS] #}"
 
 
 def engine(template=HERMES, **options):
-    config = json.dumps({"eos_token": "<|end|>", "chat_template": template}).encode()
-    return FakeEngine(files={**byte_tokenizer_files(), "tokenizer_config.json": config}, **options)
+    return FakeEngine(files=byte_tokenizer_files(template), **options)
 
 
 def spec(text=ANSWER, *, tools=(WEATHER,), stop=None, num_answers=1, **output):

@@ -55,14 +55,14 @@ def without_repeats(kinds):
     return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
 
 
-async def test_numbers_come_back_as_they_were_sent(client):
-    answer = await client.responses.create(model="fake", input="hi", temperature=0.7, top_p=0.12345678)
+async def test_numbers_come_back_as_they_were_sent(shared_client):
+    answer = await shared_client.responses.create(model="fake", input="hi", temperature=0.7, top_p=0.12345678)
     assert answer.temperature == 0.7
     assert struct.pack("f", answer.top_p) == struct.pack("f", 0.12345678)
 
 
-async def test_answer_is_a_response_object(client, http_pair):
-    answer = await client.responses.create(
+async def test_answer_is_a_response_object(shared_client, shared_pair):
+    answer = await shared_client.responses.create(
         model="fake", input="hi", instructions="be", temperature=0.5, metadata={"a": "b"}, user="u"
     )
     Response.model_validate(answer.to_dict())
@@ -74,16 +74,16 @@ async def test_answer_is_a_response_object(client, http_pair):
     usage = answer.usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (29, 30, 59)
     assert answer._request_id == answer.id
-    assert http_pair.engine.submissions[0].stops.max_tokens == 4096 - 29
+    assert shared_pair.engine.submissions[0].stops.max_tokens == 4096 - 29
 
 
-async def test_client_s_own_id_names_the_response(client):
-    answer = await client.responses.create(model="fake", input="hi", extra_headers={"x-request-id": "mine"})
+async def test_client_s_own_id_names_the_response(shared_client):
+    answer = await shared_client.responses.create(model="fake", input="hi", extra_headers={"x-request-id": "mine"})
     assert (answer.id, answer.output[0].id) == ("resp_mine", "msg_mine_0")
 
 
-async def test_stream_builds_up_the_response(http_pair):
-    events = await raw_events(http_pair, input="hi")
+async def test_stream_builds_up_the_response(shared_pair):
+    events = await raw_events(shared_pair, input="hi")
     assert without_repeats([event["type"].removeprefix("response.") for event in events]) == [
         "created",
         "in_progress",
@@ -107,17 +107,17 @@ async def test_stream_builds_up_the_response(http_pair):
     assert events[-2]["item"] == response["output"][0]
 
 
-async def test_client_s_helper_for_streams_gets_the_same_response(client):
-    async with client.responses.stream(model="fake", input="hi") as stream:
+async def test_client_s_helper_for_streams_gets_the_same_response(shared_client):
+    async with shared_client.responses.stream(model="fake", input="hi") as stream:
         async for _ in stream:
             pass
         streamed = await stream.get_final_response()
-    assert streamed.output_text == (await client.responses.create(model="fake", input="hi")).output_text
+    assert streamed.output_text == (await shared_client.responses.create(model="fake", input="hi")).output_text
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_text_and_calls_are_items_in_order(pair_of, connect, stream):
-    pair = await pair_of(ALL)
+async def test_reasoning_text_and_calls_are_items_in_order(shared_pairs, stream):
+    pair, client = await shared_pairs(ALL)
     body = {"input": f"<think>hm</think>Well.\n{CALL}{CALL}", "tools": [WEATHER]}
     if stream:
         events = await raw_events(pair, **body)
@@ -135,7 +135,7 @@ async def test_reasoning_text_and_calls_are_items_in_order(pair_of, connect, str
         indices = [event["output_index"] for event in events if "output_index" in event]
         assert (indices, set(indices)) == (sorted(indices), {0, 1, 2, 3})
     else:
-        answer = await connect(pair).responses.create(model="fake", **body)
+        answer = await client.responses.create(model="fake", **body)
         Response.model_validate(answer.to_dict())
         output = answer.to_dict()["output"]
     reasoning, message, *calls = output
@@ -148,8 +148,8 @@ async def test_reasoning_text_and_calls_are_items_in_order(pair_of, connect, str
 
 @pytest.mark.parametrize("tokens_per_step", [1, 64])
 @pytest.mark.parametrize("summary", [None, "auto"])
-async def test_deltas_alone_add_up_to_what_is_done(pair_of, tokens_per_step, summary):
-    pair = await pair_of(ALL)
+async def test_deltas_alone_add_up_to_what_is_done(shared_pairs, tokens_per_step, summary):
+    pair, _ = await shared_pairs(ALL)
     pair.engine.tokens_per_step = tokens_per_step
     body = {"input": f"<think>hm</think>Well.\n{CALL}", "tools": [WEATHER], "reasoning": {"summary": summary}}
     texts, num_done = {}, 0
@@ -168,17 +168,17 @@ async def test_deltas_alone_add_up_to_what_is_done(pair_of, tokens_per_step, sum
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 64])
-async def test_reasoning_tokens_do_not_depend_on_how_tokens_were_batched(pair_of, connect, tokens_per_step):
-    pair = await pair_of(ALL)
+async def test_reasoning_tokens_do_not_depend_on_how_tokens_were_batched(shared_pairs, tokens_per_step):
+    pair, client = await shared_pairs(ALL)
     pair.engine.tokens_per_step = tokens_per_step
-    answer = await connect(pair).responses.create(model="fake", input="<think>hm</think>so")
+    answer = await client.responses.create(model="fake", input="<think>hm</think>so")
     assert answer.usage.output_tokens_details.reasoning_tokens == len("<think>hm")
-    answer = await connect(pair).responses.create(model="fake", input="so it is")
+    answer = await client.responses.create(model="fake", input="so it is")
     assert answer.usage.output_tokens_details.reasoning_tokens == 0
 
 
-async def test_reasoning_comes_as_a_summary_if_one_is_asked_for(pair_of):
-    pair = await pair_of(ALL)
+async def test_reasoning_comes_as_a_summary_if_one_is_asked_for(shared_pairs):
+    pair, _ = await shared_pairs(ALL)
     body = {"input": "<think>hm</think>so", "reasoning": {"summary": "auto"}}
     events = await raw_events(pair, **body, include=["reasoning.encrypted_content"])
     reasoning, message = events[-1]["response"]["output"]
@@ -187,14 +187,14 @@ async def test_reasoning_comes_as_a_summary_if_one_is_asked_for(pair_of):
     assert without_repeats([kind.removeprefix("response.reasoning_summary_") for kind in kinds]) == [
         *("part.added", "text.delta", "text.done", "part.done")
     ]
-    turns = await pair_of(TURNS)
+    turns, _ = await shared_pairs(TURNS)
     back = [{"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]}, message]
     (*_, last) = await raw_events(turns, input=back)
     assert last["response"]["output"][0]["content"][0]["text"] == "<assistant>so(hm)"
 
 
-async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(pair_of, connect):
-    first = await connect(await pair_of(ALL)).responses.create(
+async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(shared_pairs):
+    first = await (await shared_pairs(ALL))[1].responses.create(
         model="fake", input=f"<think>hm</think>Well.\n{CALL}", tools=[WEATHER]
     )
     call_id = first.output[-1].call_id
@@ -205,18 +205,17 @@ async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(pair_of,
         {"type": "function_call_output", "call_id": call_id, "output": "sunny"},
         {"role": "user", "content": "thanks"},
     ]
-    client = connect(await pair_of(TURNS))
+    client = (await shared_pairs(TURNS))[1]
     answer = await client.responses.create(model="fake", input=conversation, instructions="You", tools=[WEATHER])
     called, answered = f"[{call_id} weather Zürich]", f"<tool>sunny={call_id} weather"
     assert answer.output_text == f"<system>You\nbe<user>how<assistant>Well.(hm){called}{answered}<user>thanks"
 
 
-async def test_structured_text_is_held_to_and_parsed(pair_of, connect):
+async def test_structured_text_is_held_to_and_parsed(shared_pairs):
     class Place(pydantic.BaseModel):
         city: str
 
-    pair = await pair_of(ECHO)
-    client = connect(pair)
+    pair, client = await shared_pairs(ECHO)
     answer = await client.responses.parse(model="fake", input='{"city": "Rom"}', text_format=Place)
     assert answer.output_parsed == Place(city="Rom")
     assert answer.text.format.type == "json_schema"
@@ -229,11 +228,11 @@ async def test_structured_text_is_held_to_and_parsed(pair_of, connect):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-async def test_objects_of_a_strict_text_have_no_members_but_those_they_name(pair_of, connect, strict):
-    pair = await pair_of(ECHO)
+async def test_objects_of_a_strict_text_have_no_members_but_those_they_name(shared_pairs, strict):
+    pair, client = await shared_pairs(ECHO)
     schema = {"type": "object", "properties": {"to": {"properties": {"city": {"type": "string"}}}}}
     text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}}
-    await connect(pair).responses.create(model="fake", input="{}", text=text)
+    await client.responses.create(model="fake", input="{}", text=text)
     (grammar,) = json.loads(pair.engine.submissions[-1].grammar)["grammars"]
     assert ("additionalProperties" in grammar["json_schema"]["properties"]["to"]) == strict
 
@@ -250,56 +249,55 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("case", CHOICES)
-async def test_tool_choice_is_enforced(pair_of, connect, case):
+async def test_tool_choice_is_enforced(shared_pairs, case):
     choice, enforced = CHOICES[case]
-    pair = await pair_of(HERMES)
-    answer = await connect(pair).responses.create(model="fake", input=CALL, tools=[WEATHER], tool_choice=choice)
+    pair, client = await shared_pairs(HERMES)
+    answer = await client.responses.create(model="fake", input=CALL, tools=[WEATHER], tool_choice=choice)
     Response.model_validate(answer.to_dict())
     assert answer.output[0].name == "weather"
     assert bool(pair.engine.submissions[-1].grammar) == enforced
 
 
-async def test_only_the_first_call_counts_without_parallel_calls(pair_of, connect):
-    client = connect(await pair_of(HERMES))
+async def test_only_the_first_call_counts_without_parallel_calls(shared_pairs):
+    client = (await shared_pairs(HERMES))[1]
     answer = await client.responses.create(model="fake", input=CALL + CALL, tools=[WEATHER], parallel_tool_calls=False)
     assert [item.type for item in answer.output] == ["function_call"]
     assert not answer.parallel_tool_calls
 
 
-async def test_effort_and_tools_reach_the_template(pair_of, connect):
-    client = connect(
-        await pair_of("{{ reasoning_effort }} {{ enable_thinking }} {{ tools | tojson }}{# <tool_call> #}")
-    )
+async def test_effort_and_tools_reach_the_template(shared_pairs):
+    template = "{{ reasoning_effort }} {{ enable_thinking }} {{ tools | tojson }}{# <tool_call> #}"
+    client = (await shared_pairs(template))[1]
     answer = await client.responses.create(
         model="fake", input="x", tools=[WEATHER, {"type": "function", "name": "f"}], reasoning={"effort": "none"}
     )
-    chat_form = {key: value for key, value in WEATHER.items() if key != "type"}
-    tools = [{"type": "function", "function": chat_form}, {"type": "function", "function": {"name": "f"}}]
+    in_chat = {key: value for key, value in WEATHER.items() if key != "type"}
+    tools = [{"type": "function", "function": in_chat}, {"type": "function", "function": {"name": "f"}}]
     assert answer.output_text == f"none False {json.dumps(tools)}"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_cut_off_answer_is_incomplete(http_pair, client, stream):
+async def test_cut_off_answer_is_incomplete(shared_pair, shared_client, stream):
     body = {"input": "hi", "max_output_tokens": 3}
     if stream:
-        events = await raw_events(http_pair, **body)
+        events = await raw_events(shared_pair, **body)
         assert events[-1]["type"] == "response.incomplete"
         response = events[-1]["response"]
     else:
-        response = (await client.responses.create(model="fake", **body)).to_dict()
+        response = (await shared_client.responses.create(model="fake", **body)).to_dict()
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "<us")
 
 
-async def test_more_tokens_than_fit_are_as_many_as_fit(client, http_pair):
-    await client.responses.create(model="fake", input="hi", max_output_tokens=100_000)
-    assert http_pair.engine.submissions[0].stops.max_tokens == 4096 - len("<user>hi<assistant>")
+async def test_more_tokens_than_fit_are_as_many_as_fit(shared_client, shared_pair):
+    await shared_client.responses.create(model="fake", input="hi", max_output_tokens=100_000)
+    assert shared_pair.engine.submissions[0].stops.max_tokens == 4096 - len("<user>hi<assistant>")
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 64])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_belong_to_the_text(pair_of, connect, stream, tokens_per_step):
-    pair = await pair_of(ALL)
+async def test_logprobs_belong_to_the_text(shared_pairs, stream, tokens_per_step):
+    pair, client = await shared_pairs(ALL)
     pair.engine.tokens_per_step = tokens_per_step
     body = {"input": "<think>hm</think>é", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     if stream:
@@ -308,15 +306,15 @@ async def test_logprobs_belong_to_the_text(pair_of, connect, stream, tokens_per_
         deltas = [event for event in events if event["type"] == "response.output_text.delta"]
         assert [row for event in deltas for row in event["logprobs"]] == response["output"][1]["content"][0]["logprobs"]
     else:
-        response = (await connect(pair).responses.create(model="fake", **body)).to_dict()
+        response = (await client.responses.create(model="fake", **body)).to_dict()
         Response.model_validate(response)
     rows = response["output"][1]["content"][0]["logprobs"]
     assert b"".join(bytes(row["bytes"]) for row in rows).decode() == "é"
     assert all(len(row["top_logprobs"]) == 2 for row in rows)
 
 
-async def test_tokens_of_the_input_are_counted(client):
-    count = await client.responses.input_tokens.count(model="fake", input="hi", instructions="be")
+async def test_tokens_of_the_input_are_counted(shared_client):
+    count = await shared_client.responses.input_tokens.count(model="fake", input="hi", instructions="be")
     assert count.input_tokens == len("<system>be<user>hi<assistant>")
 
 
@@ -386,23 +384,23 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "param", "words"), BAD)
-async def test_bad_parameter_is_named(client, body, param, words):
+async def test_bad_parameter_is_named(shared_client, body, param, words):
     with pytest.raises(openai.BadRequestError, match=words) as caught:
-        await client.post("/responses", body=body, cast_to=object)
+        await shared_client.post("/responses", body=body, cast_to=object)
     assert caught.value.param == param
 
 
-async def test_stored_responses_are_refused_by_name(client):
-    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+async def test_stored_responses_are_refused_by_name(shared_client):
+    for call in (shared_client.responses.retrieve, shared_client.responses.delete, shared_client.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="'resp_1': this server stores no responses"):
             await call("resp_1")
     with pytest.raises(openai.NotFoundError, match="stores no responses"):
-        await client.responses.input_items.list("resp_1")
+        await shared_client.responses.input_items.list("resp_1")
 
 
-async def test_other_model_is_not_found(client):
+async def test_other_model_is_not_found(shared_client):
     with pytest.raises(openai.NotFoundError) as caught:
-        await client.responses.create(model="gpt-4", input="x", stream=True)
+        await shared_client.responses.create(model="gpt-4", input="x", stream=True)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
