@@ -4,56 +4,19 @@ Keys are in groups of 16 tokens with the tokens innermost, so that one vector ho
 Values have their dimensions innermost. A head's part of a block is contiguous, so attention reads it sequentially.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from kernels.cpu.multiply_tile import LANES
+from kernels.kv_cache import PagedKVCache
 
 
-@dataclass(frozen=True, slots=True)
-class CpuKVCache:
-    """Keys and values of one layer, fp32, or int8 with one scale for each token and head.
+class CpuKVCache(PagedKVCache):
+    """Keys k [num_blocks, num_kv_heads, block_size // 16, head_dim, 16]; fp32, or int8 with scales."""
 
-    Attributes:
-        k: [num_blocks, num_kv_heads, groups, head_dim, 16].
-        v: [num_blocks, num_kv_heads, block_size, head_dim].
-        k_scales, v_scales: [num_blocks, num_kv_heads, block_size] fp32; empty for fp32 caches.
-    """
+    __slots__ = ()
 
-    k: torch.Tensor
-    v: torch.Tensor
-    k_scales: torch.Tensor
-    v_scales: torch.Tensor
-
-    @property
-    def is_int8(self) -> bool:
-        """Whether keys and values are quantised."""
-        return self.k.dtype is torch.int8
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self.v.shape[2]
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.v.shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head."""
-        return self.v.shape[3]
-
-    def read_slots(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reads keys and values [n, num_kv_heads, head_dim] fp32 of slots [n] int64. For tests."""
-        blocks, offsets = slots // self.block_size, slots % self.block_size
-        k = self.k[blocks, :, offsets // LANES, :, offsets % LANES].float()
-        v = self.v[blocks, :, offsets].float()
-        if not self.is_int8:
-            return k, v
-        return k * self.k_scales[blocks, :, offsets, None], v * self.v_scales[blocks, :, offsets, None]
+    def _keys(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.k[blocks, :, offsets // LANES, :, offsets % LANES]
 
 
 def make_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> CpuKVCache:

@@ -5,7 +5,7 @@ records a whole step, whose replay is one call.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from kernels.interface import Quantization, Step
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SampledTokens, SamplingBatch
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -102,26 +103,21 @@ class CpuOps:
 
     def gather_rows(self, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Indexes the table."""
-        recording = self._recording()
-        return self._done(recording, emit_gather_rows(recording, table, indices))
+        return self._emit(emit_gather_rows, table, indices)
 
     def linear(self, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:
         """Multiplies by the weight matrix and adds the bias."""
-        recording = self._recording()
-        return self._done(recording, emit_linear(recording, x, weights))
+        return self._emit(emit_linear, x, weights)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False) -> torch.Tensor:
         """Norms over the last dimension; returns a tensor in either case."""
-        recording = self._recording()
-        return self._done(recording, emit_rms_norm(recording, x, weight, eps))
+        return self._emit(emit_rms_norm, x, weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (rms_norm(x + residual), x + residual), tensors in either case."""
-        recording = self._recording()
-        normed, total = emit_add_rms_norm(recording, x, residual, weight, eps)
-        return self._done(recording, normed), total
+        return self._emit(emit_add_rms_norm, x, residual, weight, eps)
 
     def rotate_and_store(
         self,
@@ -136,9 +132,7 @@ class CpuOps:
         eps: float = 0.0,
     ) -> torch.Tensor:
         """Rotates queries and keys, writes keys and values to the cache and returns the queries."""
-        recording = self._recording()
-        q = emit_rotate_and_store(recording, qkv, positions, cos, sin, kv_cache, slot_mapping, head_norms, eps)
-        return self._done(recording, q)
+        return self._emit(emit_rotate_and_store, qkv, positions, cos, sin, kv_cache, slot_mapping, head_norms, eps)
 
     def paged_attention(
         self,
@@ -153,20 +147,21 @@ class CpuOps:
         """Computes causal attention of a ragged batch over a paged cache."""
         if soft_cap is not None:
             raise ValueError(f"soft_cap is {soft_cap}; the CPU operations do not support it, it must be None")
-        recording = self._recording()
         plans = self._plans if self._step else {}
         group_size = q.shape[1] // kv_cache.num_kv_heads
-        if group_size not in plans:
-            plans[group_size] = emit_plan(recording, metadata, group_size)
-        out = emit_paged_attention(
-            recording, q, kv_cache, metadata, plans[group_size], scale=scale, sliding_window=sliding_window
-        )
-        return self._done(recording, out)
+
+        def emit(recording: Recording) -> torch.Tensor:
+            if group_size not in plans:
+                plans[group_size] = emit_plan(recording, metadata, group_size)
+            return emit_paged_attention(
+                recording, q, kv_cache, metadata, plans[group_size], scale=scale, sliding_window=sliding_window
+            )
+
+        return self._emit(emit)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Computes silu(first half) * second half."""
-        recording = self._recording()
-        return self._done(recording, emit_silu_and_mul(recording, gate_up))
+        return self._emit(emit_silu_and_mul, gate_up)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draws one token per row of logits."""
@@ -183,12 +178,11 @@ class CpuOps:
         self._drawn = token_ids
         self._num_samplings += 1
 
-    def _recording(self) -> Recording:
-        """Returns the recording of the current step, or a new one for a single operation."""
-        return self._step or Recording(self._pool.num_threads)
-
-    def _done(self, recording: Recording, result: torch.Tensor) -> torch.Tensor:
-        """Runs the operation at once unless it is part of a recorded step."""
-        if recording is not self._step:
-            self._pool.run(Program(recording))
+    def _emit(self, emit: Callable[Concatenate[Recording, _P], _T], *operands: _P.args, **options: _P.kwargs) -> _T:
+        """Adds an operation to the step being recorded; outside of a recording, runs it at once."""
+        if self._step is not None:
+            return emit(self._step, *operands, **options)
+        recording = Recording(self._pool.num_threads)
+        result = emit(recording, *operands, **options)
+        self._pool.run(Program(recording))
         return result

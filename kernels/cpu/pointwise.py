@@ -37,12 +37,10 @@ def emit_rms_norm(recording: Recording, x: torch.Tensor, weight: torch.Tensor, e
 
     Raises: ValueError: not fp32, or shapes disagree.
     """
-    _check_rows(x=x)
+    check_rows(x=x)
     _check_weight(x, weight)
     out = recording.empty(x, x.shape[1])
-    recording.emit(
-        Opcode.RMS_NORM, x, x.data_ptr(), out.data_ptr(), x.shape[1], weight.data_ptr(), value=eps
-    )  # fmt: skip
+    recording.emit(Opcode.RMS_NORM, x, x.data_ptr(), out.data_ptr(), x.shape[1], weight.data_ptr(), value=eps)
     recording.keep(weight)
     return out
 
@@ -54,7 +52,7 @@ def emit_add_rms_norm(
 
     Raises: ValueError: not fp32, or shapes disagree.
     """
-    _check_rows(x=x, residual=residual)
+    check_rows(x=x, residual=residual)
     _check_weight(x, weight)
     if x.shape != residual.shape:
         raise ValueError(f"x has shape {list(x.shape)}, residual {list(residual.shape)}")
@@ -78,14 +76,15 @@ def emit_silu_and_mul(recording: Recording, gate_up: torch.Tensor) -> torch.Tens
 
     Raises: ValueError: not fp32, or not contiguous.
     """
-    _check_rows(gate_up=gate_up)
+    check_rows(gate_up=gate_up)
     n = gate_up.shape[1] // 2
     out = recording.empty(gate_up, n)
     recording.emit(Opcode.SILU_AND_MUL, gate_up, gate_up.data_ptr(), out.data_ptr(), n)
     return out
 
 
-def _check_rows(**tensors: torch.Tensor) -> None:
+def check_rows(**tensors: torch.Tensor) -> None:
+    """Raises ValueError: a tensor is not [T, n], contiguous, fp32 on the CPU."""
     check_fp32(**tensors)
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_contiguous():

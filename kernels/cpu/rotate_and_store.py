@@ -14,7 +14,7 @@ from kernels.cpu.intrinsics import bytes_at, floats_at, longs_at
 from kernels.cpu.jit import inline, kernel
 from kernels.cpu.kv_cache import CpuKVCache
 from kernels.cpu.multiply_tile import LANES
-from kernels.cpu.pointwise import norm_row
+from kernels.cpu.pointwise import check_rows, norm_row
 from kernels.cpu.quantize import inverse_scale, largest_magnitude, rounded
 from kernels.cpu.recording import Recording
 
@@ -42,20 +42,16 @@ def emit_rotate_and_store(
 
     Raises: ValueError: not fp32, or shapes disagree.
     """
-    check_fp32(qkv=qkv, cos=cos, sin=sin)
-    head_dim, num_kv_heads = kv_cache.head_dim, kv_cache.num_kv_heads
-    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-    if num_heads < 1 or qkv.shape[1] % head_dim or not qkv.is_contiguous():
-        raise ValueError(f"qkv {list(qkv.shape)} does not hold heads of {head_dim}, {num_kv_heads} of them keys")
-    if head_dim != 2 * cos.shape[1] or cos.shape != sin.shape:
-        raise ValueError(f"head_dim is {head_dim}, the tables have {cos.shape[1]} and {sin.shape[1]} pairs")
+    check_rows(qkv=qkv)
+    check_fp32(cos=cos, sin=sin)
+    num_heads = kv_cache.num_query_heads(qkv, cos, sin)
     recording.emit(
         Opcode.ROTATE_AND_STORE,
         qkv,
         qkv.data_ptr(),
         num_heads,
-        num_kv_heads,
-        head_dim,
+        kv_cache.num_kv_heads,
+        kv_cache.head_dim,
         positions.data_ptr(),
         cos.data_ptr(),
         sin.data_ptr(),
@@ -63,13 +59,13 @@ def emit_rotate_and_store(
         kv_cache.block_size,
         kv_cache.k.data_ptr(),
         kv_cache.v.data_ptr(),
-        kv_cache.k_scales.data_ptr() if kv_cache.is_int8 else 0,
-        kv_cache.v_scales.data_ptr() if kv_cache.is_int8 else 0,
+        kv_cache.k_scales.data_ptr() if kv_cache.is_quantized else 0,
+        kv_cache.v_scales.data_ptr() if kv_cache.is_quantized else 0,
         *(norm.data_ptr() for norm in head_norms or ()),
         value=eps,
     )
     recording.keep((positions, cos, sin, slot_mapping, kv_cache, head_norms))
-    return qkv.view(qkv.shape[0], -1, head_dim)[:, :num_heads]
+    return qkv.view(qkv.shape[0], -1, kv_cache.head_dim)[:, :num_heads]
 
 
 @inline
@@ -99,7 +95,7 @@ def _store(x: "Floats", target: int, step: int, scales: int, slot: int) -> None:
 
 @kernel
 def rotate_and_store_item(row: "Longs", eps: np.float32, item: int) -> None:
-    """Some tokens, all their heads."""
+    """Rotates, norms and stores all heads of some tokens."""
     num_heads, num_kv_heads, head_dim, block_size = row[_HEADS], row[_KV_HEADS], row[_HEAD_DIM], row[_BLOCK_SIZE]
     begin, end = first_row(item, row), first_row(item + 1, row)
     positions, slots = longs_at(row[_POSITIONS], end), longs_at(row[_SLOTS], end)

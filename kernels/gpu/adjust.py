@@ -14,8 +14,8 @@ import triton.language as tl
 
 from kernels.gpu.launch import launch
 from kernels.gpu.mask import mask_rows
-from kernels.gpu.sampling_tiles import SamplingTile, num_sampling_splits
-from kernels.gpu.scan import Adjusted
+from kernels.gpu.sampling_tiles import SamplingTile
+from kernels.gpu.scan import Logits, unadjusted
 from kernels.sampling import SamplingBatch
 
 _SEEN = tl.constexpr(0x7F800001)
@@ -28,13 +28,8 @@ _BIAS_BLOCK = 32
 """Biases compared with as many others at a time."""
 
 
-def unadjusted(logits: torch.Tensor) -> Adjusted:
-    """Returns the result for a batch without adjusted rows; its tensors are never read."""
-    return Adjusted(logits, logits, exists=False)
-
-
-def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, num_processors: int) -> Adjusted:
-    """Performs step 1 of `kernels.sampling` on a copy of the rows it changes.
+def adjust_logits(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile) -> Logits:
+    """Performs step 1 of `kernels.sampling`: applies penalties, biases and masks to a copy of the rows that have any.
 
     Needs vocab_size * 4 bytes for each of S rows.
 
@@ -42,7 +37,6 @@ def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, 
         logits: [S, vocab_size] float32.
         batch: sampling parameters.
         tile: sizes.
-        num_processors: of the device.
     """
     any_biased = batch.bias_ids.numel() > 0
     if not batch.any_penalised and not any_biased and batch.masks is None:
@@ -56,7 +50,7 @@ def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, 
     num_chunks = triton.cdiv(vocab_size, tile.chunk)
     launch(
         _copy_rows_kernel,
-        (num_rows, num_sampling_splits(num_rows, num_chunks, num_processors)),
+        tile.shared_rows(num_rows, num_chunks),
         logits,
         copy,
         is_adjusted,
@@ -70,23 +64,27 @@ def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, 
         num_warps=tile.scan_warps,
     )
     max_len, row_stride = batch.history.shape[1], batch.history.stride(0)
-    grid = (num_rows, num_sampling_splits(num_rows, triton.cdiv(max_len, _HISTORY_BLOCK), num_processors))
+    grid = tile.shared_rows(num_rows, triton.cdiv(max_len, _HISTORY_BLOCK))
+
+    def read_history(step: str) -> None:
+        launch(
+            _read_history_kernel,
+            grid,
+            logits,
+            copy,
+            marks,
+            *penalties,
+            *history,
+            vocab_size,
+            row_stride,
+            STEP=step,
+            BLOCK=_HISTORY_BLOCK,
+            num_warps=tile.scan_warps,
+        )
+
     if batch.any_penalised:
-        for step in ("mark", "count"):
-            launch(
-                _read_history_kernel,
-                grid,
-                logits,
-                copy,
-                marks,
-                *penalties,
-                *history,
-                vocab_size,
-                row_stride,
-                STEP=step,
-                BLOCK=_HISTORY_BLOCK,
-                num_warps=tile.scan_warps,
-            )
+        read_history("mark")
+        read_history("count")
     if any_biased:
         launch(
             _add_biases_kernel,
@@ -103,23 +101,10 @@ def adjusted(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile, 
             num_warps=tile.scan_warps,
         )
     if batch.any_penalised:
-        launch(
-            _read_history_kernel,
-            grid,
-            logits,
-            copy,
-            marks,
-            *penalties,
-            *history,
-            vocab_size,
-            row_stride,
-            STEP="apply",
-            BLOCK=_HISTORY_BLOCK,
-            num_warps=tile.scan_warps,
-        )
+        read_history("apply")
     if batch.masks is not None:
-        mask_rows(copy, batch.masks, tile=tile, num_processors=num_processors)
-    return Adjusted(copy, is_adjusted, exists=True)
+        mask_rows(copy, batch.masks, tile=tile)
+    return Logits(logits, copy, is_adjusted, any_adjusted=True)
 
 
 @triton.jit

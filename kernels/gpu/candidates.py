@@ -9,7 +9,7 @@ import triton.language as tl
 from kernels.gpu.launch import launch
 from kernels.gpu.plan_rows import CANDIDATES, RowPlans
 from kernels.gpu.sampling_tiles import SamplingTile
-from kernels.gpu.scan import Adjusted
+from kernels.gpu.scan import Logits
 from kernels.gpu.token_order import INF, logit_key, row_pointer
 
 
@@ -24,28 +24,23 @@ class Candidates(NamedTuple):
     logits: torch.Tensor
 
 
-def gather_candidates(logits: torch.Tensor, adjusted: Adjusted, plans: RowPlans, *, tile: SamplingTile) -> Candidates:
+def gather_candidates(logits: Logits, plans: RowPlans, *, tile: SamplingTile) -> Candidates:
     """Collects the candidates of rows whose way is CANDIDATES and counts them in `plans.num_candidates`.
 
     Their order depends on the order of the programs and differs from run to run; results do not depend on it.
 
     Args:
-        logits: [S, vocab_size] float32.
-        adjusted: used instead where a row is marked.
+        logits: logits of the rows.
         plans: of the rows.
         tile: sizes.
     """
-    num_rows, vocab_size = logits.shape
-    candidates = Candidates(
-        torch.empty((num_rows, tile.candidates), dtype=torch.int32, device=logits.device),
-        torch.empty((num_rows, tile.candidates), device=logits.device),
-    )
+    num_rows, vocab_size = logits.raw.shape
+    ids = torch.empty((num_rows, tile.candidates), dtype=torch.int32, device=logits.raw.device)
+    candidates = Candidates(ids, torch.empty_like(ids, dtype=torch.float32))
     launch(
         _gather_kernel,
         (num_rows, triton.cdiv(vocab_size, tile.chunk)),
-        logits,
-        adjusted.logits,
-        adjusted.is_adjusted,
+        *logits.tensors,
         plans.way,
         plans.cut_key,
         plans.num_candidates,
@@ -54,7 +49,7 @@ def gather_candidates(logits: torch.Tensor, adjusted: Adjusted, plans: RowPlans,
         *candidates,
         vocab_size,
         plans.near_tiles.shape[1],
-        HAS_ADJUSTED=adjusted.exists,
+        HAS_ADJUSTED=logits.any_adjusted,
         TILE=tile.tile,
         CHUNK=tile.chunk,
         CAPACITY=tile.candidates,

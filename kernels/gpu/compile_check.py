@@ -17,7 +17,8 @@ import triton
 
 from kernels.gpu.launch import CompileCounter, compile_only
 from kernels.gpu.resources import Resources, read_resources
-from kernels.gpu.specializations import FAMILIES, Call
+from kernels.gpu.row_specializations import Call
+from kernels.gpu.specializations import FAMILIES
 from kernels.gpu.stand_in_driver import use_stand_in
 from kernels.gpu.targets import TARGETS, Target
 
@@ -40,8 +41,6 @@ class Allowance(NamedTuple):
 ALLOWANCES = (
     Allowance(_NVIDIA, "_rms_norm_kernel", "", 8),  # a register or two; in return more programs fit
     Allowance(_NVIDIA, "_rotate_and_store_kernel", "float32", 8),
-    # exact GELU, to 8 bits, of rows over 16,384: erf takes the remaining registers
-    Allowance(_NVIDIA, "_silu_and_mul_kernel", "", 96),
     # 8-bit keys are widened in registers beside an accumulator of 128 x 256; 16 keys a step instead of 32 would fit,
     # and make of each matrix instruction half of one
     Allowance(frozenset({"sm_90", "sm_100"}), "_prefill_attention_kernel", "head size 256", 112),

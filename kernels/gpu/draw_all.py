@@ -17,42 +17,31 @@ from kernels.gpu.gumbel import best_of_chunk, exact_scores
 from kernels.gpu.launch import launch
 from kernels.gpu.philox import load_key
 from kernels.gpu.plan_rows import ALL, SEARCH, RowPlans
-from kernels.gpu.sampling_tiles import SamplingTile, num_sampling_splits
-from kernels.gpu.scan import LOG2_E, Adjusted
+from kernels.gpu.sampling_tiles import SamplingTile
+from kernels.gpu.scan import LOG2_E, Logits
 from kernels.gpu.token_order import INF, first_place, last_place, logit_key, place_of, row_pointer
 from kernels.sampling import SampledTokens, SamplingBatch
 
 
 def draw_all(
-    logits: torch.Tensor,
-    adjusted: Adjusted,
-    plans: RowPlans,
-    batch: SamplingBatch,
-    result: SampledTokens,
-    *,
-    tile: SamplingTile,
-    num_processors: int,
+    logits: Logits, plans: RowPlans, batch: SamplingBatch, result: SampledTokens, *, tile: SamplingTile
 ) -> None:
-    """Writes the tokens of all rows without one.
+    """Draws the tokens of rows whose way is ALL or SEARCH.
 
     Args:
-        logits: [S, vocab_size] float32.
-        adjusted: used instead where a row is marked.
+        logits: logits of the rows.
         plans: of the rows.
         batch: sampling parameters.
         result: gets token_ids.
         tile: sizes.
-        num_processors: of the device.
     """
-    num_rows, vocab_size = logits.shape
+    num_rows, vocab_size = logits.raw.shape
     num_chunks = triton.cdiv(vocab_size, tile.draw_chunk)
-    best = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
+    best = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.raw.device)
     launch(
         _best_of_chunks_kernel,
-        (num_rows, num_sampling_splits(num_rows, num_chunks, num_processors)),
-        logits,
-        adjusted.logits,
-        adjusted.is_adjusted,
+        tile.shared_rows(num_rows, num_chunks),
+        *logits.tensors,
         plans.way,
         plans.top,
         plans.floor_key,
@@ -62,7 +51,7 @@ def draw_all(
         best,
         vocab_size,
         num_chunks,
-        HAS_ADJUSTED=adjusted.exists,
+        HAS_ADJUSTED=logits.any_adjusted,
         ID_BITS=tile.id_bits,
         CHUNK=tile.draw_chunk,
         LANES=tile.draw_lanes,
@@ -71,9 +60,7 @@ def draw_all(
     launch(
         _draw_kernel,
         (num_rows,),
-        logits,
-        adjusted.logits,
-        adjusted.is_adjusted,
+        *logits.tensors,
         plans.way,
         plans.top,
         plans.floor_key,
@@ -87,7 +74,7 @@ def draw_all(
         result.token_ids,
         vocab_size,
         num_chunks,
-        HAS_ADJUSTED=adjusted.exists,
+        HAS_ADJUSTED=logits.any_adjusted,
         ID_BITS=tile.id_bits,
         CHUNKS=triton.next_power_of_2(num_chunks),
         CHUNK=tile.draw_chunk,

@@ -1,56 +1,18 @@
-"""Layout of the paged KV cache on GPUs: tokens of a block and head are adjacent, as tiles of attention read them."""
-
-from dataclasses import dataclass
+"""Layout of the paged KV cache on GPUs: the tokens of a block and head are adjacent, for tiles of attention."""
 
 import torch
 
 from kernels.gpu.targets import Target
+from kernels.kv_cache import PagedKVCache
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuKVCache:
-    """Keys and values of one layer. In 8 bits each token and head has a scale: dequantized = value * scale.
+class GpuKVCache(PagedKVCache):
+    """Keys k [num_blocks, num_kv_heads, block_size, head_dim] have the layout of the values."""
 
-    Attributes:
-        k, v: [num_blocks, num_kv_heads, block_size, head_dim].
-        k_scales, v_scales: [num_blocks, num_kv_heads, block_size] fp32; empty if k and v are not quantised.
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-    k_scales: torch.Tensor
-    v_scales: torch.Tensor
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether keys and values are 8-bit floats."""
-        return self.k.dtype in _FLOAT8_DTYPES
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self.k.shape[2]
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.k.shape[1]
-
-    @property
-    def head_dim(self) -> int:
-        """Size of a head."""
-        return self.k.shape[3]
-
-    def read_slots(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reads keys and values [n, num_kv_heads, head_dim] fp32 of slots [n] int64. For tests."""
-        blocks, offsets = slots // self.block_size, slots % self.block_size
-        k, v = self.k[blocks, :, offsets].float(), self.v[blocks, :, offsets].float()
-        if not self.is_quantized:
-            return k, v
-        return k * self.k_scales[blocks, :, offsets, None], v * self.v_scales[blocks, :, offsets, None]
+    __slots__ = ()
 
 
 def make_kv_cache(

@@ -8,11 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.candidates import Candidates, gather_candidates
+from kernels.gpu.candidates import gather_candidates
 from kernels.gpu.launch import launch
 from kernels.gpu.plan_rows import CANDIDATES, DONE, RowPlans, kth_key, store_candidate_plan
 from kernels.gpu.sampling_tiles import SamplingTile
-from kernels.gpu.scan import Adjusted, row_mass, scan_rows
+from kernels.gpu.scan import row_mass, scan_rows, unadjusted
 from kernels.gpu.token_order import INF, NO_PLACE, key_logit, logit_key, place_id, place_key, place_of
 from kernels.sampling import SampledTokens, SamplingBatch
 
@@ -23,27 +23,18 @@ _LAST = tl.constexpr((1 << 62) - 1)
 _ANY_KEY = tl.constexpr(-(1 << 31))
 
 
-def write_logprobs(
-    logits: torch.Tensor,
-    unadjusted: Adjusted,
-    batch: SamplingBatch,
-    result: SampledTokens,
-    *,
-    tile: SamplingTile,
-    num_processors: int,
-) -> None:
+def write_logprobs(logits: torch.Tensor, batch: SamplingBatch, result: SampledTokens, *, tile: SamplingTile) -> None:
     """Fills in the log-probabilities of rows that ask for them and did not fail.
 
     Args:
         logits: [S, vocab_size] float32, raw.
-        unadjusted: marks all rows as unadjusted.
         batch: number of alternatives of each row.
         result: has token_ids; gets logprobs, top_ids and top_values, which hold NaN and -1.
         tile: sizes.
-        num_processors: of the device.
     """
     num_rows, vocab_size = logits.shape
-    scan = scan_rows(logits, unadjusted, batch, tile=tile, num_processors=num_processors, for_logprobs=True)
+    rows = unadjusted(logits)
+    scan = scan_rows(rows, batch, tile=tile, for_logprobs=True)
     num_tiles, num_chunks = scan.tile_max.shape[1], scan.chunk_max.shape[1]
     plans = RowPlans.empty(num_rows, num_tiles, logits.device)
     launch(
@@ -70,30 +61,18 @@ def write_logprobs(
     )
     if batch.max_top_logprobs == 0:
         return
-    candidates = gather_candidates(logits, unadjusted, plans, tile=tile)
-    _write_alternatives(logits, plans, candidates, batch, result, tile)
-
-
-def _write_alternatives(
-    logits: torch.Tensor,
-    plans: RowPlans,
-    candidates: Candidates,
-    batch: SamplingBatch,
-    result: SampledTokens,
-    tile: SamplingTile,
-) -> None:
     launch(
         _alternatives_kernel,
-        (logits.shape[0],),
+        (num_rows,),
         logits,
-        *candidates,
+        *gather_candidates(rows, plans, tile=tile),
         plans.way,
         plans.mass,
         plans.num_candidates,
         batch.top_logprobs,
         result.top_ids,
         result.top_values,
-        logits.shape[1],
+        vocab_size,
         result.top_ids.shape[1],
         ID_BITS=tile.id_bits,
         CAPACITY=tile.candidates,

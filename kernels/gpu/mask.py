@@ -1,29 +1,28 @@
-"""Masks: one bit for each token that a row may draw."""
+"""Applies token masks to logits: a mask has one bit for each token that a row may draw."""
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu.launch import launch
-from kernels.gpu.sampling_tiles import SamplingTile, num_sampling_splits
+from kernels.gpu.sampling_tiles import SamplingTile
 from kernels.gpu.token_order import INF
 from kernels.sampling import TokenMasks
 
 
-def mask_rows(logits: torch.Tensor, masks: TokenMasks, *, tile: SamplingTile, num_processors: int) -> None:
+def mask_rows(logits: torch.Tensor, masks: TokenMasks, *, tile: SamplingTile) -> None:
     """Sets forbidden logits to -inf; invalid ones stay, so that the row is still reported as failed.
 
     Args:
         logits: [S, vocab_size] float32; rows with a mask are changed.
         masks: of these rows.
         tile: sizes.
-        num_processors: of the device.
     """
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, tile.chunk)
     launch(
         _mask_rows_kernel,
-        (num_rows, num_sampling_splits(num_rows, num_chunks, num_processors)),
+        tile.shared_rows(num_rows, num_chunks),
         logits,
         masks.rows,
         masks.words,

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.gpu.launch import launch
 from kernels.gpu.sampling_tiles import SamplingTile
-from kernels.gpu.scan import Adjusted, Scan, row_mass
+from kernels.gpu.scan import Logits, Scan, row_mass
 from kernels.gpu.token_order import INF, LOWEST_KEY, key_logit, logit_key, row_pointer
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch
 
@@ -71,33 +71,24 @@ class RowPlans(NamedTuple):
 
 
 def plan_rows(
-    logits: torch.Tensor,
-    adjusted: Adjusted,
-    scan: Scan,
-    batch: SamplingBatch,
-    result: SampledTokens,
-    *,
-    tile: SamplingTile,
+    logits: Logits, scan: Scan, batch: SamplingBatch, result: SampledTokens, *, tile: SamplingTile
 ) -> RowPlans:
     """Writes the status of every row and the tokens of greedy and forced rows; returns the plans of the others.
 
     Args:
-        logits: [S, vocab_size] float32.
-        adjusted: used instead where a row is marked.
+        logits: logits of the rows.
         scan: of these logits.
         batch: sampling parameters.
         result: gets status, and token_ids, -1 where undecided or failed.
         tile: sizes.
     """
-    num_rows, vocab_size = logits.shape
+    num_rows, vocab_size = logits.raw.shape
     num_tiles, num_chunks = scan.tile_max.shape[1], scan.chunk_max.shape[1]
-    plans = RowPlans.empty(num_rows, num_tiles, logits.device)
+    plans = RowPlans.empty(num_rows, num_tiles, logits.raw.device)
     launch(
         _plan_rows_kernel,
         (num_rows,),
-        logits,
-        adjusted.logits,
-        adjusted.is_adjusted,
+        *logits.tensors,
         *scan,
         batch.temperature,
         batch.top_k,
@@ -111,7 +102,7 @@ def plan_rows(
         num_tiles,
         num_chunks,
         ANY_RANDOM=batch.any_random,
-        HAS_ADJUSTED=adjusted.exists,
+        HAS_ADJUSTED=logits.any_adjusted,
         HAS_FORCED=batch.forced_ids is not None,
         TILE=tile.tile,
         TILES=triton.next_power_of_2(num_tiles),

@@ -24,17 +24,23 @@ class QuantizedRows:
     values: torch.Tensor
     scales: torch.Tensor
 
-    @classmethod
-    def empty(cls, num_rows: int, n: int, dtype: torch.dtype, device: torch.device) -> "QuantizedRows":
-        """Allocates rows for a kernel to write."""
-        return cls(
-            torch.empty(num_rows, n, dtype=dtype, device=device),
-            torch.empty(num_rows, 1, dtype=torch.float32, device=device),
-        )
-
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """Returns [T, n] in another dtype; computed in fp32."""
         return (self.values.float() * self.scales).to(dtype)
+
+
+def empty_rows(
+    like: torch.Tensor, n: int, quantize: torch.dtype | None
+) -> tuple[torch.Tensor | QuantizedRows, torch.Tensor, torch.Tensor]:
+    """Allocates a result of n values for each row of `like`, in its dtype or quantised to an 8-bit float.
+
+    Returns: the result, and the tensors that a kernel writes: values, and scales, which are unused if not quantised.
+    """
+    values = torch.empty(len(like), n, dtype=quantize or like.dtype, device=like.device)
+    if quantize is None:
+        return values, values, values
+    scales = torch.empty(len(like), 1, dtype=torch.float32, device=like.device)
+    return QuantizedRows(values, scales), values, scales
 
 
 def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> QuantizedRows:
@@ -48,13 +54,14 @@ def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> QuantizedRows:
     check_rows(x=x)
     num_rows, n = x.shape
     tile = row_tile(n, x.itemsize)
-    rows = QuantizedRows.empty(num_rows, n, dtype, x.device)
+    rows, values, scales = empty_rows(x, n, dtype)
+    assert isinstance(rows, QuantizedRows)
     launch(
         _quantize_rows_kernel,
         (triton.cdiv(num_rows, tile.block_m),),
         x,
-        rows.values,
-        rows.scales,
+        values,
+        scales,
         num_rows,
         N=n,
         BLOCK_M=tile.block_m,

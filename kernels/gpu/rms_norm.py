@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import launch
-from kernels.gpu.quantize import QuantizedRows, store_quantized_rows
+from kernels.gpu.quantize import QuantizedRows, empty_rows, store_quantized_rows
 from kernels.gpu.rows import check_rows
 from kernels.gpu.tiles import row_tile
 
@@ -56,12 +56,7 @@ def _normed(
     if weight.shape != (n,):
         raise ValueError(f"weight has shape {list(weight.shape)}, rows of x have {n} values")
     tile = row_tile(n, x.itemsize)
-    out: torch.Tensor | QuantizedRows
-    if quantize is None:
-        out = values = scales = torch.empty_like(x)
-    else:
-        out = rows = QuantizedRows.empty(num_rows, n, quantize, x.device)
-        values, scales = rows.values, rows.scales
+    out, values, scales = empty_rows(x, n, quantize)
     launch(
         _rms_norm_kernel,
         (triton.cdiv(num_rows, tile.block_m),),

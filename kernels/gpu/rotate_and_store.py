@@ -45,12 +45,7 @@ def rotate_and_store(
     """
     check_rows(qkv=qkv)
     head_dim, num_kv_heads = kv_cache.head_dim, kv_cache.num_kv_heads
-    num_tokens, width = qkv.shape
-    num_heads = width // head_dim - 2 * num_kv_heads
-    if num_heads < 1 or width % head_dim:
-        raise ValueError(f"qkv {list(qkv.shape)} does not hold heads of {head_dim}, {num_kv_heads} of them keys")
-    if head_dim != 2 * cos.shape[1] or cos.shape != sin.shape:
-        raise ValueError(f"head_dim is {head_dim}, the tables have {cos.shape[1]} and {sin.shape[1]} pairs")
+    num_tokens, num_heads = len(qkv), kv_cache.num_query_heads(qkv, cos, sin)
     if not positions.shape == slot_mapping.shape == (num_tokens,):
         raise ValueError(
             f"qkv has {num_tokens} tokens, positions {list(positions.shape)}, slot_mapping {list(slot_mapping.shape)}"

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -10,11 +11,9 @@ from kernels.gpu.kv_cache import make_kv_cache
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from kernels.gpu.rotate_and_store import rotate_and_store
-from kernels.gpu.silu_and_mul import ACTIVATIONS, silu_and_mul
+from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.targets import Target
 from kernels.gpu.tiles import MAX_ROW_BYTES
-
-LabelledCall = tuple[str, Callable[[], object]]
 
 _META = torch.device("meta")
 _FEW_SIZES = (576, 4096, 18944)
@@ -28,8 +27,20 @@ _HEADS = tuple(
 )
 
 
-def row_calls(target: Target, everything: bool) -> Iterator[LabelledCall]:
-    """(label, call) of norms, gates and quantisation by row size, and of the rotation by heads, dtype and cache."""
+class Call(NamedTuple):
+    """A call of a public operation.
+
+    Attributes:
+        label: description for reports.
+        make: makes the call.
+    """
+
+    label: str
+    make: Callable[[], object]
+
+
+def row_calls(target: Target, everything: bool) -> Iterator[Call]:
+    """Yields calls of norms, gates and quantisation by row size, and of the rotation by heads, dtype and cache."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32) if everything else (torch.bfloat16, torch.float32):
         for n in _SIZES if everything else _FEW_SIZES:
             yield from _norms(3, n, dtype, target)
@@ -39,39 +50,38 @@ def row_calls(target: Target, everything: bool) -> Iterator[LabelledCall]:
             yield from _rotations(3, heads, dtype, target, (16, 32, 64) if everything else (16,))
 
 
-def live_row_calls(target: Target, generator: random.Random) -> Iterator[LabelledCall]:
-    """(label, call) of the same for other numbers of rows."""
+def live_row_calls(target: Target, generator: random.Random) -> Iterator[Call]:
+    """Yields calls of the same operations with random numbers of rows."""
     for num_rows in (1, 2, 16, 17, *(generator.randint(1, 20000) for _ in range(8))):
         yield from _norms(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)
         yield from _gates(num_rows, generator.choice(_FEW_SIZES), torch.bfloat16, target)
         yield from _rotations(num_rows, generator.choice(_FEW_HEADS), torch.bfloat16, target, (16,))
 
 
-def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[LabelledCall]:
+def _norms(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
     if n * dtype.itemsize > MAX_ROW_BYTES:
         return
     x, weight = torch.empty(num_rows, n, dtype=dtype, device=_META), torch.empty(n, dtype=dtype, device=_META)
     for quantize in dict.fromkeys((None, target.fp8_dtype)):
         label = f"{_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
-        yield label, partial(rms_norm, x, weight, 1e-5, quantize=quantize)
-        yield label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize)
+        yield Call(label, partial(rms_norm, x, weight, 1e-5, quantize=quantize))
+        yield Call(label, partial(add_rms_norm, x, x, weight, 1e-5, quantize=quantize))
         if quantize is not None:
-            yield label, partial(quantize_rows, x, quantize)
+            yield Call(label, partial(quantize_rows, x, quantize))
 
 
-def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[LabelledCall]:
+def _gates(num_rows: int, n: int, dtype: torch.dtype, target: Target) -> Iterator[Call]:
     gate_up = torch.empty(num_rows, 2 * n, dtype=dtype, device=_META)
     for quantize in dict.fromkeys((None, target.fp8_dtype)):
         if quantize is not None and n * dtype.itemsize > MAX_ROW_BYTES:
             continue
-        for activation in ACTIVATIONS:
-            label = f"{activation}, {_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
-            yield label, partial(silu_and_mul, gate_up, activation=activation, quantize=quantize)
+        label = f"{_name(dtype)} rows of {n}{'' if quantize is None else ', to 8 bits'}"
+        yield Call(label, partial(silu_and_mul, gate_up, quantize=quantize))
 
 
 def _rotations(
     num_tokens: int, heads: tuple[int, int, int], dtype: torch.dtype, target: Target, block_sizes: tuple[int, ...]
-) -> Iterator[LabelledCall]:
+) -> Iterator[Call]:
     num_heads, num_kv_heads, head_dim = heads
     qkv = torch.empty(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype, device=_META)
     whole_numbers = torch.empty(num_tokens, dtype=torch.int64, device=_META)
@@ -87,21 +97,8 @@ def _rotations(
                     f"{_name(dtype)}, {num_heads} heads of {head_dim}, {num_kv_heads} of them keys, blocks of "
                     f"{block_size}, cache {_name(kv_dtype)}{'' if head_norms is None else ', norms'}"
                 )
-                yield (
-                    label,
-                    partial(
-                        rotate_and_store,
-                        qkv,
-                        whole_numbers,
-                        table,
-                        table,
-                        cache,
-                        whole_numbers,
-                        head_norms=head_norms,
-                        eps=1e-5,
-                        target=target,
-                    ),
-                )
+                call = partial(rotate_and_store, qkv, whole_numbers, table, table, cache, whole_numbers)
+                yield Call(label, partial(call, head_norms=head_norms, eps=1e-5, target=target))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.gpu.adjust import adjusted, unadjusted
+from kernels.gpu.adjust import adjust_logits
 from kernels.gpu.candidates import gather_candidates
 from kernels.gpu.draw_all import draw_all
 from kernels.gpu.draw_candidates import draw_candidates
@@ -78,18 +78,17 @@ def _every_form(batch: SamplingBatch) -> Iterator[SamplingBatch]:
 
 def _sample(logits: torch.Tensor, batch: SamplingBatch, target: Target, num_processors: int) -> SampledTokens:
     num_rows, vocab_size = logits.shape
-    tile = sampling_tile(vocab_size, target)
+    tile = sampling_tile(vocab_size, target, num_processors)
     result = _empty_result(num_rows, max(0, batch.max_top_logprobs), logits.device)
-    rows = adjusted(logits, batch, tile=tile, num_processors=num_processors)
-    scan = scan_rows(logits, rows, batch, tile=tile, num_processors=num_processors)
-    plans = plan_rows(logits, rows, scan, batch, result, tile=tile)
+    rows = adjust_logits(logits, batch, tile=tile)
+    plans = plan_rows(rows, scan_rows(rows, batch, tile=tile), batch, result, tile=tile)
     if batch.any_random:
         if batch.any_filtered:
-            candidates = gather_candidates(logits, rows, plans, tile=tile)
+            candidates = gather_candidates(rows, plans, tile=tile)
             draw_candidates(plans, candidates, batch, result, vocab_size, tile=tile)
-        draw_all(logits, rows, plans, batch, result, tile=tile, num_processors=num_processors)
+        draw_all(rows, plans, batch, result, tile=tile)
     if batch.max_top_logprobs >= 0:
-        write_logprobs(logits, unadjusted(logits), batch, result, tile=tile, num_processors=num_processors)
+        write_logprobs(logits, batch, result, tile=tile)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Tile sizes of the sampler, with the reason for each; like those of `kernels.gpu.tiles` not measured yet."""
+"""Tile sizes of the sampler, with the reason for each. Like those of `kernels.gpu.tiles`, they are not measured yet."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,9 @@ class SamplingTile(NamedTuple):
         draw_lanes: scores that are made at a time; each lane keeps its best.
         search_block: logits read at a time by a program that reads a whole row.
         id_bits: bits of a token id.
-        scan_warps, draw_warps, row_warps: of kernels that read pieces, score pieces, and treat a row in one program.
+        scan_warps, draw_warps, row_warps: warps of kernels that read pieces, score pieces, and process a row in one
+            program.
+        num_processors: multiprocessors of the device.
     """
 
     tile: int
@@ -40,10 +42,18 @@ class SamplingTile(NamedTuple):
     scan_warps: int
     draw_warps: int
     row_warps: int
+    num_processors: int
+
+    def shared_rows(self, num_rows: int, num_pieces: int) -> tuple[int, int]:
+        """Returns the grid (rows, programs per row): enough programs to fill the GPU, computed from sizes alone.
+
+        Programs of a row take its pieces in turn; results do not depend on how many programs there are.
+        """
+        return num_rows, max(1, min(num_pieces, _PROGRAMS_PER_PROCESSOR * self.num_processors // max(1, num_rows)))
 
 
-def sampling_tile(vocab_size: int, target: Target) -> SamplingTile:
-    """Returns the sizes for rows of vocab_size logits.
+def sampling_tile(vocab_size: int, target: Target, num_processors: int) -> SamplingTile:
+    """Returns the sizes for rows of vocab_size logits on a device with this many multiprocessors.
 
     A tile is as small as the number of tiles allows, but at least 64 bytes. Among 2,000 tiles the k-th largest maximum
     is reached by 51 logits for k = 50, by 1,400 for k = 1,000, so that 2,048 candidates decide nearly every row that
@@ -63,15 +73,5 @@ def sampling_tile(vocab_size: int, target: Target) -> SamplingTile:
         scan_warps=128 // target.warp_size,
         draw_warps=128 // target.warp_size,
         row_warps=256 // target.warp_size,
+        num_processors=num_processors,
     )
-
-
-def num_sampling_splits(num_rows: int, num_pieces: int, num_processors: int) -> int:
-    """Returns the number of programs that share a row's pieces: enough to fill the GPU, from sizes alone.
-
-    Args:
-        num_rows: of logits.
-        num_pieces: pieces of a row; results do not depend on how they are shared.
-        num_processors: multiprocessors of the device.
-    """
-    return max(1, min(num_pieces, _PROGRAMS_PER_PROCESSOR * num_processors // max(1, num_rows)))

@@ -11,25 +11,37 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import launch
-from kernels.gpu.sampling_tiles import SamplingTile, num_sampling_splits
+from kernels.gpu.sampling_tiles import SamplingTile
 from kernels.gpu.token_order import INF, row_pointer
 from kernels.sampling import SamplingBatch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-class Adjusted(NamedTuple):
-    """Logits after penalties, biases and masks.
+class Logits(NamedTuple):
+    """Logits of S rows, before and after penalties, biases and masks; kernels choose by row (`row_pointer`).
 
     Attributes:
-        logits: [S, vocab_size] float32; only rows that are marked hold anything.
-        is_adjusted: [S] int8, the marks.
-        exists: False if no row of the batch is adjusted; the tensors are then placeholders.
+        raw: [S, vocab_size] float32, contiguous.
+        adjusted: [S, vocab_size] float32; only adjusted rows are initialized.
+        is_adjusted: [S] int8, 1 for adjusted rows.
+        any_adjusted: False if no row of the batch can be adjusted; the previous two are then placeholders.
     """
 
-    logits: torch.Tensor
+    raw: torch.Tensor
+    adjusted: torch.Tensor
     is_adjusted: torch.Tensor
-    exists: bool
+    any_adjusted: bool
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The three tensors, in the order of the kernels' parameters."""
+        return self[:3]
+
+
+def unadjusted(logits: torch.Tensor) -> Logits:
+    """Returns raw logits [S, vocab_size] as rows of which none is adjusted."""
+    return Logits(logits, logits, logits, any_adjusted=False)
 
 
 class Scan(NamedTuple):
@@ -46,38 +58,22 @@ class Scan(NamedTuple):
     chunk_sum: torch.Tensor
 
 
-def scan_rows(
-    logits: torch.Tensor,
-    adjusted: Adjusted,
-    batch: SamplingBatch,
-    *,
-    tile: SamplingTile,
-    num_processors: int,
-    for_logprobs: bool = False,
-) -> Scan:
+def scan_rows(logits: Logits, batch: SamplingBatch, *, tile: SamplingTile, for_logprobs: bool = False) -> Scan:
     """Reads every logit once.
 
     Args:
-        logits: [S, vocab_size] float32, contiguous.
-        adjusted: used instead where a row is marked.
-        batch: gives the temperatures of the sums, which are computed for rows with top_p alone.
+        logits: logits of the rows.
+        batch: gives the temperatures of the sums, which are computed only for rows with top_p and no other filter.
         tile: sizes.
-        num_processors: of the device.
         for_logprobs: scans only rows that report log-probabilities; sums at temperature 1.
     """
-    num_rows, vocab_size = logits.shape
+    num_rows, vocab_size = logits.raw.shape
     num_tiles, num_chunks = triton.cdiv(vocab_size, tile.tile), triton.cdiv(vocab_size, tile.chunk)
-    scan = Scan(
-        torch.empty((num_rows, num_tiles), device=logits.device),
-        torch.empty((num_rows, num_chunks), device=logits.device),
-        torch.empty((num_rows, num_chunks), device=logits.device),
-    )
+    scan = Scan(*(torch.empty((num_rows, n), device=logits.raw.device) for n in (num_tiles, num_chunks, num_chunks)))
     launch(
         _scan_kernel,
-        (num_rows, num_sampling_splits(num_rows, num_chunks, num_processors)),
-        logits,
-        adjusted.logits,
-        adjusted.is_adjusted,
+        tile.shared_rows(num_rows, num_chunks),
+        *logits.tensors,
         batch.temperature,
         batch.top_k,
         batch.top_p,
@@ -88,7 +84,7 @@ def scan_rows(
         num_tiles,
         num_chunks,
         FOR_LOGPROBS=for_logprobs,
-        HAS_ADJUSTED=adjusted.exists,
+        HAS_ADJUSTED=logits.any_adjusted,
         TILE=tile.tile,
         CHUNK=tile.chunk,
         num_warps=tile.scan_warps,

@@ -7,14 +7,13 @@ It also lists calls of random sizes, as in live traffic, none of which may need 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import starmap
 from typing import NamedTuple
 
 import torch
 
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.paged_attention import paged_attention
-from kernels.gpu.row_specializations import live_row_calls, row_calls
+from kernels.gpu.row_specializations import Call, live_row_calls, row_calls
 from kernels.gpu.sample import sample
 from kernels.gpu.targets import Target
 from kernels.metadata import AttentionMetadata
@@ -23,18 +22,6 @@ from kernels.sampling import TokenMasks, greedy_batch
 _META = torch.device("meta")
 _NUM_KV_HEADS = 8
 _NUM_PROCESSORS = 132
-
-
-class Call(NamedTuple):
-    """A call of a public operation.
-
-    Attributes:
-        label: description for reports.
-        make: makes the call.
-    """
-
-    label: str
-    make: Callable[[], object]
 
 
 class Family(NamedTuple):
@@ -227,10 +214,7 @@ def _live_sampling(target: Target, generator: random.Random) -> Iterator[Call]:
 
 FAMILIES = {
     "paged_attention": Family(_attention_specializations, _live_attention),
-    "rows": Family(
-        lambda target, everything: starmap(Call, row_calls(target, everything)),
-        lambda target, generator: starmap(Call, live_row_calls(target, generator)),
-    ),
+    "rows": Family(row_calls, live_row_calls),
     "sample": Family(_sampling_specializations, _live_sampling),
 }
 """Families by their name in the compile check."""

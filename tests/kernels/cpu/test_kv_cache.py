@@ -1,4 +1,4 @@
-"""Memory for keys and values."""
+"""KV cache on CPUs: shapes, contents and rejected parameters."""
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ OPS = cpu_ops()
 def test_caches_are_zeros_of_the_requested_size(dtype):
     cache = OPS.make_kv_cache(5, 48, 3, 80, dtype)
     assert (cache.block_size, cache.num_kv_heads, cache.head_dim) == (48, 3, 80)
-    assert cache.is_int8 == (dtype is torch.int8)
+    assert cache.is_quantized == (dtype is torch.int8)
     assert cache.k.numel() == cache.v.numel() == 5 * 48 * 3 * 80
-    assert cache.k_scales.numel() == cache.v_scales.numel() == (5 * 48 * 3 if cache.is_int8 else 0)
+    assert cache.k_scales.numel() == cache.v_scales.numel() == (5 * 48 * 3 if cache.is_quantized else 0)
     assert not any(tensor.any() for tensor in cache_tensors(cache))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.gpu.adjust import adjusted, unadjusted
+from kernels.gpu.adjust import adjust_logits
 from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.reference.sample import adjusted_logits, masked_logits
 from tests.support.kernels.batches import assert_same_bits, batch_on
@@ -16,8 +16,8 @@ INF = math.inf
 
 
 def run(logits, batch, device, target, num_processors=132):
-    tile = sampling_tile(logits.shape[1], target)
-    return adjusted(logits.to(device), batch_on(batch, device), tile=tile, num_processors=num_processors)
+    tile = sampling_tile(logits.shape[1], target, num_processors)
+    return adjust_logits(logits.to(device), batch_on(batch, device), tile=tile)
 
 
 def assert_adjusted(logits, batch, device, target, num_processors=132):
@@ -25,14 +25,15 @@ def assert_adjusted(logits, batch, device, target, num_processors=132):
     for row in range(len(logits)):
         want = masked_logits(adjusted_logits(logits[row], batch, row), batch, row)
         if result.is_adjusted[row]:
-            assert_same_bits(result.logits[row].cpu() + 0.0, want + 0.0)
+            assert_same_bits(result.adjusted[row].cpu() + 0.0, want + 0.0)
         else:
             assert_same_bits(logits[row], want)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("num_processors", [1, 132])
 def test_rows_are_adjusted_as_by_the_reference(device, target, sampling_batch, seed, num_processors):
-    """Histories longer than a program's block with few different tokens: each of them is met by many at once."""
+    """Histories exceed a program's block and have few different tokens, so programs meet the same token at once."""
     rng = np.random.default_rng(seed)
     vocab_size = 300
     rows = [
@@ -54,10 +55,10 @@ def test_rows_are_adjusted_as_by_the_reference(device, target, sampling_batch, s
 
 
 def test_the_sum_of_penalties_and_bias_is_rounded_once(device, target, sampling_batch):
-    """2^24 + 1.5 - 2^24: of sums rounded on the way one loses the half."""
+    """2^24 + 1.5 - 2^24: a sum that is rounded in between loses the half."""
     row = {"output": [1], "presence_penalty": -(2.0**24) - 0.5, "bias": {1: -(2.0**24)}}
     logits = torch.tensor([[0.0, 1.0, 0.0]])
-    assert run(logits, sampling_batch([row]), device, target).logits[0].tolist() == [0.0, 1.5, 0.0]
+    assert run(logits, sampling_batch([row]), device, target).adjusted[0].tolist() == [0.0, 1.5, 0.0]
 
 
 def test_biases_of_the_same_token_add_up(device, target, sampling_batch):
@@ -74,12 +75,12 @@ def test_biases_of_the_same_token_add_up(device, target, sampling_batch):
 
 
 def test_nan_stays_nan(device, target, sampling_batch):
-    """Also a signalling one with the bits of a mark."""
+    """Also signalling NaNs with the bits of a mark."""
     logits = torch.zeros(1, 8)
     logits.view(torch.int32)[0, :4] = torch.tensor([0x7F800001, 0x7F800005, 0x7FC00000, 0x7F800002])
     batch = sampling_batch([{"output": [1, 2], "presence_penalty": 0.5, "bias": {3: 1.0}}])
     with np.errstate(invalid="ignore"):
-        got = run(logits, batch, device, target).logits[0].cpu()
+        got = run(logits, batch, device, target).adjusted[0].cpu()
     assert got.isnan().tolist() == [True] * 4 + [False] * 4
 
 
@@ -93,7 +94,7 @@ def test_rows_with_masks_alone_are_masked_and_others_not_copied(device, target, 
     result = run(logits, replace(batch, any_penalised=False), device, target, num_processors)
     assert result.is_adjusted.tolist() == [0, 1, 1, 0]
     assert_same_bits(
-        result.logits[1:3].cpu(),
+        result.adjusted[1:3].cpu(),
         torch.stack(
             (
                 torch.where(torch.isin(torch.arange(vocab_size), torch.tensor([0, 31, 32, 40, 4095, 4096, 4172])),
@@ -108,5 +109,5 @@ def test_nothing_is_copied_where_nothing_is_adjusted(device, target, sampling_ba
     logits = torch.zeros(1, 8)
     batch = replace(sampling_batch([{"prompt": [1]}]), any_penalised=False)
     result = run(logits, batch, device, target)
-    assert not result.exists
-    assert not unadjusted(logits).exists
+    assert not result.any_adjusted
+    assert result.raw is result.adjusted

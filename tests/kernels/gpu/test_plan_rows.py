@@ -1,4 +1,4 @@
-"""What is read off a row's scan: the bounds that everything after it relies on."""
+"""Plans of rows: the bounds of min_p and of the candidates, on which all later kernels rely."""
 
 import math
 
@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.gpu.adjust import unadjusted
 from kernels.gpu.plan_rows import plan_rows
 from kernels.gpu.sampling_tiles import sampling_tile
-from kernels.gpu.scan import scan_rows
+from kernels.gpu.scan import scan_rows, unadjusted
 from kernels.sampling import SampledTokens
 from tests.support.kernels.batches import batch_on
 
@@ -21,14 +20,14 @@ def plan(device, target):
     def plan(logits, batch):
         num_rows = len(logits)
         logits, batch = logits.to(device), batch_on(batch, device)
-        tile = sampling_tile(logits.shape[1], target)
+        tile = sampling_tile(logits.shape[1], target, 132)
         nothing = torch.empty(0, device=device)
         status = torch.empty(num_rows, dtype=torch.int8, device=device)
         result = SampledTokens(
             torch.empty(num_rows, dtype=torch.int64, device=device), status, nothing, nothing, nothing
         )
-        scan = scan_rows(logits, unadjusted(logits), batch, tile=tile, num_processors=132)
-        plans = plan_rows(logits, unadjusted(logits), scan, batch, result, tile=tile)
+        rows = unadjusted(logits)
+        plans = plan_rows(rows, scan_rows(rows, batch, tile=tile), batch, result, tile=tile)
         return type(plans)(*(column.cpu() for column in plans))
 
     return plan
@@ -70,7 +69,7 @@ def test_at_least_top_k_logits_reach_the_cut_and_all_of_them_lie_in_near_tiles(
     top_ks = [1, 2, 50, 200, 400]
     logits = random_logits(rng, "normal", len(top_ks), vocab_size)
     plans = plan(logits, sampling_batch([{"top_k": top_k} for top_k in top_ks]))
-    size = sampling_tile(vocab_size, target).tile
+    size = sampling_tile(vocab_size, target, 132).tile
     for row, top_k in enumerate(top_ks):
         keys = np.array([key(x) for x in logits[row]])
         reached = np.flatnonzero(keys >= int(plans.cut_key[row]))
