@@ -1,4 +1,4 @@
-"""Sampling batches from a few words per row, and random ones."""
+"""Fixtures that make sampling batches from short descriptions of rows, and random rows and logits."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _make(rows: list[dict[str, Any]]) -> SamplingBatch:
     def column(name: str, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([row[name] for row in full], dtype=dtype)
 
-    # Histories lie in another order than the rows, with tokens behind them that belong to nobody.
+    # Histories are in another order than the rows, and followed by tokens that must not be read.
     max_len = max(len(row["prompt"]) + len(row["output"]) for row in full) + 2
     history = torch.ones(len(full), max_len, dtype=torch.int32)
     for i, row in enumerate(full):
@@ -61,7 +61,7 @@ def _make(rows: list[dict[str, Any]]) -> SamplingBatch:
 
 
 def _masks(allowed: list[Any]) -> TokenMasks:
-    """Masks lie in another order than the rows, with words beside them that belong to nobody and bits of no token."""
+    """Makes masks in another order than the rows, with an unused row, and ones beyond the vocabulary."""
     num_words = max((token_id // 32 for ids in allowed for token_id in ids or ()), default=0) + 1
     words = torch.full((len(allowed) + 1, num_words + 300), -1, dtype=torch.int32)
     rows = torch.full((len(allowed),), -1, dtype=torch.int32)
@@ -106,7 +106,7 @@ def _random_row(rng: np.random.Generator, vocab_size: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def random_sampling_row() -> Callable[[np.random.Generator, int], dict[str, Any]]:
-    """random_sampling_row(rng, vocab_size): a row with some sampling features on, each with chance one half."""
+    """random_sampling_row(rng, vocab_size): a row in which each sampling feature is on with probability 1/2."""
     return _random_row
 
 

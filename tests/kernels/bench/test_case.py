@@ -1,4 +1,4 @@
-"""A case is checked before it is timed, and set beside the floor that binds it."""
+"""Benchmark cases: correctness checks, floors and goals, timing, the journal and the budget."""
 
 from pathlib import Path
 

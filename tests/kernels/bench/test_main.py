@@ -1,6 +1,4 @@
-"""`python -m kernels.bench` rehearsed: in a process of its own, as Triton's interpreter must be chosen before Triton is
-imported.
-"""
+"""`python -m kernels.bench`: its report on a CPU, its exit statuses and its messages."""
 
 import json
 import os
@@ -11,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.bench.__main__ import main
+
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a new process, as --device must select Triton's interpreter before Triton is imported."""
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "kernels.bench", *flags]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
@@ -38,19 +39,17 @@ def test_every_case_is_right_and_beside_its_floor(groups: str, tmp_path: Path) -
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so() -> None:
-    done = run()
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("kernels.bench: error: PyTorch sees no GPU here")
+def test_missing_gpu_is_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 1
+    assert capsys.readouterr().err.startswith("kernels.bench: error: PyTorch sees no GPU here")
 
 
-def test_without_budget_every_case_is_left_out() -> None:
-    done = run("--device", "cpu", "--only", "linear", "--budget", "1")
-    assert done.returncode == 0, done.stderr
-    assert "left out, --budget 1 s was used up: linear qkv" in done.stdout
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is imported without its interpreter")
+def test_without_budget_every_case_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cpu", "--only", "linear", "--budget", "1"]) == 0
+    assert "left out, --budget 1 s was used up: linear qkv" in capsys.readouterr().out
 
 
-def test_an_unknown_group_is_a_wrong_flag() -> None:
-    done = run("--device", "cpu", "--only", "linear,nonsense")
-    assert done.returncode == 2
-    assert "--only nonsense: must be one of decode, prefill" in done.stderr
+def test_unknown_group_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "linear,nonsense"]) == 2
+    assert "--only nonsense: must be one of decode, prefill" in capsys.readouterr().err

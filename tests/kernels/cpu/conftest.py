@@ -1,4 +1,4 @@
-"""What holds for all tests of CPU kernels."""
+"""Fixtures of all tests of CPU kernels."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from kernels.cpu.recording import Recording
 
 @pytest.fixture(autouse=True)
 def results_are_nan_before_they_are_computed(monkeypatch):
-    """So that what no thread computes shows."""
+    """Fills the memory of results with NaN, so that a value that no thread computes is noticed."""
     empty = Recording.empty
 
     def poisoned(self, like, *shape):

@@ -14,7 +14,7 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 6, 2, 32, 48, 70, 61
 NUM_BLOCKS = MAX_REQS * MAX_LEN // BLOCK_SIZE + 4
 WINDOWS = (None, 20)  # of the layers
 
-# Query and sequence lengths of each step: small after large, so that what is left over from before would show.
+# Query and sequence lengths of each step: small steps follow large ones, so that leftovers would be noticed.
 STEPS = [
     ([1], [1]),
     ([1] * MAX_REQS, [1, 2, 31, 32, 33, 64, 200, 256, 77]),
@@ -32,7 +32,7 @@ def normal(*shape, seed):
 
 
 class Model:
-    """Two layers with every operation there is, and caches of their own."""
+    """A model of two layers that uses every operation, with its own caches."""
 
     def __init__(self, ops, kv_dtype):
         self.ops = ops
@@ -65,7 +65,7 @@ class Model:
 
 
 def make_buffers():
-    """What lies behind a step's own numbers leads to NaN, or to a block that nobody owns."""
+    """Makes buffers that hold NaN tokens and an unused block, so that reads beyond a step's inputs are noticed."""
     return StepInputs(
         input_ids=torch.full((MAX_TOKENS,), VOCAB),
         positions=torch.zeros(MAX_TOKENS, dtype=torch.int64),
@@ -83,7 +83,7 @@ def make_buffers():
 
 
 def make_inputs(buffers, query_lens, seq_lens, seed):
-    """A step of requests that were never seen before: what lies in their blocks is left from others, or zero."""
+    """Writes a step of new requests to the buffers; their blocks hold data of earlier requests, or zeros."""
     generator = torch.Generator().manual_seed(seed)
     metadata, num_blocks = make_metadata(query_lens, seq_lens, BLOCK_SIZE, generator=generator)
     assert num_blocks < NUM_BLOCKS

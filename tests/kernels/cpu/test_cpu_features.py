@@ -1,4 +1,4 @@
-"""What the kernels may use is what the compiler is told; tests/portability compiles them for older CPUs."""
+"""CPU features follow the compiler's settings; tests/portability compiles the kernels for older CPUs."""
 
 from pathlib import Path
 

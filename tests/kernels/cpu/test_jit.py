@@ -1,4 +1,4 @@
-"""Compiling where nothing can be cached."""
+"""Compilation and disk cache of CPU kernels: counted compiles, missing folders, failing disks, damaged files."""
 
 import errno
 import itertools
@@ -29,8 +29,8 @@ def test_kernels_compile_without_a_folder_to_cache_in(monkeypatch, caplog):
     assert "NUMBA_CACHE_DIR" in record.message
 
 
-def test_a_kernel_that_is_compiled_is_counted_once(monkeypatch, tmp_path):
-    """Parts of it are not, nor is it again when it is compiled for other types."""
+def test_compiled_kernel_is_counted_once(monkeypatch, tmp_path):
+    """Inlined functions do not count, nor do further compiles for other types."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))  # an empty one
     monkeypatch.setattr(jit, "_kernels", [])
 
@@ -46,13 +46,13 @@ def test_a_kernel_that_is_compiled_is_counted_once(monkeypatch, tmp_path):
     def second(value):
         return first(value) + 1
 
-    told = []
-    with jit.watch_compiles(lambda done, total: told.append((done, total))):
+    counted = []
+    with jit.watch_compiles(lambda done, total: counted.append((done, total))):
         assert second(3) == 7
         assert second(0.5) == 2.0
-    assert told == [(1, 2), (2, 2)]
+    assert counted == [(1, 2), (2, 2)]
     second(np.float32(1))
-    assert len(told) == 2
+    assert len(counted) == 2
 
 
 @pytest.mark.parametrize("method", ["_save_index", "_save_data", "_load_index"])
@@ -82,8 +82,8 @@ def test_failing_disk_causes_one_warning_and_loses_no_kernel(monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-def test_a_damaged_file_is_compiled_and_kept_again(monkeypatch, tmp_path, caplog, suffix):
-    """As after a machine that lost its power while it wrote."""
+def test_damaged_cache_file_is_compiled_and_cached_again(monkeypatch, tmp_path, caplog, suffix):
+    """As after a power failure during a write."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(jit, "_kernels", [])
 
@@ -91,10 +91,10 @@ def test_a_damaged_file_is_compiled_and_kept_again(monkeypatch, tmp_path, caplog
         def triple(value):
             return 3 * value
 
-        compiled, told = kernel(triple), []
-        with jit.watch_compiles(lambda done, total: told.append(done)):
+        compiled, counted = kernel(triple), []
+        with jit.watch_compiles(lambda done, total: counted.append(done)):
             assert compiled(2) == 6
-        return len(told)
+        return len(counted)
 
     assert (start(), start()) == (1, 0)
     (file,) = tmp_path.rglob(f"*.{suffix}")

@@ -1,4 +1,4 @@
-"""Linear layers on packed weights: values against fp64 and against integers, and each row by itself."""
+"""Linear layers on CPUs against fp64 and exact integers; a row has the same bits among any others."""
 
 import math
 
@@ -6,19 +6,20 @@ import pytest
 import torch
 
 from kernels.cpu.cpu_features import CpuFeatures
-from kernels.cpu.linear import Kind
+from kernels.cpu.linear import BLOCK_TILES, Kind
+from kernels.cpu.multiply_tile import MAX_ROWS
 from kernels.families import cpu_ops
 from tests.support.kernels.batches import assert_same_bits
 
 QUANTIZATIONS = [None, "int8"]
-# Columns and depths beside every border there is: of one vector, of a tile, of the groups of four bytes, of a long sum.
+# Sizes around each boundary: of one vector, of a tile, of the groups of four bytes, of a long sum.
 # With over 1,024 columns, few rows take them 64 at a time and many rows 32.
 SHAPES = [(1, 1), (5, 3), (31, 7), (33, 64), (64, 33), (100, 130), (211, 66), (97, 1031), (2062, 129)]  # N, K
-NUM_ROWS = [*range(1, 41), 64, 129, 500]
+NUM_ROWS = [*range(1, 2 * MAX_ROWS + 3), BLOCK_TILES * MAX_ROWS + 33]  # up to three tiles; two blocks of tiles
 
 
 def make_int8_weights_ops():
-    """Those of a CPU without VNNI, which keeps activations in fp32."""
+    """Makes the operations of a CPU without VNNI, which keeps activations in fp32."""
     ops = cpu_ops(quantization="int8")
     pack = ops.pack_linear
 
@@ -49,10 +50,11 @@ def normal(*shape, seed=0):
 
 
 def make_layer(n, k, *, bias=True):
-    """Weights that keep outputs at unit scale."""
+    """Makes weights that keep outputs at unit scale, and a bias."""
     return normal(n, k, seed=1) * k**-0.5, normal(n, seed=2) if bias else None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 13, 129])
@@ -70,9 +72,10 @@ def test_products_are_those_of_fp64(num_rows, n, k, bias):
     assert ((got - want).abs() <= 4 * math.sqrt(k) * 2**-24 * magnitudes).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_a_row_has_the_same_bits_among_any_number_of_rows(ops, n, k):
-    """At the front of the batch and somewhere in it."""
+    """At the start of the batch and inside it."""
     x, layer = normal(max(NUM_ROWS), k), ops.pack_linear(*make_layer(n, k))
     alone = torch.cat([ops.linear(row, layer) for row in x.split(1)])
     for num_rows in NUM_ROWS:
@@ -84,12 +87,12 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(ops, n, k):
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize(("n", "k"), [(100, 130), (97, 1031), (2062, 129)])
 def test_more_threads_give_the_bits_of_one(quantization, n, k):
-    """Also more than there are cores."""
+    """Also with more threads than cores."""
     x, want = normal(129, k), {}
     for num_threads in (1, 2, 5):
         ops = cpu_ops(quantization=quantization, num_threads=num_threads)
         layer = ops.pack_linear(*make_layer(n, k))
-        for num_rows in (1, 7, 129) * 3:  # who computes what is another matter each time
+        for num_rows in (1, 7, 129) * 3:  # the threads share the work differently each time
             got = ops.linear(x[:num_rows], layer)
             assert_same_bits(got, want.setdefault(num_rows, got.clone()))
 
@@ -128,18 +131,19 @@ def test_error_names_a_wrong_width(ops):
 
 
 def integers(num_rows, k, seed):
-    """Integers in -127..127, of which each row has the largest."""
+    """Returns integers in -127..127; each row contains 127 or -127."""
     values = torch.randint(-127, 128, (num_rows, k), generator=torch.Generator().manual_seed(seed))
     values[:, k // 2] = 127 - 254 * (torch.arange(num_rows) % 2)
     return values
 
 
 def powers(num_rows, seed):
-    """A power of two for each row."""
+    """Returns a random power of two for each row."""
     exponents = torch.randint(-6, 7, (num_rows, 1), generator=torch.Generator().manual_seed(seed))
     return torch.ldexp(torch.ones(num_rows, 1), exponents)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 13, 129])
 @pytest.mark.parametrize("make_ops", [lambda: cpu_ops(quantization="int8"), make_int8_weights_ops])
@@ -172,7 +176,7 @@ def test_int8_sums_do_not_saturate(int8_ops, x_value, weight_value):
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_int8_weights_alone_are_off_by_half_a_step_at_most(n, k):
-    """And the products with them have no error of their own but that of fp32."""
+    """Products with the rounded weights have only the rounding error of fp32."""
     ops, x, (weight, bias) = make_int8_weights_ops(), normal(40, k).double(), make_layer(n, k)
     scales = weight.abs().amax(1, keepdim=True) / 127
     rounded = (weight / scales).round().double() * scales.double()

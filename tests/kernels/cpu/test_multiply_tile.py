@@ -1,4 +1,4 @@
-"""Tiles of every height and form: against fp64 and whole numbers, and each row with the same bits at any height."""
+"""Matrix tiles of every height and kind, against fp64 or exact integers; a row has the same bits at any height."""
 
 import math
 
@@ -40,7 +40,7 @@ def panels(b):
 
 
 def assert_is_product(c, a, b, c0):
-    """Rounding errors of a sum in fp32; see test_linear."""
+    """Compares within the rounding errors of sums in fp32; see test_linear."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     bound = 4 * math.sqrt(a.shape[1] + 1) * 2.0**-24 * (np.abs(a) @ np.abs(b) + np.abs(c0))
     assert (np.abs(c - (a @ b + c0)) <= bound).all()
@@ -95,7 +95,7 @@ def test_columns_have_the_same_bits_in_tiles_of_either_width(is_int8):
 
 
 def test_terms_are_fused_and_added_in_order():
-    """(1 + e)(1 - e) - 1 is -e * e to the bit, and 2^30 takes what came before it, but not what comes after."""
+    """(1 + e)(1 - e) - 1 is exactly -e * e if fused; 2^30 absorbs the terms before it, not those after it."""
     e = 2.0**-13
     b = np.zeros((1, 1, 32), dtype=np.float32)
     b[:] = 1 - e
@@ -114,7 +114,7 @@ def test_terms_are_fused_and_added_in_order():
 @pytest.mark.skipif(not cpu_features().vnni, reason="needs VNNI")
 @pytest.mark.parametrize("depth", [*DEPTHS, 5000])
 def test_vnni_products_are_exact(depth, wide):
-    """Of unsigned by signed bytes, extremes included."""
+    """Products of unsigned and signed bytes, including the extremes."""
     width, generator = 64 if wide else 32, np.random.default_rng(depth)
     a = generator.integers(0, 256, (MAX_ROWS, 4 * depth), dtype=np.uint8)
     b = generator.integers(-128, 128, (4 * depth, width), dtype=np.int8)
@@ -153,7 +153,7 @@ def test_sums_are_scaled_by_column_and_row_then_biased(name, wide):
 
 @INT8
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 256])
-def test_scores_of_two_groups_of_keys_wherever_they_lie(head_dim, is_int8):
+def test_score_keys_of_two_groups_at_any_addresses(head_dim, is_int8):
     keys = random(5, head_dim, LANES, is_int8=is_int8)
     q, zeros = random(MAX_ROWS, head_dim), np.zeros(32, np.float32)
     for first, second in [(0, 1), (3, 0), (2, 2)]:
@@ -175,7 +175,7 @@ def test_scores_of_two_groups_of_keys_wherever_they_lie(head_dim, is_int8):
 @WIDE
 @INT8
 @pytest.mark.parametrize("num_keys", [1, 2, 15, 16])
-def test_values_are_added_and_no_more_than_those_named(num_keys, is_int8, wide):
+def test_add_values_reads_only_the_given_number_of_keys(num_keys, is_int8, wide):
     head_dim, width = 96, 64 if wide else 32
     values, weights = random(16, head_dim, is_int8=is_int8), random(MAX_ROWS, 16)
     assert WEIGHTS_STEP == 4 * 32

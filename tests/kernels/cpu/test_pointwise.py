@@ -1,4 +1,4 @@
-"""The small CPU operations against the reference, each row by itself."""
+"""Row operations on CPUs against the reference; a row has the same bits among any others."""
 
 import math
 
@@ -11,7 +11,7 @@ from kernels.families import cpu_ops, reference_ops
 from tests.support.kernels.batches import assert_close, assert_same_bits
 
 OPS, REFERENCE = cpu_ops(), reference_ops()
-SIZES = [1, 5, 31, 32, 33, 129]  # 32 is the most items that rows are cut into
+SIZES = [1, 5, 31, 32, 33, 129]  # with one thread, rows are divided into at most 16 items
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)

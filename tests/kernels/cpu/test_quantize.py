@@ -1,4 +1,4 @@
-"""Rows of activations as bytes."""
+"""Quantisation of rows of activations to bytes."""
 
 import math
 
@@ -11,7 +11,7 @@ GUARD = 0x55
 
 
 def quantize(values, depth=None):
-    """(bytes, scale); checks what lies behind the values, and behind the row."""
+    """Returns (values, scale) of a quantised row; checks its padding and the memory behind it."""
     x = np.array(values, dtype=np.float32)
     depth = -(-len(x) // 4) if depth is None else depth
     memory = np.full(4 * depth + 64, GUARD, dtype=np.uint8)
@@ -50,7 +50,7 @@ def test_the_largest_value_is_exact_at_any_magnitude(largest, sign):
 
 
 @pytest.mark.parametrize("largest", [0.0, -0.0, 1e-45, 1e-38, 1e-31])
-def test_values_too_small_for_their_factor_become_zero(largest):
+def test_values_whose_scale_factor_would_overflow_become_zero(largest):
     """127 / largest would overflow."""
     quantized, scale = quantize([largest, -largest, 0, 0, largest])
     assert not quantized.any()

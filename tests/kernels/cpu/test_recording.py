@@ -1,4 +1,4 @@
-"""Memory of a recording: given on when nobody holds it any longer, and with as many rows as what it was made from."""
+"""Memory of a recording: reused when nothing refers to it; results have the row count of their input."""
 
 import gc
 
@@ -79,7 +79,7 @@ def test_reused_memory_has_the_row_count_of_its_new_owner(recording):
     assert instructions[:, ROWS].tolist() == [num_tokens.data_ptr(), num_rows.data_ptr()]
 
 
-def test_unknown_tensors_have_as_many_rows_as_they_have_now_and_stay_alive(recording):
+def test_undeclared_tensors_keep_their_row_count_and_stay_alive(recording):
     x = torch.zeros(5, 3)
     count = recording.row_count(x)
     assert count.tolist() == [5]

@@ -82,7 +82,7 @@ def test_int8_vectors_of_zeros_and_of_tiny_and_huge_values():
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_non_finite_values_stay_in_their_head(dtype, bad):
-    """A vector of int8 has no NaN: its scale says it."""
+    """int8 has no NaN, so the scale of the vector becomes NaN."""
     step = Step(7, 32, 16)
     clean_q, clean_cache = step.run(OPS, dtype)
     clean = read_cache(clean_cache, step.slots)

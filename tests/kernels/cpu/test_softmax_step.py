@@ -18,7 +18,7 @@ def _step(scores, state, acc, acc_bytes):
 
 
 class Row:
-    """A row's state, and NaN behind everything that may be written."""
+    """State of one row, followed by NaN that must not be overwritten."""
 
     def __init__(self):
         self.state = np.array([LOWEST, 0, math.nan], dtype=np.float32)
@@ -26,7 +26,7 @@ class Row:
         self.acc[:DIM] = 0
 
     def step(self, scores):
-        """Weights of 32 scores."""
+        """Returns the weights of 32 scores."""
         memory = np.full(48, math.nan, dtype=np.float32)
         memory[:32] = scores
         _step(memory.ctypes.data, self.state.ctypes.data, self.acc.ctypes.data, 4 * DIM)
@@ -59,7 +59,7 @@ def test_weights_and_their_sum_are_those_of_fp64(spread):
 
 
 @pytest.mark.parametrize("place", range(32))
-def test_the_largest_is_found_wherever_it_is(place):
+def test_largest_score_is_found_at_any_place(place):
     row, scores = Row(), np.linspace(-2, -1, 32, dtype=np.float32)
     scores[place] = 5
     weights = row.step(scores)
@@ -76,7 +76,7 @@ def test_earlier_sums_are_rescaled_by_a_larger_score():
     np.testing.assert_allclose(row.total, 32 * math.exp(-2) + 32, rtol=1e-6)
 
 
-def test_nothing_is_rescaled_otherwise():
+def test_earlier_sums_are_unchanged_by_smaller_scores():
     row = Row()
     row.step(np.full(32, 1.0))
     row.acc[:DIM] = before = np.random.default_rng(0).standard_normal(DIM).astype(np.float32)
@@ -87,7 +87,7 @@ def test_nothing_is_rescaled_otherwise():
 
 
 def test_hidden_scores_have_zero_weight():
-    """Also before it has seen any, and when it sees none of the 32."""
+    """Also in a row that has seen no key yet, and if all 32 scores are hidden."""
     row, masked = Row(), np.full(32, -math.inf)
     assert not row.step(masked).any()
     assert (row.total, row.largest) == (0, LOWEST)

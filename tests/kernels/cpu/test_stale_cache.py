@@ -1,4 +1,4 @@
-"""Compiled kernels do not outlive a change of any source beside them."""
+"""Cached kernels are deleted when any source file of the folder is newer."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from kernels.cpu.jit import _drop_stale_cache
 
 @pytest.fixture
 def folder(tmp_path):
-    """Sources changed at 100 and 300 seconds, and what was compiled around them."""
+    """Sources changed at 100 and 300 seconds, with cache entries of 200 to 301 seconds."""
     (tmp_path / "__pycache__").mkdir()
     for name, changed_s in [
         ("old.py", 100),
@@ -43,7 +43,7 @@ def test_undeletable_entries_are_kept(folder, monkeypatch):
 
 
 def test_cache_folder_in_use_is_cleaned(tmp_path):
-    """Where the sources cannot be written beside, numba caches in the user's home or where it is told to."""
+    """With NUMBA_CACHE_DIR, stale entries are deleted there instead of beside the sources."""
     root = Path(__file__).parents[3]
     code = "from kernels.cpu.quantize import quantize_row; print(quantize_row.stats.cache_path)"
     environment = {**os.environ, "PYTHONPATH": str(root), "NUMBA_CACHE_DIR": str(tmp_path)}

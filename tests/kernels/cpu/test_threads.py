@@ -1,4 +1,4 @@
-"""Thread counts, and that two pools in one process get along."""
+"""`set_num_threads` sets the pools of PyTorch and numba."""
 
 import re
 

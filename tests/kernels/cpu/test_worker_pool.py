@@ -1,6 +1,5 @@
-"""Threads that replay programs: any number of them computes the same, and none is left behind."""
+"""Worker pools: programs give the same results with any number of threads, and no thread outlives its pool."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ NUM_THREADS = pytest.mark.parametrize("num_threads", [1, 2, 5])
 
 
 class Sum:
-    """A program whose instructions need each other's results: x is added to a total many times."""
+    """A program in which each instruction needs the result of the one before: x is added to a total many times."""
 
     def __init__(self, num_rows, num_times):
         recording = Recording()
@@ -42,11 +41,11 @@ class Sum:
 
 
 def workers():
-    return [thread for thread in threading.enumerate() if thread.name == "cpu-kernels"]
+    return {thread for thread in threading.enumerate() if thread.name == "cpu-kernels"}
 
 
-class NotedPipes:
-    """The os module as a pool needs it; pipes are noted by what they are, because numbers of files are used again."""
+class RecordedPipes:
+    """Replaces the os module for a pool and records its pipes by inode, because file descriptors are reused."""
 
     write, close = staticmethod(os.write), staticmethod(os.close)
 
@@ -60,22 +59,28 @@ class NotedPipes:
 
 
 def open_files():
-    """Other threads of this process may open and close files meanwhile: what is gone by now says so."""
+    """Yields the targets of this process's descriptors, without those that other threads close meanwhile."""
     for file in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
             yield file.readlink()
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch):
-    """Neither threads nor pipes."""
-    gc.collect()
-    num_before = len(workers())
-    pipes = NotedPipes()
+def new_workers(monkeypatch):
+    """new_workers() -> the number of workers started in this test and still alive. The test must end with none of them.
+
+    A pool is in no reference cycle, so its threads and pipes are gone with its last reference, without the garbage
+    collector.
+    """
+    before = workers()
+    pipes = RecordedPipes()
     monkeypatch.setattr(worker_pool, "os", pipes)
-    yield
-    gc.collect()
-    assert len(workers()) == num_before
+
+    def count():
+        return len(workers() - before)
+
+    yield count
+    assert count() == 0
     assert not pipes.made & set(open_files())
 
 
@@ -108,31 +113,27 @@ def test_one_program_runs_on_several_pools():
             program.run(pool)
 
 
-def test_pools_end_with_their_last_use():
-    before = len(workers())
-    pools = [WorkerPool(3) for _ in range(10)]
-    assert len(workers()) == before + 20
+def test_workers_end_with_the_last_reference_to_their_pool(new_workers):
+    pools = [WorkerPool(3) for _ in range(4)]
+    assert new_workers() == 8
     Sum(5, 2).run(pools[3])
     del pools[::2]
-    gc.collect()
-    assert len(workers()) == before + 10
+    assert new_workers() == 4
     for pool in pools:
         Sum(5, 2).run(pool)
     del pools, pool
-    gc.collect()
-    assert len(workers()) == before
+    assert new_workers() == 0
 
 
-def test_unused_pool_ends():
-    before = len(workers())
+def test_workers_of_an_unused_pool_end(new_workers):
     pool = WorkerPool(4)
-    assert len(workers()) == before + 3
+    assert new_workers() == 3
     del pool
-    assert len(workers()) == before
+    assert new_workers() == 0
 
 
 def test_pools_are_independent():
-    """Each is called from a thread of its own, at the same time."""
+    """Each pool is called from its own thread, at the same time."""
     failures = []
 
     def serve():
@@ -154,7 +155,7 @@ def test_pools_are_independent():
 @pytest.mark.sampled(2)
 @NUM_THREADS
 def test_progress_is_seen_within_a_program(num_threads):
-    """By a thread that only reads; runs are repeated until the system has let it read in the middle of one."""
+    """Programs run until another thread has read five different values of the progress within one of them."""
     pool, work = WorkerPool(num_threads), Sum(512, 500)
     seen = defaultdict(set)
     over = threading.Event()
@@ -174,7 +175,7 @@ def test_progress_is_seen_within_a_program(num_threads):
 
 
 def test_rows_are_counted_when_a_program_runs():
-    """And not when it was recorded."""
+    """The number of rows is read at each run, not at recording."""
     recording, num_rows = Recording(), torch.tensor([0])
     gate_up = torch.ones(100, 16)
     recording.add_input(gate_up, num_rows)
@@ -189,7 +190,7 @@ def test_rows_are_counted_when_a_program_runs():
 
 
 def test_pool_compiles_nothing_after_its_start():
-    """It would hold up the first step."""
+    """A compile would delay the first step."""
     pool, kernels = WorkerPool(2), [value for value in vars(worker_pool).values() if hasattr(value, "signatures")]
     before = [len(kernel.signatures) for kernel in kernels]
     assert sum(before) >= 2

@@ -1,4 +1,4 @@
-"""What tests of GPU kernels share."""
+"""Fixtures of the tests of GPU kernels."""
 
 import os
 
@@ -7,7 +7,7 @@ import torch
 
 from kernels.gpu.targets import TARGETS, target_of
 
-# The second is another one in every run, the same in all workers of a run; failures name it.
+# The second seed changes with every run and is the same in all its workers; test ids show it.
 _RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID") or os.urandom(3).hex()
 SEEDS = (0, int(os.environ.get("CHAIRLIFT_TEST_SEED") or int(_RUN_ID[:6], 16)))
 
@@ -24,7 +24,7 @@ def device():
 
 @pytest.fixture(scope="session")
 def target(device):
-    """Of the device; under the interpreter one that has everything."""
+    """Target of the device; under the interpreter sm_90, which has every feature."""
     return target_of(device) if device.type == "cuda" else TARGETS["sm_90"]
 
 
@@ -37,7 +37,7 @@ def float8(target):
 
 @pytest.fixture(autouse=True)
 def results_are_nan_before_they_are_computed(monkeypatch):
-    """So that what no program writes shows, and what is read before it is written."""
+    """Fills new memory with NaN or 0x55, so that missing writes and reads before writes are noticed."""
 
     def poisoned(allocate):
         def allocate_nan(*args, **options):

@@ -1,4 +1,4 @@
-"""Which steps are replayed, from what, and what their results are worth, with a stand-in for CUDA's graphs."""
+"""Decode steps are recorded once and replayed on the current buffers, with a fake of CUDA graphs."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def graphs(monkeypatch):
 
 @pytest.fixture
 def largest():
-    """Buffers as they are before the first batch: rows of padding."""
+    """Buffers before the first batch, filled with rows of padding."""
     return StepInputs(
         input_ids=torch.zeros(MAX_TOKENS, dtype=torch.int64),
         positions=torch.zeros(MAX_TOKENS, dtype=torch.int64),
@@ -40,7 +40,7 @@ def largest():
 
 
 def step(inputs):
-    """Logits that tell every number that was read."""
+    """Returns logits that depend on every input."""
     metadata = inputs.metadata
     values = inputs.input_ids + 100 * inputs.positions + 1e4 * metadata.slot_mapping
     rows = metadata.seq_lens + 50 * metadata.block_table.sum(1) + 1e3 * metadata.query_start_loc[1:]
@@ -49,7 +49,7 @@ def step(inputs):
 
 
 def fill(largest, num_rows, seed, *, num_padded=0, num_wanted=None, query_len=1):
-    """A batch as it is built: the beginnings of the buffers, which hold this batch from now on."""
+    """Writes a batch to the beginnings of the buffers and returns views of it."""
     generator = torch.Generator().manual_seed(seed)
     size = num_rows + num_padded
     num_tokens = size * query_len
@@ -87,7 +87,7 @@ def test_the_largest_is_recorded_first_and_all_share_one_pool(graphs, largest):
 
 
 def test_memory_is_reported_per_graph_and_never_negative(graphs, largest):
-    """What is free may grow, as other processes end."""
+    """Free memory may grow meanwhile, as other processes end."""
     assert DecodeGraphs(graphs.recordable(step), largest, [1, 2, 4]).num_bytes == (100, 30, 0)
 
 
@@ -112,7 +112,7 @@ def test_a_padded_step_yields_logits_of_the_wanted_rows_only(graphs, largest):
 
 
 def test_other_steps_run_eagerly(graphs, largest):
-    """Prompts, though their rows are as many as were recorded, and sizes that nobody recorded."""
+    """Steps with prompts, and decode steps of sizes that were not recorded."""
     replaying = DecodeGraphs(graphs.recordable(step), largest, [2, 4])
     for num_rows, query_len in ((4, 5), (2, 3), (3, 1), (8, 1), (1, 1)):
         inputs = fill(largest, num_rows, num_rows, query_len=query_len)

@@ -1,4 +1,4 @@
-"""A cache that cannot be written costs a warning, not the process; the disk is played."""
+"""An unwritable kernel cache causes a warning and does not end the process; the disk is fake."""
 
 import errno
 import logging
@@ -14,7 +14,7 @@ from kernels.gpu.kernel_cache import KernelCache, NoRoomError, use_kernel_cache
 
 
 class Disk:
-    """Has room for so many files below a folder; others it does not know."""
+    """A fake disk with room for `room` more files below a folder; other paths are not limited."""
 
     def __init__(self, folder, room):
         self.folder, self.room = str(folder), room
@@ -23,7 +23,7 @@ class Disk:
         file = open(path, *args, **kwargs)  # noqa: SIM115, PTH123 - the caller closes it
         if str(path).startswith(self.folder) and "w" in (args or "r")[0]:
             self.room -= 1
-            if self.room < 0:  # as a disk does it: the name is there, the bytes are not
+            if self.room < 0:  # as on a full disk: the file exists without its contents
                 file.close()
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return file
@@ -46,7 +46,7 @@ def fill(folder, monkeypatch):
 
 
 def put_all(key):
-    """As Triton's compile does."""
+    """Writes the files of a kernel as Triton does."""
     cache = KernelCache(key)
     group = {
         name: cache.put(data, name) for name, data in {"k.ptx": "ptx", "k.cubin": b"cubin", "k.json": "{}"}.items()
@@ -63,7 +63,7 @@ def test_writable_cache_is_tritons(folder, caplog):
 
 
 @pytest.mark.parametrize("room", range(4))
-def test_full_disk_costs_one_warning_and_leaves_no_half_of_a_kernel(folder, fill, caplog, room):
+def test_full_disk_causes_one_warning_and_leaves_no_partial_kernel(folder, fill, caplog, room):
     fill(room)
     for key in "AB":
         group = put_all(key)
@@ -78,14 +78,14 @@ def test_full_disk_costs_one_warning_and_leaves_no_half_of_a_kernel(folder, fill
     assert not list(folder.glob("*/tmp.pid_*"))
 
 
-def test_folder_that_cannot_be_made_costs_one_warning(folder, caplog):
+def test_folder_that_cannot_be_created_causes_one_warning(folder, caplog):
     folder.write_text("a file")
     for key in "AB":
         assert all(Path(path).exists() for path in put_all(key).values())
     assert [f"{folder}: Not a directory" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_without_space_anywhere_the_error_is_that_of_the_disk(folder, monkeypatch):
+def test_without_space_anywhere_the_disk_error_is_raised(folder, monkeypatch):
     monkeypatch.setattr(triton.runtime.cache, "open", Disk(folder.parent, 0).open, raising=False)
     with pytest.raises(OSError, match="No space left") as caught:
         put_all("A")

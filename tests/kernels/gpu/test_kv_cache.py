@@ -1,4 +1,4 @@
-"""What a cache on a GPU is made of, and what is refused by name."""
+"""KV cache on GPUs: shapes, contents and rejected parameters."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_slots_are_read_as_blocks_and_offsets():
     assert torch.equal(v[1], torch.stack((torch.zeros(8), torch.full((8,), 7.0))))
 
 
-def test_quantized_slots_mean_value_times_scale():
+def test_quantized_slots_are_read_as_value_times_scale():
     cache = make(torch.float8_e4m3fn)
     cache.k[0, 1, 3] = 2.0
     cache.k_scales[0, 1, 3] = 0.25

@@ -20,19 +20,19 @@ def normal(seed, *shape):
 
 
 def rounding(x, scales):
-    """How far each value may be from what it is in 8 bits: half of its last bit, or of the smallest value."""
+    """Returns the largest rounding error of each value in 8 bits: half of its last bit, or of the smallest value."""
     return torch.maximum(x.abs() * 2**-4, scales * 2**-10) * (1 + 1e-5)
 
 
 def product_bound(x, weight):
-    """The most that rounding both sides to 8 bits changes each output."""
+    """Returns how much rounding both sides to 8 bits can change each output."""
     off_x = rounding(x, x.abs().amax(dim=1, keepdim=True) / 448)
     off_weight = rounding(weight, weight.abs().amax(dim=1, keepdim=True) / 448)
     return off_x @ weight.abs().T + (x.abs() + off_x) @ off_weight.T
 
 
 def assert_within(out, exact, bound, dtype):
-    """Out is the product of rounded sides, itself rounded to dtype."""
+    """Checks a product of rounded sides that was itself rounded to dtype."""
     error = (out.float().cpu() - exact).abs()
     allowed = bound + exact.abs() * 2 * torch.finfo(dtype).eps + 1e-5
     assert (error <= allowed).all(), f"{(error / allowed).max()} of what is allowed"
@@ -40,7 +40,7 @@ def assert_within(out, exact, bound, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_unquantized_layers_are_torch_s(device, seed, dtype, has_bias):
+def test_unquantized_layers_equal_torch(device, seed, dtype, has_bias):
     x, weight = normal(seed, 5, 33).to(device, dtype), normal(seed + 1, 7, 33).to(device, dtype)
     bias = normal(seed + 2, 7).to(device, dtype) if has_bias else None
     packed = pack_linear(weight, bias, quantization=None, target=TARGETS["sm_80"])
@@ -53,7 +53,9 @@ def test_unquantized_layers_are_torch_s(device, seed, dtype, has_bias):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_rows", "size_in", "size_out"), [(1, 16, 32), (5, 576, 96), (33, 896, 64)])
-def test_8_bits_are_as_close_as_both_roundings_allow(device, seed, dtype, has_bias, num_rows, size_in, size_out):
+def test_8_bit_products_are_within_the_error_of_both_roundings(
+    device, seed, dtype, has_bias, num_rows, size_in, size_out
+):
     x, weight = normal(seed, num_rows, size_in).to(dtype), normal(seed + 1, size_out, size_in)
     weight = (weight * torch.logspace(-2, 2, size_out)[:, None]).to(dtype)  # channels of very different size
     bias = normal(seed + 2, size_out).to(dtype) if has_bias else None
@@ -68,7 +70,7 @@ def test_8_bits_are_as_close_as_both_roundings_allow(device, seed, dtype, has_bi
     assert_within(out, exact if bias is None else exact + bias.float(), bound, dtype)
 
 
-def test_the_usual_error_is_that_of_3_bits_of_mantissa(device, seed):
+def test_typical_error_is_that_of_3_mantissa_bits(device, seed):
     """Half of a last bit is 1/16 at most, 0.026 as a root mean square over all mantissas; two sides make 0.037."""
     x, weight = normal(seed, 64, 1024), normal(seed + 1, 128, 1024)
     out = linear(x.to(device), pack_linear(weight.to(device), None, quantization="fp8", target=SM_90)).cpu()
@@ -77,8 +79,8 @@ def test_the_usual_error_is_that_of_3_bits_of_mantissa(device, seed):
     assert 0.033 < error < 0.041, f"seed {seed}: {error}"
 
 
-def test_rows_may_come_quantized(device, seed):
-    """A norm that ends in 8 bits, and the same values rounded by the layer itself."""
+def test_quantized_rows_are_accepted(device, seed):
+    """Rows quantised by the norm give the results of rows that the layer quantises."""
     x, norm_weight = normal(seed, 7, 64).to(device), torch.ones(64, device=device)
     weight = normal(seed + 1, 48, 64).to(device)
     packed = pack_linear(weight, None, quantization="fp8", target=SM_90)
@@ -101,7 +103,7 @@ def test_the_largest_weight_of_each_channel_is_exact():
 @pytest.mark.parametrize(("size_out", "size_in"), [(24, 64), (64, 40)])
 def test_layers_of_other_sizes_stay_unquantized_with_a_log_line(device, seed, caplog, size_out, size_in):
     weight = normal(seed, size_out, size_in).to(device)
-    _log_exception.cache_clear()  # it is said once for each size
+    _log_exception.cache_clear()  # it is logged once for each size
     with caplog.at_level(logging.WARNING, "kernels.gpu.linear"):
         packed = [pack_linear(weight, None, quantization="fp8", target=SM_90) for _ in range(2)]
     assert packed[1].weight is weight
@@ -128,7 +130,7 @@ def test_fp8_checkpoint_weights_are_used_unchanged(device, seed, shape):
     assert_within(out, x.float() @ meant.T + bias.float(), bound, torch.bfloat16)
 
 
-def test_fp8_checkpoints_keep_their_numbers_in_amd_s_format():
+def test_fp8_checkpoint_values_are_unchanged_in_the_amd_format():
     every = torch.arange(256, dtype=torch.uint8).view(FLOAT8).reshape(16, 16)
     packed = pack_quantized(every, torch.tensor([0.5]), None, dtype=torch.bfloat16, target=GFX942)
     assert packed.weight.dtype is torch.float8_e4m3fnuz

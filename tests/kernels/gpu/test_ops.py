@@ -1,4 +1,4 @@
-"""What `GpuOps` adds to the kernels it is made of; tests/engine/model/test_gpu_decoder.py has whole models on it."""
+"""`GpuOps` beyond its single kernels; tests/engine/model/test_gpu_decoder.py runs whole models on it."""
 
 from contextlib import contextmanager
 from dataclasses import fields
@@ -51,7 +51,7 @@ def test_8_bit_checkpoint_stays_8_bit_without_quantisation_on_load(make_ops, dev
 
 
 class Step:
-    """A step that yields logits of its input ids, and remembers what it was called with."""
+    """A step that returns one-hot logits of its input ids and records its inputs."""
 
     def __init__(self, vocab_size):
         self.vocab_size = vocab_size
@@ -98,7 +98,7 @@ def test_the_memory_of_graphs_is_that_of_the_last_compiled_step(make_ops, device
     assert ops.graphs_bytes == ()
 
 
-def test_progress_is_that_of_compiling_and_of_recording(make_ops, device, monkeypatch):
+def test_progress_is_shown_for_compiling_and_recording(make_ops, device, monkeypatch):
     graphs = StandInGraphs()
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
@@ -121,7 +121,7 @@ def test_progress_is_that_of_compiling_and_of_recording(make_ops, device, monkey
 
 
 def test_compile_batches_of_the_sampler_are_valid(make_ops, device, monkeypatch):
-    """Were anything of it to run, no index would lead out of a tensor."""
+    """If it ran, every index would be within its tensor."""
     ops, seen = make_ops(), []
     sample = ops.sample
     monkeypatch.setattr(ops, "sample", lambda logits, batch: seen.append((logits, batch)) or sample(logits, batch))

@@ -20,7 +20,7 @@ def representable(dtype):
 
 
 def test_rounds_as_torch_does(device, float8):
-    """Every value of the format, every middle between two, and what lies just beside these."""
+    """Every value of the format, the midpoints between neighbours, and the floats next to these."""
     values = representable(float8)
     middles = (values[1:] + values[:-1]) / 2
     near = [torch.nextafter(middles, torch.tensor(side)) for side in (-torch.inf, torch.inf)]
@@ -42,6 +42,7 @@ def test_rounds_all_16_bit_values_as_torch_does(device, dtype):
         assert torch.equal(bits(rows.values.cpu()[0]), bits(chunk.float().to(FLOAT8)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("num_rows", "n"), [(1, 1), (5, 7), (33, 80), (9, 576), (3, 1000), (2, 11008)])
 def test_errors_are_within_the_precision_of_the_format(device, seed, float8, dtype, num_rows, n):
@@ -56,7 +57,7 @@ def test_errors_are_within_the_precision_of_the_format(device, seed, float8, dty
     assert_quantized(rows.dequantized(torch.float32).cpu(), exact, float8)
 
 
-def test_rows_fill_the_registers(device, seed, float8):
+def test_the_longest_row_is_quantized(device, seed, float8):
     x = torch.randn(1, 32768, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
     assert_quantized(quantize_rows(x.to(device), float8).dequantized(torch.float32).cpu(), x.float(), float8)
 

@@ -17,6 +17,7 @@ def normal(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("dtype", "num_rows", "n"), CASES)
 def test_rms_norm_equals_reference(device, seed, dtype, num_rows, n):
     x, weight = normal(seed, num_rows, n).to(dtype), normal(seed + 1, n).to(dtype)
@@ -27,6 +28,7 @@ def test_rms_norm_equals_reference(device, seed, dtype, num_rows, n):
     assert torch.equal(on_device.cpu(), x)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("dtype", "num_rows", "n"), CASES)
 def test_add_rms_norm_adds_in_place_and_norms_what_it_stored(device, seed, dtype, num_rows, n):
     x, residual, weight = (normal(seed + i, *shape).to(dtype) for i, shape in enumerate([(num_rows, n)] * 2 + [(n,)]))
@@ -40,6 +42,7 @@ def test_add_rms_norm_adds_in_place_and_norms_what_it_stored(device, seed, dtype
     assert_close(out.cpu(), reference_rms_norm(total.cpu(), weight, EPS))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "n"), [(1, 16), (9, 80), (3, 576), (2, 4096), (1, 16384)])

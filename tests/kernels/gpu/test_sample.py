@@ -1,4 +1,4 @@
-"""Sampling on a GPU against the reference, and what makes it safe in a batch."""
+"""Sampling on GPUs against the reference; rows do not affect each other."""
 
 import math
 from dataclasses import fields, replace
@@ -21,7 +21,7 @@ LOGPROB_ERROR = 2e-6
 
 @pytest.fixture(scope="module")
 def many(device):
-    """How many times as much a GPU does in the time."""
+    """Factor by which tests on a GPU draw more than under the interpreter."""
     return 1 if device.type == "cpu" else 100
 
 
@@ -40,7 +40,7 @@ def run(device, target):
 
 
 def score_gap(logits, batch, row, tokens):
-    """How much two tokens' scores differ, both of them kept or at the end of what is."""
+    """Returns the difference between the scores of two kept tokens."""
     arguments = {name: getattr(batch, name)[row].item() for name in ("temperature", "top_k", "top_p", "min_p")}
     ids, d = kept_tokens(masked_logits(adjusted_logits(logits[row], batch, row), batch, row), **arguments)
     words = token_words(int(batch.seed[row]) % 2**64, int(batch.position[row]), ids.numpy())
@@ -50,7 +50,7 @@ def score_gap(logits, batch, row, tokens):
 
 
 def assert_sampled_alike(got, want, logits, batch):
-    """The same, except that tokens may differ where scores tie within a few ulp. Returns the number of such rows."""
+    """Checks equality, except for tokens whose scores tie within a few ulp; returns the number of such rows."""
     assert torch.equal(got.status, want.status)
     differing = (got.token_ids != want.token_ids).nonzero().flatten().tolist()
     for row in differing:
@@ -82,7 +82,7 @@ def test_mixed_rows_are_sampled_as_by_the_reference(
 
 
 def searched_rows(vocab_size):
-    """Rows that few candidates do not decide: nearly everything is kept, or the row is flat."""
+    """Returns rows that few candidates do not decide: nearly all tokens are kept, or the row is flat."""
     return [
         {"top_p": 0.9, "temperature": 3.0},
         {"top_p": 0.3, "temperature": 100.0},
@@ -94,6 +94,7 @@ def searched_rows(vocab_size):
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["normal", "ties"])
 def test_rows_that_candidates_do_not_decide_are_searched(run, sampling_batch, random_logits, seed, kind):
     vocab_size = 5003
@@ -104,17 +105,17 @@ def test_rows_that_candidates_do_not_decide_are_searched(run, sampling_batch, ra
     assert assert_sampled_alike(run(logits, batch), reference_sample(logits, batch), logits, batch) == 0
 
 
-def test_all_large_logits_may_lie_in_one_tile(run, sampling_batch, seed):
-    """Where a bound from the tiles' maxima is no help: sorted logits, and a plateau of equal ones."""
-    vocab_size = 20_000
+def test_all_large_logits_may_lie_in_one_tile(run, sampling_batch):
+    """The bound from the tiles' maxima excludes little in sorted logits and in a plateau of equal ones."""
+    vocab_size = 9000
     logits = torch.stack(
         (torch.linspace(9, -9, vocab_size), torch.linspace(-9, 9, vocab_size), torch.zeros(vocab_size))
     )
-    logits[2, 7000:] = 1.0
-    batch = sampling_batch([{"top_k": 40, "top_p": 0.9, "top_logprobs": 20, "seed": seed + i} for i in range(3)])
+    logits[2, 5000:] = 1.0
+    batch = sampling_batch([{"top_k": 40, "top_p": 0.9, "top_logprobs": 20, "seed": i} for i in range(3)])
     want = reference_sample(logits, batch)
     assert assert_sampled_alike(run(logits, batch), want, logits, batch) == 0
-    assert want.token_ids[2] in range(7000, 7040)
+    assert want.token_ids[2] in range(5000, 5040)
 
 
 @pytest.mark.sampled(1)
@@ -123,23 +124,22 @@ def test_results_depend_neither_on_the_other_rows_nor_on_the_number_of_programs(
     run, sampling_batch, random_sampling_row, random_logits, seed, vocab_size
 ):
     rng = np.random.default_rng(seed)
-    rows = [random_sampling_row(rng, vocab_size) | {"top_logprobs": 5} for _ in range(6)]
-    rows[:3] = [row | {"temperature": 1.5, "top_k": 0, "top_p": 1.0} for row in rows[:3]]
+    rows = [random_sampling_row(rng, vocab_size) | {"top_logprobs": 5} for _ in range(4)]
+    rows[:2] = [row | {"temperature": 1.5, "top_k": 0, "top_p": 1.0} for row in rows[:2]]
     logits = random_logits(rng, "normal", len(rows), vocab_size)
     together = run(logits, sampling_batch(rows))
-    assert torch.equal(run(logits, sampling_batch(rows), num_processors=1).token_ids, together.token_ids)
-    for i in range(0, len(rows), 2):
+    for i in (0, 3):
         alone = run(logits[i : i + 1], sampling_batch([rows[i]]), num_processors=1 + i)
         for field in fields(SampledTokens):
             got, want = getattr(alone, field.name), getattr(together, field.name)[i : i + 1]
             assert torch.equal(got.view(torch.int8), want.view(torch.int8)), field.name
 
 
-@pytest.mark.parametrize(("bad", "place"), [(math.nan, 0), (-math.nan, 4999), (INF, 77)])
+@pytest.mark.parametrize(("bad", "place"), [(math.nan, 0), (-math.nan, 2099), (INF, 77)])
 def test_invalid_row_fails_alone(run, sampling_batch, random_sampling_row, random_logits, bad, place):
     rng = np.random.default_rng(0)
-    rows = [random_sampling_row(rng, 5000) | {"top_logprobs": 2} for _ in range(3)]
-    logits = random_logits(rng, "normal", 3, 5000)
+    rows = [random_sampling_row(rng, 2100) | {"top_logprobs": 2} for _ in range(3)]
+    logits = random_logits(rng, "normal", 3, 2100)
     clean = run(logits, sampling_batch(rows))
     logits[1, place] = bad
     got = run(logits, sampling_batch(rows))
@@ -185,7 +185,7 @@ def test_greedy_takes_the_first_of_the_best(run, sampling_batch):
 
 
 def test_hints_do_not_change_results(run, sampling_batch, random_logits):
-    """A batch that needs little, with and without the host saying so."""
+    """Batches that need few kernels, with and without the host's hints that skip the others."""
     logits = random_logits(np.random.default_rng(3), "normal", 4, 4500)
     plain = sampling_batch([{"seed": i, "min_p": 0.01 * i} for i in range(4)])
     filtered = sampling_batch([{"seed": i, "top_k": 30, "top_p": 0.8} for i in range(4)])
@@ -216,10 +216,10 @@ def test_unsupported_inputs_are_rejected(run, sampling_batch):
 def test_draws_have_the_exact_distribution(run, many, sampling_batch, seed, filters):
     """Pearson's chi-square with a limit that honest draws exceed once in a million runs.
 
-    The interpreter draws few; there the distribution rests on the tokens being those of the reference.
+    The interpreter draws few tokens; there the other tests compare them with those of the reference.
     """
-    num_draws = 80 if many == 1 else 100_000
-    logits = torch.tensor([0.3, 0.0, 1.2, -0.4, -INF, 0.6])
+    num_draws = 40 if many == 1 else 100_000
+    logits = torch.tensor([0.1, 0.0, 0.4, -0.1, -INF, 0.2])
     arguments = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
     ids, d = kept_tokens(logits, **arguments)
     expected = np.zeros(len(logits))

@@ -1,4 +1,4 @@
-"""The table of tiles has an entry for whatever may be asked of it; splits follow from sizes."""
+"""Every shape has a tile on every target; the number of splits follows from sizes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The reference itself, against PyTorch's attention with the mask written out by hand."""
+"""The reference attention against PyTorch's with explicit masks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The small reference operations, against PyTorch's own or against arithmetic by hand."""
+"""Reference operations against PyTorch's or explicit arithmetic."""
 
 import math
 
@@ -25,26 +25,26 @@ def test_add_rms_norm_returns_the_sum_and_its_norm():
     assert_close(normed, rms_norm(total, weight, 1e-5))
 
 
-def test_rotate_and_store_turns_pairs_by_position_times_frequency():
-    """Queries and keys, but no values."""
+def test_rotate_and_store_rotates_pairs_by_position_times_frequency():
+    """Queries and keys are rotated, values are not."""
     frequencies = torch.tensor([1.0, 0.1])
     angles = torch.outer(torch.arange(5.0), frequencies)
     heads, cache = torch.randn(2, 5, 4), OPS.make_kv_cache(2, 4, 1, 4, torch.float32)
     slots = torch.tensor([6, 1])
     q = OPS.rotate_and_store(heads.flatten(1), torch.tensor([3, 0]), angles.cos(), angles.sin(), cache, slots)
     k, v = read_cache(cache, slots)
-    turned = torch.cat((q, k), dim=1)
+    rotated = torch.cat((q, k), dim=1)
     for pair, frequency in enumerate(frequencies.tolist()):
         wanted = torch.view_as_complex(torch.stack((heads[0, :4, pair], heads[0, :4, pair + 2]), -1)) * complex(
             math.cos(3 * frequency), math.sin(3 * frequency)
         )
-        assert_close(turned[0, :, pair], wanted.real)
-        assert_close(turned[0, :, pair + 2], wanted.imag)
-    assert_close(turned[1], heads[1, :4])  # position 0 is not turned
+        assert_close(rotated[0, :, pair], wanted.real)
+        assert_close(rotated[0, :, pair + 2], wanted.imag)
+    assert_close(rotated[1], heads[1, :4])  # position 0 is not rotated
     assert_same_bits(v, heads[:, 4:])
 
 
-def test_rotate_and_store_norms_heads_before_it_turns_them():
+def test_rotate_and_store_norms_heads_before_rotating():
     heads, norms = torch.randn(1, 4, 8), (torch.randn(8), torch.randn(8))
     cache, zero = OPS.make_kv_cache(1, 4, 1, 8, torch.float32), torch.tensor([0])
     angles = torch.rand(1, 4)
@@ -63,7 +63,7 @@ def test_silu_and_mul_gates_the_second_half():
     assert_close(silu_and_mul(gate_up), torch.nn.functional.silu(gate_up[:, :7]) * gate_up[:, 7:])
 
 
-def test_rotate_and_store_writes_only_the_slots_named():
+def test_rotate_and_store_writes_only_the_given_slots():
     cache = OPS.make_kv_cache(2, 4, 2, 4, torch.float32)
     poison_cache(cache)
     ones = torch.ones(1, 2)

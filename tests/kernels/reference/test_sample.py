@@ -1,4 +1,4 @@
-"""The rules of sampling, worked by hand, and the distribution that is drawn."""
+"""The sampling rules against results computed by hand."""
 
 import math
 

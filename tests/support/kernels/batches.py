@@ -1,6 +1,6 @@
-"""What tests of kernels share: random ragged batches, caches that hold them, and how far results may be off.
+"""Random ragged batches, caches that hold them, and tolerances, for the tests of kernels.
 
-Caches are filled through the operations themselves, so that no test needs to know how one lays them out.
+Caches are filled by the operations themselves, so that tests do not depend on a layout.
 """
 
 import math
@@ -26,12 +26,12 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 
 
 def score_error(head_dim: int, max_score: float, soft_cap: float | None = None) -> float:
-    """Absolute error of attention over unit-scale values that fp32 scores above unit scale bring.
+    """Returns the absolute error of attention over unit-scale values due to fp32 scores above unit scale.
 
     A score is a sum of head_dim products. Rounding a partial sum is off by at most u = 2^-24 of it, and partial sums
     stay below the score itself, as their terms have random signs: head_dim roundings of random signs make an error of
     sqrt(head_dim) * u * |score|. With a soft cap, 1 - exp(-2 |score| / cap) and its exponential are each off by u, so
-    that the capped score is off by 2 * u * cap. How the sum is ordered, and so which error it has, is up to the BLAS.
+    that the capped score is off by 2 * u * cap. The order of the sum, and so its error, depends on the BLAS library.
 
     An error d of the scores changes each weight by a factor exp(d), so their average of values of unit scale by d.
 
@@ -47,22 +47,22 @@ def score_error(head_dim: int, max_score: float, soft_cap: float | None = None) 
 def assert_close(
     actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None, *, extra_atol: float = 0.0
 ) -> None:
-    """Compares within the tolerance of a dtype, that of `actual` unless said otherwise; NaN equals nothing.
+    """Compares within the tolerance of a dtype, by default that of `actual`; NaN equals nothing.
 
     Args:
         actual, expected: of the same shape.
         dtype: row of TOLERANCES.
-        extra_atol: absolute error beside that of the table; its caller derives it.
-    Raises: AssertionError: says how far and where.
+        extra_atol: additional absolute error, derived by the caller.
+    Raises: AssertionError: the message names the largest error and its place.
     """
     atol, rtol = TOLERANCES[dtype or actual.dtype]
     torch.testing.assert_close(actual, expected.to(actual.dtype), atol=atol + extra_atol, rtol=rtol)
 
 
 def assert_quantized(actual: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
-    """Compares vectors [..., n] with what they were before each was rounded to 8 bits with a scale of its own.
+    """Compares vectors [..., n] that were rounded to 8 bits, each with its own scale, with their exact values.
 
-    Raises: AssertionError: says how far and where, in units of the scales.
+    Raises: AssertionError: the message names the largest error, in units of the scales, and its place.
     """
     scales = exact.abs().amax(dim=-1, keepdim=True) / torch.finfo(dtype).max
     scales = torch.where(scales > 0, scales, 1.0)
@@ -72,7 +72,7 @@ def assert_quantized(actual: torch.Tensor, exact: torch.Tensor, dtype: torch.dty
 def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Compares fp32 values by their bits: NaN equals itself, -0 is not 0.
 
-    Raises: AssertionError: says how many differ, and the largest difference.
+    Raises: AssertionError: the message names how many differ, and the largest difference.
     """
     assert actual.dtype is expected.dtype is torch.float32, f"{actual.dtype}, {expected.dtype}"
     assert actual.shape == expected.shape, f"{list(actual.shape)}, {list(expected.shape)}"
@@ -81,7 +81,7 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def cache_tensors(kv_cache: KVCache) -> Iterator[torch.Tensor]:
-    """The tensors a cache consists of, whoever made it: a tuple, or a dataclass."""
+    """Yields the tensors of a cache of any family: a tuple, or a dataclass."""
     if isinstance(kv_cache, tuple):
         yield from kv_cache
     else:
@@ -90,13 +90,13 @@ def cache_tensors(kv_cache: KVCache) -> Iterator[torch.Tensor]:
 
 
 def poison_cache(kv_cache: KVCache) -> None:
-    """Makes every slot one that must not be read: NaN, or any integers with scales of NaN."""
+    """Fills every slot with NaN, or with integers whose scales are NaN, so that reading one is noticed."""
     for tensor in cache_tensors(kv_cache):
         tensor.fill_(torch.nan if tensor.is_floating_point() else 0x55)
 
 
 def read_cache(kv_cache: KVCache, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values at these slots [n], as fp32 [n, num_kv_heads, head_dim] each, whatever the layout."""
+    """Returns the keys and values at slots [n], each [n, num_kv_heads, head_dim] fp32, of a cache of any family."""
     if not isinstance(kv_cache, tuple):
         k, v = kv_cache.read_slots(slots)
         return k, v
@@ -106,7 +106,7 @@ def read_cache(kv_cache: KVCache, slots: torch.Tensor) -> tuple[torch.Tensor, to
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Inputs of one attention call; `fill_cache` makes the cache to them.
+    """Inputs of one attention call; `fill_cache` makes their cache.
 
     Attributes:
         q: [T, num_heads, head_dim].
@@ -124,13 +124,13 @@ class RaggedBatch:
     scale: float
 
     def slots(self, row: int) -> torch.Tensor:
-        """[seq_len] int64: where the keys and values of a row lie."""
+        """Returns the slots of a row's keys and values, [seq_len] int64."""
         block_size = self.metadata.block_size
         positions = torch.arange(len(self.k[row]))
         return self.metadata.block_table[row, positions // block_size].long() * block_size + positions % block_size
 
     def row(self, row: int, start: int = 0, stop: int | None = None) -> "RaggedBatch":
-        """A batch of one: query tokens start to stop of a row, with the keys that were there at that time."""
+        """Returns a batch of query tokens start:stop of one row, with the keys up to them."""
         first, end = self.metadata.query_start_loc[row : row + 2].tolist()
         stop = end - first if stop is None else stop
         seq_len = len(self.k[row]) - (end - first) + stop
@@ -148,7 +148,7 @@ class RaggedBatch:
 
 
 def fill_cache(ops: KernelOps, batch: RaggedBatch, dtype: torch.dtype = torch.float32) -> KVCache:
-    """A cache of these operations that holds a batch's keys and values. Slots that no token owns are poisoned."""
+    """Returns a cache of these operations with a batch's keys and values; unused slots are poisoned."""
     num_kv_heads, head_dim = batch.k[0].shape[1:]
     cache = ops.make_kv_cache(batch.num_blocks, batch.metadata.block_size, num_kv_heads, head_dim, dtype)
     poison_cache(cache)
@@ -164,7 +164,7 @@ def fill_cache(ops: KernelOps, batch: RaggedBatch, dtype: torch.dtype = torch.fl
 def make_metadata(
     query_lens: Sequence[int], seq_lens: Sequence[int], block_size: int, *, generator: torch.Generator
 ) -> tuple[AttentionMetadata, int]:
-    """Deals shuffled blocks out to rows.
+    """Makes metadata of a batch whose rows own random blocks.
 
     Args:
         query_lens: tokens of each row in this step, >= 1.
@@ -207,7 +207,7 @@ def make_ragged_batch(
     block_size: int = 16,
     seed: int = 0,
 ) -> RaggedBatch:
-    """Random inputs of unit scale in fp32; move them to another dtype or device as needed.
+    """Makes random inputs of unit scale in fp32; callers move them to another dtype or device.
 
     Args:
         query_lens: tokens of each row in this step, >= 1.
@@ -234,7 +234,7 @@ def make_ragged_batch(
 
 
 def batch_on(batch: SamplingBatch, device: torch.device) -> SamplingBatch:
-    """The batch with its tensors on a device."""
+    """Returns the batch with its tensors on a device."""
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)}
     if batch.masks is not None:
