@@ -21,7 +21,7 @@ class BenchDevice:
     """A device and the properties that decide sizes.
 
     Attributes:
-        target: architecture that kernels are compiled for; a stand-in on a CPU.
+        target: architecture that kernels are compiled for; on a CPU, the one whose tiles are used.
         num_processors: multiprocessors.
         l2_bytes: size of the L2 cache, which inputs must exceed.
     """

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import triton
 
+from kernels.gpu.compile_only_driver import use_compile_only_driver
 from kernels.gpu.launch import CompileCounter, compile_only
 from kernels.gpu.resources import Resources, read_resources
 from kernels.gpu.row_specializations import Call
 from kernels.gpu.specializations import FAMILIES
-from kernels.gpu.stand_in_driver import use_stand_in
 from kernels.gpu.targets import TARGETS, Target
 
 _NVIDIA = frozenset(target.name for target in TARGETS.values() if target.backend == "cuda")
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the report here too")
     options = parser.parse_args(arguments)
     target = TARGETS[options.target]
-    use_stand_in(target)
+    use_compile_only_driver(target)
 
     start_s = time.perf_counter()
     calls = (call for name in options.kernels for call in FAMILIES[name].specializations(target, options.everything))

@@ -1,6 +1,6 @@
 """Scheduler, runner and GPU operations together: tokens are those of plain operations and of `transformers`.
 
-Where there is no GPU, kernels are interpreted, and CUDA's graphs are a stand-in.
+Where there is no GPU, kernels are interpreted, and CUDA graphs are fakes.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from engine.core.request import SamplingParams
 from engine.runner.stream import CudaStream
 from kernels.families import reference_ops
 from tests.support.engine.stream import LateStream
-from tests.support.kernels.graphs import StandInGraphs
+from tests.support.kernels.graphs import FakeGraphs
 
 BUCKETS = (1, 2, 4)
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_end_token=True)
@@ -49,7 +49,7 @@ def graphs(monkeypatch):
     """None on a GPU, which has its own."""
     if torch.cuda.is_available():
         return None
-    graphs = StandInGraphs()
+    graphs = FakeGraphs()
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     return graphs
@@ -57,7 +57,7 @@ def graphs(monkeypatch):
 
 @pytest.fixture
 def recording_ops(gpu_ops, graphs):
-    """Operations whose graphs are those of the stand-in."""
+    """Operations with fake CUDA graphs."""
     ops = gpu_ops()
     if graphs is not None:
         compile_step = ops.compile_step

@@ -47,10 +47,10 @@ KERNELS = """
     from kernels.gpu.compile_check import compile_calls, find_faults, find_live_compiles
     from kernels.gpu.row_specializations import Call
     from kernels.gpu.specializations import FAMILIES, Family
-    from kernels.gpu.stand_in_driver import use_stand_in
+    from kernels.gpu.compile_only_driver import use_compile_only_driver
     from kernels.gpu.targets import TARGETS
 
-    use_stand_in(TARGETS["sm_80"])
+    use_compile_only_driver(TARGETS["sm_80"])
     values = torch.empty(1024, device="meta")
 """
 

@@ -7,14 +7,14 @@ import torch
 
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
 from kernels.metadata import AttentionMetadata, StepInputs
-from tests.support.kernels.graphs import StandInGraphs
+from tests.support.kernels.graphs import FakeGraphs
 
 MAX_REQS, MAX_TOKENS, MAX_BLOCKS, VOCAB = 8, 20, 3, 7
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    graphs = StandInGraphs(free_bytes=[1000, 900, 870, 880])
+    graphs = FakeGraphs(free_bytes=[1000, 900, 870, 880])
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     return graphs

@@ -12,7 +12,7 @@ from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
 from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import RowStatus
-from tests.support.kernels.graphs import StandInGraphs
+from tests.support.kernels.graphs import FakeGraphs
 
 NUM_PROCESSORS = 132
 
@@ -88,7 +88,7 @@ def test_step_without_decode_sizes_is_unchanged(make_ops, device):
 
 
 def test_the_memory_of_graphs_is_that_of_the_last_compiled_step(make_ops, device, monkeypatch):
-    graphs = StandInGraphs(free_bytes=[1000, 900, 870])
+    graphs = FakeGraphs(free_bytes=[1000, 900, 870])
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     ops, step = make_ops(), Step(50)
@@ -99,7 +99,7 @@ def test_the_memory_of_graphs_is_that_of_the_last_compiled_step(make_ops, device
 
 
 def test_progress_is_shown_for_compiling_and_recording(make_ops, device, monkeypatch):
-    graphs = StandInGraphs()
+    graphs = FakeGraphs()
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     shown, passed_on, compile_only = [], [], kernels.gpu.ops.compile_only

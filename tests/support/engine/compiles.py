@@ -31,13 +31,13 @@ from engine.runner.model_runner import TorchModelRunner
 from engine.runner.sampler import SampledBuffer
 from engine.runner.step_buffers import BIAS_CAPACITY
 from engine.runner.stream import Event, InlineStream
+from kernels.gpu.compile_only_driver import use_compile_only_driver
 from kernels.gpu.launch import CompileCounter
 from kernels.gpu.ops import GpuOps
-from kernels.gpu.stand_in_driver import use_stand_in
 from kernels.gpu.targets import TARGETS, Target
 from kernels.interface import Step
 from kernels.metadata import StepInputs
-from tests.support.kernels.graphs import StandInGraphs
+from tests.support.kernels.graphs import FakeGraphs
 
 _META = torch.device("meta")
 _MAX_NUM_SEQS = 21
@@ -77,9 +77,9 @@ class MetaStream:
 
 
 class _RecordingOps(GpuOps):
-    """Operations with the stand-in's graphs."""
+    """Operations with fake CUDA graphs."""
 
-    graphs: StandInGraphs
+    graphs: FakeGraphs
 
     def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
         return super().compile_step(self.graphs.recordable(step), largest, decode_sizes)
@@ -94,11 +94,11 @@ def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_reque
         seed: of the requests.
         num_requests: half of them are served with recorded decode steps.
     """
-    use_stand_in(target)
+    use_compile_only_driver(target)
     generator = random.Random(seed)
     compiled: list[str] = []
     counter = CompileCounter(compiled.append)
-    graphs = StandInGraphs()
+    graphs = FakeGraphs()
     try:
         with ExitStack() as patches:
             for name, replacement in graphs.patches().items():
@@ -113,7 +113,7 @@ def find_late_compiles(target: Target, variant: Variant, *, seed: int, num_reque
 
 
 def _serve(
-    target: Target, variant: Variant, graphs: StandInGraphs, ladder: Sequence[int], requests: Sequence[Request]
+    target: Target, variant: Variant, graphs: FakeGraphs, ladder: Sequence[int], requests: Sequence[Request]
 ) -> None:
     folder = find_shape(variant.shape)
     assert folder is not None, f"no shape {variant.shape}"

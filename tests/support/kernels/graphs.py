@@ -1,6 +1,6 @@
-"""A stand-in for torch's CUDA graphs, on tensors of any device, for tests of who records and replays them.
+"""Fake CUDA graphs on tensors of any device, for tests of the code that records and replays them.
 
-It is stricter than a GPU: what a graph has yielded is gone when any graph is replayed, as they share memory.
+They are stricter than a GPU: replaying any graph overwrites the results of all others, as graphs share memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ from kernels.interface import Step
 from kernels.metadata import StepInputs
 
 
-class StandInGraph:
-    """What `torch.cuda.CUDAGraph` is to its user."""
+class FakeGraph:
+    """Has the interface of `torch.cuda.CUDAGraph`."""
 
-    def __init__(self, graphs: "StandInGraphs") -> None:
+    def __init__(self, graphs: "FakeGraphs") -> None:
         self._graphs = graphs
         self.recorded: tuple[Step, StepInputs, torch.Tensor] | None = None
 
@@ -28,8 +28,8 @@ class StandInGraph:
         self._graphs.replayed.append(inputs.metadata.num_reqs)
 
 
-class StandInGraphs:
-    """A GPU's memory and graphs; tests put `patches` in the place of what `torch.cuda` has.
+class FakeGraphs:
+    """The memory and graphs of a fake GPU; tests replace attributes of `torch.cuda` with `patches`.
 
     Attributes:
         made: the graphs.
@@ -38,21 +38,21 @@ class StandInGraphs:
     """
 
     def __init__(self, free_bytes: Sequence[int] = ()) -> None:
-        """free_bytes are the answers to how much memory is free, one after the other; then always the last, or 0."""
+        """free_bytes: successive results of `mem_get_info`; the last one, or 0, is repeated."""
         self.recorded: list[tuple[int, object]] = []
         self.replayed: list[int] = []
         self._free_bytes = list(free_bytes) or [0]
         self._pools: list[object] = []
-        self.made: list[StandInGraph] = []
-        self._recording: tuple[StandInGraph, object] | None = None
+        self.made: list[FakeGraph] = []
+        self._recording: tuple[FakeGraph, object] | None = None
         self._computed: set[int] = set()
         self._ready: set[int] = set()
 
     def patches(self) -> dict[str, object]:
-        """By the name in `torch.cuda`."""
+        """Returns the replacements by their name in `torch.cuda`."""
         graphs = self
 
-        class Graph(StandInGraph):  # a class, as others may use the name as a type
+        class Graph(FakeGraph):  # a class, as others may use the name as a type
             def __init__(self) -> None:
                 super().__init__(graphs)
                 graphs.made.append(self)
@@ -66,7 +66,7 @@ class StandInGraphs:
         }
 
     def recordable(self, step: Step) -> Step:
-        """The step, which does not compute while a graph is recorded; that is for tests to put between."""
+        """Wraps a step so that it computes nothing while a graph is recorded, and checks that it ran before."""
 
         def call(inputs: StepInputs) -> torch.Tensor:
             if self._recording is None:
@@ -83,7 +83,7 @@ class StandInGraphs:
         return call
 
     def forget_outputs(self) -> None:
-        """Spoils what graphs have yielded."""
+        """Overwrites the results of all graphs with NaN."""
         for graph in self.made:
             if graph.recorded is not None:
                 graph.recorded[2].fill_(torch.nan)
@@ -99,8 +99,8 @@ class StandInGraphs:
         self._ready |= self._computed
 
     @contextmanager
-    def _record(self, graph: StandInGraph, pool: object) -> Iterator[None]:
-        assert pool in self._pools, "a pool of nobody"
+    def _record(self, graph: FakeGraph, pool: object) -> Iterator[None]:
+        assert pool in self._pools, "the pool was not made by graph_pool_handle"
         self._recording = graph, pool
         yield
         self._recording = None

@@ -1,4 +1,4 @@
-"""A stand-in driver: with it Triton compiles for any target on a machine without that GPU, and launches nothing."""
+"""A Triton driver that needs no GPU: kernels are compiled for any target, and launches do nothing."""
 
 import itertools
 from typing import Any
@@ -14,8 +14,8 @@ _MAX_THREADS = 1024
 _device_numbers = itertools.count()
 
 
-class StandInDriver(DriverBase):  # type: ignore[misc]
-    """The driver interface of Triton; a launch stops where the kernel would be handed to the GPU.
+class CompileOnlyDriver(DriverBase):  # type: ignore[misc]
+    """Implements Triton's driver interface; a launch ends where it would pass the kernel to the GPU.
 
     Attributes:
         utils, launcher_cls: Triton's names for what loads a kernel and what launches it.
@@ -38,7 +38,7 @@ class StandInDriver(DriverBase):  # type: ignore[misc]
         return self._target
 
     def get_current_device(self) -> int:
-        """Returns a number unique among the stand-ins of the process."""
+        """Returns a number unique among these drivers of the process."""
         return self._device
 
     def get_current_stream(self, device: int) -> int:  # noqa: ARG002 - there is but one
@@ -82,11 +82,11 @@ class _Launcher:
         """Launches nothing."""
 
 
-def use_stand_in(target: Target) -> None:
+def use_compile_only_driver(target: Target) -> None:
     """Makes this process compile for a target from now on.
 
     Raises: RuntimeError: Triton's interpreter is on; it does not compile.
     """
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set: kernels are interpreted, not compiled")
-    triton.runtime.driver.set_active(StandInDriver(target))
+    triton.runtime.driver.set_active(CompileOnlyDriver(target))
