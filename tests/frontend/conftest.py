@@ -119,15 +119,31 @@ async def make_pair() -> AsyncIterator[MakePair]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def make_module_pair() -> AsyncIterator[MakePair]:
-    """The same for pairs that the tests of a module share; these tests run on the module's event loop."""
+async def module_pair() -> AsyncIterator[Callable[..., Awaitable[Pair]]]:
+    """module_pair(template) -> a pair with HTTP, the same one for all tests of a module; they run on its event loop.
+
+    Its engine has recorded nothing yet and makes one token per step.
+    """
+    known: dict[tuple[str, int], Pair] = {}
     async with started_pairs() as make:
-        yield make
+
+        async def shared(template: str = "", *, max_model_len: int = 4096) -> Pair:
+            key = template, max_model_len
+            if key not in known:
+                files = byte_tokenizer_files(template) if template else None
+                known[key] = await make(engine=FakeEngine(files=files, max_model_len=max_model_len), http=True)
+            engine = known[key].engine
+            engine.submissions.clear()
+            engine.cancels.clear()
+            engine.tokens_per_step = 1
+            return known[key]
+
+        yield shared
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Runs tests that share a pair on their module's event loop."""
-    if "make_module_pair" in getattr(item, "fixturenames", ()):
+    if "module_pair" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
 
 

@@ -13,7 +13,6 @@ import pytest_asyncio
 
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
-from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the clients' own reads certificates, which takes 20 ms
@@ -51,27 +50,18 @@ async def client(http_pair, connect) -> Any:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_pairs(make_module_pair: Any, new_client: Any) -> AsyncIterator[Callable[..., Any]]:
-    """shared_pairs(template) -> a pair and its client, the same ones for all tests of a module.
+async def shared_pairs(module_pair: Any, new_client: Any) -> AsyncIterator[Callable[..., Any]]:
+    """shared_pairs(template) -> `module_pair(template)` and its client."""
+    clients: dict[int, Any] = {}
 
-    Its engine has recorded nothing yet and makes one token per step.
-    """
-    known: dict[Any, Any] = {}
-
-    async def shared(template: str = "", *, max_model_len: int = 4096) -> Any:
-        key = template, max_model_len
-        if key not in known:
-            files = byte_tokenizer_files(template) if template else None
-            pair = await make_module_pair(engine=FakeEngine(files=files, max_model_len=max_model_len), http=True)
-            known[key] = pair, new_client(pair)
-        engine = known[key][0].engine
-        engine.submissions.clear()
-        engine.cancels.clear()
-        engine.tokens_per_step = 1
-        return known[key]
+    async def shared(*args: Any, **options: Any) -> Any:
+        pair = await module_pair(*args, **options)
+        if pair.app.http_port not in clients:
+            clients[pair.app.http_port] = new_client(pair)
+        return pair, clients[pair.app.http_port]
 
     yield shared
-    for _, client in known.values():
+    for client in clients.values():
         await client.close()
 
 

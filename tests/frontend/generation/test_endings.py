@@ -54,16 +54,6 @@ async def test_client_that_leaves_in_the_middle_cancels_in_the_engine(pair, text
     await pair.idle()
 
 
-async def test_unary_call_that_leaves_cancels_in_the_engine(pair, text_request):
-    pair.engine.pause()
-    call = pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
-    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
-    call.cancel()
-    await pair.engine.wait_for(lambda: len(pair.engine.cancels) == 1)
-    pair.engine.resume()
-    await pair.idle()
-
-
 async def test_channel_that_closes_cancels_everything_on_it(pair, text_request):
     pair.engine.pause()
     channel = pair.channel()
@@ -76,23 +66,6 @@ async def test_channel_that_closes_cancels_everything_on_it(pair, text_request):
     pair.engine.resume()
     await pair.idle()
     assert all(call.done() for call in calls)
-
-
-async def test_cancel_storm_leaves_nothing(make_pair, text_request):
-    pair = await make_pair(engine=FakeEngine(step_interval_s=0.001))
-    stub = pair.stub()
-
-    async def one(number):
-        call = stub.StreamGenerate(text_request("x" * 200, max_tokens=200))
-        for _ in range(number % 9):  # from before it is submitted to well into its answer
-            await call.read()
-        call.cancel()
-
-    for _ in range(4):
-        await asyncio.gather(*(one(number) for number in range(100)))
-        await pair.idle()
-    assert pair.app.calls.num_active == 0
-    pair.session.check_integrity()
 
 
 async def test_deadline_travels_to_the_engine_and_ends_the_request(pair, text_request):
@@ -111,18 +84,6 @@ async def test_without_a_deadline_and_a_default_none_is_sent(make_pair, text_req
     pair = await make_pair(default_timeout_s=0)
     await pair.stub().Generate(pb.GenerateRequest(spec=text_request("abc").spec))
     assert not pair.engine.submissions[0].HasField("remaining_ms")
-
-
-async def test_deadline_that_the_engine_reports_first(pair, text_request):
-    def late(step):
-        for completion in step.completions:
-            completion.reason = engine_pb.COMPLETION_REASON_DEADLINE
-        return [step]
-
-    pair.engine.rewrite_step = late
-    error = await failure(pair.stub().StreamGenerate(text_request("abc"), timeout=30))
-    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert details_of(error)[0] == "DEADLINE_EXCEEDED"
 
 
 async def test_queue_full_of_requests_is_refused_with_a_time_to_come_back(make_pair, text_request):
@@ -204,29 +165,28 @@ async def parked(pair):
 
 
 async def test_reader_that_stops_is_parked_and_neighbours_go_on(make_pair, text_request):
-    engine = FakeEngine(max_model_len=200_000, tokens_per_step=16)
+    engine = FakeEngine(max_model_len=200_000, tokens_per_step=64)
     pair = await make_pair(engine=engine, stall_timeout_s=30.0)
-    slow = [pair.stub(NARROW).StreamGenerate(text_request("x" * 400, **ENDLESS)) for _ in range(4)]
+    slow = [pair.stub(NARROW).StreamGenerate(text_request("x" * 400, **ENDLESS)) for _ in range(2)]
     for call in slow:
         assert (await call.read()).HasField("started")
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     await parked(pair)
-    assert engine.num_open == 4
+    assert engine.num_open == 2
     answer = await pair.stub().Generate(pb.GenerateRequest(spec=text_request("y" * 2000, max_tokens=3000).spec))
     assert answer.text == "y" * 2000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 8 * 1024
     num_steps = engine.num_steps
-    for _ in range(3000):  # reading again makes it go on, nothing lost
+    while engine.num_steps < num_steps + 10:  # reading again makes it go on, nothing lost
         assert (await slow[0].read()).HasField("chunk")
-    assert engine.num_steps > num_steps
     for call in slow:
         call.cancel()
     await pair.idle()
 
 
 async def test_reader_that_stays_away_is_cut_off(make_pair, text_request):
-    engine = FakeEngine(max_model_len=200_000, tokens_per_step=16)
-    pair = await make_pair(engine=engine, stall_timeout_s=0.5)
+    engine = FakeEngine(max_model_len=200_000, tokens_per_step=64)
+    pair = await make_pair(engine=engine, stall_timeout_s=0.3)
     channel = pair.channel(NARROW)
     method = channel.unary_stream(
         "/chairlift.v1.GenerationService/StreamGenerate",

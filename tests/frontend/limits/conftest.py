@@ -3,18 +3,18 @@
 import asyncio
 
 import grpc
-import pytest
+import pytest_asyncio
 
 from chairlift.v1 import generation_service_pb2 as pb
-from tests.support.frontend.fake_engine import FakeEngine
 
 END_TOKEN_ID = 256
 
 
-@pytest.fixture
-async def pair(make_pair):
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(module_pair):
     """Its model takes 4096 tokens of prompt and answer and has 258 of them; a character is a token."""
-    pair = await make_pair(http=True, engine=FakeEngine(tokens_per_step=256))
+    pair = await module_pair()
+    pair.engine.tokens_per_step = 256
     ids = [i * i % 256 for i in range(2000)]
     spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=ids), output=pb.OutputOptions(text=False, token_ids=True))
     spec.stop.max_tokens = len(ids) + 1

@@ -47,7 +47,7 @@ def choice(count, chars=1):
 
 
 def regex(num_bytes):
-    return text(1, structured_output=pb.StructuredOutput(regex="a" * num_bytes))
+    return text(1, structured_output=pb.StructuredOutput(regex=f"[{'a' * (num_bytes - 2)}]"))
 
 
 LIMITS = {
@@ -97,10 +97,10 @@ LIMITS = {
     "choices": (choice, 1000, 1001, "1001 .* at most 1000", "spec.structured_output.choice"),
     "constraint": (regex, 65536, 65537, "65537 bytes, at most 65536", "spec.structured_output.regex"),
     "constraint of choices": (
-        lambda n: choice(2, n // 2),
+        lambda n: choice(64, n // 64),
         65536,
-        65538,
-        "65538 bytes, at most 65536",
+        65600,
+        "65600 bytes, at most 65536",
         "spec.structured_output.choice",
     ),
 }

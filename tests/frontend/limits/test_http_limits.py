@@ -7,6 +7,7 @@ import re
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -78,7 +79,7 @@ BEFORE_WORK = {  # what is at the limit here is refused later, for what it costs
 }
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def post(pair):
     """post((path, body)) -> status and JSON of the answer."""
     async with aiohttp.ClientSession(f"http://127.0.0.1:{pair.app.http_port}") as session:

@@ -162,8 +162,8 @@ async def test_cancel_before_the_first_token_submits_no_other_answer(pair):
 
 
 async def test_deadline_ends_all_answers(pair):
-    call = await running(pair, several("abcdef", 3), timeout=1.0)
-    assert all(0 < submission.remaining_ms <= 1010 for submission in pair.engine.submissions)  # gRPC's clock is coarse
+    call = await running(pair, several("abcdef", 3), timeout=0.5)
+    assert all(0 < submission.remaining_ms <= 510 for submission in pair.engine.submissions)  # gRPC's clock is coarse
     assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await pair.engine.wait_for(lambda: len(pair.engine.cancels) == 3)
     assert {reason for _, reason in pair.engine.cancels} == {engine_pb.CANCEL_REASON_DEADLINE}
@@ -219,7 +219,7 @@ async def test_other_answer_that_is_refused_for_good_ends_the_call(pair):
 
 
 async def test_call_can_be_cancelled_while_an_answer_waits_for_the_queue(pair):
-    pair.engine.rejections = [None, *(full() for _ in range(10_000))]
+    pair.engine.rejections = [None, *[full()] * 10_000]
     call = stream(pair, several("abc", 2, **ENDLESS))
     await pair.engine.wait_for(lambda: len(pair.engine.submissions) > 3)
     call.cancel()
@@ -229,7 +229,7 @@ async def test_call_can_be_cancelled_while_an_answer_waits_for_the_queue(pair):
 
 
 async def test_deadline_ends_the_wait_for_the_queue(pair):
-    pair.engine.rejections = [None, *(full() for _ in range(100_000))]
+    pair.engine.rejections = [None, *[full()] * 100_000]
     error = await failure(stream(pair, several("abc", 2), timeout=0.2))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await pair.idle()
@@ -246,8 +246,8 @@ async def test_engine_that_goes_away_fails_all_answers_quietly(make_pair, caplog
 
 
 async def test_reader_that_stays_away_ends_all_answers(make_pair):
-    engine = FakeEngine(max_model_len=200_000, tokens_per_step=16)
-    pair = await make_pair(engine=engine, stall_timeout_s=0.5)
+    engine = FakeEngine(max_model_len=200_000, tokens_per_step=64)
+    pair = await make_pair(engine=engine, stall_timeout_s=0.3)
     spec = several("x" * 400, 2, max_tokens=150_000, ignore_end_token=True)
     channel = pair.channel(("grpc.http2.bdp_probe", 0))  # the window stays at 64 KiB
     method = channel.unary_stream(

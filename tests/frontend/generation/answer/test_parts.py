@@ -20,8 +20,16 @@ HERMES = "{{ messages[0].content }}{# <tool_call> </think> #}"
 MISTRAL = "{{ messages[0].content }}{# [TOOL_CALLS] #}"
 
 
-def engine(template=HERMES, **options):
-    return FakeEngine(files=byte_tokenizer_files(template), **options)
+@pytest.fixture
+def pair_of(module_pair):
+    """pair_of(template) -> a pair whose model has this chat template."""
+
+    async def make(template=HERMES, *, tokens_per_step=1):
+        pair = await module_pair(template)
+        pair.engine.tokens_per_step = tokens_per_step
+        return pair
+
+    return make
 
 
 def spec(text=ANSWER, *, tools=(WEATHER,), stop=None, num_answers=1, **output):
@@ -51,8 +59,8 @@ EXPECTED = ("Well:", "Hmm, é", [("weather", '{"city": "å"}'), ("weather", '{"c
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 2, 3, 7, 50, 1000])
-async def test_every_chunking_gives_the_same_and_deltas_add_up(make_pair, tokens_per_step):
-    pair = await make_pair(engine=engine(tokens_per_step=tokens_per_step))
+async def test_every_chunking_gives_the_same_and_deltas_add_up(pair_of, tokens_per_step):
+    pair = await pair_of(tokens_per_step=tokens_per_step)
     answer = await generate(pair, spec())
     assert parts(answer) == EXPECTED
     assert len({call.id for call in answer.tool_calls}) == 2
@@ -72,8 +80,8 @@ async def test_every_chunking_gives_the_same_and_deltas_add_up(make_pair, tokens
 
 
 @pytest.mark.parametrize("text", [ANSWER, "<think>never ends", "plain words", CALLS, "<tool_call>{broken", ""])
-async def test_both_doors_take_an_answer_apart_alike(make_pair, text):
-    pair = await make_pair(engine=engine("{{ messages[0].content }}{# <tool_call> </think> #}|"), http=True)
+async def test_both_doors_take_an_answer_apart_alike(pair_of, text):
+    pair = await pair_of("{{ messages[0].content }}{# <tool_call> </think> #}|")
     answer = await generate(pair, spec(text))
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{pair.app.http_port}/v1", api_key="none") as client:
         over_http = await client.chat.completions.create(
@@ -84,49 +92,49 @@ async def test_both_doors_take_an_answer_apart_alike(make_pair, text):
     assert parts(answer) == (message.content or "", getattr(message, "reasoning_content", ""), calls)
 
 
-async def test_without_parse_the_answer_stays_as_the_model_wrote_it(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_without_parse_the_answer_stays_as_the_model_wrote_it(pair_of):
+    pair = await pair_of()
     answer = await generate(pair, spec(parse=False))
     assert parts(answer) == (ANSWER, "", [])
 
 
-async def test_without_tools_only_the_reasoning_is_taken_out(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_without_tools_only_the_reasoning_is_taken_out(pair_of):
+    pair = await pair_of()
     answer = await generate(pair, spec(tools=()))
     assert parts(answer) == (f"Well:\n{CALLS}", "Hmm, é", [])
 
 
-async def test_reasoning_that_the_prompt_opened(make_pair):
-    pair = await make_pair(engine=engine("{{ messages[0].content }}{# </think> #}<think>\n"))
+async def test_reasoning_that_the_prompt_opened(pair_of):
+    pair = await pair_of("{{ messages[0].content }}{# </think> #}<think>\n")
     answer = await generate(pair, spec("so</think>then ", tools=()))
     assert answer.reasoning == "so"
     assert answer.text.startswith("then ")
 
 
-async def test_each_of_several_answers_is_taken_apart(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_each_of_several_answers_is_taken_apart(pair_of):
+    pair = await pair_of()
     answer = await generate(pair, spec(num_answers=3))
     assert [parts(each) for each in (answer, *answer.other_answers)] == [EXPECTED] * 3
     ids = {call.id for each in (answer, *answer.other_answers) for call in each.tool_calls}
     assert len(ids) == 6
 
 
-async def test_stop_text_ends_the_answer_before_it_is_taken_apart(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_stop_text_ends_the_answer_before_it_is_taken_apart(pair_of):
+    pair = await pair_of()
     answer = await generate(pair, spec(stop=pb.StopOptions(stop_texts=["ll:"])))
     assert parts(answer) == ("We", "Hmm, é", [])
     assert answer.finished.stop_text == "ll:"
 
 
-async def test_answer_that_ends_inside_the_reasoning_gives_all_of_it(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_answer_that_ends_inside_the_reasoning_gives_all_of_it(pair_of):
+    pair = await pair_of()
     answer = await generate(pair, spec(stop=pb.StopOptions(max_tokens=len("<think>\nHmm"))))
     assert parts(answer) == ("", "Hmm", [])
     assert answer.finished.reason == pb.FINISH_REASON_MAX_TOKENS
 
 
-async def test_tokens_and_log_probabilities_are_those_of_the_whole_answer(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_tokens_and_log_probabilities_are_those_of_the_whole_answer(pair_of):
+    pair = await pair_of()
     answer = await generate(pair, spec(token_ids=True, top_logprobs=1))
     assert b"".join(answer.logprobs.chosen_bytes).decode() == ANSWER + "<|end|>"
     assert len(answer.token_ids) == len(answer.logprobs.chosen) == len(ANSWER.encode()) + 1
@@ -134,17 +142,17 @@ async def test_tokens_and_log_probabilities_are_those_of_the_whole_answer(make_p
 
 @pytest.mark.parametrize("tokens_per_step", [1, 1000])
 @pytest.mark.parametrize("text", ["so <tool_ca", "so <tool_call>{", "so"])
-async def test_what_only_began_like_a_call_comes_out_at_the_end(make_pair, text, tokens_per_step):
-    pair = await make_pair(engine=engine(tokens_per_step=tokens_per_step))
+async def test_what_only_began_like_a_call_comes_out_at_the_end(pair_of, text, tokens_per_step):
+    pair = await pair_of(tokens_per_step=tokens_per_step)
     assert parts(await generate(pair, spec(text))) == (text, "", [])
 
 
 def with_special_mark():
     """An engine whose model has the mark of calls as a special token."""
-    made = engine(MISTRAL)
-    tokenizer = tokenizers.Tokenizer.from_str(made.files["tokenizer.json"].decode())
+    files = byte_tokenizer_files(MISTRAL)
+    tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
     tokenizer.add_special_tokens(["[TOOL_CALLS]"])
-    return FakeEngine(files={**made.files, "tokenizer.json": tokenizer.to_str().encode()})
+    return FakeEngine(files={**files, "tokenizer.json": tokenizer.to_str().encode()})
 
 
 @pytest.mark.parametrize("keep_special_tokens", [False, True])
@@ -168,22 +176,22 @@ async def test_marks_that_are_special_tokens_are_read_and_others_shown_only_if_a
         (spec(), "{{ messages[0].content }}", "no known format of tool calls"),
     ],
 )
-async def test_what_cannot_be_taken_apart_is_refused(make_pair, request_, template, words):
-    pair = await make_pair(engine=engine(template))
+async def test_what_cannot_be_taken_apart_is_refused(pair_of, request_, template, words):
+    pair = await pair_of(template)
     with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
         await generate(pair, request_)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert not pair.engine.submissions
 
 
-async def test_text_that_is_not_wanted_cannot_be_taken_apart(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_text_that_is_not_wanted_cannot_be_taken_apart(pair_of):
+    pair = await pair_of()
     request = spec()
     request.output.text = False
     with pytest.raises(grpc.aio.AioRpcError, match="and text is false"):
         await generate(pair, request)
 
 
-async def test_tools_of_any_format_are_shown_to_the_model_without_parse(make_pair):
-    pair = await make_pair(engine=engine())
+async def test_tools_of_any_format_are_shown_to_the_model_without_parse(pair_of):
+    pair = await pair_of()
     assert (await generate(pair, spec("hi", tools=[{"any": "thing"}], parse=False))).text == "hi"

@@ -4,12 +4,7 @@ import grpc
 import pytest
 
 from chairlift.v1 import generation_service_pb2 as pb
-from frontend.errors import InvalidRequest
-from frontend.generation.answer.prompt_echo import PromptEcho
-from frontend.limits import MAX_PROMPT_LOGPROBS
-from frontend.request.request import OutputOptions
-from frontend.text.tokenizer import Tokenizer
-from tests.support.frontend.byte_tokenizer import VOCAB_SIZE, byte_tokenizer_files
+from tests.support.frontend.byte_tokenizer import VOCAB_SIZE
 from tests.support.frontend.fake_engine import FakeEngine
 from tests.support.frontend.fake_requests import prompt_logprob
 
@@ -121,28 +116,3 @@ async def test_engine_that_leaves_some_out_fails_the_request(pair):
     with pytest.raises(grpc.aio.AioRpcError, match="log-probabilities of the prompt missing") as caught:
         await generate(pair, spec(prompt_logprobs=1))
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-
-
-@pytest.fixture
-def tokenizer():
-    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
-    yield tokenizer
-    tokenizer.close()
-
-
-def output(**values):
-    return OutputOptions(text=True, token_ids=True, top_logprobs=None, keep_special_tokens=False, **values)
-
-
-def test_more_log_probabilities_than_fit_are_refused_with_the_numbers(tokenizer):
-    most = MAX_PROMPT_LOGPROBS // 21
-    PromptEcho(output(prompt_logprobs=20), [1] * most, tokenizer)
-    with pytest.raises(InvalidRequest, match=f"asks for {(most + 1) * 21} log-probabilities, 21 for each") as caught:
-        PromptEcho(output(prompt_logprobs=20), [1] * (most + 1), tokenizer)
-    assert caught.value.field == "spec.output.prompt_logprobs"
-
-
-def test_echo_larger_than_half_a_message_is_refused(tokenizer):
-    with pytest.raises(InvalidRequest, match="bytes of prompt, at most 8388608") as caught:
-        PromptEcho(output(echo=True), [1] * (5 << 20), tokenizer)
-    assert caught.value.field == "spec.output.echo"
