@@ -1,4 +1,4 @@
-"""What a running frontend logs: nothing that a client chose reads as a record, and only JSON if that is the format."""
+"""The log of a running frontend: clients cannot forge lines, and with `--log-format json` every line is JSON."""
 
 import asyncio
 import json
@@ -14,13 +14,13 @@ import pytest
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 FORGED = "\r\n2026-01-01 00:00:00.000 INFO frontend: forged\n\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2028\x00\x7f"
-"""What a client may send to write lines of its own, to move the cursor, or to turn a line around."""
+"""Text of a client that would add a log line, move the cursor, or reverse a line."""
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} [A-Z]+ [\w.]+: .*")
 
 
 def goaway(text: bytes) -> bytes:
-    """What an HTTP/2 client sends that leaves at once and says why: preface, SETTINGS, GOAWAY."""
+    """Returns the bytes of an HTTP/2 client that closes at once with a reason: preface, SETTINGS, GOAWAY."""
 
     def frame(kind: int, payload: bytes) -> bytes:
         return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
@@ -29,8 +29,8 @@ def goaway(text: bytes) -> bytes:
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + gone
 
 
-async def test_no_client_writes_into_the_log(pair):
-    """Before it has shown a key, by what gRPC's core would print, and after, by what requests say of themselves."""
+async def test_clients_cannot_forge_log_lines(pair):
+    """Neither through gRPC's own output, which needs no key, nor through logged fields of requests."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "frontend", "--port", "0", "--http-port", "0", "--log-requests", "--log-prompts"),
         *("--engine", pair.engine.address, "--log-level", "debug"),
@@ -46,7 +46,7 @@ async def test_no_client_writes_into_the_log(pair):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
         writer.write(goaway(FORGED.encode()))
         writer.write_eof()
-        await reader.read()  # until the server has taken it, and closes
+        await reader.read()  # until the server closes the connection
         writer.close()
         async with aiohttp.ClientSession(f"http://127.0.0.1:{http_port}") as session:
             for body in ({"prompt": FORGED}, {"prompt": "a", "model": FORGED}, {"prompt": "a", "request_id": FORGED}):
@@ -63,13 +63,13 @@ async def test_no_client_writes_into_the_log(pair):
             process.kill()
     assert all(char.isprintable() or char == "\n" for char in said)
     assert [line for line in said.splitlines() if not LINE.fullmatch(line)] == []
-    assert r"\x1b[2J" in said  # of the prompt
+    assert r"\x1b[2J" in said  # from the prompt
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_frontend_says_nothing_that_is_not_json(pair, workers):
+async def test_every_line_is_json(pair, workers):
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "frontend", "--port", "0", "--http-port", "0", "--workers", workers),
+        *(sys.executable, "-m", "frontend", "--port", "0", "--no-http", "--workers", workers),
         *("--engine", pair.engine.address),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,7 +80,7 @@ async def test_a_frontend_says_nothing_that_is_not_json(pair, workers):
         lines.append(json.loads(await process.stderr.readline()))
     process.send_signal(signal.SIGTERM)
     said, rest = await process.communicate()
-    assert said == b""  # a container's log holds both
+    assert said == b""  # a container's log contains both streams
     lines += [json.loads(line) for line in rest.splitlines()]
     assert process.returncode == 0
     assert {line.get("worker") for line in lines if "attached" in line["msg"]} == ({None} if workers == "1" else {0, 1})

@@ -1,4 +1,4 @@
-"""The process: starts, says what is wrong in one line, drains on a signal."""
+"""`python -m frontend` as a process: start, errors and signals."""
 
 import asyncio
 import os
@@ -35,12 +35,13 @@ async def read_port(process):
     raise AssertionError("the process ended without listening")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("flag", ["--uvloop", "--no-uvloop"])
 async def test_signal_drains_and_the_process_ends_with_status_0(number, flag):
     engine = FakeEngine()
     await engine.start()
-    process = await start_process("--port", "0", "--http-port", "0", "--engine", engine.address, flag)
+    process = await start_process("--port", "0", "--no-http", "--engine", engine.address, flag)
     port = await read_port(process)
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == max(5, os.getpriority(os.PRIO_PROCESS, 0))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -60,7 +61,7 @@ async def test_signal_drains_and_the_process_ends_with_status_0(number, flag):
         engine.resume()
         assert [answer.text for answer in await asyncio.gather(*calls)] == ["abc", "def"]
         stdout, stderr = await process.communicate()
-    # A call may finish between the signal and its handling: then it has not been drained, but it was served.
+    # A call that finishes before the signal is handled is served, but not counted as drained.
     assert stdout in (b"drained 2\n", b"drained 1\n", b"drained 0\n")
     assert (process.returncode, b"Traceback" in stderr) == (0, False), stderr.decode()
     await engine.kill()
@@ -74,11 +75,3 @@ async def test_port_in_use_is_one_line_and_status_2(pair):
         f"chairlift-frontend: error: cannot listen on 127.0.0.1:{pair.app.port}: Address already in use; "
         "choose another --port"
     ]
-
-
-async def test_folder_without_tokenizer_is_one_line_and_status_2(tmp_path):
-    process = await start_process("--tokenizer", str(tmp_path))
-    _, stderr = await process.communicate()
-    assert process.returncode == 2
-    assert f"--tokenizer {tmp_path}: the model has no tokenizer.json" in stderr.decode()
-    assert stderr.count(b"\n") == 1

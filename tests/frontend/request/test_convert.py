@@ -1,4 +1,4 @@
-"""Whatever a client can get wrong: each with its status, its details, and nothing left behind."""
+"""Invalid requests: each gets its status and error details, and never reaches the engine."""
 
 import hashlib
 import math
@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from chairlift.v1 import generation_service_pb2 as pb
+from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -21,7 +22,7 @@ async def small_pair(make_pair):
 
 
 async def refusal(call):
-    """The status of a failed call: code, text, ErrorInfo reason, fields of BadRequest."""
+    """Returns the code, message, ErrorInfo reason and BadRequest fields of a failed call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     status = await rpc_status.aio.from_call(FinishedCall(caught.value))
@@ -36,7 +37,7 @@ async def refusal(call):
 
 
 class FinishedCall:
-    """An AioRpcError as rpc_status wants it."""
+    """Adapts an AioRpcError to the interface that rpc_status expects."""
 
     def __init__(self, error):
         self._error = error
@@ -175,13 +176,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-async def test_bad_field_is_named_with_its_value(small_pair, case):
-    changes, field, text = BAD[case]
-    request = pb.GenerateRequest(spec=pb.GenerationSpec(**{"text": "abc", **changes}))
-    code, details, reason, fields = await refusal(small_pair.stub().Generate(request))
-    assert (code, reason, fields) == (INVALID, "INVALID_REQUEST", [field])
-    assert text in details
+async def test_error_names_the_invalid_field_and_its_value(small_pair):
+    stub = small_pair.stub()
+    for case, (changes, field, text) in BAD.items():
+        request = pb.GenerateRequest(spec=pb.GenerationSpec(**{"text": "abc", **changes}))
+        code, details, reason, fields = await refusal(stub.Generate(request))
+        assert (code, reason, fields) == (INVALID, "INVALID_REQUEST", [field]), case
+        assert text in details, case
     assert not small_pair.engine.submissions
 
 
@@ -197,14 +198,14 @@ TOO_LONG = {
 }
 
 
-@pytest.mark.parametrize("case", TOO_LONG)
-async def test_too_long_names_the_numbers(small_pair, case):
-    changes, field, texts = TOO_LONG[case]
-    request = pb.GenerateRequest(spec=pb.GenerationSpec(**{"text": "abc", **changes}))
-    code, details, reason, fields = await refusal(small_pair.stub().Generate(request))
-    assert (code, reason, fields) == (INVALID, "REQUEST_TOO_LONG", [field])
-    assert details.startswith("This model's maximum context length is 100 tokens")
-    assert all(text in details for text in texts)
+async def test_error_of_a_long_request_names_the_numbers(small_pair):
+    stub = small_pair.stub()
+    for case, (changes, field, texts) in TOO_LONG.items():
+        request = pb.GenerateRequest(spec=pb.GenerationSpec(**{"text": "abc", **changes}))
+        code, details, reason, fields = await refusal(stub.Generate(request))
+        assert (code, reason, fields) == (INVALID, "REQUEST_TOO_LONG", [field]), case
+        assert details.startswith("This model's maximum context length is 100 tokens"), case
+        assert all(text in details for text in texts), case
 
 
 async def test_largest_request_that_fits_is_served(small_pair):
@@ -212,7 +213,7 @@ async def test_largest_request_that_fits_is_served(small_pair):
     assert (await small_pair.stub().Generate(pb.GenerateRequest(spec=spec))).text == "x" * 40
 
 
-async def test_min_tokens_over_what_fits(small_pair):
+async def test_min_tokens_beyond_the_context_are_refused(small_pair):
     spec = pb.GenerationSpec(text="x" * 95, stop=pb.StopOptions(min_tokens=6))
     code, details, _, fields = await refusal(small_pair.stub().Generate(pb.GenerateRequest(spec=spec)))
     assert (code, fields) == (INVALID, ["spec.stop.min_tokens"])
@@ -234,7 +235,7 @@ async def test_unknown_model_is_not_found(pair):
         assert "'fake'" in details
 
 
-async def test_of_two_prompts_on_the_wire_the_last_counts(pair):
+async def test_last_of_two_prompts_on_the_wire_counts(pair):
     """A oneof cannot hold both; protobuf keeps the last one sent."""
     both = (
         pb.GenerationSpec(text="abc").SerializeToString()
@@ -255,8 +256,6 @@ async def test_count_tokens_checks_its_prompt(small_pair):
 
 
 async def test_chat_without_template_is_refused(make_pair):
-    from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
-
     files = {"tokenizer.json": byte_tokenizer_files()["tokenizer.json"]}
     pair = await make_pair(engine=FakeEngine(files=files))
     spec = pb.GenerationSpec(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hi")]))
@@ -273,17 +272,16 @@ BAD_BYTES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_BYTES)
-@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
-async def test_bytes_that_are_no_request_are_the_clients_fault(pair, method, case):
-    path = f"/chairlift.v1.GenerationService/{method}"
-    if method == "Generate":
-        call = pair.channel().unary_unary(path)(BAD_BYTES[case])
-    else:
-        call = pair.channel().unary_stream(path)(BAD_BYTES[case]).read()
-    code, details, reason, _ = await refusal(call)
-    assert (code, reason) == (INVALID, "INVALID_REQUEST")
-    assert "UTF-8" in details
+async def test_unparsable_request_is_invalid(pair):
+    channel, path = pair.channel(), "/chairlift.v1.GenerationService/"
+    for case, request in BAD_BYTES.items():
+        for call in (
+            channel.unary_unary(path + "Generate")(request),
+            channel.unary_stream(path + "StreamGenerate")(request).read(),
+        ):
+            code, details, reason, _ = await refusal(call)
+            assert (code, reason) == (INVALID, "INVALID_REQUEST"), case
+            assert "UTF-8" in details, case
 
 
 TEXT = {
@@ -295,19 +293,14 @@ TEXT = {
 }
 
 
-@pytest.mark.parametrize("case", TEXT)
-async def test_without_a_tokenizer_text_is_refused_in_any_form(make_pair, case):
-    changes, field = TEXT[case]
+async def test_model_without_a_tokenizer_serves_token_ids_and_refuses_text(make_pair):
     pair = await make_pair(engine=FakeEngine(files={}))
-    prompt = {} if "text" in changes else {"token_ids": pb.TokenIds(ids=[1, 2])}
-    spec = pb.GenerationSpec(**{name: value for name, value in (prompt | changes).items() if value is not None})
-    code, details, reason, fields = await refusal(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
-    assert (code, reason, fields) == (INVALID, "INVALID_REQUEST", [field])
-    assert details == "the model has no tokenizer: send token_ids, and take token_ids"
-
-
-async def test_without_a_tokenizer_token_ids_are_served(make_pair):
-    pair = await make_pair(engine=FakeEngine(files={}))
+    for case, (changes, field) in TEXT.items():
+        prompt = {} if "text" in changes else {"token_ids": pb.TokenIds(ids=[1, 2])}
+        spec = pb.GenerationSpec(**{name: value for name, value in (prompt | changes).items() if value is not None})
+        code, details, reason, fields = await refusal(pair.stub().Generate(pb.GenerateRequest(spec=spec)))
+        assert (code, reason, fields) == (INVALID, "INVALID_REQUEST", [field]), case
+        assert details == "the model has no tokenizer: send token_ids, and take token_ids", case
     spec = pb.GenerationSpec(
         token_ids=pb.TokenIds(ids=[97, 98, 99]),
         stop=pb.StopOptions(max_tokens=3),

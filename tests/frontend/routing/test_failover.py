@@ -119,28 +119,6 @@ async def test_stalled_engine_is_left_only_when_another_one_serves(make_world, r
     await world.until_usable(2)
 
 
-async def test_submission_that_never_reached_its_engine_is_sent_to_another(make_world, read, ids):
-    world = await make_world(2)
-
-    class Broken:
-        """An outbox that drops all commands."""
-
-        def submit(self, submission):
-            pass
-
-        def __getattr__(self, name):
-            return lambda *args: []
-
-    client, attachment = world.app.engines._usable[0]
-    attachment.session._outbox = Broken()
-    reading = read(world, TEXT)
-    await world.until(lambda: attachment.session.num_open == 1)
-    index = world.addresses.index(client.address)
-    assert world.engines[index].submissions == []
-    await world.kill(index)
-    await reading.complete(ids(TEXT))
-
-
 async def test_engine_lost_while_the_prompt_is_tokenized(make_world, read, ids, monkeypatch):
     world = await make_world(1)
     entered, go_on = asyncio.Event(), asyncio.Event()
@@ -185,32 +163,6 @@ async def test_requests_wait_for_the_only_engine_and_continue(skip, make_world, 
         finished = await reading.complete(ids(TEXT + str(number)))
         assert finished.timing.moved.ToMicroseconds() >= 50_000
     await new.complete(ids("new"))
-
-
-async def test_late_row_of_an_earlier_attempt_is_dropped(make_world, read, ids):
-    """The new engine sends a row with the old epoch."""
-    world = await make_world(2, make_engine=paused_engine)
-    reading = read(world, TEXT)
-    index = await world.held()
-    await world.engines[index].step()
-    await world.until(lambda: len(reading.token_ids) == 1)
-    await world.kill(index)
-    (other,) = world.engines.values()
-    await other.wait_for(lambda: other.num_open == 1)
-
-    def stale(step):
-        old = engine_pb.StepResult()
-        old.CopyFrom(step)
-        old.epochs[0], old.token_ids[0] = 0, 5
-        (session,) = other._sessions
-        session.step_seq += 1
-        step.step_seq += 1
-        other.rewrite_step = lambda step: [step]
-        return [old, step]
-
-    other.rewrite_step = stale
-    other.resume()
-    await reading.complete(ids(TEXT))
 
 
 async def test_text_held_back_for_stop_texts_survives_failover(make_world, read):

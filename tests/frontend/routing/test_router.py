@@ -26,7 +26,7 @@ async def test_requests_are_distributed_to_all_engines(make_world, read, ids):
         await reading.complete(ids(f"number {number}"))
 
 
-async def test_busy_engine_gets_nothing_while_another_is_idle(make_world, read, ids):
+async def test_busy_engine_gets_no_requests_while_another_is_idle(make_world, read, ids):
     def busy(**options):
         engine = FakeEngine(**options)
         engine.load = engine_pb.LoadStats(num_free_blocks=1000)
@@ -58,7 +58,7 @@ async def test_prompt_goes_to_the_engine_that_has_its_prefix(make_world, read, i
         assert {submission.prompt_ids[0] for submission in engine.submissions} == {ids(text)[0]}
 
 
-async def test_absent_engine_disturbs_no_request(make_world, read, ids, caplog):
+async def test_absent_engine_does_not_affect_requests(make_world, read, ids, caplog):
     with caplog.at_level(logging.INFO):
         world = await make_world(2, absent=1)
         for _ in range(5):
@@ -82,7 +82,7 @@ async def test_health_is_serving_while_any_engine_serves(make_world, read):
     await world.until(lambda: world.app._health.serving)
 
 
-async def test_draining_engine_finishes_what_it_has_and_gets_nothing_new(make_world, read, ids):
+async def test_draining_engine_finishes_its_requests_and_gets_no_new_ones(make_world, read, ids):
     world = await make_world(2)
     first, second = world.engines.values()
     first.pause()
@@ -96,6 +96,8 @@ async def test_draining_engine_finishes_what_it_has_and_gets_nothing_new(make_wo
     first.resume()
     await reading.complete(ids("abc"))
     assert len(first.submissions) == 1
+    async with asyncio.timeout(10):
+        await first.wait_for(lambda: first.has_all_acknowledged)  # a draining engine waits for it
 
 
 @pytest.mark.parametrize(
@@ -117,16 +119,16 @@ async def test_engine_with_another_model_is_not_used_and_logged_once(make_world,
     other.set_state(engine_pb.ENGINE_STATE_SERVING)
     await world.until(lambda: caplog.messages.count(f"engine {other.address} is serving") == 2)
     assert not other.submissions
-    complaints = [record.message for record in caplog.records if "is not used" in record.message]
-    assert len(complaints) == 1
-    assert said in complaints[0]
-    await world.kill(0)  # now the other one is the only one
+    lines = [record.message for record in caplog.records if "is not used" in record.message]
+    assert len(lines) == 1
+    assert said in lines[0]
+    await world.kill(0)  # the other engine is then the only one
     await world.until_usable(1)
     assert (await read(world, "abc", max_tokens=50).end()).text == "abc"
     assert len(other.submissions) == 1
 
 
-async def test_new_model_takes_over_when_the_last_old_engine_drains(make_world, read, ids):
+async def test_new_model_is_served_when_the_last_engine_with_the_old_one_drains(make_world, read, ids):
     world = await make_world(2, absent=1)
     old, new = world.engines[0], await world.start(1, weights_revision="new")
     old.pause()
@@ -142,7 +144,7 @@ async def test_new_model_takes_over_when_the_last_old_engine_drains(make_world, 
     await reading.complete(ids("under way"))
 
 
-async def test_answer_under_way_keeps_its_model_among_engines_with_another(make_world, read, ids):
+async def test_running_answer_fails_over_only_to_an_engine_with_its_model(make_world, read, ids):
     world = await make_world(3, absent=2)
     first = world.engines[0]
     first.pause()
@@ -171,7 +173,7 @@ async def test_engine_with_two_addresses_counts_once(make_world, read, ids, tmp_
     await read(world, "abc").complete(ids("abc"))
 
 
-async def test_metrics_have_an_engine_each(make_world, read, ids, scrape):
+async def test_metrics_are_labelled_by_engine(make_world, read, ids, scrape):
     world = await make_world(3, absent=1)
     for number in range(4):
         await read(world, f"text {number}").complete(ids(f"text {number}"))
@@ -181,7 +183,7 @@ async def test_metrics_have_an_engine_each(make_world, read, ids, scrape):
     assert {key[0]: value for key, value in ended.items() if value} == {"0": 2, "1": 2}
 
 
-def test_names_are_looked_up_and_numbers_are_not():
+def test_host_names_are_looked_up_and_ip_addresses_are_not():
     assert name_and_port("dns:engine:50052") == ("engine", 50052)
     assert name_and_port("engine.:50052") == ("engine.", 50052)
     assert name_and_port("dns:localhost:1") == ("localhost", 1)
@@ -207,10 +209,10 @@ def test_silent_name_server_does_not_delay_the_exit(monkeypatch):
     at_last = threading.Timer(10, answers.set)
     at_last.start()
     asyncio.run(run())
-    was_held_up = answers.is_set()
+    was_delayed = answers.is_set()
     at_last.cancel()
     answers.set()
-    assert not was_held_up
+    assert not was_delayed
 
 
 class Names:
@@ -218,7 +220,7 @@ class Names:
 
     def __init__(self):
         self.hosts = []
-        self.flaps = []  # answers that come before that one
+        self.flaps = []  # answers before `hosts`
         self.num_asked = 0
 
     def look_up(self, host, port):
@@ -240,7 +242,7 @@ async def names(monkeypatch):
 
 
 async def test_name_resolves_to_all_its_addresses_as_they_change(make_world, read, ids, names, caplog, scrape):
-    """Three addresses of this machine with one port; the last one refuses connections."""
+    """Three addresses of this machine with the same port, of which the last one refuses connections."""
     first = FakeEngine(address="127.0.0.1:0")
     port = (await first.start()).rpartition(":")[2]
     second = FakeEngine(address=f"127.0.0.2:{port}")
@@ -257,7 +259,7 @@ async def test_name_resolves_to_all_its_addresses_as_they_change(make_world, rea
     assert not [record for record in caplog.records if "no engine at" in record.message]
 
     second.pause()
-    held = [read(world, "held"), read(world, "held")]  # one for each
+    held = [read(world, "held"), read(world, "held")]  # one for each engine
     await second.wait_for(lambda: second.num_open == 1)
     names.hosts = ["127.0.0.1"]
     await world.until_usable(1)
@@ -279,7 +281,7 @@ async def test_name_resolves_to_all_its_addresses_as_they_change(make_world, rea
     await world.until(lambda: not names.flaps and f"127.0.0.2:{port}" not in world.app.engines._connections)
     assert caplog.messages.count(vanished) == 2
 
-    names.hosts = []  # the name server is gone, the engine is not
+    names.hosts = []  # the name server fails, but the engine serves
     asked = names.num_asked
     await world.until(lambda: names.num_asked > asked + 2)
     await read(world, "abc").complete(ids("abc"))

@@ -1,5 +1,6 @@
-"""Tools, calls, parts and variables reach the template as transformers gives them."""
+"""Tools, calls, parts and variables are rendered as by transformers."""
 
+import itertools
 import json
 
 import pytest
@@ -118,35 +119,30 @@ def render(template, turns, **options):
     )
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}, {"enable_thinking": True, "unknown": [1]}])
-@pytest.mark.parametrize("tools", [(), (TOOL,), (TOOL, TOOL)])
+VARIABLES = [{}, {"enable_thinking": False}, {"enable_thinking": True, "unknown": [1]}]
+
+
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_tools_calls_and_variables_render_as_in_transformers(reference, template, conversation, tools, kwargs):
-    turns = CONVERSATIONS[conversation]
+def test_tools_calls_and_variables_are_rendered_as_by_transformers(reference, template, conversation):
+    source, turns = TEMPLATES[template], CONVERSATIONS[conversation]
+    expected_turns = turns
     if conversation == "parts" and template == "hermes":  # a template of plain texts gets lines instead of parts
         expected_turns = [{**turns[0], "content": " one\ntwo "}]
-    else:
-        expected_turns = turns
-    try:
-        expected = reference.apply_chat_template(
-            expected_turns,
-            chat_template=TEMPLATES[template],
-            tools=list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=True,
-            **kwargs,
-        )
-    except Exception as error:  # the template's own refusal
-        with pytest.raises(ChatTemplateError, match=str(error)[:40]):
-            render(TEMPLATES[template], turns, tools=tools, template_kwargs=kwargs)
-    else:
-        assert render(TEMPLATES[template], turns, tools=tools, template_kwargs=kwargs) == expected
+    for tools, kwargs in itertools.product([(), (TOOL,), (TOOL, TOOL)], VARIABLES):
+        options = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": True, **kwargs}
+        try:
+            expected = reference.apply_chat_template(expected_turns, chat_template=source, **options)
+        except Exception as error:  # raised by the template
+            with pytest.raises(ChatTemplateError, match=str(error)[:40]):
+                render(source, turns, tools=tools, template_kwargs=kwargs)
+        else:
+            assert render(source, turns, tools=tools, template_kwargs=kwargs) == expected
 
 
 @pytest.mark.parametrize("content", ["The answer", "The answer is ", "  two\n\nlines \n", "x CONTINUE_FINAL"])
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_final_message_is_continued_as_in_transformers(reference, template, content):
+def test_final_message_is_continued_as_by_transformers(reference, template, content):
     turns = [QUESTION, {"role": "assistant", "content": content}]
     expected = reference.apply_chat_template(
         turns, chat_template=TEMPLATES[template], tokenize=False, continue_final_message=True
@@ -156,7 +152,7 @@ def test_the_final_message_is_continued_as_in_transformers(reference, template, 
     assert render(TEMPLATES[template], parts, continue_final_message=True) == expected
 
 
-def test_a_message_that_the_template_leaves_out_cannot_be_continued():
+def test_message_that_the_template_omits_cannot_be_continued():
     with pytest.raises(ChatTemplateError, match="the template leaves it out"):
         render("{{ messages[0].content }}", [QUESTION, QUESTION], continue_final_message=True)
     with pytest.raises(ChatTemplateError, match="no content to continue"):
@@ -167,12 +163,12 @@ def test_a_message_that_the_template_leaves_out_cannot_be_continued():
         )
 
 
-def test_the_assistants_turn_is_opened_unless_the_request_says_otherwise():
+def test_assistants_message_is_opened_unless_disabled():
     assert render(HERMES_LIKE, [QUESTION]).endswith("<|im_start|>assistant\n")
     assert render(HERMES_LIKE, [QUESTION], add_generation_prompt=False).endswith("weather?<|im_end|>\n")
 
 
-def test_a_continued_message_opens_no_further_turn():
+def test_continued_message_opens_no_further_message():
     template = "{{ add_generation_prompt }} {{ messages[-1].content }}"
     assert render(template, [QUESTION], continue_final_message=True) == "False " + QUESTION["content"]
 
@@ -192,14 +188,14 @@ def test_a_continued_message_opens_no_further_turn():
         ),
     ],
 )
-def test_contents_come_in_the_form_the_template_reads(loop, single, several):
+def test_content_has_the_type_that_the_template_expects(loop, single, several):
     template = ChatTemplate("{% for message in messages %}" + loop + "{% endfor %}", {})
     assert template.render([ChatMessage("user", "a")]) == single
     assert template.render([ChatMessage("user", ("a", "b"))]) == several
 
 
 @pytest.mark.parametrize("arguments", ["not json", "[1]", '"text"', "[" * 100_000])
-def test_arguments_that_are_no_object_stay_the_text_they_are(arguments):
+def test_arguments_that_are_not_an_object_stay_text(arguments):
     turn = ChatMessage("assistant", tool_calls=(ToolCall("c", "f", arguments),))
     assert ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {}).render([turn]) == arguments
 
@@ -207,7 +203,7 @@ def test_arguments_that_are_no_object_stay_the_text_they_are(arguments):
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "range"]
 )
-def test_variables_of_the_template_itself_cannot_be_set(name):
+def test_reserved_variables_cannot_be_set(name):
     with pytest.raises(ChatTemplateError, match=f"the variable '{name}' is the template's own"):
         render(HERMES_LIKE, [QUESTION], template_kwargs={name: "x"})
 
@@ -215,7 +211,7 @@ def test_variables_of_the_template_itself_cannot_be_set(name):
 @pytest.mark.parametrize(
     "value", ["{{ 7 * 7 }}", {"__class__": "x"}, ["{% raw %}"], {"a": {"b": None}}, 1.5, True, None]
 )
-def test_values_of_variables_stay_values(value):
+def test_values_of_variables_are_not_evaluated(value):
     template = ChatTemplate("{{ extra | tojson }}|{{ tools | tojson }}", {})
     rendered = template.render(
         [ChatMessage("user", "x")], ChatOptions(tools=({"a": value},), template_kwargs={"extra": value})
@@ -223,7 +219,7 @@ def test_values_of_variables_stay_values(value):
     assert rendered == f"{json.dumps(value)}|{json.dumps([{'a': value}])}"
 
 
-def test_everything_a_template_may_show_counts_as_characters():
+def test_num_chars_counts_all_text_that_a_template_may_insert():
     turn = ChatMessage("user", ("ab", "c"), "name", "why", (ToolCall("id", "f", "{}"),), "call")
     assert turn.num_chars == len("user" + "abc" + "name" + "why" + "id" + "f" + "{}" + "call")
     assert ChatMessage("user", "é").num_chars == 5

@@ -1,6 +1,5 @@
 """Random answers: the parsed result does not depend on the chunks, no answer raises, and no text is lost."""
 
-import json
 import random
 
 import pytest
@@ -41,28 +40,8 @@ PIECES = [
     *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", *SPECIAL[:4]),
     *('{"name": "get", "arguments": {"a": 1}}', '{"name":"put","parameters":{"b":[{}],"c":"}"}}', '{"name": "get"'),
     *('"arguments": "{}"', '"name": "put"', '{"a": "\\u00e9', "get", "put"),
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ":",
-        ";",
-        '"',
-        "\\",
-        "<",
-        "/",
-        "null",
-        "-1",
-        "x",
-        "é🙂",
-        "word ",
-        " ",
-        "\n",
-        "\n\n",
-        "\x00",
-    ),
+    *'{}[],:;"\\</x \n\x00',
+    *("null", "-1", "é🙂", "word ", "\n\n"),
 ]
 
 
@@ -110,62 +89,10 @@ def test_answer_without_calls_is_content(parse, tools, reasoning):
     assert num_checked > 50
 
 
-CALLS = {
-    "hermes": ['<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>\n'],
-    "mistral": ['[TOOL_CALLS] [{{"name": "{name}", "arguments": {arguments}}}]', "[TOOL_CALLS]{name}[ARGS]{arguments}"],
-    "deepseek_v3": [
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>\n",
-    ],
-    "deepseek_v31": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"],
-    "kimi_k2": [
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:{number} <|tool_call_argument_begin|>"
-        "{arguments}<|tool_call_end|><|tool_calls_section_end|>",
-        "<|tool_call_begin|>{name}:{number}<|tool_call_argument_begin|> {arguments} <|tool_call_end|>",
-    ],
-    "granite": ['<|tool_call|>[{{"name": "{name}", "arguments": {arguments}}}]'],
-    "phi4_mini": ['functools[{{"name": "{name}", "arguments": {arguments}}}]'],
-}
-
-
-@pytest.mark.parametrize("tools", CALLS)
-@pytest.mark.parametrize("seed", range(5))
-def test_calls_between_words_are_all_found(parse, tools, seed):
-    rng = random.Random(seed)
-    texts, expected = [], []
-    for index in range(rng.randrange(1, 6)):
-        if rng.random() < 0.5:
-            words = rng.choice(["Some words", "a < b", "{}", '{"name": "get"}', "[1, 2]"]) + rng.choice(
-                [".", " ", "\n\n"]
-            )
-            texts.append(words)
-            expected.append(("content", words))
-        arguments = json.dumps({rng.choice(["a", "é"]): rng.choice([1, "}]</tool_call>[TOOL_CALLS]", {"b": []}, None])})
-        name = rng.choice(["get", "put", "not-offered"])
-        texts.append(rng.choice(CALLS[tools]).format(name=name, arguments=arguments, number=index))
-        expected += [("call", index, name), ("arguments", index, arguments)]
-    text = "".join(texts)
-    found = parse(tools, text, cuts=random_cuts(rng, text))
-    assert [strip(part) for part in found] == [strip(part) for part in parse.joined(expected)]
-
-
-def strip(part):
-    return ("content", part[1].strip()) if part[0] == "content" else part
-
-
 @pytest.mark.parametrize("num_chars", [10_000, pytest.param(200_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("tools", "reasoning"), FORMATS)
 def test_repeated_marks_neither_recurse_nor_take_quadratic_time(parse, tools, reasoning, num_chars):
-    for piece in (
-        "<tool_call>",
-        "[TOOL_CALLS]",
-        '<tool_call>{"x":"',
-        "[TOOL_CALLS][{",
-        "\n",
-        '{"a":',
-        "<think>",
-        *PIECES_OF.get(tools, ()),
-    ):
+    pieces = ["<tool_call>", "[TOOL_CALLS]", '<tool_call>{"x":"', "[TOOL_CALLS][{", "\n", '{"a":', "<think>"]
+    for piece in [*pieces, *PIECES_OF.get(tools, ())]:
         text = piece * (num_chars // len(piece))
         assert parse(tools, text, cuts=range(0, len(text), 97), reasoning=reasoning) is not None

@@ -1,6 +1,7 @@
-"""Each format's calls come out as calls, whatever only looks like one as content."""
+"""Tool call formats: calls are parsed as calls, and text that only resembles a call is content."""
 
 import json
+import random
 import re
 
 import pytest
@@ -120,11 +121,11 @@ WRITERS = {
 }
 CASES = [pytest.param(tools, writer, id=writer.__name__) for tools, writers in WRITERS.items() for writer in writers]
 ANYWHERE = [case for case in CASES if "llama3" not in case.id and "harmony" not in case.id]
-"""Formats whose calls stand anywhere in an answer."""
+"""Formats with calls anywhere in an answer."""
 
 
 @pytest.mark.parametrize(("tools", "writer"), CASES)
-def test_calls_come_out_in_order_with_their_arguments(parse, tools, writer):
+def test_calls_are_parsed_in_order_with_their_arguments(parse, tools, writer):
     start, arguments, *rest = parse(tools, writer(GET, PUT))
     assert start == ("call", 0, "get")
     assert arguments[:2] == ("arguments", 0)
@@ -133,12 +134,41 @@ def test_calls_come_out_in_order_with_their_arguments(parse, tools, writer):
 
 
 @pytest.mark.parametrize(("tools", "writer"), [case for case in CASES if "harmony" not in case.id])
-def test_without_tools_in_the_request_nothing_is_a_call(parse, tools, writer):
+def test_without_offered_tools_calls_are_content(parse, tools, writer):
     assert parse(tools, writer(GET), names=()) == [("content", writer(GET))]
 
 
 @pytest.mark.parametrize(("tools", "writer"), ANYWHERE)
-def test_words_before_and_after_calls_are_content_without_the_space_between(parse, tools, writer):
+def test_all_calls_between_words_are_found_in_any_chunks(parse, tools, writer):
+    rng = random.Random(writer.__name__)
+    for _ in range(10):
+        texts, expected = [], []
+        for index in range(rng.randrange(1, 6)):
+            if rng.random() < 0.5:
+                words = rng.choice(["Some words", "a < b", "{}", '{"name": "get"}', "[1, 2]"])
+                texts.append(words + rng.choice([".", " ", "\n\n"]))
+                expected.append(("content", texts[-1].strip()))
+            arguments = {rng.choice(["a", "é"]): rng.choice([1, "}]</tool_call>[TOOL_CALLS]", {"b": []}, None])}
+            name = rng.choice(["get", "put", "not-offered"])
+            texts.append(writer({"name": name, "arguments": arguments}))
+            expected += [("call", index, name), ("arguments", index, arguments)]
+        text = "".join(texts)
+        cuts = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(8)))
+        found = parse(tools, text, cuts=cuts)
+        assert [comparable(part) for part in found] == expected, text
+
+
+def comparable(part):
+    match part:
+        case ("content", text):
+            return ("content", text.strip())
+        case ("arguments", index, text):
+            return ("arguments", index, json.loads(text))
+    return part
+
+
+@pytest.mark.parametrize(("tools", "writer"), ANYWHERE)
+def test_words_around_calls_are_content_without_the_space_between(parse, tools, writer):
     parts = parse(tools, "  First this:\n\n" + writer(PUT) + "\n\nThen that. ")
     assert parts == [
         ("content", "  First this:"),
@@ -163,7 +193,7 @@ def test_arguments_are_streamed_as_they_arrive(tools, writer):
 
 
 @pytest.mark.parametrize(("tools", "writer"), CASES)
-def test_an_answer_cut_inside_the_arguments_keeps_what_there_is(parse, tools, writer):
+def test_answer_cut_inside_the_arguments_keeps_their_beginning(parse, tools, writer):
     text = writer(GET)
     end = text.index("days")
     name, arguments = parse(tools, text[:end])
@@ -230,24 +260,24 @@ def test_an_answer_cut_inside_the_arguments_keeps_what_there_is(parse, tools, wr
         ("glm45", "<arg_key>a</arg_key>"),
     ],
 )
-def test_what_only_looks_like_a_call_comes_out_as_it_is(parse, tools, text):
+def test_text_that_only_resembles_a_call_is_content(parse, tools, text):
     assert parse(tools, text) == [("content", text)]
     assert parse(tools, text, cuts=range(len(text))) == [("content", text)]
 
 
-def test_content_is_not_held_back_longer_than_it_may_be_a_mark():
+def test_content_is_held_back_only_while_it_may_be_a_mark():
     parser = chat_format(None, tools="hermes").parser(tools={"get": {"properties": {"text": {"type": "string"}}}})
     assert [delta.text for delta in parser.feed("a < b <tool")] == ["a < b"]
     assert [delta.text for delta in parser.feed("s> c")] == [" <tools> c"]
 
 
-def test_an_object_that_is_no_call_is_known_by_its_first_member():
+def test_first_member_decides_that_an_object_is_not_a_call():
     parser = chat_format(None, tools="llama3").parser(tools={"get": {"properties": {"text": {"type": "string"}}}})
     assert parser.feed('{"answer": ') == []
     assert [delta.text for delta in parser.feed('"4')] == ['{"answer": "4']
 
 
-def test_a_failed_call_does_not_hide_the_next(parse):
+def test_failed_call_does_not_hide_the_next(parse):
     text = '<tool_call>\n<tool_call>{"name": "get", "arguments": {}}</tool_call>'
     assert parse("hermes", text) == [("content", "<tool_call>"), ("call", 0, "get"), ("arguments", 0, "{}")]
     text = '[TOOL_CALLS] none [TOOL_CALLS]get{"a": 1}'
@@ -258,7 +288,7 @@ def test_a_failed_call_does_not_hide_the_next(parse):
     ]
 
 
-def test_members_may_come_in_any_order_and_others_are_passed_over(parse):
+def test_members_may_have_any_order_and_unknown_ones_are_ignored(parse):
     text = '<tool_call>{"id": "x", "arguments": {"a": [1]}, "why": ["b"], "name": "get"}</tool_call>'
     assert parse("hermes", text) == [("call", 0, "get"), ("arguments", 0, '{"a": [1]}')]
     text = '{"type": "function", "parameters": {"a": 1}, "name": "get"}'
@@ -275,7 +305,7 @@ def test_members_may_come_in_any_order_and_others_are_passed_over(parse):
         ('"arguments": {"a": "two\nlines\t"}', '{"a": "two\\nlines\\t"}'),
     ],
 )
-def test_arguments_that_models_write_otherwise_are_still_an_object(parse, written, meant):
+def test_unusual_arguments_are_converted_to_an_object(parse, written, meant):
     for text in (
         f'<tool_call>{{"name": "get", {written}}}</tool_call>',
         f'<tool_call>{{{written}, "name": "get"}}</tool_call>',
@@ -285,7 +315,7 @@ def test_arguments_that_models_write_otherwise_are_still_an_object(parse, writte
         assert json.loads(arguments) == json.loads(meant)
 
 
-def test_a_forgotten_closing_mark_ends_nothing_but_the_call(parse):
+def test_missing_closing_mark_ends_only_the_call(parse):
     text = '<tool_call>{"name": "get", "arguments": {}}\n<tool_call>{"name": "put", "arguments": {}}</tool_ca'
     assert [part for part in parse("hermes", text) if part[0] != "arguments"] == [
         ("call", 0, "get"),
@@ -294,7 +324,7 @@ def test_a_forgotten_closing_mark_ends_nothing_but_the_call(parse):
 
 
 @pytest.mark.parametrize(("tools", "writer"), ANYWHERE)
-def test_the_space_before_a_call_goes_even_if_nothing_follows(parse, tools, writer):
+def test_space_before_a_call_is_omitted_even_if_nothing_follows(parse, tools, writer):
     text = "Words.\n\n" + writer(GET)
     for end in (text.index("days"), len(text)):
         assert [part[0] for part in parse(tools, text[:end])] == ["content", "call", "arguments"]
@@ -305,7 +335,7 @@ def test_the_space_before_a_call_goes_even_if_nothing_follows(parse, tools, writ
     [(" " * 150, True), (" " * 199, True), (" " * 200, False), (" " * 300, False), ("\n", True)],
 )
 @pytest.mark.parametrize("call", ['[{"name": "get", "arguments": {}}]', '{"a": 1}'])
-def test_mistrals_call_must_begin_soon_after_its_mark(parse, between, is_call, call):
+def test_mistral_call_must_start_soon_after_its_mark(parse, between, is_call, call):
     text = "[TOOL_CALLS]" + (between + call if call.startswith("[") else f"get{between[3:]}{call}")
     for cuts in ((), range(len(text)), (12, 211, 212)):
         parts = parse("mistral", text, cuts=cuts)
@@ -313,7 +343,7 @@ def test_mistrals_call_must_begin_soon_after_its_mark(parse, between, is_call, c
         assert is_call or parts == [("content", text)]
 
 
-def test_after_its_tag_llama_may_call_what_was_not_offered(parse):
+def test_llama_may_call_unknown_tools_after_its_tag(parse):
     assert parse("llama3", ' <|python_tag|>{"name": "new"}')[0] == ("call", 0, "new")
 
 
@@ -321,7 +351,7 @@ IDS = {"hermes": r"call_[0-9a-f]{24}", "mistral": r"[A-Za-z0-9]{9}", "kimi_k2": 
 
 
 @pytest.mark.parametrize(("tools", "pattern"), IDS.items())
-def test_each_call_has_an_id_of_its_own_in_the_form_templates_take(tools, pattern):
+def test_each_call_has_a_unique_id_that_templates_accept(tools, pattern):
     parser = chat_format(None, tools=tools).parser(tools={"get": {"properties": {"text": {"type": "string"}}}})
     text = WRITERS[tools][0](*[PUT] * 20)
     ids = [delta.call_id for delta in parser.feed(text) if isinstance(delta, ToolCallStart)]
@@ -329,7 +359,7 @@ def test_each_call_has_an_id_of_its_own_in_the_form_templates_take(tools, patter
     assert all(re.fullmatch(pattern, call_id) for call_id in ids)
 
 
-def test_special_tokens_are_left_out_but_for_the_marks(parse):
+def test_special_tokens_are_removed_except_the_marks(parse):
     special = ["<s>", "</s>", "[TOOL_CALLS]", "[ARGS]", "[INST]", "[control_8]"]
     text = '<s>Yes[INST].[TOOL_CALLS]get[ARGS]{"a": 1}</s>'
     assert parse("mistral", text, special_tokens=special) == [
