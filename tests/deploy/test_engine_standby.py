@@ -1,4 +1,4 @@
-"""The stand-by as a process, with small stand-ins for the two engines."""
+"""The stand-by as a process, with small fake engines."""
 
 import signal
 import socket
@@ -16,8 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
 from loadgen.processes import held_port
+from tests.hang import HANG_S
 
-# Says that it runs, and when it is asked to end.
+# Prints a line when it runs and another one on SIGTERM.
 ENGINE = """
 import signal, sys
 def end(*_):
@@ -27,9 +28,9 @@ signal.signal(signal.SIGTERM, end)
 print("engine runs", flush=True)
 signal.pause()
 """
-# As the stand-by's own main, looking more often.
+# The stand-by's main, with shorter intervals.
 MAIN = "import sys, importlib.util as u; s = u.spec_from_file_location('m', sys.argv[1]); m = u.module_from_spec(s); \
-s.loader.exec_module(m); sys.exit(m.main(sys.argv[2:], watch_s=0.05))"
+s.loader.exec_module(m); m.TIMEOUT_S = float(sys.argv[2]); sys.exit(m.main(sys.argv[3:], watch_s=0.05))"
 
 # Before MAIN: a signal comes when the engine's process is there and the stand-by does not know it yet.
 EARLY_SIGNAL = """
@@ -46,12 +47,17 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(root: Path) -> Iterator[Start]:
-    """start(address, code, before): the stand-by for an engine at an address, around a program; `before` runs first."""
+    """start(address, code, before, timeout_s): the stand-by for an engine at an address, around a program.
+
+    `before` runs first; `timeout_s` limits each health check.
+    """
     processes: list[subprocess.Popen[str]] = []
 
-    def start_one(address: str, code: str = ENGINE, before: str = "") -> "subprocess.Popen[str]":
+    def start_one(
+        address: str, code: str = ENGINE, before: str = "", timeout_s: float = HANG_S
+    ) -> "subprocess.Popen[str]":
         path = root / "deploy" / "engine_standby.py"
-        command = [sys.executable, "-c", before + MAIN, str(path), address, sys.executable, "-c", code]
+        command = [sys.executable, "-c", before + MAIN, str(path), str(timeout_s), address, sys.executable, "-c", code]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         return processes[-1]
 
@@ -136,7 +142,8 @@ def test_engine_is_not_started_where_the_other_one_serves_already(
 
 def test_listener_that_is_no_engine_is_none(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert line(start(f"127.0.0.1:{silent.getsockname()[1]}")) == "engine runs"
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert line(start(address, timeout_s=0.1)) == "engine runs"
 
 
 def test_without_another_engine_it_is_the_engine(start: Start, address: str) -> None:
