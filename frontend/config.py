@@ -104,7 +104,7 @@ class FrontendConfig:
         "host name stands for all of its addresses, which are looked up repeatedly", group="engines",
     )  # fmt: skip
     engine_tls_ca: Path | None = flag(
-        None, path(), "CA certificates (PEM) used to verify engines; connections to unix sockets stay in the clear"
+        None, path(), "CA certificates (PEM) used to verify engines; connections to unix sockets are not encrypted"
     )
     engine_tls_client_cert: Path | None = flag(
         None, path(), "certificate chain (PEM) that this frontend presents to engines (mutual TLS)"
@@ -126,7 +126,7 @@ class FrontendConfig:
     )
     max_moves: int = flag(
         3, integer(0),
-        "maximum number of engines that a request may lose in a row without progress; then it fails as the cause",
+        "number of engines that a request may lose in a row without progress before it fails as a poison request",
     )  # fmt: skip
 
     max_queued_requests: int = flag(

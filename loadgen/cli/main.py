@@ -14,15 +14,15 @@ from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
 
 VERBS = {
-    "replay": "run a production trace against a server, open loop",
-    "run": "run a synthetic workload, open or closed loop",
-    "sweep": "a ladder of rates: latency, goodput, and the highest rate that keeps the targets",
-    "compare": "two or more runs of one workload: ratios with confidence intervals",
-    "ab": "two servers in turn, the same requests to both",
-    "report": "make the reports of a run again from its records",
+    "replay": "replay a production trace, open loop",
+    "run": "send a synthetic workload, open or closed loop",
+    "sweep": "run a series of rates: latency, goodput, and the highest rate that meets the targets",
+    "compare": "compare runs of one workload: ratios with confidence intervals",
+    "ab": "run the same requests against two servers alternately",
+    "report": "recompute the reports of a run from its records",
     "trace": "inspect, convert, slice or dequantize a trace",
-    "calibrate": "how many messages per second this machine can measure, and how exactly",
-    "mock-server": "a server without a model, with exact latencies",
+    "calibrate": "measure this machine's limits: messages per second, and the error of latencies",
+    "mock-server": "run a server without a model, with configured latencies",
 }
 
 
