@@ -2,9 +2,9 @@
 """Mutation testing of a sample of files: `.ci/mutants.py [FILE[:LINE] ...] [--per-file 12]`, or `make mutants`.
 
 Changes one operator, constant, condition, return value or statement of a file at a time, runs the tests that
-`mutants.toml` lists for that file, and reports the mutants for which no test failed (survivors). The changes are drawn
-at random, with a seed. A survivor is a missing test, or a change without an effect. After you add a test, name the
-survivor's line: `.ci/mutants.py engine/core/plan.py:60` tests all mutants of that line.
+`mutants.toml` lists for that file (without slow ones), and reports the mutants for which no test failed (survivors).
+The changes are drawn at random, with a seed. A survivor is a missing test, dead code, or a change without an effect.
+After you add a test, name the survivor's line: `.ci/mutants.py engine/core/plan.py:60` tests all mutants of that line.
 
 Each mutant is tested in a process forked from one that has imported pytest and torch, in a copy of the tree, so that
 processes which a test starts run the mutant too. Exit status: 0, or 1 if too many mutants of a file survive.
@@ -146,6 +146,10 @@ class _Finder(ast.NodeVisitor):
             self._add(node.func, _SWAPPED_CALLS[node.func.id])
         self.generic_visit(node)
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":  # of zip: an assertion
+            self.visit(node.value)
+
     def visit_match_case(self, node: ast.match_case) -> None:
         if node.guard is not None:
             self._negate(node.guard)
@@ -199,7 +203,7 @@ class _Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if not self._is_init and not any(isinstance(target, ast.Name) for target in node.targets):
+        if not self._is_init and _sets_attribute_or_item(node):
             self._add(node, "pass")
         self.visit(node.value)
 
@@ -247,6 +251,11 @@ class _Finder(ast.NodeVisitor):
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self.visit_FunctionDef(node)
+
+
+def _sets_attribute_or_item(node: ast.Assign) -> bool:
+    parts = [part for target in node.targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return any(isinstance(part, ast.Attribute | ast.Subscript) for part in parts)
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -315,7 +324,7 @@ class Tree:
                 sys.path[:] = [str(self.folder), str(self.folder / "protos"), *sys.path[1:]]
                 import pytest
 
-                status = pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests])
+                status = pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *tests])
             finally:
                 os._exit(int(status))
         return process_id
@@ -349,7 +358,8 @@ def run_file(tree: Tree, path: str, tests: Sequence[str], chosen: Sequence[Mutat
         raise RuntimeError(f"{path}: its tests fail without a mutant:\n{log.read_text()[-3000:]}")
     duration_s = time.monotonic() - started
     print(f"{path}: {len(chosen)} mutants, at most {duration_s:.0f} s each, unless one hangs", flush=True)
-    target, source = tree.folder / path, (ROOT / path).read_bytes()
+    target = tree.folder / path
+    source = target.read_bytes()
     for mutation in chosen:
         target.write_bytes(apply(source, mutation))
         status = _wait(tree.start(tests, log), 15 + 3 * duration_s)
@@ -371,14 +381,15 @@ class Job(NamedTuple):
 
 def _run(job: Job) -> tuple[Job, int, list[Result]]:
     """Runs in a worker; returns the number of possible mutants and the results of those drawn, none if tests fail."""
-    found = mutations((ROOT / job.path).read_bytes())
-    if job.line is not None:
-        found = [mutation for mutation in found if mutation.line == job.line]
-    number = min(job.per_file or len(found), len(found))
-    chosen = sorted(random.Random(f"{job.seed} {job.path}").sample(found, number))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Tree(Path(folder))
+        found = mutations((tree.folder / job.path).read_bytes())
+        if job.line is not None:
+            found = [mutation for mutation in found if mutation.line == job.line]
+        number = min(job.per_file or len(found), len(found))
+        chosen = sorted(random.Random(f"{job.seed} {job.path}").sample(found, number))
         try:
-            return job, len(found), list(run_file(Tree(Path(folder)), job.path, job.tests, chosen))
+            return job, len(found), list(run_file(tree, job.path, job.tests, chosen))
         except RuntimeError as error:
             print(error, file=sys.stderr, flush=True)
             return job, len(found), []
