@@ -341,6 +341,9 @@ async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left
     quarantine = world.router._failover._quarantine
     assert quarantine.has_capacity
     assert not quarantine._on_trial
+    attached = {engine.attachment.instance_id for engine in world.engines if engine.attachment is not None}
+    assert sorted(attachment.instance_id for attachment in world.router._attached) == sorted(attached)
+    assert world.router._placement._turns.keys() <= attached
     for engine in world.engines:
         assert engine.requests == {}
         if engine.attachment is not None:

@@ -65,6 +65,24 @@ def test_stream_ids_are_free_again_after_rejection():
     assert submit(session)[0] == 1
 
 
+def test_request_that_the_engine_drops_is_returned_to_the_router():
+    returned = []
+    session = make_session(on_rejected=lambda request, error, *, was_taken: returned.append((error, was_taken)))
+    _, stream = submit(session)
+    session.on_step(pb.StepResult(step_seq=1, completions=[completion(1)]))
+    ((error, was_taken),) = returned
+    assert (type(error), was_taken, stream.closed) == (EngineUnavailable, True, False)
+
+
+def test_request_with_a_token_outside_the_vocabulary_fails_and_is_cancelled():
+    session = make_session(vocab_size=10)
+    (_, stream), (_, other) = submit(session), submit(session)
+    session.on_step(pb.StepResult(step_seq=1, handles=[1, 2], token_ids=[10, 9], start_indices=[0, 0]))
+    assert (stream.closed, list(other.output_ids)) == (True, [9])
+    commands = list(session.take_commands())
+    assert [command.cancel.handles for command in commands if command.HasField("cancel")] == [[1]]
+
+
 def test_ended_session_fails_all_and_takes_nothing():
     session = make_session()
     _, stream = submit(session)
@@ -204,3 +222,5 @@ def test_load_is_its_own_requests_now_and_others_as_of_the_last_report():
     assert session.load() == (5, 115, 7 * 16)
     session.note_load(pb.LoadStats(num_running=1, num_free_blocks=7))  # the second request has not arrived there yet
     assert session.load() == (2, 30, 7 * 16)
+    session.on_step(pb.StepResult(step_seq=1, first_tokens=[pb.FirstToken(handle=1)]))
+    assert session.load() == (2, 15, 7 * 16)
