@@ -22,8 +22,6 @@ from tests.support.engine.fake_model import AnswerLedger, FakeModel
 from tests.support.engine.stream import LateStream
 
 VOCAB_SIZE = 31
-NUM_MUTANT_WORLDS = 80
-OPERATIONS_PER_WORLD = 150
 
 
 class PromptInbox(Inbox):
@@ -283,16 +281,5 @@ def simulate():
         world = DeviceWorld(seed, **config)
         world.run(num_operations)
         return world
-
-    return run
-
-
-@pytest.fixture
-def simulate_all(simulate):
-    """simulate_all() -> nothing: the worlds that are enough to find every mutant."""
-
-    def run():
-        for seed in range(NUM_MUTANT_WORLDS):
-            simulate(seed, OPERATIONS_PER_WORLD)
 
     return run
