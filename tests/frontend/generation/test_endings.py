@@ -41,19 +41,6 @@ async def test_client_that_leaves_while_queued_cancels_in_the_engine(pair, text_
     await pair.idle()
 
 
-async def test_client_that_leaves_in_the_middle_cancels_in_the_engine(pair, text_request):
-    pair.engine.pause()
-    call = pair.stub().StreamGenerate(text_request("abcdef"))
-    await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
-    await pair.engine.step()
-    assert (await call.read()).HasField("started")
-    assert pair.app.admission.num_requests == 0  # its prompt is computed: it waits for nothing any more
-    call.cancel()
-    await pair.engine.wait_for(lambda: len(pair.engine.cancels) == 1)
-    pair.engine.resume()
-    await pair.idle()
-
-
 async def test_channel_that_closes_cancels_everything_on_it(pair, text_request):
     pair.engine.pause()
     channel = pair.channel()

@@ -1,9 +1,7 @@
 """/v1/messages through Anthropic's own client. FakeEngine answers with the rendered conversation."""
 
-import asyncio
 import json
 
-import aiohttp
 import anthropic
 import pydantic
 import pytest
@@ -11,56 +9,42 @@ from anthropic.types import Message, RawMessageStreamEvent
 from anthropic.types.shared import ErrorResponse
 
 from chairlift.engine.v1 import engine_service_pb2 as engine_pb
+from tests.support.frontend.conversations import (
+    ALL,
+    CALL,
+    ECHO,
+    HERMES,
+    SCHEMA,
+    TURNS,
+    streamed_events,
+    without_repeats,
+)
 from tests.support.frontend.fake_engine import rejection
 
 EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
-ECHO = "{{ messages[-1].content }}"
-HERMES = ECHO + "{# <tool_call> #}"
-ALL = ECHO + "{# <tool_call> </think> #}"
-TURNS = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.reasoning %}({{ m.reasoning }}){% endif %}"
-    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}"
-    "{% if m.tool_call_id %}={{ m.tool_call_id }} {{ m.name }}{% endif %}{% endfor %}{# <tool_call> #}"
-)
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
 def ask(text="hi", **body):
     return {"model": "fake", "max_tokens": 4096, "messages": [{"role": "user", "content": text}], **body}
 
 
-async def raw_stream(pair, **body):
-    url = f"http://127.0.0.1:{pair.app.http_port}/v1/messages"
-    async with aiohttp.ClientSession() as session, session.post(url, json={"stream": True, **body}) as response:
-        assert response.status == 200
-        async for line in response.content:
-            yield line.decode()
-
-
-def checked_events(text):
-    """The events of a stream, each valid under the SDK's own types and under its name."""
-    events = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
+async def events_of(pair, **body):
+    """Yields the events of a stream, each valid under the SDK's own types."""
+    async for event in streamed_events(pair, "/v1/messages", body):
         if event["type"] == "error":
             ErrorResponse.model_validate(event)
         elif event["type"] != "ping":
             EVENT.validate_python(event)
-        events.append(event)
-    return events
+        yield event
 
 
-async def raw_events(pair, **body):
-    return checked_events("".join([line async for line in raw_stream(pair, **body)]))
+async def all_events(pair, **body):
+    return [event async for event in events_of(pair, **body)]
 
 
 def shape(events):
-    kinds = [event.get("delta", {}).get("type") or event["type"] for event in events]
-    return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
+    return without_repeats([event.get("delta", {}).get("type") or event["type"] for event in events])
 
 
 async def test_answer_is_a_message(shared_client, shared_pair):
@@ -78,7 +62,7 @@ async def test_answer_is_a_message(shared_client, shared_pair):
 
 
 async def test_stream_builds_up_the_message(shared_pair, shared_client):
-    events = await raw_events(shared_pair, **ask())
+    events = await all_events(shared_pair, **ask())
     assert shape(events) == [
         *("message_start", "ping", "content_block_start", "text_delta", "content_block_stop", "message_delta"),
         "message_stop",
@@ -97,7 +81,7 @@ async def test_thinking_text_and_calls_are_blocks_in_order(shared_pairs, stream)
     pair, client = await shared_pairs(ALL)
     body = ask(f"<think>hm</think>Well.\n{CALL}{CALL}", tools=[WEATHER])
     if stream:
-        kinds = shape(await raw_events(pair, **body))
+        kinds = shape(await all_events(pair, **body))
         assert kinds == [
             *("message_start", "ping"),
             *("content_block_start", "thinking_delta", "signature_delta", "content_block_stop"),
@@ -213,7 +197,7 @@ async def test_stop_reason_says_why_it_ended(shared_pairs, case, stream):
     pair, client = await shared_pairs()
     pair.engine.tokens_per_step = 64
     if stream:
-        events = await raw_events(pair, **ask(**options))
+        events = await all_events(pair, **ask(**options))
         delta = events[-2]["delta"]
         assert (delta["stop_reason"], delta["stop_sequence"]) == end
     else:
@@ -310,38 +294,8 @@ async def test_expired_call_is_a_timeout_that_is_not_tried_again(make_pair, conn
 
 async def test_failure_inside_a_stream_is_an_error_event(http_pair):
     http_pair.engine.step_interval_s = 0.001
-    text = ""
-    async for line in raw_stream(http_pair, **ask(ignore_eos=True)):
-        if not text:
+    async for event in events_of(http_pair, **ask(ignore_eos=True)):
+        if event["type"] == "message_start":
             await http_pair.engine.kill()
-        text += line
-    error = checked_events(text)[-1]
+    error = event  # the last one
     assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
-
-
-async def test_drain_lets_running_calls_finish_and_takes_nothing_new(http_pair, client):
-    engine = http_pair.engine
-    engine.pause()
-    whole = asyncio.ensure_future(client.messages.create(**ask()))
-    stream = asyncio.ensure_future(client.messages.create(**ask(), stream=True))
-    await engine.wait_for(lambda: engine.num_open == 2)
-    drain = asyncio.create_task(http_pair.app.drain(10.0))
-    await asyncio.sleep(0)
-    for streamed in (False, True):
-        with pytest.raises(anthropic.ServiceUnavailableError) as caught:
-            await client.messages.create(**ask(), stream=streamed)
-        assert caught.value.type == "overloaded_error"
-        assert int(caught.value.response.headers["retry-after"]) >= 1
-    engine.resume()
-    assert (await whole).stop_reason == "end_turn"
-    assert [event async for event in await stream][-1].type == "message_stop"
-    assert await drain == 2
-
-
-async def test_client_that_leaves_is_cancelled_in_the_engine(http_pair, client):
-    engine = http_pair.engine
-    engine.step_interval_s = 0.001
-    stream = await client.messages.create(**ask(), stream=True, extra_body={"ignore_eos": True})
-    assert (await anext(stream)).type == "message_start"
-    await stream.close()
-    await engine.wait_for(lambda: len(engine.cancels) == 1)

@@ -3,56 +3,38 @@
 import json
 import struct
 
-import aiohttp
 import openai
 import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from chairlift.engine.v1 import engine_service_pb2 as engine_pb
-from tests.support.frontend.fake_engine import rejection
+from tests.support.frontend.conversations import (
+    ALL,
+    CALL,
+    ECHO,
+    HERMES,
+    SCHEMA,
+    TURNS,
+    streamed_events,
+    without_repeats,
+)
 
 EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
-ECHO = "{{ messages[-1].content }}"
-TURNS = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.reasoning %}({{ m.reasoning }}){% endif %}"
-    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}"
-    "{% if m.tool_call_id %}={{ m.tool_call_id }} {{ m.name }}{% endif %}{% endfor %}{# <tool_call> #}"
-)
-HERMES = ECHO + "{# <tool_call> #}"
-ALL = ECHO + "{# <tool_call> </think> #}"
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA, "strict": True}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
-async def raw_events(pair, **body):
-    """The events of a stream, each valid under the SDK's own types, in order and under its name."""
-    return checked_events("".join([text async for text in raw_stream(pair, **body)]))
-
-
-async def raw_stream(pair, **body):
-    url = f"http://127.0.0.1:{pair.app.http_port}/v1/responses"
-    async with aiohttp.ClientSession() as session, session.post(url, json={"stream": True, **body}) as response:
-        assert response.status == 200
-        async for line in response.content:
-            yield line.decode()
-
-
-def checked_events(text):
-    events = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
+async def events_of(pair, **body):
+    """Yields the events of a stream, numbered, each valid under the SDK's own type of its name."""
+    number = 0
+    async for event in streamed_events(pair, "/v1/responses", body):
         assert type(EVENT.validate_python(event)).model_fields["type"].annotation.__args__ == (event["type"],)
-        events.append(event)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    return events
+        assert event["sequence_number"] == number
+        number += 1
+        yield event
 
 
-def without_repeats(kinds):
-    return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
+async def all_events(pair, **body):
+    return [event async for event in events_of(pair, **body)]
 
 
 async def test_numbers_come_back_as_they_were_sent(shared_client):
@@ -83,7 +65,7 @@ async def test_client_s_own_id_names_the_response(shared_client):
 
 
 async def test_stream_builds_up_the_response(shared_pair):
-    events = await raw_events(shared_pair, input="hi")
+    events = await all_events(shared_pair, input="hi")
     assert without_repeats([event["type"].removeprefix("response.") for event in events]) == [
         "created",
         "in_progress",
@@ -120,7 +102,7 @@ async def test_reasoning_text_and_calls_are_items_in_order(shared_pairs, stream)
     pair, client = await shared_pairs(ALL)
     body = {"input": f"<think>hm</think>Well.\n{CALL}{CALL}", "tools": [WEATHER]}
     if stream:
-        events = await raw_events(pair, **body)
+        events = await all_events(pair, **body)
         output = events[-1]["response"]["output"]
         kinds = without_repeats([event["type"].removeprefix("response.") for event in events])
         call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
@@ -153,7 +135,7 @@ async def test_deltas_alone_add_up_to_what_is_done(shared_pairs, tokens_per_step
     pair.engine.tokens_per_step = tokens_per_step
     body = {"input": f"<think>hm</think>Well.\n{CALL}", "tools": [WEATHER], "reasoning": {"summary": summary}}
     texts, num_done = {}, 0
-    for event in await raw_events(pair, **body):
+    for event in await all_events(pair, **body):
         index, kind = event.get("output_index"), event["type"]
         if kind == "response.output_item.added":
             texts[index] = event["item"].get("arguments", "")
@@ -180,7 +162,7 @@ async def test_reasoning_tokens_do_not_depend_on_how_tokens_were_batched(shared_
 async def test_reasoning_comes_as_a_summary_if_one_is_asked_for(shared_pairs):
     pair, _ = await shared_pairs(ALL)
     body = {"input": "<think>hm</think>so", "reasoning": {"summary": "auto"}}
-    events = await raw_events(pair, **body, include=["reasoning.encrypted_content"])
+    events = await all_events(pair, **body, include=["reasoning.encrypted_content"])
     reasoning, message = events[-1]["response"]["output"]
     assert (reasoning["summary"], "content" in reasoning) == ([{"type": "summary_text", "text": "hm"}], False)
     kinds = [event["type"] for event in events if "summary" in event["type"]]
@@ -189,7 +171,7 @@ async def test_reasoning_comes_as_a_summary_if_one_is_asked_for(shared_pairs):
     ]
     turns, _ = await shared_pairs(TURNS)
     back = [{"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]}, message]
-    (*_, last) = await raw_events(turns, input=back)
+    (*_, last) = await all_events(turns, input=back)
     assert last["response"]["output"][0]["content"][0]["text"] == "<assistant>so(hm)"
 
 
@@ -280,7 +262,7 @@ async def test_effort_and_tools_reach_the_template(shared_pairs):
 async def test_cut_off_answer_is_incomplete(shared_pair, shared_client, stream):
     body = {"input": "hi", "max_output_tokens": 3}
     if stream:
-        events = await raw_events(shared_pair, **body)
+        events = await all_events(shared_pair, **body)
         assert events[-1]["type"] == "response.incomplete"
         response = events[-1]["response"]
     else:
@@ -301,7 +283,7 @@ async def test_logprobs_belong_to_the_text(shared_pairs, stream, tokens_per_step
     pair.engine.tokens_per_step = tokens_per_step
     body = {"input": "<think>hm</think>é", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     if stream:
-        events = await raw_events(pair, **body)
+        events = await all_events(pair, **body)
         response = events[-1]["response"]
         deltas = [event for event in events if event["type"] == "response.output_text.delta"]
         assert [row for event in deltas for row in event["logprobs"]] == response["output"][1]["content"][0]["logprobs"]
@@ -320,12 +302,12 @@ async def test_tokens_of_the_input_are_counted(shared_client):
 
 async def test_failure_inside_a_stream_is_an_error_and_a_failed_response(http_pair):
     http_pair.engine.step_interval_s = 0.001
-    text = ""
-    async for line in raw_stream(http_pair, input="abc", ignore_eos=True, max_output_tokens=4000):
-        if not text:
+    events = []
+    async for event in events_of(http_pair, input="abc", ignore_eos=True, max_output_tokens=4000):
+        if not events:
             await http_pair.engine.kill()
-        text += line
-    *_, error, failed = checked_events(text)
+        events.append(event)
+    *_, error, failed = events
     assert (error["type"], error["code"], error["error"]["code"]) == (
         "error",
         "engine_unavailable",
@@ -336,7 +318,9 @@ async def test_failure_inside_a_stream_is_an_error_and_a_failed_response(http_pa
 
 
 async def test_client_raises_what_fails_inside_a_stream(http_pair, client):
-    stream = await _begun(client, http_pair.engine)
+    http_pair.engine.step_interval_s = 0.001
+    stream = await client.responses.create(model="fake", input="abc", stream=True, extra_body={"ignore_eos": True})
+    assert (await anext(stream)).type == "response.created"
     await http_pair.engine.kill()
     with pytest.raises(openai.APIError, match="engine"):
         [event async for event in stream]
@@ -402,27 +386,3 @@ async def test_other_model_is_not_found(shared_client):
     with pytest.raises(openai.NotFoundError) as caught:
         await shared_client.responses.create(model="gpt-4", input="x", stream=True)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-
-
-async def test_refusal_before_the_first_token_has_a_status(http_pair, client):
-    http_pair.engine.rejections = [rejection(engine_pb.REJECTION_REASON_DRAINING, "stopping", retry_after_s=0)]
-    with pytest.raises(openai.InternalServerError) as caught:
-        await client.responses.create(model="fake", input="x", stream=True)
-    assert caught.value.status_code == 503
-
-
-async def test_client_that_leaves_is_cancelled_in_the_engine(http_pair, client):
-    engine = http_pair.engine
-    stream = await _begun(client, engine)
-    await stream.close()
-    await engine.wait_for(lambda: len(engine.cancels) == 1)
-
-
-async def _begun(client, engine):
-    """A stream whose first event has come, and which goes on for seconds."""
-    engine.step_interval_s = 0.001
-    stream = await client.responses.create(
-        model="fake", input="abc", stream=True, max_output_tokens=4000, extra_body={"ignore_eos": True}
-    )
-    assert (await anext(stream)).type == "response.created"
-    return stream
