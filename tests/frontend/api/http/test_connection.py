@@ -55,17 +55,17 @@ async def exchange(reader, writer, method, path, body=None):
     return head + await reader.readexactly(int(length.partition(b":")[2]))
 
 
-async def test_connections_send_small_packets_at_once(http_pair, transports):
+async def test_connections_send_small_packets_at_once(shared_pair, transports):
     for number in range(2):
-        reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", shared_pair.app.http_port)
         await exchange(reader, writer, "GET", "/version")
         accepted = transports[number].get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
         writer.close()
 
 
-async def test_whole_answers_on_a_kept_alive_connection_are_one_write_each(http_pair, transports):
-    reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+async def test_whole_answers_on_a_kept_alive_connection_are_one_write_each(shared_pair, transports):
+    reader, writer = await asyncio.open_connection("127.0.0.1", shared_pair.app.http_port)
     answers = [
         await exchange(reader, writer, *request)
         for request in [
@@ -87,8 +87,8 @@ async def test_whole_answers_on_a_kept_alive_connection_are_one_write_each(http_
     ]
 
 
-async def test_a_streams_head_comes_with_its_first_event_and_each_later_event_is_one_write(http_pair, transports):
-    reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+async def test_a_streams_head_comes_with_its_first_event_and_each_later_event_is_one_write(shared_pair, transports):
+    reader, writer = await asyncio.open_connection("127.0.0.1", shared_pair.app.http_port)
     for _ in range(2):  # the second on a connection whose client has acknowledged things before
         for transport in transports:
             transport.writes.clear()
@@ -105,8 +105,8 @@ async def test_a_streams_head_comes_with_its_first_event_and_each_later_event_is
     writer.close()
 
 
-async def test_a_refusal_of_malformed_bytes_is_one_write(http_pair, transports):
-    reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
+async def test_a_refusal_of_malformed_bytes_is_one_write(shared_pair, transports):
+    reader, writer = await asyncio.open_connection("127.0.0.1", shared_pair.app.http_port)
     writer.write(b"this is no HTTP\r\n\r\n")
     answer = await reader.read()
     writer.close()

@@ -90,12 +90,12 @@ async def test_call_whose_engine_says_nothing_expires_all_the_same(skip, make_pa
     assert outcomes(pair) == {"deadline": 2}
 
 
-async def test_call_that_is_in_time_is_not_disturbed(http_pair, client):
-    answer = await client.completions.create(
+async def test_call_that_is_in_time_is_not_disturbed(shared_pair, shared_client):
+    answer = await shared_client.completions.create(
         model="fake", prompt="abc", extra_body={"timeout": 60}, extra_headers={"x-request-timeout": "59.5"}
     )
     assert answer.choices[0].text == "abc"
-    assert 59_000 < http_pair.engine.submissions[0].remaining_ms <= 59_500
+    assert 59_000 < shared_pair.engine.submissions[0].remaining_ms <= 59_500
 
 
 async def test_clients_own_timeout_closes_the_connection_and_is_no_deadline(skip, make_pair, connect):
@@ -116,22 +116,22 @@ async def test_clients_own_timeout_closes_the_connection_and_is_no_deadline(skip
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "86401", "5s", "", "1" * 400])
-async def test_header_out_of_range_is_refused_by_name(http_pair, value):
-    status, error = await post(http_pair, '{"prompt": "abc"}', f"x-request-timeout: {value}")
+async def test_header_out_of_range_is_refused_by_name(shared_pair, value):
+    status, error = await post(shared_pair, '{"prompt": "abc"}', f"x-request-timeout: {value}")
     assert status == 400
     assert error["param"] == "x-request-timeout"
     assert "it must be a number of seconds above 0 and at most 86400" in error["message"]
     assert len(error["message"]) < 200
-    assert not http_pair.engine.submissions
+    assert not shared_pair.engine.submissions
 
 
 @pytest.mark.parametrize("name", ["timeout", "time_budget"])
 @pytest.mark.parametrize("value", ["0", "-1", "1e300", "-1e300", "NaN", "Infinity", '"soon"', "[1]"])
-async def test_parameter_out_of_range_is_refused_by_name(http_pair, name, value):
-    status, error = await post(http_pair, f'{{"prompt": "abc", "{name}": {value}}}')
+async def test_parameter_out_of_range_is_refused_by_name(shared_pair, name, value):
+    status, error = await post(shared_pair, f'{{"prompt": "abc", "{name}": {value}}}')
     assert (status, error["param"]) == (400, name)
     assert name in error["message"]
-    assert not http_pair.engine.submissions
+    assert not shared_pair.engine.submissions
 
 
 async def test_time_budget_of_a_day_is_not_cut_short_by_the_default_deadline(make_pair, connect):

@@ -157,7 +157,7 @@ def test_too_much_is_refused_with_the_number(name):
 
 
 def test_what_is_too_much_is_not_read_to_its_end():
-    data = b'{"x":[' + b"[]," * 2_000_000
+    data = b'{"x":[' + b"[]," * 400_000
     read_up_to = memoryview(data)[: 8 * limits.MAX_JSON_VALUES].tobytes()
     with pytest.raises(BodyError, match="values"):
         read(read_up_to)

@@ -67,9 +67,9 @@ async def test_a_key_is_part_of_the_description_where_one_is_needed():
     assert not any("security" in each for path in (await document_of())[0]["paths"].values() for each in path.values())
 
 
-async def test_document_is_served_as_json(http_pair, document):
+async def test_document_is_served_as_json(shared_pair, document):
     async with (
-        aiohttp.ClientSession(f"http://127.0.0.1:{http_pair.app.http_port}") as session,
+        aiohttp.ClientSession(f"http://127.0.0.1:{shared_pair.app.http_port}") as session,
         session.get("/openapi.json") as response,
     ):
         assert (response.status, response.content_type) == (200, "application/json")

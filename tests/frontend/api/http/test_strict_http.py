@@ -60,20 +60,20 @@ async def exchange(port, data):
 
 
 @pytest.mark.parametrize(("data", "status", "reason"), AMBIGUOUS.values(), ids=AMBIGUOUS)
-async def test_an_ambiguous_request_is_refused_and_its_connection_closed(http_pair, caplog, data, status, reason):
+async def test_an_ambiguous_request_is_refused_and_its_connection_closed(shared_pair, caplog, data, status, reason):
     caplog.set_level(logging.INFO)
-    answer = await exchange(http_pair.app.http_port, data + SMUGGLED)
+    answer = await exchange(shared_pair.app.http_port, data + SMUGGLED)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert answer.count(b"HTTP/1.1 ") == 1
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"connection: close" in head.lower()
     assert reason in json.loads(body)["error"]["message"]
-    await http_pair.idle()
+    await shared_pair.idle()
     assert [record.getMessage() for record in caplog.records if record.name != "asyncio"] == []
 
 
-async def test_a_head_of_more_than_64_kib_is_refused(http_pair):
-    answer = await exchange(http_pair.app.http_port, b"GET /version HTTP/1.1\r\nhost: x\r\na: ".ljust(66_000, b"b"))
+async def test_a_head_of_more_than_64_kib_is_refused(shared_pair):
+    answer = await exchange(shared_pair.app.http_port, b"GET /version HTTP/1.1\r\nhost: x\r\na: ".ljust(66_000, b"b"))
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"connection: close" in answer
 
@@ -89,7 +89,7 @@ async def test_a_head_of_more_than_64_kib_is_refused(http_pair):
         HEAD + b"Transfer-Encoding: CHUNKED\r\na:\r\n\r\n1\r\n{\r\n10\r\n" + BODY[1:] + b"\r\n0\r\n\r\n",
     ],
 )
-async def test_a_clear_request_is_answered(http_pair, data):
-    answer = await exchange(http_pair.app.http_port, data.replace(b"host: x", b"host: x\r\nconnection: close"))
+async def test_a_clear_request_is_answered(shared_pair, data):
+    answer = await exchange(shared_pair.app.http_port, data.replace(b"host: x", b"host: x\r\nconnection: close"))
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"text":"abc"' in answer

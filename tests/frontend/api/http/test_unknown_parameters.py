@@ -31,10 +31,10 @@ def body_of(**members: Any) -> Body:
         ("/detokenize", {"tokens": [1]}),
     ],
 )
-async def test_a_header_of_the_answer_names_them(http_pair, path, body):
+async def test_a_header_of_the_answer_names_them(shared_pair, path, body):
     def header(body: dict[str, Any]) -> str | None:
         headers, data = {"content-type": "application/json"}, json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{http_pair.app.http_port}{path}", data, headers)
+        request = urllib.request.Request(f"http://127.0.0.1:{shared_pair.app.http_port}{path}", data, headers)
         with urllib.request.urlopen(request, timeout=20) as response:
             return response.headers[HEADER]
 
@@ -42,9 +42,9 @@ async def test_a_header_of_the_answer_names_them(http_pair, path, body):
     assert await asyncio.to_thread(header, body) is None
 
 
-async def test_members_of_nested_parameters_are_named_with_their_path(client):
+async def test_members_of_nested_parameters_are_named_with_their_path(shared_client):
     options = {"include_usage": True, "x": 1}
-    response = await client.chat.completions.with_raw_response.create(
+    response = await shared_client.chat.completions.with_raw_response.create(
         model="fake",
         messages=HELLO,
         stream=True,

@@ -36,13 +36,13 @@ async def fetch_json(pair, path, body=None):
     return status, json.loads(content)
 
 
-async def test_models_are_listed_and_found(client):
-    (model,) = (await client.models.list()).data
+async def test_models_are_listed_and_found(shared_client):
+    (model,) = (await shared_client.models.list()).data
     assert (model.id, model.object, model.owned_by, model.max_model_len) == ("fake", "model", "chairlift", 4096)
     assert model.meta == {"n_vocab": 258}
-    assert (await client.models.retrieve("fake")) == model
+    assert (await shared_client.models.retrieve("fake")) == model
     with pytest.raises(openai.NotFoundError) as caught:
-        await client.models.retrieve("org/other")
+        await shared_client.models.retrieve("org/other")
     assert caught.value.code == "model_not_found"
 
 
@@ -62,12 +62,12 @@ async def test_ping_answers_while_the_process_does(http_pair):
     assert (await fetch(http_pair, "/ping", {}))[0] == 200
 
 
-async def test_models_with_a_trailing_slash_are_the_same_list(http_pair):
-    assert await fetch(http_pair, "/v1/models/") == await fetch(http_pair, "/v1/models")
+async def test_models_with_a_trailing_slash_are_the_same_list(shared_pair):
+    assert await fetch(shared_pair, "/v1/models/") == await fetch(shared_pair, "/v1/models")
 
 
-async def test_version_is_the_packages(http_pair):
-    assert await fetch_json(http_pair, "/version") == (200, {"version": version("chairlift")})
+async def test_version_is_the_packages(shared_pair):
+    assert await fetch_json(shared_pair, "/version") == (200, {"version": version("chairlift")})
 
 
 async def test_metrics_count_what_came_through_http(http_pair, client):
@@ -78,22 +78,22 @@ async def test_metrics_count_what_came_through_http(http_pair, client):
     assert float(line.rpartition(" ")[2]) == 3
 
 
-async def test_tokenize_and_detokenize_are_each_others_inverse(http_pair):
-    status, answer = await fetch_json(http_pair, "/tokenize", {"prompt": "héllo", "return_token_strs": True})
+async def test_tokenize_and_detokenize_are_each_others_inverse(shared_pair):
+    status, answer = await fetch_json(shared_pair, "/tokenize", {"prompt": "héllo", "return_token_strs": True})
     assert (status, answer["count"], answer["max_model_len"]) == (200, 6, 4096)
     assert "".join(answer["token_strs"][:1]) == "h"
-    assert await fetch_json(http_pair, "/detokenize", {"tokens": answer["tokens"]}) == (200, {"prompt": "héllo"})
+    assert await fetch_json(shared_pair, "/detokenize", {"tokens": answer["tokens"]}) == (200, {"prompt": "héllo"})
 
 
-async def test_detokenize_shows_special_tokens(http_pair):
-    assert await fetch_json(http_pair, "/detokenize", {"tokens": [256]}) == (200, {"prompt": "<|end|>"})
+async def test_detokenize_shows_special_tokens(shared_pair):
+    assert await fetch_json(shared_pair, "/detokenize", {"tokens": [256]}) == (200, {"prompt": "<|end|>"})
 
 
-async def test_tokenize_takes_a_conversation(http_pair):
+async def test_tokenize_takes_a_conversation(shared_pair):
     messages = [{"role": "user", "content": "hi"}]
-    opened = await fetch_json(http_pair, "/tokenize", {"messages": messages})
+    opened = await fetch_json(shared_pair, "/tokenize", {"messages": messages})
     assert opened[1]["count"] == len("<user>hi<assistant>")
-    answered = await fetch_json(http_pair, "/detokenize", {"tokens": opened[1]["tokens"]})
+    answered = await fetch_json(shared_pair, "/detokenize", {"tokens": opened[1]["tokens"]})
     assert answered[1]["prompt"] == "<user>hi<assistant>"
 
 
@@ -111,7 +111,7 @@ async def test_tokenize_takes_a_conversation(http_pair):
         ("/detokenize", {"tokens": [1] * 4097}, "tokens"),
     ],
 )
-async def test_bad_parameter_is_named(http_pair, path, body, param):
-    status, answer = await fetch_json(http_pair, path, body)
+async def test_bad_parameter_is_named(shared_pair, path, body, param):
+    status, answer = await fetch_json(shared_pair, path, body)
     assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
-    await http_pair.idle()
+    await shared_pair.idle()

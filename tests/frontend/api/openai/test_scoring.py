@@ -32,8 +32,8 @@ async def columns_of(answer, *, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_with_logprobs_scores_the_prompt_too(client, http_pair, stream):
-    answer = await client.completions.create(
+async def test_echo_with_logprobs_scores_the_prompt_too(shared_client, shared_pair, stream):
+    answer = await shared_client.completions.create(
         model="fake", prompt=TEXT, echo=True, logprobs=2, max_tokens=2, stream=stream
     )
     columns, text = await columns_of(answer, stream=stream)
@@ -44,12 +44,12 @@ async def test_echo_with_logprobs_scores_the_prompt_too(client, http_pair, strea
     assert [max(top.values()) for top in columns["top_logprobs"][1:]] == columns["token_logprobs"][1:]
     assert {len(columns[name]) for name in columns} == {len(BYTES) + 2}
     assert columns["tokens"][0] == "n"
-    assert http_pair.engine.submissions[0].prompt_logprobs == 2
+    assert shared_pair.engine.submissions[0].prompt_logprobs == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_max_tokens_0_scores_without_generating(client, stream):
-    answer = await client.completions.create(
+async def test_max_tokens_0_scores_without_generating(shared_client, stream):
+    answer = await shared_client.completions.create(
         model="fake",
         prompt=TEXT,
         echo=True,
@@ -70,14 +70,14 @@ async def test_max_tokens_0_scores_without_generating(client, stream):
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(BYTES), 0)
 
 
-async def test_without_alternatives_there_are_only_scores(client):
-    answer = await client.completions.create(model="fake", prompt="abc", echo=True, logprobs=0, max_tokens=0)
+async def test_without_alternatives_there_are_only_scores(shared_client):
+    answer = await shared_client.completions.create(model="fake", prompt="abc", echo=True, logprobs=0, max_tokens=0)
     logprobs = answer.choices[0].logprobs
     assert (logprobs.token_logprobs, logprobs.top_logprobs) == ([None, -0.25, -0.5], None)
 
 
-async def test_every_choice_of_every_prompt_is_scored(client):
-    answer = await client.completions.create(
+async def test_every_choice_of_every_prompt_is_scored(shared_client):
+    answer = await shared_client.completions.create(
         model="fake", prompt=[[97, 98], [1, 2, 3]], n=2, echo=True, logprobs=1, max_tokens=1
     )
     scores = [choice.logprobs.token_logprobs for choice in answer.choices]
@@ -102,10 +102,10 @@ async def test_token_that_the_tokenizer_puts_before_the_prompt_takes_no_place_in
     assert choice.logprobs.text_offset == [0, 0, 1, 2]
 
 
-async def test_harness_reads_its_loglikelihood_off_the_answer(client):
+async def test_harness_reads_its_loglikelihood_off_the_answer(shared_client):
     """What lm-evaluation-harness does in LocalCompletionsAPI.parse_logprobs, with one token generated."""
     context = 4
-    out = await client.post(
+    out = await shared_client.post(
         "/completions",
         body={"model": "fake", "prompt": [list(range(9))], "temperature": 0, "max_tokens": 1, "logprobs": 1}
         | {"seed": 1234, "echo": True},
@@ -121,8 +121,8 @@ async def test_harness_reads_its_loglikelihood_off_the_answer(client):
 VLLM = {"prompt_logprobs": 2, "return_token_ids": True}
 
 
-async def test_prompt_logprobs_are_those_of_vllm_for_completions(client):
-    answer = await client.completions.create(model="fake", prompt=[7, 9, 11], max_tokens=1, extra_body=VLLM)
+async def test_prompt_logprobs_are_those_of_vllm_for_completions(shared_client):
+    answer = await shared_client.completions.create(model="fake", prompt=[7, 9, 11], max_tokens=1, extra_body=VLLM)
     (choice,) = answer.choices
     first, second, third = choice.prompt_logprobs
     assert first is None
@@ -134,8 +134,8 @@ async def test_prompt_logprobs_are_those_of_vllm_for_completions(client):
     assert choice.logprobs is None
 
 
-async def test_prompt_logprobs_are_those_of_vllm_for_chat(client):
-    answer = await client.chat.completions.create(
+async def test_prompt_logprobs_are_those_of_vllm_for_chat(shared_client):
+    answer = await shared_client.chat.completions.create(
         model="fake", messages=[{"role": "user", "content": "hi"}], max_tokens=1, extra_body=VLLM
     )
     (first, *others), (_, *ids) = answer.prompt_logprobs, answer.prompt_token_ids
@@ -156,15 +156,15 @@ async def test_token_outside_of_the_best_has_no_rank(http_pair, client):
     assert (own["rank"], best["rank"]) == (None, 1)
 
 
-async def test_prompts_token_ids_come_with_the_first_event(client):
-    stream = await client.completions.create(
+async def test_prompts_token_ids_come_with_the_first_event(shared_client):
+    stream = await shared_client.completions.create(
         model="fake", prompt=[7, 9], stream=True, extra_body={"return_token_ids": True}
     )
     first, *others = [event async for event in stream]
     assert (first.choices[0].prompt_token_ids, first.choices[0].text) == ([7, 9], "")
     assert [token_id for event in others for token_id in getattr(event.choices[0], "token_ids", [])] == [7, 9, 256]
     messages = [{"role": "user", "content": "hi"}]
-    chat = await client.chat.completions.create(
+    chat = await shared_client.chat.completions.create(
         model="fake", messages=messages, stream=True, extra_body={"return_token_ids": True}
     )
     first, *others = [event async for event in chat]
@@ -172,17 +172,17 @@ async def test_prompts_token_ids_come_with_the_first_event(client):
     assert not any(hasattr(event, "prompt_token_ids") for event in others)
 
 
-async def test_large_answer_is_the_same_json_as_a_small_one(client, http_pair):
+async def test_large_answer_is_the_same_json_as_a_small_one(shared_client, shared_pair):
     """It is put together in pieces; the pieces are one JSON text."""
     body = {"model": "fake", "prompt": ['"quoted" \\ é', "b"], "max_tokens": 1, "echo": True, "logprobs": 1}
-    response = await client.completions.with_raw_response.create(**body, extra_body={"prompt_logprobs": 1})
+    response = await shared_client.completions.with_raw_response.create(**body, extra_body={"prompt_logprobs": 1})
     parsed = json.loads(response.text)
     assert json.dumps(parsed, ensure_ascii=False, separators=(",", ":")) == response.text
     assert parsed["choices"][0]["text"] == '"quoted" \\ é"'
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(client, monkeypatch, stream):
+async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(shared_client, monkeypatch, stream):
     threads = []
 
     def noted(make):
@@ -190,7 +190,7 @@ async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(client, mo
 
     monkeypatch.setattr(completions, "echo_logprobs", noted(completions.echo_logprobs))
     monkeypatch.setattr(pipeline, "PromptEcho", noted(pipeline.PromptEcho))
-    answer = await client.completions.create(
+    answer = await shared_client.completions.create(
         model="fake", prompt=TEXT, echo=True, logprobs=1, max_tokens=1, stream=stream
     )
     await columns_of(answer, stream=stream)
@@ -198,12 +198,12 @@ async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(client, mo
     assert threading.main_thread() not in threads
 
 
-async def test_more_than_one_answer_can_hold_is_refused(client, monkeypatch):
+async def test_more_than_one_answer_can_hold_is_refused(shared_client, monkeypatch):
     monkeypatch.setattr(completions, "MAX_CALL_PROMPT_LOGPROBS", 20)
     body = {"model": "fake", "echo": True, "logprobs": 1, "max_tokens": 1}
-    await client.completions.create(prompt=["abcdef", "abcdef"], **body)
+    await shared_client.completions.create(prompt=["abcdef", "abcdef"], **body)
     with pytest.raises(openai.BadRequestError, match="more than 20 log-probabilities") as caught:
-        await client.completions.create(prompt=["abcdef", "abcdef"], n=2, **body)
+        await shared_client.completions.create(prompt=["abcdef", "abcdef"], n=2, **body)
     assert caught.value.param == "prompt"
 
 
@@ -216,9 +216,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "words"), BAD)
-async def test_bad_parameter_of_chat_is_named(client, body, words):
+async def test_bad_parameter_of_chat_is_named(shared_client, body, words):
     with pytest.raises(openai.BadRequestError, match=words) as caught:
-        await client.post(
+        await shared_client.post(
             "/chat/completions", body={"messages": [{"role": "user", "content": "hi"}], **body}, cast_to=object
         )
     assert caught.value.param == next(iter(body))
