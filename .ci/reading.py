@@ -3,10 +3,8 @@
 
 Without arguments it counts packages. With --trace it also starts an engine and a frontend, on the demo model and a CPU,
 streams one completion, and counts the files of which a function was called meanwhile in either process. Lines are all
-lines of a file, as `wc -l` counts them; docstrings, and comments with blank lines, are given apart.
-
-Not seen by the trace: generated stubs, and compiled kernels, which run without Python once a step is recorded. The
-operations of a step are listed in the packages `kernels` (interface) and `kernels/reference` (what each one computes).
+lines of a file, as `wc -l` counts them; code is neither documentation nor blank. The trace does not see generated
+stubs, nor compiled kernels, which run without Python once a step is recorded.
 """
 
 import argparse
@@ -34,12 +32,6 @@ PROGRAMS = ("engine", "frontend", "kernels", "protos/chairlift")
 CORE = ("engine/core",)
 HEART = ("engine/core", "engine/step_loop.py", "engine/runner", "engine/model")
 
-# Other projects, counted by hand with `wc -l` (Python files; commits bb823b3 and 20fcd7f).
-PEERS = {
-    "nano-vllm: all of it": (18, 1_383),
-    "mini-sglang: server, tokenizer, message, scheduler, engine, kvcache, attention base, llama, layers": (51, 4_736),
-}
-
 # Notes, for each source file, in which twentieths of a second one of its functions was called.
 _RECORDER = """
 import atexit, os, sys, threading, time
@@ -57,41 +49,31 @@ sys.setprofile(note)
 
 
 class Count(NamedTuple):
-    """Lines of files."""
+    """Lines of files; `code` are those that are neither documentation nor blank."""
 
-    files: int = 0
-    lines: int = 0
-    docstrings: int = 0
-    comments_and_blank: int = 0
-
-    @property
-    def code(self) -> int:
-        """Lines that are neither documentation nor blank."""
-        return self.lines - self.docstrings - self.comments_and_blank
-
-    def __add__(self, other: object) -> "Count":
-        assert isinstance(other, Count)
-        return Count(*(mine + others for mine, others in zip(self, other, strict=True)))
+    files: int
+    lines: int
+    code: int
 
 
 def count(path: Path) -> Count:
     """Lines of one file."""
     source = path.read_text()
-    lines = source.splitlines()
     documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
             node
         ):
             documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    num_lines = len(source.splitlines())
     filled = {
         number
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
         for number in range(token.start[0], token.end[0] + 1)
-        if number <= len(lines)
+        if number <= num_lines
     }
-    return Count(1, len(lines), len(documented), len(lines) - len(filled | documented))
+    return Count(1, num_lines, len(filled - documented))
 
 
 def files_of(places: Iterable[str]) -> list[Path]:
@@ -110,7 +92,7 @@ def _is_served(path: Path) -> bool:
 
 def total(paths: Iterable[Path]) -> Count:
     """Lines of several files."""
-    return sum(map(count, paths), Count())
+    return Count(*map(sum, zip(*map(count, paths), strict=True)))
 
 
 @contextlib.contextmanager
@@ -182,15 +164,6 @@ def _complete(client: "Client") -> None:
             time.sleep(0.5)
 
 
-def packages(paths: Iterable[Path]) -> dict[str, Count]:
-    """Counts by folder."""
-    counts: dict[str, Count] = {}
-    for path in paths:
-        name = str(path.parent.relative_to(ROOT))
-        counts[name] = counts.get(name, Count()) + count(path)
-    return counts
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -198,19 +171,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def show(name: str, row: Count) -> None:
-        print(f"{row.files:5} {row.lines:7,} {row.code:7,} {row.docstrings:7,} {row.comments_and_blank:7,}  {name}")
+        print(f"{row.files:5} {row.lines:7,} {row.code:7,}  {name}")
 
-    print(f"{'files':>5} {'lines':>7} {'code':>7} {'docstr.':>7} {'other':>7}")
+    print(f"{'files':>5} {'lines':>7} {'code':>7}")
     show("engine/core", total(files_of(CORE)))
     show(" + ".join(HEART), total(files_of(HEART)))
     if options.trace:
-        traced = trace()
-        show("files that one completion passes through, in both processes, of which:", total(traced))
-        for name, row in sorted(packages(traced).items()):
-            show(f"  {name}", row)
+        show("files that one completion passes through, in both processes", total(trace()))
     show("frontend, engine, kernels and chairlift, all that serves", total(files_of(PROGRAMS)))
-    for name, (files, lines) in PEERS.items():
-        print(f"{files:5} {lines:7,} {'':23}  {name}")
     return 0
 
 

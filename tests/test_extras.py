@@ -1,28 +1,17 @@
 """Each extra's requirements are enough for what it promises: everything else is hidden, the imports still work."""
 
-import importlib.util
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.packages import hidden_modules, hiding, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def load_check_extras() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_extras", ROOT / ".ci" / "check_extras.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CHECK = load_check_extras()
+CHECK = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "check_extras.py")))
 
 
 @pytest.mark.parametrize("extra", CHECK.PROMISES)

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 
 import grpc
 import pytest
@@ -9,6 +8,7 @@ from grpc_health.v1.health import HealthServicer
 
 from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
+from deploy import engine_health
 
 NOBODY = "127.0.0.1:1"
 StartEngine = Callable[..., str]
@@ -44,36 +44,29 @@ def start_engine() -> Iterator[StartEngine]:
         server.stop(None)
 
 
-def test_serving_engine_is_healthy(
-    load: Callable[[str], ModuleType], start_engine: StartEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serving_engine_is_healthy(start_engine: StartEngine, capsys: pytest.CaptureFixture[str]) -> None:
     address = start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)
-    assert load("engine_health").main([address]) == 0
+    assert engine_health.main([address]) == 0
     assert capsys.readouterr().out == f"{address} SERVING\n"
 
 
 @pytest.mark.parametrize("state", [pb.ENGINE_STATE_LOADING, pb.ENGINE_STATE_DRAINING, pb.ENGINE_STATE_FAILED])
 def test_engine_that_takes_no_requests_is_not_healthy_and_says_what_it_does(
-    load: Callable[[str], ModuleType],
     start_engine: StartEngine,
     capsys: pytest.CaptureFixture[str],
     state: "pb.EngineState",
 ) -> None:
     address, other = start_engine(state, "weights 43 %"), start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)
-    assert load("engine_health").main([address, other]) == 1
+    assert engine_health.main([address, other]) == 1
     name = pb.EngineState.Name(state).removeprefix("ENGINE_STATE_")
     assert capsys.readouterr().out == f"{address} {name} weights 43 %\n"
 
 
-def test_engine_that_stands_by_is_as_healthy_as_the_one_it_stands_by_for(
-    load: Callable[[str], ModuleType], start_engine: StartEngine
-) -> None:
-    assert load("engine_health").main([NOBODY, start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)]) == 0
-    assert load("engine_health").main([NOBODY, start_engine(pb.ENGINE_STATE_LOADING)]) == 1
+def test_engine_that_stands_by_is_as_healthy_as_the_one_it_stands_by_for(start_engine: StartEngine) -> None:
+    assert engine_health.main([NOBODY, start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)]) == 0
+    assert engine_health.main([NOBODY, start_engine(pb.ENGINE_STATE_LOADING)]) == 1
 
 
-def test_nobody_there_is_said_in_one_line(
-    load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert load("engine_health").main([NOBODY]) == 1
+def test_nobody_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine_health.main([NOBODY]) == 1
     assert capsys.readouterr().out == f"no engine answers at {NOBODY}\n"

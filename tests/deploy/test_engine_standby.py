@@ -29,8 +29,12 @@ print("engine runs", flush=True)
 signal.pause()
 """
 # The stand-by's main, with shorter intervals.
-MAIN = "import sys, importlib.util as u; s = u.spec_from_file_location('m', sys.argv[1]); m = u.module_from_spec(s); \
-s.loader.exec_module(m); m.TIMEOUT_S = float(sys.argv[2]); sys.exit(m.main(sys.argv[3:], watch_s=0.05))"
+MAIN = """
+import sys
+from deploy import engine_standby
+engine_standby.TIMEOUT_S = float(sys.argv[1])
+sys.exit(engine_standby.main(sys.argv[2:], watch_s=0.05))
+"""
 
 # Before MAIN: a signal comes when the engine's process is there and the stand-by does not know it yet.
 EARLY_SIGNAL = """
@@ -56,9 +60,8 @@ def start(root: Path) -> Iterator[Start]:
     def start_one(
         address: str, code: str = ENGINE, before: str = "", timeout_s: float = HANG_S
     ) -> "subprocess.Popen[str]":
-        path = root / "deploy" / "engine_standby.py"
-        command = [sys.executable, "-c", before + MAIN, str(path), str(timeout_s), address, sys.executable, "-c", code]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        command = [sys.executable, "-c", before + MAIN, str(timeout_s), address, sys.executable, "-c", code]
+        processes.append(subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True))
         return processes[-1]
 
     yield start_one

@@ -1,8 +1,8 @@
 """Lock files of the images: complete, hashed, within the ranges of pyproject.toml; and who reads them."""
 
+import importlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +12,8 @@ import yaml
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from deploy.requirements import requirements
 
 ENTRY = re.compile(
     r"^([a-z0-9.\-_]+)==(\S+)( ; [^\\\n]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE
@@ -55,11 +57,9 @@ def test_a_lock_file_is_versions_and_hashes_and_names_no_index(root: Path, name:
         (["loadgen"], ["loadgen"]),
     ],
 )
-def test_what_an_image_asks_for_is_locked_within_its_range(
-    load: Callable[[str], ModuleType], root: Path, extras: list[str], locks: list[str]
-) -> None:
+def test_what_an_image_asks_for_is_locked_within_its_range(root: Path, extras: list[str], locks: list[str]) -> None:
     locked = versions(root, *locks)
-    for line in load("requirements").requirements(root / "pyproject.toml", extras):
+    for line in requirements(root / "pyproject.toml", extras):
         wanted = Requirement(line)
         assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), f"{line}: run `make lock`"
 
@@ -109,10 +109,10 @@ def wheel(build: str, python: str, system: str, digest: str) -> str:
 
 
 @pytest.fixture
-def lock(load: Callable[[str], ModuleType], root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def lock(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """deploy/lock.py, which writes into a folder of the test's."""
     monkeypatch.syspath_prepend(str(root / "deploy"))
-    module = load("lock")
+    module = importlib.import_module("deploy.lock")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "FOLDER", tmp_path)
     return module

@@ -1,25 +1,25 @@
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from deploy.requirements import requirements
 
-def test_list_is_what_distribution_and_extras_ask_for(load: Callable[[str], ModuleType], root: Path) -> None:
+
+def test_list_is_what_distribution_and_extras_ask_for(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {*project["dependencies"], *extras["frontend"], *extras["loadgen"]}
-    lines = load("requirements").requirements(root / "pyproject.toml", ["frontend", "loadgen"])
+    lines = requirements(root / "pyproject.toml", ["frontend", "loadgen"])
     assert set(lines) == wanted
     assert len(lines) == len(wanted)
 
 
-def test_frontend_image_asks_for_nothing_that_computes(load: Callable[[str], ModuleType], root: Path) -> None:
-    lines = load("requirements").requirements(root / "pyproject.toml", ["frontend", "otel"])
+def test_frontend_image_asks_for_nothing_that_computes(root: Path) -> None:
+    lines = requirements(root / "pyproject.toml", ["frontend", "otel"])
     assert not [line for line in lines if line.startswith(("torch", "triton", "numba"))]
 
 
-def test_unknown_extra_is_named(load: Callable[[str], ModuleType], root: Path) -> None:
+def test_unknown_extra_is_named(root: Path) -> None:
     with pytest.raises(SystemExit, match="no extra 'engines'; EXTRA is one of frontend, engine"):
-        load("requirements").requirements(root / "pyproject.toml", ["engines"])
+        requirements(root / "pyproject.toml", ["engines"])

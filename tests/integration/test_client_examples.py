@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from chairlift import Client, Tls
+from tests.support.pair import PairAddress
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL_TIMEOUT_S = 45
@@ -33,12 +34,6 @@ SAYS = [  # statuses as gRPC or as Go spells them
 ]
 
 
-class Pair(Protocol):
-    """What the fixture of conftest.py gives."""
-
-    target: str
-
-
 @dataclass(frozen=True)
 class Endpoint:
     """Where an example calls, and what its environment tells it."""
@@ -49,7 +44,7 @@ class Endpoint:
 
 @pytest.fixture(scope="module")
 def endpoints(
-    pair: Pair,
+    pair: PairAddress,
     start_frontend: Callable[..., str],
     make_authority: Callable[..., Any],
     tmp_path_factory: pytest.TempPathFactory,

@@ -20,6 +20,7 @@ import pytest
 from chairlift import Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.hang import HANG_S
+from tests.support.pair import Processes
 
 SCHEMA = {
     "type": "object",
@@ -84,7 +85,7 @@ def play(target: str, on_chunk: Callable[[int], None]) -> dict[str, tuple[list[i
 class Engines:
     """Two engines on sockets of their own and one frontend before both."""
 
-    def __init__(self, folder: Path, processes: Any, port: int) -> None:
+    def __init__(self, folder: Path, processes: Processes, port: int) -> None:
         self.processes = processes
         self.target = f"127.0.0.1:{port}"
         self._sockets = [folder / f"{index}.sock" for index in range(2)]
@@ -117,10 +118,8 @@ class Engines:
 
 
 @pytest.fixture(name="engines")
-def start_engines(
-    tmp_path: Path, make_processes: Callable[[Path], Any], free_port: Callable[[], int]
-) -> Iterator[Engines]:
-    processes = make_processes(tmp_path)
+def start_engines(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Engines]:
+    processes = Processes(tmp_path)
     yield Engines(tmp_path, processes, free_port())
     processes.stop()
 
@@ -156,10 +155,8 @@ def test_kill_9_in_the_middle_of_answers_changes_no_token(engines: Engines) -> N
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 @pytest.mark.slow
-def test_alone_the_engine_is_restarted_and_the_stream_goes_on(
-    tmp_path: Path, make_processes: Callable[[Path], Any], free_port: Callable[[], int]
-) -> None:
-    processes, port = make_processes(tmp_path), free_port()
+def test_alone_the_engine_is_restarted_and_the_stream_goes_on(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    processes, port = Processes(tmp_path), free_port()
     process = processes.start("frontend.cli.main", "up", "--port", str(port), "--http-port", "0", "--threads", "1")
     target = f"127.0.0.1:{port}"
     deadline = time.monotonic() + HANG_S

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hang import HANG_S
+from tests.support.pair import PairAddress
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def test_a_replayed_trace_arrives_whole_and_shares_its_prefixes(pair: Any, tmp_path: Path) -> None:
+def test_a_replayed_trace_arrives_whole_and_shares_its_prefixes(pair: PairAddress, tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", num_requests=40, gap_s=0.05)
     out = tmp_path / "out"
     done = loadgen(
@@ -74,7 +75,7 @@ def test_a_replayed_trace_arrives_whole_and_shares_its_prefixes(pair: Any, tmp_p
     assert {path.name for path in out.iterdir()} >= {"report.html", "result.json", "records.jsonl.gz"}
 
 
-def test_ctrl_c_leaves_a_report_of_the_part_that_was_played(pair: Any, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_report_of_the_part_that_was_played(pair: PairAddress, tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", num_requests=2_000, gap_s=0.05)
     out = tmp_path / "out"
     command = ["replay", "--trace", str(trace), "--target", f"grpc://{pair.target}", "--result-dir", str(out)]
@@ -96,7 +97,7 @@ def test_ctrl_c_leaves_a_report_of_the_part_that_was_played(pair: Any, tmp_path:
 
 
 def test_an_engine_that_dies_in_the_middle_makes_errors_and_no_hang(
-    start_pair: Callable[..., Any], tmp_path: Path
+    start_pair: Callable[..., PairAddress], tmp_path: Path
 ) -> None:
     own_pair = start_pair()
     trace = write_trace(tmp_path / "trace.jsonl", num_requests=240, gap_s=0.05)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,10 +10,11 @@ from chairlift import AsyncClient
 from frontend.app import FrontendApp
 from frontend.config import FrontendConfig
 from tests.hang import HANG_S
+from tests.support.pair import PairAddress
 
 
 @pytest.fixture
-async def app(pair: Any) -> AsyncIterator[FrontendApp]:
+async def app(pair: PairAddress) -> AsyncIterator[FrontendApp]:
     """One more frontend on the pair's engine, in this process."""
     app = FrontendApp(FrontendConfig(port=0, http=False, engine=(pair.engine_target,)))
     await app.start()

@@ -1,9 +1,8 @@
 """The pair end to end, on the bundled demo model."""
 
 import asyncio
-import subprocess
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -14,16 +13,9 @@ from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from chairlift.v1 import generation_service_pb2 as pb
 from tests.hang import HANG_S
 from tests.support.demo_model.prompts import HeldOutPrompt, PromptKind, heldout_prompts
+from tests.support.pair import PairAddress
 
 NEAR_TIE = 1e-4
-
-
-class Pair(Protocol):
-    """What the fixtures of conftest.py give."""
-
-    target: str
-    engine_target: str
-    engine: subprocess.Popen[str]
 
 
 class Answer(NamedTuple):
@@ -55,7 +47,7 @@ async def answer(client: AsyncClient, prompt: HeldOutPrompt, **options: object) 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.slow
-async def test_64_prompts_at_once_each_equal_to_its_solo_run(pair: Pair, temperature: float) -> None:
+async def test_64_prompts_at_once_each_equal_to_its_solo_run(pair: PairAddress, temperature: float) -> None:
     prompts = heldout_prompts(64)
     async with AsyncClient(pair.target) as client:
 
@@ -79,7 +71,7 @@ async def test_64_prompts_at_once_each_equal_to_its_solo_run(pair: Pair, tempera
     assert len({batched.text for batched in together}) > 40
 
 
-def test_text_ids_and_chat_agree(pair: Pair) -> None:
+def test_text_ids_and_chat_agree(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         counted = client.count_tokens("Once upon a time", return_token_ids=True)
         assert counted.num_tokens == len(counted.token_ids) > 0
@@ -94,14 +86,14 @@ def test_text_ids_and_chat_agree(pair: Pair) -> None:
         assert "<|" not in chat.text
 
 
-def test_same_seed_draws_the_same_tokens_and_is_echoed(pair: Pair) -> None:
+def test_same_seed_draws_the_same_tokens_and_is_echoed(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         first = client.generate("One day", temperature=1.0, max_tokens=32)
         again = client.generate("One day", temperature=1.0, max_tokens=32, seed=first.effective_sampling.seed)
         assert again.text == first.text
 
 
-def test_stop_text_cuts_the_answer(pair: Pair) -> None:
+def test_stop_text_cuts_the_answer(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         whole = client.generate("Once upon a time", temperature=0, max_tokens=64).text
         stop = whole[20:25]
@@ -116,7 +108,7 @@ def engine_status(engine_target: str) -> engine_pb.EngineStatus:
         return EngineServiceStub(channel).GetEngineStatus(engine_pb.GetEngineStatusRequest(), timeout=HANG_S).status
 
 
-def test_client_gone_frees_the_engine(pair: Pair) -> None:
+def test_client_gone_frees_the_engine(pair: PairAddress) -> None:
     target, engine_target = pair.target, pair.engine_target
     with Client(target) as client:
         stream = client.stream("Once upon a time", max_tokens=900, ignore_end_token=True)
@@ -128,7 +120,7 @@ def test_client_gone_frees_the_engine(pair: Pair) -> None:
             assert time.monotonic() < deadline
 
 
-def test_deadline_is_honoured(pair: Pair) -> None:
+def test_deadline_is_honoured(pair: PairAddress) -> None:
     with Client(pair.target) as client, pytest.raises(GenerationError) as caught:
         for _ in client.stream("Once upon a time", max_tokens=900, ignore_end_token=True, timeout_s=0.3):
             pass
@@ -149,7 +141,7 @@ BAD_REQUESTS = {
 
 
 @pytest.mark.parametrize("name", BAD_REQUESTS)
-def test_bad_request_names_its_field(pair: Pair, name: str) -> None:
+def test_bad_request_names_its_field(pair: PairAddress, name: str) -> None:
     options, field = BAD_REQUESTS[name]
     with Client(pair.target) as client, pytest.raises(GenerationError) as caught:
         client.generate(**options)

@@ -1,23 +1,16 @@
 """Log-probabilities of a text are the same whether the demo model reads it as a prompt or generates it."""
 
-from typing import Protocol
-
 import pytest
 
 from chairlift import Client
+from tests.support.pair import PairAddress
 
 TOLERANCE = 2e-3  # fp32 sums in another order
 STORY = "Once upon a time there was a small fox who lived in the wood. " * 8
 
 
-class Pair(Protocol):
-    """What the fixture of conftest.py gives."""
-
-    target: str
-
-
 @pytest.fixture
-def client(pair: Pair) -> Client:
+def client(pair: PairAddress) -> Client:
     return Client(pair.target)
 
 

@@ -1,30 +1,23 @@
 """Several answers to one prompt on the demo model: each is what its own seed draws, and the prompt is computed once."""
 
-from typing import Protocol
-
 import pytest
 
 from chairlift import Client
+from tests.support.pair import PairAddress
 
 PROMPT = "Once upon a time there was a brave fox who lived at the edge of a great dark forest. " * 2
 OPTIONS = {"temperature": 1.0, "max_tokens": 40, "return_token_ids": True, "cache_salt": "several answers"}
 BLOCK_SIZE = 16
 
 
-class Pair(Protocol):
-    """What the fixture of conftest.py gives."""
-
-    target: str
-
-
 @pytest.fixture(scope="module")
-def answers(pair: Pair):
+def answers(pair: PairAddress):
     with Client(pair.target) as client:
         answer = client.generate(PROMPT, num_answers=5, seed=11, **OPTIONS)
         return [answer, *answer.other_answers]
 
 
-def test_every_answer_is_what_a_request_with_its_seed_gets(pair: Pair, answers) -> None:
+def test_every_answer_is_what_a_request_with_its_seed_gets(pair: PairAddress, answers) -> None:
     assert answers[0].finished.seed == 11
     with Client(pair.target) as client:
         for answer in answers:
@@ -44,7 +37,7 @@ def test_other_answers_reuse_every_whole_block_of_the_prompt(answers) -> None:
     assert {usage.num_prompt_tokens for usage in others} == {first.num_prompt_tokens}
 
 
-def test_streamed_answers_are_the_same(pair: Pair, answers) -> None:
+def test_streamed_answers_are_the_same(pair: PairAddress, answers) -> None:
     texts = [""] * 5
     with Client(pair.target) as client, client.stream(PROMPT, num_answers=5, seed=11, **OPTIONS) as stream:
         for chunk in stream:

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import jsonschema
 import openai
@@ -21,17 +20,11 @@ from chairlift import AsyncClient, Client, GenerationError
 from chairlift.v1 import generation_service_pb2 as pb
 from engine.constraints import grammar as engine_grammar
 from frontend.text.structured import trial
+from tests.support.pair import PairAddress
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "json_schemas.json").read_text())
 NUM_AT_ONCE = 32
 PROMPT = "Once upon a time there was a brave fox who "
-
-
-class Pair(Protocol):
-    """The fixture of conftest.py."""
-
-    target: str
-    http_url: str
 
 
 async def run_all(target: str, requests: list[dict]) -> list[pb.GenerateResponse]:
@@ -47,7 +40,7 @@ async def run_all(target: str, requests: list[dict]) -> list[pb.GenerateResponse
 
 
 @pytest.mark.parametrize("num_requests", [32, pytest.param(500, marks=pytest.mark.slow)])
-async def test_structured_answers_are_valid_and_do_not_change_others(pair: Pair, num_requests: int) -> None:
+async def test_structured_answers_are_valid_and_do_not_change_others(pair: PairAddress, num_requests: int) -> None:
     schemas = list(itertools.islice(itertools.cycle(SCHEMAS.values()), num_requests))
     structured = [{"seed": seed, "max_tokens": 600, "json_schema": schema} for seed, schema in enumerate(schemas)]
     others = [{"seed": seed, "max_tokens": 48} for seed in range(num_requests // 5)]
@@ -74,7 +67,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_all_answers_to_a_request_match_its_constraint(pair: Pair, case) -> None:
+def test_all_answers_to_a_request_match_its_constraint(pair: PairAddress, case) -> None:
     constraint, pattern = ANSWERS[case]
     with Client(pair.target) as client:
         answer = client.generate(PROMPT, temperature=1.0, max_tokens=200, num_answers=4, seed=5, **constraint)
@@ -83,7 +76,7 @@ def test_all_answers_to_a_request_match_its_constraint(pair: Pair, case) -> None
     assert all(re.fullmatch(pattern, one.text) for one in answers)
 
 
-def test_streamed_object_is_one(pair: Pair) -> None:
+def test_streamed_object_is_one(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         with client.stream(
             PROMPT, temperature=1.0, seed=2, max_tokens=400, regex=r'\{"name": "[a-z]{3,9}"\}'
@@ -94,7 +87,7 @@ def test_streamed_object_is_one(pair: Pair) -> None:
     assert answer.text.startswith("{")
 
 
-def test_only_allowed_tokens_are_drawn(pair: Pair) -> None:
+def test_only_allowed_tokens_are_drawn(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         allowed = list(client.count_tokens("a fox and a dog", return_token_ids=True).token_ids)
         answer = client.generate(
@@ -105,7 +98,7 @@ def test_only_allowed_tokens_are_drawn(pair: Pair) -> None:
     assert answer.finished.reason == pb.FINISH_REASON_MAX_TOKENS, "no end token is among them"
 
 
-def test_bad_words_are_never_written(pair: Pair) -> None:
+def test_bad_words_are_never_written(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         options = {"temperature": 0.0, "max_tokens": 80}
         words = re.findall(r"\w+", client.generate(PROMPT, **options).text)
@@ -116,14 +109,14 @@ def test_bad_words_are_never_written(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_constraint_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: Pair) -> None:
+def test_constraint_that_takes_too_long_is_refused_and_the_pair_goes_on(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         with pytest.raises(GenerationError, match="compiling it takes more than 2 s"):
             client.generate(PROMPT, json_schema={"type": "integer", "multipleOf": 1_000_003})
         assert client.generate(PROMPT, choice=["so"]).text == "so"
 
 
-def test_large_constraints_run_and_larger_ones_are_refused_before_any_token(pair: Pair) -> None:
+def test_large_constraints_run_and_larger_ones_are_refused_before_any_token(pair: PairAddress) -> None:
     def members(number: int) -> dict:
         return {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(number)}}
 
@@ -161,7 +154,7 @@ WEATHER = {
 
 
 @pytest.fixture
-def http(pair: Pair) -> Iterator[openai.OpenAI]:
+def http(pair: PairAddress) -> Iterator[openai.OpenAI]:
     """OpenAI's client; the model's chat template says how calls are written."""
     with openai.OpenAI(base_url=pair.http_url, api_key="none", max_retries=0) as client:
         yield client
@@ -208,7 +201,7 @@ def test_limits_of_compiler_and_engine_are_the_same() -> None:
     assert {name: getattr(ours, name) for name in names} == {name: getattr(engines, name) for name in names}
 
 
-def test_words_that_exclude_every_constrained_answer_end_that_request_alone(pair: Pair) -> None:
+def test_words_that_exclude_every_constrained_answer_end_that_request_alone(pair: PairAddress) -> None:
     with Client(pair.target) as client:
         with pytest.raises(GenerationError) as caught:
             client.generate(PROMPT, choice=["x"], bad_words=["x"])

@@ -1,15 +1,16 @@
 """A pair of its own: a tiny model without a tokenizer, and no failover of requests whose engine is lost."""
 
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from chairlift import Client, GenerationError
 from tests.hang import HANG_S
+from tests.support.pair import PairAddress
 
 CONFIG = """{
   "architectures": ["LlamaForCausalLM"], "vocab_size": 211, "hidden_size": 64, "intermediate_size": 112,
@@ -18,13 +19,13 @@ CONFIG = """{
 
 
 @pytest.fixture
-def tiny_pair(start_pair: Callable[..., Any], tmp_path: Path) -> Any:
+def tiny_pair(start_pair: Callable[..., PairAddress], tmp_path: Path) -> PairAddress:
     (tmp_path / "config.json").write_text(CONFIG)
     engine_flags = ("--model", str(tmp_path), "--load-format", "dummy", "--kv-cache-memory-bytes", "64M")
     return start_pair(*engine_flags, frontend_flags=("--failover-timeout", "0"))
 
 
-def test_token_ids_are_served_until_the_engine_is_killed(tiny_pair: Any) -> None:
+def test_token_ids_are_served_until_the_engine_is_killed(tiny_pair: PairAddress) -> None:
     with Client(tiny_pair.target) as client:
         answer = client.generate(token_ids=[5, 6, 7], max_tokens=9, temperature=0, return_token_ids=True)
         again = client.generate(token_ids=[5, 6, 7], max_tokens=9, temperature=0, return_token_ids=True)
@@ -41,7 +42,7 @@ def test_token_ids_are_served_until_the_engine_is_killed(tiny_pair: Any) -> None
         assert caught.value.retry_delay_s is not None
 
 
-def kill_under_streams(client: Client, engine: Any) -> list[grpc.StatusCode]:
+def kill_under_streams(client: Client, engine: subprocess.Popen[str]) -> list[grpc.StatusCode]:
     """Kills the engine once eight streams have begun; returns how they end."""
     statuses: list[grpc.StatusCode] = []
     started = threading.Barrier(9)

@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chairlift import Client, GenerationError
 from tests.docs.pages import blocks
 from tests.hang import HANG_S
+from tests.support.pair import Processes
 
 
 def engine_pids(parent: int) -> list[int]:
@@ -41,9 +41,9 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture(name="up")
 def start_up(
-    tmp_path: Path, make_processes: Callable[[Path], Any], free_port: Callable[[], int]
+    tmp_path: Path, free_port: Callable[[], int]
 ) -> Iterator[tuple[subprocess.Popen[str], str, Callable[[], str]]]:
-    processes = make_processes(tmp_path)
+    processes = Processes(tmp_path)
     port = free_port()
     process = processes.start("frontend.cli.main", "up", "--port", str(port), "--http-port", "0")
     wait_for(

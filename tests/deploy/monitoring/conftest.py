@@ -1,9 +1,7 @@
 """A page of /metrics as a frontend with an engine serves it, and the files of deploy/monitoring."""
 
-import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import ModuleType
 
 import grpc
 import pytest
@@ -16,17 +14,6 @@ from frontend.config import FrontendConfig
 from tests.support.frontend.fake_engine import FakeEngine
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def promql() -> ModuleType:
-    """promql.py beside this file."""
-    spec = importlib.util.spec_from_file_location("monitoring_promql", HERE / "promql.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import promql_parser
 import pytest
 import yaml
+
+from tests.deploy.monitoring import promql
 
 # What Grafana puts in place of these, when everything is chosen.
 VARIABLES = {"$__rate_interval": "1m", "$model": ".*", "$engine": ".*", "$frontend": "10.0.0.1:8000"}
@@ -45,9 +46,7 @@ def queries(monitoring: Path, prefix: str) -> dict[str, str]:
     return found
 
 
-def test_every_query_asks_for_what_is_there_in_the_way_its_kind_allows(
-    queries: dict[str, str], page: str, promql: ModuleType
-) -> None:
+def test_every_query_asks_for_what_is_there_in_the_way_its_kind_allows(queries: dict[str, str], page: str) -> None:
     known = promql.exported(page) | promql.PROMETHEUS_OWN
     wrong = {
         place: found
@@ -77,7 +76,7 @@ def test_every_query_asks_for_what_is_there_in_the_way_its_kind_allows(
     ],
 )
 @pytest.mark.parametrize("prefix", ["chairlift"], indirect=True)
-def test_wrong_queries_are_found(query: str, complaint: str, page: str, promql: ModuleType) -> None:
+def test_wrong_queries_are_found(query: str, complaint: str, page: str) -> None:
     assert any(complaint in found for found in promql.complaints(query, promql.exported(page)))
 
 
@@ -86,7 +85,7 @@ def template_labels(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("prefix", ["chairlift"], indirect=True)
-def test_alerts_speak_of_labels_they_have(monitoring: Path, page: str, promql: ModuleType) -> None:
+def test_alerts_speak_of_labels_they_have(monitoring: Path, page: str) -> None:
     known = promql.exported(page) | promql.PROMETHEUS_OWN
     (group,) = yaml.safe_load((monitoring / FILES[0]).read_text())["groups"]
     for rule in group["rules"]:
@@ -95,7 +94,7 @@ def test_alerts_speak_of_labels_they_have(monitoring: Path, page: str, promql: M
 
 
 @pytest.mark.parametrize("prefix", ["chairlift"], indirect=True)
-def test_legends_speak_of_labels_their_queries_have(monitoring: Path, page: str, promql: ModuleType) -> None:
+def test_legends_speak_of_labels_their_queries_have(monitoring: Path, page: str) -> None:
     known = promql.exported(page) | promql.PROMETHEUS_OWN
     path = monitoring / FILES[1]
     queries = queries_of(path, path.read_text())
