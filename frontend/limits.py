@@ -42,7 +42,7 @@ MAX_CHOICES = 1000
 MAX_CONSTRAINT_BYTES = 64 << 10
 """Of an output constraint: a schema, a regular expression or a grammar."""
 
-# What comes back.
+# The response.
 MAX_PROMPT_LOGPROBS = 1 << 18
 """Of one prompt: at most 9 bytes each (7 if the vocabulary has fewer than 2^21 tokens), plus the tokens' bytes."""
 MAX_CALL_PROMPT_LOGPROBS = 1 << 20

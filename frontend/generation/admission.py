@@ -66,7 +66,7 @@ class Admission:
         self._served_tokens = 0
 
     def check_capacity(self, now_s: float) -> None:
-        """Checks that at least one request fits.
+        """Checks that at least one more request may wait.
 
         Raises:
             QueueFull: see `admit`.
@@ -84,24 +84,11 @@ class Admission:
         Raises:
             QueueFull: with the numbers and retry_after_s.
         """
-        return self.admit_group(1, num_tokens, now_s)[0]
-
-    def admit_group(self, num_requests: int, num_tokens: int, now_s: float) -> list[Permit]:
-        """Grants permits for several answers to one prompt, all or none. The first permit counts the prompt's tokens.
-
-        Args:
-            num_requests: at least 1.
-            num_tokens: tokens of the prompt, estimated.
-            now_s: monotonic seconds.
-
-        Raises:
-            QueueFull: as `admit`.
-        """
-        return self.admit_call([num_tokens], num_requests, now_s)[0]
+        return self.admit_call([num_tokens], 1, now_s)[0][0]
 
     def admit_call(self, num_tokens: Sequence[int], num_answers: int, now_s: float) -> list[list[Permit]]:
-        """Grants permits for several prompts with num_answers answers each, all or none. The first permit of a prompt
-        counts its tokens.
+        """Grants permits for one or more prompts with num_answers answers each, all or none. The first permit of a
+        prompt counts its tokens.
 
         Args:
             num_tokens: tokens of each prompt, estimated.
@@ -152,7 +139,7 @@ class Admission:
     def _check_places(self, num_prompts: int, num_answers: int) -> None:
         if num_prompts * num_answers > self._max_requests:
             prompts = f"{num_prompts} prompts with {num_answers} answers each are {num_prompts * num_answers} requests"
-            asked = prompts if num_prompts > 1 else f"{num_answers} answers are asked for"
+            asked = prompts if num_prompts > 1 else f"{num_answers} answers are requested"
             raise InvalidRequest(
                 f"{asked}, and at most {self._max_requests} requests may wait (--max-queued-requests): they can never "
                 "be served here in one call",

@@ -65,7 +65,7 @@ class GenerationPipeline:
         engines: routes requests to engines.
         admission: limits the queue.
         metrics: counts requests.
-        grammars: compiles structured-output formats to grammars.
+        grammars: compiles output constraints to grammars.
         chats: renders conversations to prompts.
         token_window: tokens that the engine may generate ahead of a slow reader (backpressure).
         coalesce: whether tokens that are ready together are sent in one message.
@@ -207,7 +207,7 @@ class GenerationPipeline:
         if isinstance(request.prompt, TokenPrompt):
             self._admission.check_fits(request.num_answers, num_tokens)
         if not permits:
-            permits = self._admission.admit_group(request.num_answers, num_tokens, accepted_at_s)
+            (permits,) = self._admission.admit_call([num_tokens], request.num_answers, accepted_at_s)
         streams: dict[int, RequestStream] = {}  # of the answers
         answers: AnswerGroup | None = None
         reason = CancelReason.CLIENT
@@ -296,7 +296,7 @@ class GenerationPipeline:
 
         Raises:
             InvalidRequest: they exceed the size of the queue.
-            QueueFull: see `Admission.admit_group`.
+            QueueFull: see `Admission.admit_call`.
         """
         num_answers = specs[0].num_answers if specs[0].HasField("num_answers") else 1
         try:

@@ -119,7 +119,7 @@ class MessagesBody(PromptBody, SamplingBody):
         return self.thinking is None or self.thinking.display != "omitted"
 
     def output_constraint(self) -> OutputConstraint | None:
-        """Returns the structured-output format; None: free text.
+        """Returns the constraint on the answer; None: free text.
 
         Raises:
             InvalidRequest: the schema is too large.

@@ -13,7 +13,7 @@ from frontend.generation.deadline import Deadline
 from frontend.generation.pipeline import GenerationPipeline
 
 _MAX_CONCURRENT = 256
-"""Requests of one call that run at once: about as many as engines have slots."""
+"""Requests of one call that run at once: about the number of slots of an engine."""
 
 _Run = Callable[[int, Sequence[Permit]], Awaitable[None]]
 """Runs one request, given its index and its permits, if it has any yet."""

@@ -24,7 +24,7 @@ _SPACE = re.compile(rb"[ \t\n\r]*+")
 _SHORT_TEXT = re.compile(rb'"([ !#-\[\]-~]{0,64})"')  # without anything that has to be decoded
 _SCALAR = re.compile(rb"[a-zA-Z0-9.+\-]++")
 _IDS = re.compile(rb"(?:[ \t\n\r]*+[0-9]{1,10}+[ \t\n\r]*+,)++")
-# As far as a text goes on, up to a place that is in no escape and no pair of escapes.
+# The rest of a text, cut where no escape or pair of escapes is split.
 _TEXT = re.compile(
     rb'(?:[^"\\]++|\\["\\/bfnrt]'
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})++"

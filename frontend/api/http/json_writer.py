@@ -13,15 +13,15 @@ _BYTES = 1 << 20
 
 
 def encoded(value: Any) -> str:
-    """The JSON of a small value."""
+    """Returns the JSON of a small value."""
     return _encode(value)
 
 
 def json_pieces(value: Any, depth: int = 5) -> Iterator[str]:
-    """The JSON of any value. What is neither a dict nor a scalar is a list of what it iterates over.
+    """Yields the JSON of any value. An iterable other than a dict or a string is written as a list.
 
     Args:
-        depth: levels that are taken apart; the fifth is that of choices[].logprobs.top_logprobs.
+        depth: levels that are split; the fifth is that of choices[].logprobs.top_logprobs.
     """
     if isinstance(value, str):
         if len(value) <= _CHARS:
@@ -66,7 +66,7 @@ def _is_small(entry: Any) -> bool:
 
 
 def chunks(pieces: Iterable[str]) -> Iterator[bytes | None]:
-    """Pieces put together to chunks that can be written; None, time and again, while one is not complete."""
+    """Joins pieces to chunks of about 1 MiB; yields None after each piece that does not complete a chunk."""
     parts: list[bytes] = []
     num_bytes = 0
     for piece in pieces:

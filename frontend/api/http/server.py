@@ -87,7 +87,7 @@ class HttpServer:
 
     async def wait_sent(self) -> None:
         """Waits until all written bytes have been sent."""
-        while any(one.transport.get_write_buffer_size() for one in self._connections()):  # noqa: ASYNC110 - tells nobody
+        while any(one.transport.get_write_buffer_size() for one in self._connections()):  # noqa: ASYNC110 - asyncio has no event
             await asyncio.sleep(_SENT_CHECK_S)
 
     async def stop(self) -> None:

@@ -61,8 +61,8 @@ def required_tools(tools: Sequence[dict[str, Any]], names: Collection[object] | 
     known = [tool["function"]["name"] for tool in tools]
     for name in names or ():
         if name not in known:
-            raise BodyError(400, f"tool_choice names {str(name)[:64]!r}, which is none of tools", param="tool_choice")
+            raise BodyError(400, f"tool_choice names {str(name)[:64]!r}, which is not in tools", param="tool_choice")
     found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
     if not found:
-        raise BodyError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
+        raise BodyError(400, "tool_choice requires a call, and there are no tools", param="tool_choice")
     return found

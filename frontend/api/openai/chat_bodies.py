@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from frontend.api.http.bodies import Body, ConversationObject, Count, NoneIfEmpty
 from frontend.api.http.errors import BodyError
-from frontend.api.http.tool_use import ToolUse
+from frontend.api.http.tool_use import ToolUse, required_tools
 from frontend.api.http.unserved_parameters import is_off
 from frontend.api.openai.completion_bodies import GenerationBody
 from frontend.limits import MAX_CONTENT_PARTS, MAX_ID_CHARS, MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
@@ -130,19 +131,6 @@ def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
 Tool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 
 
-class NamedFunction(ConversationObject):
-    """A function's name."""
-
-    name: str
-
-
-class NamedTool(ConversationObject):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
 class ConversationBody(Body):
     """Parameters of the prompt."""
 
@@ -156,10 +144,11 @@ class ConversationBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    _tool_use: ToolUse = PrivateAttr()
+
     @model_validator(mode="after")
     def _check_prompt(self) -> "ConversationBody":
-        if self.tool_choice not in (None, "auto", "none") and not self.tools_to_call:
-            raise BodyError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
+        self._tool_use = self._checked_tool_use()
         if self.continue_final_message and self.add_generation_prompt:
             raise BodyError(
                 400,
@@ -169,9 +158,9 @@ class ConversationBody(Body):
         return self
 
     @property
-    def tool_names(self) -> frozenset[str]:
-        """Names of the tools offered to the model."""
-        return frozenset(tool["function"]["name"] for tool in self.offered)
+    def calls_one_tool(self) -> bool:
+        """Whether tool_choice names the tool to call."""
+        return self._tool_use.one_call
 
     def prompt_of(self, messages: Sequence[Message]) -> Sliced[ChatPrompt]:
         """Returns the conversation for the template."""
@@ -182,7 +171,7 @@ class ConversationBody(Body):
         return ChatPrompt(
             tuple(turns),
             ChatOptions(
-                tools=tuple(self.offered),
+                tools=tuple(self._tool_use.offered),
                 template_kwargs=self._template_kwargs(),
                 add_generation_prompt=not self.continue_final_message and self.add_generation_prompt is not False,
                 continue_final_message=bool(self.continue_final_message),
@@ -194,36 +183,23 @@ class ConversationBody(Body):
         documents = {"documents": self.documents} if self.documents else {}
         return reasoning_variables(self.reasoning_effort or "") | documents | (self.chat_template_kwargs or {})
 
-    @property
-    def offered(self) -> list[dict[str, Any]]:
-        """Tools offered to the model."""
-        return [] if self.tool_choice == "none" else self.tools or []
-
-    @property
-    def calls_one_tool(self) -> bool:
-        """Whether tool_choice names the tool to call."""
-        return self.tool_choice not in (None, "auto", "none", "required")
-
-    @property
-    def tools_to_call(self) -> list[dict[str, Any]]:
-        """Tools of which one must be called; empty: a call is optional."""
-        if self.tool_choice == "required":
-            return self.offered
-        if not self.calls_one_tool:
-            return []
-        try:
-            name = NamedTool.model_validate(self.tool_choice).function.name
-        except ValidationError:
-            raise BodyError(
-                400,
-                "tool_choice must be 'none', 'auto', 'required' or an object with the type 'function' and the "
-                "function's name",
-                param="tool_choice",
-            ) from None
-        found = [tool for tool in self.offered if tool["function"]["name"] == name]
-        if not found:
-            raise BodyError(400, f"tool_choice names {name[:64]!r}, which is none of tools", param="tool_choice")
-        return found
+    def _checked_tool_use(self) -> ToolUse:
+        tools = self.tools or []
+        match self.tool_choice:
+            case "none":
+                return ToolUse()
+            case None | "auto":
+                return ToolUse(tools)
+            case "required":
+                return ToolUse(tools, required_tools(tools))
+            case {"type": "function", "function": {"name": str(name)}}:
+                return ToolUse(tools, required_tools(tools, [name]), one_call=True)
+        raise BodyError(
+            400,
+            "tool_choice must be 'none', 'auto', 'required' or an object with the type 'function' and the function's "
+            "name",
+            param="tool_choice",
+        )
 
 
 class ChatBody(ConversationBody, GenerationBody):
@@ -240,9 +216,7 @@ class ChatBody(ConversationBody, GenerationBody):
     @property
     def tool_use(self) -> ToolUse:
         """Tools that may be called, and those that must be."""
-        return ToolUse(
-            self.offered, self.tools_to_call, one_call=self.calls_one_tool or self.parallel_tool_calls is False
-        )
+        return replace(self._tool_use, one_call=self.calls_one_tool or self.parallel_tool_calls is False)
 
     @property
     def echoed(self) -> str:

@@ -80,7 +80,7 @@ class GenerationBody(SamplingBody):
         )
 
     def output_constraint(self) -> OutputConstraint | None:
-        """Returns the format that the answer is held to; None: free text.
+        """Returns the constraint on the answer; None: free text.
 
         Raises:
             BodyError: more than one format, or an incomplete one.
@@ -112,7 +112,7 @@ class GenerationBody(SamplingBody):
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether llama.cpp's n_predict asks for an answer as long as fits."""
+        """Whether llama.cpp's n_predict allows an answer up to the context length."""
         return self.n_predict is not None and self.n_predict < 0
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ class CompletionBuilder:
         request_id: of the call.
 
     Raises:
-        BodyError: more than one structured-output format.
+        BodyError: more than one output constraint.
     """
 
     chat = None
@@ -138,7 +138,7 @@ class CompletionBuilder:
         if self._num_echoed_chars > MAX_ECHO_BYTES:
             raise BodyError(
                 400,
-                f"echo asks for {self._num_echoed_chars} characters and token ids of prompts, once for each of n "
+                f"echo requests {self._num_echoed_chars} characters and token ids of prompts, once for each of n "
                 f"choices; at most {MAX_ECHO_BYTES} are sent",
                 param="echo",
             )

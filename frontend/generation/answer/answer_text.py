@@ -15,7 +15,7 @@ class TextDelta(NamedTuple):
     Attributes:
         text: final text; may lag behind the tokens.
         num_tokens: tokens of the batch that belong to the answer: all, or those up to a stop text.
-        stop_text: stop text that ends the answer; None: it goes on.
+        stop_text: stop text that ends the answer; None: none has matched.
     """
 
     text: str

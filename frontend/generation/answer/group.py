@@ -1,9 +1,8 @@
 """Several answers to one request as the messages of one public stream.
 
-The first answer computes the prompt. The others are submitted when its first token is there, so that they find the
-prompt's blocks in the engine's prefix cache; from then on the engine treats all of them alike. One that finds the
-engine's queue full is submitted again: the request has been accepted, and its first answer is under way. Any other
-error of one ends the group. Knows neither the engine's link nor what an answer is made of.
+The first answer computes the prompt. The others are submitted when its first token has arrived, so that they find the
+prompt's blocks in the engine's prefix cache. If the engine's queue is full, an answer is submitted again, because the
+request has been accepted and its first answer runs. Any other error of one answer ends the group.
 """
 
 import asyncio
@@ -15,11 +14,11 @@ from frontend.generation.answer.answer import Answer
 from frontend.observability.request_watch import RequestWatch
 
 _RETRY_S = 0.25
-"""Longest pause before another answer is submitted again: a seat has been free meanwhile, or will be."""
+"""Maximum pause before an answer is submitted again."""
 
 
 class AnswerGroup:
-    """The answers to one request. Close it when nobody reads it any more.
+    """The answers to one request. Close it after the last message has been read, or to stop reading.
 
     Args:
         num_answers: at least 1.
@@ -38,7 +37,7 @@ class AnswerGroup:
         self._waits: dict[asyncio.Task[pb.StreamGenerateResponse | None], AsyncIterator[pb.StreamGenerateResponse]] = {}
 
     def messages(self) -> AsyncIterator[pb.StreamGenerateResponse]:
-        """Started, then the Chunks of all answers as they come, and one Finished for each.
+        """Yields Started, then the Chunks of all answers as they arrive, and one Finished for each.
 
         Raises:
             RequestError: one of the answers failed.
@@ -53,7 +52,7 @@ class AnswerGroup:
         self._wait_for(first)
         for index in range(1, self._num_answers):
             self._wait_for(self._other(index))
-            await asyncio.sleep(0)  # each copies the prompt, on its way to the engine too: one per turn of the loop
+            await asyncio.sleep(0)  # one per iteration of the loop: each copies the prompt
         yield started
         while self._waits:
             done, _ = await asyncio.wait(self._waits, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +63,7 @@ class AnswerGroup:
                     continue
                 if not message.HasField("started"):
                     yield message
-                self._wait_for(answer)  # only now: asking for more says that what came before has been taken
+                self._wait_for(answer)  # only now: this tells the answer that its message was sent
 
     async def _other(self, index: int) -> AsyncIterator[pb.StreamGenerateResponse]:
         while True:
@@ -72,7 +71,7 @@ class AnswerGroup:
                 async for message in self._submit(index).messages():
                     yield message
                 return
-            except QueueFull as refusal:  # comes instead of everything else, never behind it
+            except QueueFull as refusal:  # always before the first message
                 pause_s = _RETRY_S if refusal.retry_after_s is None else min(refusal.retry_after_s, _RETRY_S)
                 await asyncio.sleep(pause_s)
 
@@ -80,11 +79,11 @@ class AnswerGroup:
         self._waits[asyncio.create_task(_next_message(answer))] = answer
 
     def close(self) -> None:
-        """Stops waiting for messages. The streams behind the answers are their owner's to close."""
+        """Stops waiting for messages. The caller closes the streams of the answers."""
         for wait in self._waits:
             wait.cancel()
             if wait.done() and not wait.cancelled():
-                wait.exception()  # of several errors one has been raised; the others count as seen
+                wait.exception()  # one error has been raised; marks the others as retrieved
 
 
 async def _next_message(answer: AsyncIterator[pb.StreamGenerateResponse]) -> pb.StreamGenerateResponse | None:

@@ -1,6 +1,5 @@
-"""A chat answer taken apart: what it says, what the model thought before it, which tools it calls.
-
-How a model marks these is `frontend.text.chat`'s; here it meets one request and the public proto.
+"""Splits chat answers into text, reasoning and tool calls of the public proto; `frontend.text.chat` knows the models'
+formats.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +19,11 @@ from frontend.text.chat import (
 )
 from frontend.text.tokenizer import Tokenizer
 
-_TAIL_TOKENS = 64  # of a prompt: more than any mark and the space behind it
+_TAIL_TOKENS = 64  # of a prompt: longer than any mark and the space after it
 
 
 class Parts(NamedTuple):
-    """What some text adds to each part of an answer."""
+    """What a piece of text adds to each part of an answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -32,7 +31,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(deltas: Sequence[Delta]) -> Parts:
-    """The same deltas part by part."""
+    """Groups deltas by part."""
     text, reasoning, tool_calls = [], [], []
     for delta in deltas:
         match delta:
@@ -48,19 +47,19 @@ def parts_of(deltas: Sequence[Delta]) -> Parts:
 
 
 class AnswerParsing:
-    """How the answers to one conversation are taken apart.
+    """Parses the answers to one conversation.
 
     Args:
         chat: the conversation.
         chat_format: how the model marks reasoning and calls.
         tokenizer: the model's.
-        keep_special_tokens: whether the client wants to see them.
+        keep_special_tokens: whether the text shows special tokens.
 
     Attributes:
-        needs_special_tokens: whether `parser` must be given them, as a part of the text.
+        needs_special_tokens: whether the text for `parser` must contain special tokens.
 
     Raises:
-        InvalidRequest: tools whose calls could not be told from words.
+        InvalidRequest: the format of the model's tool calls is unknown.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class AnswerParsing:
         return rules(self._prompt_tail(prompt_ids), self._tokenizer.special_token_id)
 
     def parser(self, prompt_ids: Sequence[int]) -> AnswerParser:
-        """A fresh parser for one answer.
+        """Returns a parser for one answer.
 
         Args:
             prompt_ids: the prompt, which may have opened the reasoning.
@@ -107,7 +106,7 @@ class AnswerParsing:
 
 
 def _tool(tool: object) -> tuple[str, Mapping[str, Any]]:
-    """A tool's name and the schema of its arguments."""
+    """Returns a tool's name and the schema of its arguments."""
     function = tool.get("function") if isinstance(tool, dict) else None
     function = function if isinstance(function, dict) else {}
     name, parameters = function.get("name"), function.get("parameters")

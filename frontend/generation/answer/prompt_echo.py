@@ -38,7 +38,7 @@ class PromptEcho:
             per_token = 1 + output.prompt_logprobs
             if len(prompt_ids) * per_token > MAX_PROMPT_LOGPROBS:
                 raise InvalidRequest(
-                    f"prompt_logprobs asks for {len(prompt_ids) * per_token} log-probabilities, {per_token} for each "
+                    f"prompt_logprobs requests {len(prompt_ids) * per_token} log-probabilities, {per_token} for each "
                     f"of {len(prompt_ids)} prompt tokens; at most {MAX_PROMPT_LOGPROBS} are sent",
                     field="spec.output.prompt_logprobs",
                 )
@@ -49,7 +49,7 @@ class PromptEcho:
                 self.message.token_ids.extend(prompt_ids[start : start + _IDS_AT_ONCE])
         if self.message.ByteSize() > MAX_ECHO_BYTES:
             raise InvalidRequest(
-                f"echo asks for {self.message.ByteSize()} bytes of prompt, at most {MAX_ECHO_BYTES} are sent",
+                f"echo requests {self.message.ByteSize()} bytes of prompt, at most {MAX_ECHO_BYTES} are sent",
                 field="spec.output.echo",
             )
 

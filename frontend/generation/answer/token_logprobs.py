@@ -1,4 +1,4 @@
-"""Log-probabilities as the columns of the public proto."""
+"""Converts log-probabilities to the columns of the public proto."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from frontend.text.tokenizer import Tokenizer
 
 
 def token_logprobs(batch: LogprobBatch, token_ids: Sequence[int], tokenizer: Tokenizer) -> pb.TokenLogprobs:
-    """The columns of some tokens.
+    """Returns the columns for some tokens.
 
     Args:
         token_ids: the chosen tokens, one for each entry of `batch`.

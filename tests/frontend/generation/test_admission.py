@@ -121,9 +121,9 @@ def test_group_takes_all_its_places_or_none():
     admission = Admission(max_requests=4, max_tokens=100)
     admission.admit(1, 0.0)
     with pytest.raises(QueueFull, match="1 requests wait for their first token, at most 4 may; 4 more are too many"):
-        admission.admit_group(4, 10, 0.0)
+        admission.admit_call([10], 4, 0.0)
     assert (admission.num_requests, admission.num_tokens) == (1, 1)
-    permits = admission.admit_group(3, 10, 0.0)
+    (permits,) = admission.admit_call([10], 3, 0.0)
     assert (admission.num_requests, admission.num_tokens) == (4, 11)
     permits[0].release(0.0)
     assert (admission.num_requests, admission.num_tokens) == (3, 1)
@@ -134,8 +134,8 @@ def test_group_takes_all_its_places_or_none():
 
 def test_what_the_queue_could_never_take_is_invalid_and_not_a_full_queue():
     admission = Admission(max_requests=6, max_tokens=100)
-    with pytest.raises(InvalidRequest, match=r"7 answers are asked for, and at most 6 .*--max-queued-requests"):
-        admission.admit_group(7, 1, 0.0)
+    with pytest.raises(InvalidRequest, match=r"7 answers are requested, and at most 6 .*--max-queued-requests"):
+        admission.admit_call([1], 7, 0.0)
     with pytest.raises(InvalidRequest, match="4 prompts with 2 answers each are 8 requests, and at most 6"):
         admission.admit_call([1] * 4, 2, 0.0)
     with pytest.raises(

@@ -179,7 +179,7 @@ class ResponsesBody(ConversationBody, SamplingBody):
         return _ENCRYPTED in (self.include or ())
 
     def output_constraint(self) -> OutputConstraint | None:
-        """Returns the structured-output format; None: free text.
+        """Returns the constraint on the answer; None: free text.
 
         Raises:
             BodyError: the JSON Schema is missing.

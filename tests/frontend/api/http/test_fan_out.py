@@ -25,7 +25,7 @@ async def post():
     [
         ({"prompt": ["x"] * 6}, "6 prompts with 1 answers each are 6 requests, and at most 5", "prompt"),
         ({"prompt": ["x"] * 3, "n": 2}, "3 prompts with 2 answers each are 6 requests, and at most 5", "prompt"),
-        ({"prompt": "x", "n": 6}, "6 answers are asked for, and at most 5", "n"),
+        ({"prompt": "x", "n": 6}, "6 answers are requested, and at most 5", "n"),
         ({"prompt": "x" * 101}, "the prompt has 101 tokens, and in all at most 100", "prompt"),
         ({"prompt": [7] * 101}, "the prompt has 101 tokens, and in all at most 100", "prompt"),
     ],

@@ -314,7 +314,7 @@ NO_CALL = [
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tool_choice": "any", "tools": [tool("f")]}, "tool_choice", "must be 'none', 'auto', 'required'"),
     ({"tool_choice": {"type": "function"}, "tools": [tool("f")]}, "tool_choice", "function's name"),
-    ({"tool_choice": named("g"), "tools": [tool("f")]}, "tool_choice", "names 'g', which is none of tools"),
+    ({"tool_choice": named("g"), "tools": [tool("f")]}, "tool_choice", "names 'g', which is not in tools"),
     ({"tool_choice": "required", "tools": [tool("f"), tool("ä b")]}, "tools", "letters, digits"),
     ({"tool_choice": "required", "tools": [tool("f", [1])]}, "tools", "JSON object"),
     ({"tool_choice": "required", "tools": [tool("f", {"not": {"type": "null"}})]}, "tools", "with not: not supported"),

@@ -273,7 +273,7 @@ async def test_small_windows_lose_nothing(make_pair, window):
 
 async def test_more_answers_than_the_queue_has_places_are_no_retryable_refusal(make_pair):
     pair = await make_pair(max_queued_requests=3)
-    with pytest.raises(grpc.aio.AioRpcError, match="4 answers are asked for, and at most 3 requests") as caught:
+    with pytest.raises(grpc.aio.AioRpcError, match="4 answers are requested, and at most 3 requests") as caught:
         await pair.stub().Generate(pb.GenerateRequest(spec=several("x" * 60, 4)))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     answer = await pair.stub().Generate(pb.GenerateRequest(spec=several("x" * 60, 3)))
