@@ -1,4 +1,4 @@
-"""The frontend put together: engine link, services, servers, and the order in which they start and stop."""
+"""Wires the frontend together: engine connections, services and servers, and the order of their start and stop."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_METADATA_BYTES = 16 << 10
-# High: a client that opens more on a fresh connection, before it has heard of this, gets UNAVAILABLE for the rest.
+# High, because a client that opens more before it knows this setting gets UNAVAILABLE for the rest.
 _MAX_STREAMS_PER_CONNECTION = 4096
 _HANDSHAKE_TIMEOUT_S = 20.0
 _SETTLE_S = 1.0
@@ -60,11 +60,11 @@ class FrontendApp:
 
     Args:
         config: flags.
-        place: among the workers that share its ports; None: there are no others.
-        warm_up: as soon as there is a model, start what its first conversation would wait for.
+        place: identity among the workers that share its ports; None for a single process.
+        warm_up: start the chat template process as soon as a model is known, before the first conversation.
 
     Raises:
-        ConfigError: the tokenizer's folder, a key or a certificate is of no use.
+        ConfigError: the tokenizer's folder, a key or a certificate cannot be used.
     """
 
     def __init__(self, config: FrontendConfig, place: WorkerPlace | None = None, *, warm_up: bool = False) -> None:
@@ -118,14 +118,14 @@ class FrontendApp:
 
     @property
     def http_port(self) -> int | None:
-        """Where HTTP is served; None: it is not."""
+        """The port of HTTP; None without HTTP."""
         return self._http.port if self._http is not None else None
 
     async def start(self) -> None:
         """Opens the ports and starts looking for engines.
 
         Raises:
-            ConfigError: a port cannot be had, or too few threads or files.
+            ConfigError: a port cannot be opened, or the limits on threads or files are too low.
         """
         try:
             check_process_limits()
@@ -152,7 +152,7 @@ class FrontendApp:
         if config.reflection:
             add_reflection([generation_service_pb2.DESCRIPTOR], server)
         host = f"[{config.host}]" if ":" in config.host else config.host
-        if self._place is None:  # else the parent has reserved it, and clients may already come
+        if self._place is None:  # otherwise the parent has reserved the port, and clients may already connect
             try_port(config.host, config.port, reuse_port=config.reuse_port)
         try:
             address = f"{host}:{config.port}"
@@ -177,20 +177,21 @@ class FrontendApp:
         logger.info("listening on %s:%d, engine %s", host, self.port, ", ".join(config.engine))
 
     async def wait_serving(self, timeout_s: float | None) -> None:
-        """Waits until requests are taken.
+        """Waits until requests are accepted.
 
         Raises:
-            TimeoutError: they are not after `timeout_s`; never with None.
+            TimeoutError: they are not within `timeout_s`; never with None.
         """
         async with asyncio.timeout(timeout_s):
             while not self._health.serving:
                 await self._health.wait_for_change()
 
     async def drain(self, grace_s: float) -> int:
-        """Takes nothing new and lets running calls finish, until their clients have the answers; what is left after
-        `grace_s` ends with UNAVAILABLE.
+        """Refuses new calls and waits until running ones have finished and their answers are sent.
 
-        Returns: calls that finished by themselves.
+        Calls that run longer than `grace_s` end with UNAVAILABLE.
+
+        Returns: number of calls that finished in time.
         """
         self._draining = True
         self._update_health()
@@ -206,13 +207,13 @@ class FrontendApp:
             if self.calls.num_active:
                 logger.warning("%d calls have not finished within %g s", self.calls.num_active, grace_s)
             else:
-                logger.warning("within %g s some clients have not taken all of their answers", grace_s)
+                logger.warning("some clients have not received their whole answers within %g s", grace_s)
         num_cut = self.calls.num_active
         await self.engines.stop(ServerDraining("this server has stopped", retry_after_s=1.0))
         return num_running - num_cut
 
     async def stop(self) -> None:
-        """Closes everything. Calls that still run end with UNAVAILABLE, or are cut after a second."""
+        """Stops everything. Running calls end with UNAVAILABLE, or are cancelled after a second."""
         self._draining = True
         self._update_health()
         self.calls.refuse_new()
@@ -238,9 +239,9 @@ class FrontendApp:
         try:
             await self._chats.prepare(self.engines.attachment().model.tokenizer)
         except EngineUnavailable:
-            return  # gone again: the first conversation starts what it needs
+            return  # the engine was lost; the first conversation starts the process
         except Exception:
-            logger.exception("chat templates cannot be tried")
+            logger.exception("cannot prepare the chat template process")
 
     def _file_watches(self) -> list[FileWatch]:
         config, watches = self._config, []
@@ -254,7 +255,7 @@ class FrontendApp:
         self._keys.replace(load_keys(self._config.api_key, self._config.api_key_file))
 
     def _http_server(self) -> "HttpServer":
-        # Here, so that a server without HTTP needs none of its packages.
+        # Imported here, so that a server without HTTP does not need these packages.
         from frontend.api.anthropic.endpoints import Messages, messages_api
         from frontend.api.http.app import make_app
         from frontend.api.http.call_runner import CallRunner
@@ -335,16 +336,16 @@ def loop_factory(*, use_uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]
 def _server_options(config: FrontendConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-        # Both: between the two, calls are refused by chance.
+        # Both, because between the two limits gRPC refuses calls at random.
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
         ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_TIMEOUT_S * 1000)),
         ("grpc.so_reuseport", int(config.reuse_port)),
-        # With the default of 1000, many streams opened at once fail in ways a client cannot understand.
+        # With the default of 1000, many streams opened at once fail with unclear errors.
         ("grpc.server.max_pending_requests", 16384),
         ("grpc.server.max_pending_requests_hard_limit", 32768),
-        # Clients ping through silent prefills; the default answers "Too many pings". The key must be exactly this one.
+        # Clients ping during long prefills; the default rejects that with "Too many pings". Needs exactly this key.
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 20_000),

@@ -383,7 +383,7 @@ async def tokenize(
             return await model.tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
         case ChatPrompt(turns, options):
             rendered = await chats.render(model.tokenizer, turns, options, field=path + "chat")
-            return await model.tokenizer.encode_rendered(rendered, add_special_tokens=bool(add_special_tokens))
+            return await model.tokenizer.encode(rendered, add_special_tokens=bool(add_special_tokens))
         case TokenPrompt(token_ids):
             return token_ids
 

@@ -1,5 +1,6 @@
-"""Renders conversations to prompts with the model's chat template, in killable processes: a template is a program,
-and how long it takes depends on what a request gives it.
+"""Renders conversations to prompts with the model's chat template.
+
+A template is a program whose run time depends on the request, so it runs in killable processes.
 """
 
 import asyncio
@@ -19,20 +20,20 @@ from frontend.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 LIMITS = JobLimits(timeout_s=0.5, memory_bytes=256 << 20, clock=Clock.CPU, start_timeout_s=2.0)
-"""4,000 messages with tool calls take 40 ms, and compiling the largest templates 0.1 s."""
+"""Rendering 4,000 messages with tool calls takes 40 ms, compiling the largest templates 0.1 s."""
 
 NUM_PROCESSES = 2  # one may be busy for the whole time limit
-_LARGE_CHARS, _MANY = 50_000, 200  # take a millisecond to write: from here on in a thread
+_LARGE_CHARS, _MANY = 50_000, 200  # encoding these takes a millisecond; larger conversations use a thread
 
 
-_dumps = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each call
+_dumps = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps creates an encoder for each call
 
 
 class ChatRenderer:
-    """Renders conversations. The first one, or `prepare`, starts the processes.
+    """Renders conversations. The first one, or `prepare`, starts a process.
 
     Args:
-        limits: what one conversation may take.
+        limits: limits of one conversation.
     """
 
     def __init__(self, limits: JobLimits = LIMITS) -> None:
@@ -49,15 +50,14 @@ class ChatRenderer:
         """Returns the prompt of a conversation.
 
         Args:
-            tokenizer: of the model, with its templates. Templates that cannot be compiled are taken from it, with a
-                line in the log: from then on it refuses chat, and serves text.
-            messages: the turns, oldest first.
-            options: None: no tools, the assistant's turn opened at the end.
-            field: the request's field that an error names.
+            tokenizer: the model's tokenizer with its templates. If they cannot be compiled, this is logged once, and
+                the tokenizer refuses chat prompts from then on.
+            messages: oldest first.
+            options: None: no tools, and the assistant's message is opened at the end.
+            field: the request's field for errors.
 
         Raises:
-            InvalidRequest: the model has no usable template, or the template refuses these messages or takes too much
-                for them.
+            InvalidRequest: the model has no usable template, or the template rejects these messages or exceeds a limit.
             ServerDraining: this frontend has stopped.
         """
         options = options or ChatOptions()
@@ -119,7 +119,7 @@ async def _job(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
 
 
 def _encode(messages: Sequence[ChatMessage], options: ChatOptions) -> bytes:
-    """The frame, message by message: one call for all would hold the GIL."""
+    """Encodes the frame message by message, because a single call would hold the GIL too long."""
     turns = ", ".join([_dumps(_values(message)) for message in messages])
     rest = {
         "tools": [dict(tool) for tool in options.tools],

@@ -1,9 +1,9 @@
 """Renders chat messages with the model's Jinja template, as `transformers` does.
 
-Templates come from the model's files, chosen by the operator; a request brings texts, tools and variables as plain JSON
-values, never a template. They run in Jinja's immutable sandbox all the same: no access to Python's internals, no
-changes to what they are given, `range` limited to 100,000, output limited to `MAX_RENDERED_CHARS`. Neither this nor
-compiling limits time and memory: both happen in a process that may be killed (`template_worker.py`).
+Templates come from the model's files, which the operator chose; requests contain only texts, tools and variables as
+JSON values. Nevertheless templates run in Jinja's immutable sandbox: no access to Python's internals, no changes to
+their input, `range` limited to 100,000 and output to `MAX_RENDERED_CHARS`. The sandbox does not limit time and memory,
+so compiling and rendering run in a killable process (`chat_template_worker.py`).
 """
 
 import datetime
@@ -20,17 +20,15 @@ import jinja2.sandbox
 from frontend.text.chat.messages import ChatMessage, ChatOptions, template_messages
 
 MAX_RENDERED_CHARS = 1_000_000
-"""Longest prompt a template may produce; over 200,000 tokens of ordinary text."""
+"""Maximum length of a rendered prompt; over 200,000 tokens of ordinary text."""
 
 
 class ChatTemplateError(Exception):
-    """The template does not compile, or refuses or fails on these messages; has its message."""
+    """The template does not compile, or raised an error for these messages."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is rendered as if the tag were not
-    there.
-    """
+    """Ignores the tag `{% generation %}`, which marks the assistant's text for training, and renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class's own form
 
@@ -55,7 +53,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which models have not been trained on."""
+    """Replaces Jinja's filter, which escapes HTML; models were not trained on that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -66,7 +64,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    del environment.globals["lipsum"]  # makes text of any length; no chat needs it
+    del environment.globals["lipsum"]  # generates text of any length; no template needs it
     return environment
 
 
@@ -75,7 +73,7 @@ class ChatTemplate:
 
     Args:
         source: the Jinja template.
-        variables: what it may use besides the messages: bos_token, eos_token, ...
+        variables: variables besides the messages: bos_token, eos_token, ...
 
     Raises:
         ChatTemplateError: the source cannot be compiled.
@@ -95,7 +93,7 @@ class ChatTemplate:
             raise ChatTemplateError(f"line {error.lineno}: {error.message}") from error
         except RecursionError:
             raise ChatTemplateError("it is nested too deeply") from None
-        except (SyntaxError, OverflowError, ValueError) as error:  # of the Python that Jinja makes of it
+        except (SyntaxError, OverflowError, ValueError) as error:  # in the Python code that Jinja generates
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
         self._loops_over_content = any(_is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
         tested = (test.node for test in tree.find_all(jinja2.nodes.Test) if test.name == "string")
@@ -105,19 +103,19 @@ class ChatTemplate:
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> str:
         """Renders the conversation as one prompt.
 
-        A content of several texts is given as a list of parts to a template that loops over contents, else as lines of
-        one text; a single text as a list of one part only to a template that knows no other content. The role
-        "developer" is "system" to a template that does not know it.
+        Content with several texts is passed as a list of parts if the template loops over content, otherwise as lines
+        of one text. A single text is passed as a list with one part only if the template accepts nothing else. The role
+        "developer" becomes "system" if the template does not know it.
 
         Args:
-            messages: the turns, oldest first.
-            options: None: no tools, the assistant's turn opened at the end.
+            messages: oldest first.
+            options: None: no tools, and the assistant's message is opened at the end.
 
         Raises:
-            ChatTemplateError: the template refuses these messages (`raise_exception`), fails on them, reaches for what
-                the sandbox forbids, or produces more than `MAX_RENDERED_CHARS` characters; a variable has the name of
-                one of its own; there is no final message to continue.
-            MemoryError: it takes more memory than there may be.
+            ChatTemplateError: the template rejects these messages (`raise_exception`), fails, violates the sandbox, or
+                produces more than `MAX_RENDERED_CHARS` characters; a variable has a reserved name; or there is no final
+                message to continue.
+            MemoryError: it exceeds the memory limit.
         """
         options = options or ChatOptions()
         for name in options.template_kwargs:
@@ -153,13 +151,13 @@ class ChatTemplate:
                 parts.append(part)
         except (ChatTemplateError, MemoryError):
             raise
-        except Exception as error:  # a template is a program: any error of its own is about these messages
+        except Exception as error:  # a template is a program: it may raise anything for these messages
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
         return _checked_text("".join(parts))
 
 
 def _checked_text(prompt: str) -> str:
-    """JSON in a request can escape half a character, which no encoding takes."""
+    """Checks that UTF-8 can encode the prompt; JSON may contain half a surrogate pair, which it cannot."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -168,7 +166,7 @@ def _checked_text(prompt: str) -> str:
 
 
 def _is_content(node: jinja2.nodes.Node) -> bool:
-    """Whether an expression is a message's content: `message.content`, `message['content']`, or a variable so named."""
+    """Returns whether an expression is a message's content: `.content`, `['content']` or the variable `content`."""
     match node:
         case jinja2.nodes.Name(name="content") | jinja2.nodes.Getattr(attr="content"):
             return True
@@ -180,7 +178,7 @@ def _is_content(node: jinja2.nodes.Node) -> bool:
 
 
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Ends the message to continue and is found again in the prompt; its space shows whether the template trims."""
+"""Marks the end of the message to continue; its trailing space shows whether the template strips whitespace."""
 
 
 def _mark_end(turns: list[Any]) -> None:
@@ -199,4 +197,4 @@ def _cut_at_mark(prompt: str) -> str:
         raise ChatTemplateError("the final message cannot be continued: the template leaves it out")
     if prompt.startswith(_END_MARK, end):
         return prompt[:end]
-    return prompt[:end].rstrip()  # the template trims: what the message ended with is not in the prompt either
+    return prompt[:end].rstrip()  # the template strips whitespace at the end of messages

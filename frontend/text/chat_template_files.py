@@ -1,4 +1,4 @@
-"""The chat templates in a model's files and what they may name: found, not compiled."""
+"""Finds the chat templates and their variables in a model's files. Does not compile them."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ class ChatFiles:
     """One model's chat templates as text.
 
     Attributes:
-        plain: the template of requests without tools; None: they are refused.
-        for_tools: that of requests with tools, most often the same.
-        variables: what templates may use besides the messages: bos_token, eos_token, ...
-        refusal: why chat prompts are refused; empty: nothing speaks against those for which there is a template.
+        plain: template for requests without tools; None if these are refused.
+        for_tools: template for requests with tools, usually the same.
+        variables: template variables besides the messages: bos_token, eos_token, ...
+        refusal: why all chat prompts are refused; empty if they are not.
     """
 
     plain: str | None = None
@@ -30,13 +30,14 @@ class ChatFiles:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> "ChatFiles":
-        """Finds the templates: chat_template.jinja and additional_chat_templates/, else chat_template.json, else
-        tokenizer_config.json. Templates that are there in a wrong form refuse chat, and nothing else.
+        """Finds the templates.
 
-        Of named templates it is the one called "default"; with tools the one called "tool_use", if there is one.
+        They are in chat_template.jinja and additional_chat_templates/, or else in chat_template.json, or else in
+        tokenizer_config.json. Of named templates, "default" is used, and with tools "tool_use" if it exists. Malformed
+        templates disable only chat prompts.
 
         Raises:
-            ValueError: a file is not the JSON it should be.
+            ValueError: a file is not valid JSON.
         """
         variables = _token_variables(files)
         try:
@@ -50,32 +51,32 @@ class ChatFiles:
         return chosen if chosen.plain or chosen.for_tools else replace(chosen, refusal=_NO_TEMPLATE)
 
     def refused(self, problem: str) -> "ChatFiles":
-        """The same files, of no use for chat because of a problem."""
+        """Returns a copy that refuses chat prompts because of a problem."""
         refusal = f"the model's chat template cannot be compiled ({problem}); send text or token_ids"
         return replace(self, plain=None, for_tools=None, refusal=refusal)
 
     @property
     def shows_tools(self) -> bool:
-        """Whether prompts have the definitions of tools, as far as the template's text tells."""
+        """Whether the template inserts the definitions of tools, judged by its text."""
         return "tools" in (self.for_tools or "")
 
     @property
     def shown(self) -> str | None:
-        """The template that shows the most: of two that for tools."""
+        """The template for tools if it exists, otherwise the plain one."""
         return self.for_tools or self.plain
 
     def refusal_of(self, *, with_tools: bool) -> str:
-        """Why requests with or without tools are refused; empty: they are not."""
+        """Returns why requests with or without tools are refused; empty if they are not."""
         has_template = (self.for_tools if with_tools else self.plain) is not None
         return "" if has_template else self.refusal or _NO_TEMPLATE
 
 
 class _MalformedTemplatesError(Exception):
-    """Says where, and what is wrong."""
+    """Templates in a wrong format; the message names the file and the problem."""
 
 
 def _find(files: Mapping[str, bytes]) -> str | dict[str, str]:
-    """One template, or all by name."""
+    """Returns the only template, or all templates by name."""
     named = {
         name.removeprefix(ADDITIONAL_TEMPLATES).removesuffix(".jinja"): _text(name, data)
         for name, data in files.items()
@@ -109,9 +110,9 @@ def _text(name: str, data: bytes) -> str:
 
 
 def _token_variables(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The special tokens a template may name: tokenizer_config.json, in older models also special_tokens_map.json."""
+    """Returns special tokens by name, from tokenizer_config.json and, in older models, special_tokens_map.json."""
     config = load_object(files, "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:  # newer models' maps are copies at best; transformers ignores them too
+    if "added_tokens_decoder" not in config:  # transformers ignores the map of newer models, too
         config = {**config, **load_object(files, "special_tokens_map.json")}
     config = {**_class_defaults(files, config), **config}
     own = [name for name in config if name.endswith("_token") and name not in _TOKEN_VARIABLES]
@@ -127,8 +128,9 @@ def _token_variables(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _class_defaults(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Mapping[str, str]:
-    """The special tokens of the checkpoint's tokenizer class in `transformers`, for those that no file names. It does
-    not take byte-level tokenizers for Llama's class, whatever their files say.
+    """Returns the default special tokens of the checkpoint's tokenizer class in `transformers`.
+
+    Like `transformers`, ignores Llama's class for byte-level tokenizers.
     """
     match str(config.get("tokenizer_class")).removesuffix("Fast"):
         case "LlamaTokenizer" if b'"ByteLevel"' not in files.get("tokenizer.json", b""):
@@ -139,10 +141,10 @@ def _class_defaults(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Ma
 
 
 def load_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """A JSON object among a model's files; empty if there is no such file.
+    """Returns the JSON object in one of a model's files; empty without the file.
 
     Raises:
-        ValueError: the file holds no such thing.
+        ValueError: the file does not contain a JSON object.
     """
     if name not in files:
         return {}

@@ -1,7 +1,7 @@
 """The process that renders chat templates; see `isolated/worker.py`.
 
--> {"plain": ..., "for_tools": ..., "variables": {...}}      <- {}, once both templates are compiled
--> {"messages": [...], "options": {...}}                     <- {"prompt": ...}, again and again
+-> {"plain": ..., "for_tools": ..., "variables": {...}}      <- {}, after both templates are compiled
+-> {"messages": [...], "options": {...}}                     <- {"prompt": ...}, repeatedly
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from frontend.text.isolated.worker import CannotStart, Frame, Handler, serve
 
 
 def renderer(hello: Frame) -> Handler:
-    """Makes what renders the conversations for one model.
+    """Returns the function that renders one model's conversations.
 
     Raises:
         CannotStart: a template cannot be compiled.

@@ -1,7 +1,7 @@
-"""Incremental detokenization: the text sent is always a prefix of the full decode of the same ids.
+"""Incremental detokenization: the text so far is always a prefix of the full decoding of the same ids.
 
-It sees output ids only, never the prompt's: text of the prompt cannot leak into the answer. Stop texts are
-`frontend/generation/answer/stop_texts.py`'s.
+It gets only output ids, so text of the prompt cannot leak into the answer. `frontend/generation/answer/stop_texts.py`
+handles stop texts.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from frontend.text.token_text import ByteTokenText, PieceTokenText, TailRule, To
 
 
 class Detokenizer(Protocol):
-    """The text of one answer.
+    """Converts the tokens of one answer to text.
 
-    Invariant: all strings returned so far, joined, are a prefix of what the tokenizer decodes from the same ids,
-    whatever their chunking; after `finish` they are equal to it. A returned string never ends inside a character.
+    Invariant: the returned strings together are a prefix of the tokenizer's decoding of the same ids, however the ids
+    are chunked, and equal to it after `finish`. No returned string ends inside a character.
     """
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -22,7 +22,7 @@ class Detokenizer(Protocol):
         ...
 
     def finish(self) -> str:
-        """Returns what is left; bytes of an incomplete character become U+FFFD. Nothing may be pushed afterwards."""
+        """Returns the remaining text; an incomplete character becomes U+FFFD. No push may follow."""
         ...
 
 
@@ -34,7 +34,7 @@ def make_detokenizer(text: TokenText, *, keep_special_tokens: bool) -> Detokeniz
 
 
 class ByteLevelDetokenizer:
-    """Byte-level BPE: a table look-up per token, then an incremental UTF-8 decoder."""
+    """Byte-level BPE: looks up the bytes of each token and decodes UTF-8 incrementally."""
 
     def __init__(self, text: ByteTokenText, *, keep_special_tokens: bool) -> None:
         self._table = text.all_bytes if keep_special_tokens else text.visible_bytes
@@ -55,13 +55,13 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """Any other vocabulary: tokens wait in a short window until nothing that follows can change their text."""
+    """Any other vocabulary: holds tokens in a short window until later tokens cannot change their text."""
 
     def __init__(self, text: PieceTokenText, *, keep_special_tokens: bool) -> None:
         self._text = text
         self._keep_special_tokens = keep_special_tokens
-        self._window: list[int] = []  # visible tokens whose text is not sent
-        self._at_start = True  # no text sent yet: the next token may lose a leading space
+        self._window: list[int] = []  # visible tokens whose text is held back
+        self._at_start = True  # the next token may lose a leading space
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See `Detokenizer.push`."""
@@ -80,7 +80,7 @@ class PieceDetokenizer:
         return self._text.text_at_end(window, is_start=self._at_start) if window else ""
 
     def _num_certain(self, newest: int) -> int:
-        """How many tokens of the window can no longer change, `newest` being its last."""
+        """Returns the number of tokens in the window whose text is final; `newest` is its last token."""
         rule = self._text.tail_rule
         if rule is TailRule.ALL or (rule is TailRule.BYTE_RUN and self._text.is_byte(newest)):
             return 0
@@ -90,7 +90,7 @@ class PieceDetokenizer:
         ids = self._window[:num_tokens]
         if self._at_start:
             text = self._text.text_from_start(ids)
-            if not text:  # a lone leading space: what it does to the next token shows only together with it
+            if not text:  # a leading space, whose effect depends on the next token
                 return ""
             self._at_start = False
         else:

@@ -1,4 +1,4 @@
-"""Defaults of sampling parameters that a request leaves unset: the model's `generation_config.json`, else the API's."""
+"""Defaults of unset sampling parameters: from the model's `generation_config.json`, otherwise the API's."""
 
 import logging
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 
 
 SamplingDefaults = Mapping[str, float]
-"""Name of a sampling parameter to its default, for those that a model's file may set."""
+"""Defaults by name, for the sampling parameters that a model's file may set."""
 
 _PARAMETERS = {name: parameter for name, parameter in SAMPLING.items() if parameter.rule.from_model}
 API_DEFAULTS: SamplingDefaults = {name: parameter.default for name, parameter in _PARAMETERS.items()}
 
 
 def sampling_defaults(files: Mapping[str, bytes]) -> SamplingDefaults:
-    """Reads the defaults out of the tokenizer's files.
+    """Reads the defaults from the tokenizer's files.
 
-    A value that the API would refuse in a request is logged and replaced by the API's own default, so that the file
-    does not make every request fail. `do_sample: false` does not mean temperature 0: most files have it by default.
+    A value that the API would refuse in a request is logged and replaced by the API's default, so that requests do not
+    fail because of the file. `do_sample: false` does not mean temperature 0, because most files contain it by default.
 
     Args:
         files: file name -> content, as fetched from the engine or read from a folder.

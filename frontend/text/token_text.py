@@ -1,13 +1,13 @@
-"""How the tokens of one vocabulary become text: built once per tokenizer, shared by all detokenizers.
+"""The text of each token of a vocabulary. Built once per tokenizer and shared by all detokenizers.
 
-A decoder of the `tokenizers` library sees all ids at once; a stream does not. Two facts make streaming exact:
+The decoders of the `tokenizers` library need all ids at once. Two properties make exact streaming possible:
 
-- Byte-level decoders (GPT-2, Llama 3, Qwen) map each token to bytes, whatever stands around it: `ByteTokenText`.
-- Others map each token to text that depends on its neighbours only through "am I the first?" and, for some decoders,
-  "am I the last?" or "which run of byte tokens am I in?": `PieceTokenText`. `TailRule` says which of the newest tokens
-  may still change.
+- Byte-level decoders (GPT-2, Llama 3, Qwen) map each token to bytes, independently of its neighbours: `ByteTokenText`.
+- Others map each token to text that depends only on whether it is the first one and, for some decoders, whether it is
+  the last one, or on its run of byte tokens: `PieceTokenText`. `TailRule` tells which of the latest tokens may still
+  change.
 
-Whatever is neither is decoded at the end of the answer: slow to appear, never wrong.
+With any other decoder, the text is decoded at the end of the answer: it appears late, but is correct.
 """
 
 import codecs
@@ -23,16 +23,16 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TailRule(enum.Enum):
-    """Which tokens at the end of the ids seen so far may still change their text."""
+    """The latest tokens whose text may still change."""
 
     NONE = "none"
     BYTE_RUN = "byte run"  # one malformed byte turns its whole run of <0xAB> tokens into U+FFFD
     LAST = "last"  # an end-of-word suffix becomes a space only if another token follows
-    ALL = "all"  # unknown decoder: nothing is certain before the end
+    ALL = "all"  # unknown decoder: any text may change until the end
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The printable stand-in of each byte in byte-level BPE vocabularies (GPT-2's `bytes_to_unicode`)."""
+    """Returns the byte that each character of byte-level BPE vocabularies encodes (GPT-2's `bytes_to_unicode`)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if chr(byte) not in alphabet]
@@ -41,7 +41,7 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 def _tokens_by_id(backend: tokenizers.Tokenizer) -> dict[int, str]:
-    """Every id's token; added tokens win over the model's, as in the library."""
+    """Returns the token of every id; added tokens override the model's, as in the library."""
     tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
     tokens.update({token_id: added.content for token_id, added in backend.get_added_tokens_decoder().items()})
     return tokens
@@ -57,7 +57,7 @@ class ByteTokenText:
 
     Attributes:
         all_bytes: bytes of every id; empty for an id without a token.
-        visible_bytes: the same with special tokens empty.
+        visible_bytes: the same, but empty for special tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -67,25 +67,25 @@ class ByteTokenText:
         for token_id, token in tokens.items():
             try:
                 self.all_bytes[token_id] = bytes([alphabet[char] for char in token])
-            except KeyError:  # an added token with characters outside the alphabet stands for itself
+            except KeyError:  # an added token with characters outside the alphabet is plain text
                 self.all_bytes[token_id] = token.encode()
         self.visible_bytes = list(self.all_bytes)
         for token_id in _special_ids(backend, tokens):
             self.visible_bytes[token_id] = b""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Raw bytes of one token; empty for an id without a token."""
+        """Returns the raw bytes of one token; empty for an id without a token."""
         return self.all_bytes[token_id] if 0 <= token_id < len(self.all_bytes) else b""
 
 
 class PieceTokenText:
-    """Any other vocabulary: text of a token between two neighbours, asked of the library once per id.
+    """Any other vocabulary: the text of a token between two neighbours, decoded by the library once per id.
 
-    An anchor is a plain token put left or right of the tokens in question, so that they are neither first nor last; its
-    own text is cut off again.
+    An anchor is a plain token that is placed before or after other tokens, so that they are neither first nor last; its
+    own text is removed from the result.
 
     Attributes:
-        tail_rule: what may still change at the end.
+        tail_rule: the latest tokens whose text may still change.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, tail_rule: TailRule) -> None:
@@ -103,7 +103,7 @@ class PieceTokenText:
         self.tail_rule = tail_rule if self._find_anchor(plain=tail_rule is TailRule.LAST) else TailRule.ALL
 
     def _find_anchor(self, *, plain: bool) -> bool:
-        """Looks for a token whose text beside itself shows what a neighbour sees; `plain`: with no space between."""
+        """Finds a token that can be the anchor; `plain` requires that the library puts no space between two of them."""
         for token_id in self._tokens:
             if token_id in self._special or token_id in self._byte_of:
                 continue
@@ -121,20 +121,20 @@ class PieceTokenText:
         return text
 
     def is_visible(self, token_id: int, *, keep_special_tokens: bool) -> bool:
-        """Whether the token appears in text at all."""
+        """Returns whether the token has text in an answer."""
         return token_id in self._tokens and (keep_special_tokens or token_id not in self._special)
 
     def is_byte(self, token_id: int) -> bool:
-        """Whether the token is a single byte, as in <0xE2>."""
+        """Returns whether the token is a single byte, such as <0xE2>."""
         return token_id in self._byte_of
 
     def text_from_start(self, ids: Sequence[int]) -> str:
-        """Text of the first tokens of an answer when more follow; empty as long as nothing of it is certain."""
+        """Returns the text of the first tokens of an answer if more follow; empty while it may still change."""
         text = self._decode([*ids, *self._anchor])
         return text.removesuffix(self._right) if text.endswith(self._right) else ""
 
     def text_between(self, ids: Sequence[int]) -> str:
-        """Text of tokens with others before and after them."""
+        """Returns the text of tokens that have others before and after them."""
         if len(ids) > 1:
             return self._decode([*self._anchor, *ids, *self._anchor])[len(self._left) : -len(self._right)]
         token_id = ids[0]
@@ -145,13 +145,13 @@ class PieceTokenText:
         return piece
 
     def text_at_end(self, ids: Sequence[int], *, is_start: bool) -> str:
-        """Text of the last tokens; `is_start`: nothing came before them."""
+        """Returns the text of the last tokens; `is_start` if they are also the first."""
         if is_start:
             return self._decode(ids)
         return self._decode([*self._anchor, *ids])[len(self._left) :]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Raw bytes of one token in the middle of a text; empty for an id without a token."""
+        """Returns the raw bytes of one token in the middle of a text; empty for an id without a token."""
         if token_id not in self._tokens:
             return b""
         if token_id in self._byte_of:
@@ -163,7 +163,7 @@ TokenText = ByteTokenText | PieceTokenText
 
 
 def token_text(backend: tokenizers.Tokenizer) -> TokenText:
-    """Chooses by the decoder in tokenizer.json."""
+    """Returns the token texts for the decoder in tokenizer.json."""
     steps = _decoder_steps(json.loads(backend.to_str())["decoder"])
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
@@ -172,7 +172,7 @@ def token_text(backend: tokenizers.Tokenizer) -> TokenText:
 
 
 def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The decoder as a flat list of its steps; none: the library joins tokens with spaces."""
+    """Returns the decoder as a flat list of steps; without steps, the library joins tokens with spaces."""
     if decoder is None:
         return []
     if decoder["type"] == "Sequence":
@@ -186,7 +186,7 @@ def _tail_rule(steps: list[dict[str, Any]]) -> TailRule:
         return TailRule.LAST
     fuse = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
     per_token = set(kinds[:fuse]) <= {"Replace", "ByteFallback", "Metaspace", "WordPiece", "Strip"}
-    # After Fuse there is one long string: only stripping its start leaves the rest alone.
+    # After Fuse there is one string; stripping only its start does not change later text.
     whole = all(step["type"] == "Fuse" or (step["type"] == "Strip" and step["stop"] == 0) for step in steps[fuse:])
     if not (per_token and whole):
         return TailRule.ALL
@@ -194,5 +194,5 @@ def _tail_rule(steps: list[dict[str, Any]]) -> TailRule:
 
 
 def utf8_decoder() -> codecs.IncrementalDecoder:
-    """Bytes to text, whole characters only; malformed bytes become U+FFFD as in the library (maximal subparts)."""
+    """Returns a decoder that holds back incomplete characters; malformed bytes become U+FFFD, as in the library."""
     return codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,8 +1,7 @@
-"""Tokenizes text with the tokenizer files that the engine sends or a folder holds.
+"""Tokenizes text with the tokenizer files from the engine or from a folder.
 
-Encoding runs in a small thread pool. It goes through `encode_batch`, which releases the GIL; `encode` does not and
-stops the event loop for as long as it takes (measured: 6.2 s for 10^6 characters against 76 ms at most for half as many
-through `encode_batch`).
+Encoding runs in a small thread pool and uses the library's `encode_batch`, which releases the GIL. Its `encode` does
+not and would block the event loop: 6.2 s for 10^6 characters, against at most 76 ms for half as many.
 """
 
 import asyncio
@@ -31,23 +30,23 @@ FILE_NAMES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""What belongs to a tokenizer; only tokenizer.json must be there."""
+"""Files of a tokenizer, of which only tokenizer.json is required."""
 
 _WINDOW = 1 << 13  # tokens converted to a list at once without blocking the event loop
 
 
 MAX_VOCAB_SIZE = 2**24
-"""Tables of tokens have a row for each id."""
+"""Limits the size of tables with a row for each token id."""
 
 MAX_FILES_BYTES = 256 << 20
-"""Of all files of a tokenizer together."""
+"""Maximum size of all files of a tokenizer together."""
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Those of `FILE_NAMES` that a folder has, and its additional chat templates.
+    """Reads the tokenizer files in a folder: `FILE_NAMES` and additional chat templates.
 
     Raises:
-        ValueError: they are larger than `MAX_FILES_BYTES`, or one is no regular file.
+        ValueError: they are larger than `MAX_FILES_BYTES`, or one is not a regular file.
         OSError: one cannot be read.
     """
     templates = sorted(path.name for path in (folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
@@ -56,20 +55,26 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     statuses = {name: path.stat() for name, path in paths.items()}
     for name, status in statuses.items():
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{name} is no regular file")
+            raise ValueError(f"{name} is not a regular file")
     if (num_bytes := sum(status.st_size for status in statuses.values())) > MAX_FILES_BYTES:
         raise ValueError(f"the tokenizer's files have {num_bytes} bytes, at most {MAX_FILES_BYTES} are read")
     return {name: path.read_bytes() for name, path in paths.items()}
 
 
 class Tokenizer:
-    """One model's tokenizer and chat template. Make it with `from_files` or `from_dir`; `close` it to end its threads.
+    """One model's tokenizer and chat templates. `close` ends its threads.
+
+    Args:
+        files: contents by file name, see `FILE_NAMES`.
+
+    Raises:
+        ValueError: tokenizer.json is missing, or a file cannot be read.
 
     Attributes:
         vocab_size: one more than the largest token id; the model may have more rows.
         sha256: digest of the files, `tokenizer_sha256`.
-        chat: the chat templates; `ChatRenderer` takes away those that cannot be compiled.
-        special_tokens: texts of the tokens that are left out of answers.
+        chat: the chat templates; `ChatRenderer` removes templates that cannot be compiled.
+        special_tokens: texts of the special tokens, which answers omit.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -81,7 +86,7 @@ class Tokenizer:
             if not (isinstance(error, Exception) or _is_panic(error)):
                 raise
             raise ValueError(f"tokenizer.json cannot be read: {error}") from error
-        # Saved settings of a training run; a prompt is neither cut nor padded.
+        # The file may contain settings of a training run; prompts are neither truncated nor padded.
         self._backend.no_truncation()
         self._backend.no_padding()
         self.sha256 = tokenizer_sha256(files)
@@ -93,7 +98,7 @@ class Tokenizer:
         self.special_tokens = frozenset(
             token.content for token in self._backend.get_added_tokens_decoder().values() if token.special
         )
-        # As transformers reads it: special tokens spelled out in a text are text.
+        # As in transformers: special tokens that are spelled out in a text are then text.
         self._backend.encode_special_tokens = bool(
             load_object(files, "tokenizer_config.json").get("split_special_tokens")
         )
@@ -103,34 +108,15 @@ class Tokenizer:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> "Tokenizer":
-        """From file names (see `FILE_NAMES`) and contents.
-
-        Raises:
-            ValueError: tokenizer.json is missing, or a file cannot be read.
-        """
-        return cls(files)
-
-    @classmethod
-    def from_dir(cls, path: str | Path) -> "Tokenizer":
-        """From the files of a directory, see `read_folder`.
-
-        Raises:
-            ValueError: as `from_files`.
-            OSError: a file cannot be read.
-        """
-        return cls(read_folder(Path(path)))
-
-    @classmethod
     def absent(cls) -> "Tokenizer":
-        """Returns the tokenizer of a model without one: it has no tokens, texts or ids."""
+        """Returns a tokenizer without tokens, for a model without a tokenizer."""
         tokenizer = cls({"tokenizer.json": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str().encode()})
         tokenizer.sha256 = tokenizer_sha256({})
         return tokenizer
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is any text to be had from the model."""
+        """Whether the model has a tokenizer."""
         return self.vocab_size > 0
 
     @property
@@ -139,33 +125,32 @@ class Tokenizer:
         return self.chat.plain is not None
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds (a leading bos, say)."""
-        return await self._run(text, add_special_tokens=add_special_tokens)
+        """Returns the token ids of a prompt.
 
-    async def encode_rendered(self, prompt: str, *, add_special_tokens: bool = False) -> Sequence[int]:
-        """Token ids of a conversation that a chat template has rendered, which writes all special tokens itself.
+        As in `transformers`, a special token that is spelled out in the text becomes that token.
 
-        As in `transformers`, a special token spelled out in a message is that token.
+        Args:
+            add_special_tokens: whether the tokenizer adds its special tokens, such as a leading bos. Rendered chat
+                templates contain them already.
         """
-        return await self._run(prompt, add_special_tokens=add_special_tokens)
+        return (await self._encode([text], add_special_tokens=add_special_tokens))[0]
 
     async def encode_words(self, words: Sequence[str]) -> list[Sequence[int]]:
-        """Token ids of texts as they stand in the middle of others: without what the tokenizer adds to a prompt."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._encode_words, list(words))
+        """Returns the token ids of texts in the middle of other text, without added special tokens."""
+        return await self._encode(list(words), add_special_tokens=False)
 
     def special_token_id(self, text: str) -> int | None:
-        """The id of a special token; None: there is none with this text."""
+        """Returns the id of a special token; None if the text is not one."""
         token_id: int | None = self._backend.token_to_id(text) if text in self.special_tokens else None
         return token_id
 
     def to_json(self) -> str:
-        """The tokenizer in Hugging Face's format."""
+        """Returns the tokenizer in Hugging Face's format."""
         text: str = self._backend.to_str()
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Raw bytes of one token, not always whole characters; empty for an id without a token."""
+        """Returns the raw bytes of one token, which may be part of a character; empty for an id without a token."""
         return self._text.token_bytes(token_id)
 
     def detokenizer(self, *, keep_special_tokens: bool) -> Detokenizer:
@@ -173,36 +158,30 @@ class Tokenizer:
         return make_detokenizer(self._text, keep_special_tokens=keep_special_tokens)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """All text of some tokens, special ones included. For a thread, which lets others run while it works."""
+        """Returns the text of tokens, including special ones. Call it in a thread."""
         detokenizer = self.detokenizer(keep_special_tokens=True)
         windows = range(0, len(token_ids), _WINDOW)
         parts = [detokenizer.push(token_ids[start : start + _WINDOW]) for start in windows]
         return "".join([*parts, detokenizer.finish()])
 
     def close(self) -> None:
-        """Ends the threads; what is queued is dropped."""
+        """Ends the threads; drops queued work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+    async def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[Sequence[int]]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._encode, text, add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> Sequence[int]:
-        return self._encode_batch([text], add_special_tokens)[0]
-
-    def _encode_words(self, words: list[str]) -> list[Sequence[int]]:
-        return self._encode_batch(words, add_special_tokens=False)
+        return await loop.run_in_executor(self._pool, self._encode_batch, texts, add_special_tokens)
 
     def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Sequence[int]]:
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except BaseException as error:
-            if _is_panic(error):  # else nobody would expect it: it is no Exception
+            if _is_panic(error):  # it is not an Exception, which callers would expect
                 raise RuntimeError(f"the tokenizer fails: {error}") from error
             raise
-        if (num_tokens := sum(map(len, encodings))) > MAX_TOKEN_IDS:  # before they become objects
-            encodings.clear()  # here, and not where the error ends
-            raise RequestTooLong(f"the prompt has {num_tokens} tokens, at most {MAX_TOKEN_IDS} are taken")
+        if (num_tokens := sum(map(len, encodings))) > MAX_TOKEN_IDS:  # before they are converted to objects
+            encodings.clear()  # frees the memory before the error is handled
+            raise RequestTooLong(f"the prompt has {num_tokens} tokens, at most {MAX_TOKEN_IDS} are accepted")
         return [_compact(encoding.ids) for encoding in encodings]
 
 
@@ -211,5 +190,5 @@ def _compact(ids: list[int]) -> Sequence[int]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether code in Rust has met what it took for impossible; the class of such errors has no importable name."""
+    """Returns whether Rust code panicked; the exception's class cannot be imported."""
     return type(error).__name__ == "PanicException"

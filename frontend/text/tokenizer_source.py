@@ -1,6 +1,4 @@
-"""Gets the tokenizer from the engine (GetTokenizer), or from a folder (`--tokenizer`). Either way its hash must
-be the engine's.
-"""
+"""Loads the tokenizer from the engine (GetTokenizer) or a folder (`--tokenizer`). Its hash must match the engine's."""
 
 import asyncio
 import logging
@@ -24,13 +22,13 @@ _FETCH_TIMEOUT_S = 60.0
 
 
 class TokenizerSource:
-    """Keeps the tokenizer across reconnects, so that an engine that comes back with the same model costs no transfer.
+    """Keeps the tokenizer across reconnects, so that it is fetched again only if the model changed.
 
     Args:
-        folder: the operator's own files; None: ask the engine.
+        folder: the operator's files; None fetches them from the engine.
 
     Raises:
-        ConfigError: the folder holds no usable tokenizer.
+        ConfigError: the folder contains no usable tokenizer.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -40,7 +38,7 @@ class TokenizerSource:
         if folder is not None:
             try:
                 files = read_folder(folder)
-                self._tokenizer = Tokenizer.from_files(files)
+                self._tokenizer = Tokenizer(files)
             except OSError as error:
                 raise ConfigError(f"--tokenizer: {error.filename} cannot be read: {error.strerror}") from error
             except ValueError as error:
@@ -49,15 +47,15 @@ class TokenizerSource:
 
     @property
     def own_sha256(self) -> bytes:
-        """Hash of the operator's files; empty without them."""
+        """Hash of the operator's files; empty without a folder."""
         return self._tokenizer.sha256 if self._folder is not None and self._tokenizer is not None else b""
 
     async def get(self, stub: "EngineServiceAsyncStub", sha256: bytes) -> tuple[Tokenizer, SamplingDefaults]:
-        """The tokenizer with this hash and the sampling defaults beside it.
+        """Returns the tokenizer with this hash, and the model's sampling defaults.
 
         Raises:
-            TokenizerMismatch: the files at hand have another hash.
-            grpc.aio.AioRpcError: the engine went away.
+            TokenizerMismatch: the files have another hash.
+            grpc.aio.AioRpcError: the engine was lost.
         """
         if self._tokenizer is not None and self._tokenizer.sha256 == sha256:
             return self._tokenizer, self._defaults
@@ -74,8 +72,8 @@ class TokenizerSource:
             )
         loop = asyncio.get_running_loop()
         try:
-            # The one before is not closed: prompts may be on their way through it. Its threads end with its last user.
-            make = partial(Tokenizer.from_files, files) if files else Tokenizer.absent
+            # The previous tokenizer is not closed, because prompts may use it; its threads end with the last one.
+            make = partial(Tokenizer, files) if files else Tokenizer.absent
             self._tokenizer = await loop.run_in_executor(None, make)
         except ValueError as error:
             raise TokenizerMismatch(f"the engine's tokenizer cannot be read here: {error}") from error

@@ -1,7 +1,7 @@
-"""A child process with pipes to its standard input and output, started the same way under every event loop.
+"""A child process with pipes to its standard input and output, for every event loop.
 
-Started by `subprocess.Popen`, which does not fork where it can avoid it: a child that uvloop had forked from a process
-with gRPC's threads was seen to end by SIGSEGV before its program ran.
+`subprocess.Popen` starts it, because it avoids a fork where possible. Children that uvloop forked from a process with
+gRPC's threads sometimes ended by SIGSEGV before their program ran.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class ChildProcess:
-    """One child. Make it with `start`; `wait` for its end in any case, which closes the pipes.
+    """One child process. Create it with `start`, and always `wait` for its end, which closes the pipes.
 
     Attributes:
         stdin, stdout: the pipes.
@@ -31,10 +31,10 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "ChildProcess":
-        """Starts a command, whose standard error is discarded.
+        """Starts a command and discards its standard error.
 
         Raises:
-            OSError: the process or its pipes cannot be had.
+            OSError: the process or its pipes cannot be created.
         """
         loop = asyncio.get_running_loop()
         process = subprocess.Popen(  # noqa: ASYNC220 - a millisecond, as in asyncio's own
@@ -59,23 +59,23 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status, minus the signal that ended it; None: it runs."""
+        """Its exit status, or minus the signal that ended it; None while it runs."""
         return self._process.poll()
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
+        """Sends a signal, unless the process has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills it, unless it has ended."""
+        """Kills the process, unless it has ended."""
         self._process.kill()
 
     async def wait(self) -> int:
-        """Waits for its end; returns the exit status."""
+        """Waits until the process has ended; returns its exit status."""
         try:
             status = await asyncio.to_thread(self._process.wait)
         finally:
             self.stdin.close()
             self._stdout_transport.close()
-        await asyncio.sleep(0)  # the pipes are closed in the next turn of the loop, which may be its last
+        await asyncio.sleep(0)  # the pipes are closed in the next iteration of the event loop
         return status

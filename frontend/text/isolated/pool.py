@@ -33,50 +33,50 @@ class PoolStopped(Exception):  # noqa: N818
 class ProcessPool:
     """Runs one job per process at a time. The first job starts the first process.
 
-    A job that has begun is finished, within its limits, even if its request has ended: its process is then free
-    for the next one.
+    A job that has started is finished, within its limits, even if its request has ended; the process is then free for
+    the next job.
 
     Args:
-        module: what the processes run; it calls `worker.serve`.
-        limits: of each job.
-        num_processes: at most; one may be held up for the whole time limit.
+        module: module that the processes run; it calls `worker.serve`.
+        limits: limits of each job.
+        num_processes: maximum number; one job may occupy a process for the whole time limit.
     """
 
     def __init__(self, module: str, limits: JobLimits, num_processes: int) -> None:
         self.limits = limits
         self._module = module
-        self._seats = asyncio.Semaphore(num_processes)
+        self._free = asyncio.Semaphore(num_processes)
         self._idle: list[_Worker] = []
         self._running: set[asyncio.Task[Frame | Exception]] = set()
         self._has_stopped = False
-        self._hello: tuple[bytes, bytes] | None = None  # of one key, for its next process
+        self._hello: tuple[bytes, bytes] | None = None  # the latest key and its first frame
 
     async def run(self, key: bytes, hello: Hello, job: bytes, *, on_begin: Callable[[], None] | None = None) -> Frame:
-        """The answer to a job.
+        """Runs a job and returns its answer.
 
         Args:
-            key: what the process must have been started for.
-            hello: makes the first frame for that; called once per key.
-            job: a frame of JSON.
-            on_begin: called when a process is free for it.
+            key: identifies the first frame that the process was started with.
+            hello: makes that first frame; called once per key.
+            job: an encoded frame.
+            on_begin: called when the job starts.
 
         Raises:
             LimitExceeded, StartRefused: see `IsolatedProcess`.
             OSError, EOFError, TimeoutError: no process can be started.
             PoolStopped: `stop` was called.
         """
-        return await self._seated(lambda worker: worker.process.ask(job), key, hello, on_begin)
+        return await self._run_in_process(lambda worker: worker.process.ask(job), key, hello, on_begin)
 
     async def start(self, key: bytes, hello: Hello) -> None:
-        """Starts a process ahead of the first job, unless there is one.
+        """Starts a process before the first job, unless one is idle.
 
         Args:
             key, hello: see `run`.
 
         Raises:
-            as `run`.
+            See `run`.
         """
-        await self._seated(_nothing, key, hello, None)
+        await self._run_in_process(_nothing, key, hello, None)
 
     async def stop(self) -> None:
         """Stops all processes; waiting jobs fail."""
@@ -87,10 +87,10 @@ class ProcessPool:
         while self._idle:
             await self._idle.pop().process.stop()
 
-    async def _seated(self, use: _Use, key: bytes, hello: Hello, on_begin: Callable[[], None] | None) -> Frame:
-        await self._seats.acquire()
+    async def _run_in_process(self, use: _Use, key: bytes, hello: Hello, on_begin: Callable[[], None] | None) -> Frame:
+        await self._free.acquire()
         if self._has_stopped:
-            self._seats.release()
+            self._free.release()
             raise PoolStopped
         if on_begin is not None:
             on_begin()
@@ -100,7 +100,7 @@ class ProcessPool:
         try:
             outcome = await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():  # not this request was: all are
+            if task.cancelled():  # by `stop`, not because this request was cancelled
                 raise PoolStopped from None
             raise
         if isinstance(outcome, Exception):
@@ -109,10 +109,10 @@ class ProcessPool:
 
     def _end(self, task: asyncio.Task[Frame | Exception]) -> None:
         self._running.discard(task)
-        self._seats.release()
+        self._free.release()
 
     async def _run(self, use: _Use, key: bytes, hello: Hello) -> Frame | Exception:
-        """Returns the answer or the error: an exception might never be retrieved."""
+        """Returns the answer or the error; an exception of the task might never be retrieved."""
         try:
             worker = await self._worker(key, hello)
             try:

@@ -10,18 +10,18 @@ from typing import Any
 from frontend.text.isolated.child import ChildProcess
 from frontend.text.isolated.worker import LENGTH, OUT_OF_MEMORY_STATUS, TIMER_SIGNALS, Clock, Frame, encode
 
-_START_TIMEOUT_S = 60.0  # for the grammars of a vocabulary of 128k tokens: one or two
+_START_TIMEOUT_S = 60.0  # preparing a vocabulary of 128k tokens takes one or two
 _LATE_S = 1.0  # grace for a process that should end itself
 _WALL_PER_CPU = 20.0  # on a machine with 20 runnable processes per CPU
 _MAX_ANSWER_BYTES = 64 << 20
 
 
 class StartRefused(Exception):  # noqa: N818
-    """A process cannot run this kind of job; says why."""
+    """The process cannot run this kind of job; the message says why."""
 
 
 class LimitExceeded(Exception):  # noqa: N818
-    """A job ended its process; says which limit it exceeded, as the end of a sentence."""
+    """A job ended its process; the message names the exceeded limit, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class JobLimits:
     """Limits of one job.
 
     Attributes:
-        timeout_s: by `clock`.
-        memory_bytes: beyond what the process has in use before.
-        clock: wall, or the time of the process on a processor.
-        start_timeout_s: limits the start as well, its memory too; None: the start is trusted.
+        timeout_s: time limit, measured by `clock`.
+        memory_bytes: memory limit in addition to the memory in use before the job.
+        clock: wall-clock time, or CPU time of the process.
+        start_timeout_s: time limit of the start, to which the memory limit then applies, too; None: no limits.
     """
 
     timeout_s: float
@@ -50,11 +50,11 @@ def _seconds(timeout_s: float, clock: Clock) -> str:
 
 
 def first_frame(limits: JobLimits, values: Frame) -> bytes:
-    """Makes a process's first frame. It may have 10 MB and take 0.1 s: reuse it for the next process.
+    """Returns a process's first frame. It may have 10 MB and take 0.1 s, so reuse it for the next process.
 
     Args:
-        limits: of each job.
-        values: what the kind of job needs.
+        limits: limits of each job.
+        values: settings for the kind of job.
     """
     return encode({"limits": asdict(limits), **values})
 
@@ -71,15 +71,15 @@ class IsolatedProcess:
         """Starts a process.
 
         Args:
-            module: calls `worker.serve`.
+            module: module that calls `worker.serve`.
             hello: see `first_frame`.
-            limits: those in it.
+            limits: the limits in `hello`.
 
         Raises:
-            StartRefused: it cannot do what the first frame says, or that takes too much.
-            OSError, EOFError, TimeoutError: there is no such process to be had.
+            StartRefused: the process rejects the first frame, or exceeds a limit.
+            OSError, EOFError, TimeoutError: the process cannot be started.
         """
-        # -P: not a folder of the package's name here. Standard error has what a job can make a library say.
+        # -P: ignore a folder with the package's name in the current directory.
         process = await ChildProcess.start([sys.executable, "-P", "-m", module])
         worker = cls(process, limits)
         timeout_s = limits.start_timeout_s
@@ -103,13 +103,13 @@ class IsolatedProcess:
         """Returns the answer to a job.
 
         Raises:
-            LimitExceeded: it takes too much; the process has ended.
+            LimitExceeded: the job exceeded a limit; the process has ended.
         """
         return await self._ask(job, self._limits.timeout_s)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take another job."""
+        """Whether the process can run another job."""
         return self._process.returncode is None
 
     async def stop(self) -> None:

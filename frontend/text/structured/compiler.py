@@ -97,7 +97,7 @@ class GrammarCompiler:
         except PoolStopped:
             raise ServerDraining("this server has stopped", retry_after_s=1.0) from None
         except asyncio.CancelledError:
-            if job.task.cancelled():  # not this request was: all are
+            if job.task.cancelled():  # by `stop`, not because this request was cancelled
                 raise ServerDraining("this server has stopped", retry_after_s=1.0) from None
             raise
         finally:

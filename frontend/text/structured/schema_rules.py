@@ -1,9 +1,9 @@
 """Rewrites a JSON Schema with keywords that llguidance supports, or reports what cannot be enforced. Pure.
 
-The library refuses keywords that it does not know, without saying where they stand, and some that mean nothing or can
-be said otherwise: an unknown `format`, `uniqueItems` of few values, `propertyNames` of records, `oneOf` of models that
-a discriminator tells apart. It takes two members of the same name for two, a validator for one: with `minProperties`
-an answer could have too few. It reads its own options from the schema; those are ours to set.
+The library refuses unknown keywords without naming their place. It also refuses some that have no effect or can be
+expressed differently: an unknown `format`, `uniqueItems` of few values, `propertyNames` of records, and `oneOf` with a
+discriminator. It counts two members with the same name as two, unlike validators, so that `minProperties` could be
+violated. It reads options from the schema, which only Chairlift may set.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ _TYPES = ("array", "boolean", "null", "number", "object", "string")
 # RFC 3339 allows a second 60, which date libraries and validators refuse.
 _NO_LEAP_SECONDS = {"date-time": "^.{17}[0-5]", "time": "^.{6}[0-5]"}
 
-# The library's expressions have no look-around; these say the same without.
+# The library's regular expressions have no look-around; these are equivalent without it.
 _SAME_PATTERNS = {
-    # pydantic's Decimal as a text
+    # pydantic's Decimal as a string
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
     # zod's email
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
@@ -44,11 +44,11 @@ _SAME_PATTERNS = {
 
 
 def servable(root: Schema) -> Schema:
-    """The same schema in keywords that the library knows.
+    """Rewrites a schema with keywords that the library supports.
 
     Args:
-        root: as parsed from JSON; changed.
-    Raises: ConstraintError: it cannot be held to; names the place.
+        root: the parsed schema, which is modified.
+    Raises: ConstraintError: the schema cannot be enforced; the message names the place.
     """
     for subschema in subschemas(root):
         for rule in _RULES:
@@ -72,7 +72,7 @@ def _add_to_all(schema: Schema, part: Schema) -> None:
     parts.append(part)
 
 
-def _leave_out_what_has_no_effect(_root: Schema, subschema: Subschema) -> None:
+def _drop_keywords_without_effect(_root: Schema, subschema: Subschema) -> None:
     schema = subschema.schema
     for keyword, values in _NO_EFFECT.items():
         if keyword in schema and schema[keyword] in values:
@@ -85,7 +85,7 @@ def _drop_unknown_format(_root: Schema, subschema: Subschema) -> None:
         schema.pop("format", None)
 
 
-def _write_no_leap_seconds(_root: Schema, subschema: Subschema) -> None:
+def _exclude_leap_seconds(_root: Schema, subschema: Subschema) -> None:
     schema = subschema.schema
     if "pattern" not in schema and schema.get("format") in _NO_LEAP_SECONDS:
         schema["pattern"] = _NO_LEAP_SECONDS[schema["format"]]
@@ -97,16 +97,16 @@ def _replace_pattern(_root: Schema, subschema: Subschema) -> None:
         schema["pattern"] = _SAME_PATTERNS.get(pattern, pattern)
 
 
-def _forbid(_root: Schema, subschema: Subschema) -> None:
-    """Zod writes absent members as `not: {}`."""
+def _rewrite_not_anything(_root: Schema, subschema: Subschema) -> None:
+    """Rewrites `not: {}`, with which zod describes absent members."""
     schema = subschema.schema
     if schema.get("not", False) in (True, {}):
         del schema["not"]
         _add_to_all(schema, {"anyOf": [False]})
 
 
-def _name_members(root: Schema, subschema: Subschema) -> None:
-    """Records: names from an enum become optional members, those of a pattern become `patternProperties`."""
+def _rewrite_property_names(root: Schema, subschema: Subschema) -> None:
+    """Rewrites `propertyNames`: an enum becomes optional properties, a pattern becomes `patternProperties`."""
     schema = subschema.schema
     names = schema.get("propertyNames")
     if isinstance(names, dict) and isinstance(names.get("$ref"), str):
@@ -135,7 +135,7 @@ def _name_members(root: Schema, subschema: Subschema) -> None:
 
 
 def _require_discriminator(_root: Schema, subschema: Subschema) -> None:
-    """Models with a default for their discriminator do not require it, and the library cannot tell them apart."""
+    """Requires the discriminator in each alternative, because the library cannot distinguish them without it."""
     schema = subschema.schema
     discriminator, alternatives = schema.get("discriminator"), schema.get("oneOf")
     name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
@@ -143,7 +143,7 @@ def _require_discriminator(_root: Schema, subschema: Subschema) -> None:
         schema["oneOf"] = [{"allOf": [alternative], "required": [name]} for alternative in alternatives]
 
 
-def _list_distinct_items(root: Schema, subschema: Subschema) -> None:
+def _enumerate_distinct_items(root: Schema, subschema: Subschema) -> None:
     schema = subschema.schema
     if schema.get("uniqueItems") is not True:
         return
@@ -159,12 +159,12 @@ def _list_distinct_items(root: Schema, subschema: Subschema) -> None:
             alternatives: list[Schema] = [{"const": array} for array in arrays]
             alternatives += [{"type": kind} for kind in kinds if kind != "array"]
             _add_to_all(schema, {"anyOf": alternatives})
-            for keyword in ("items", "minItems", "maxItems"):  # the alternatives say it
+            for keyword in ("items", "minItems", "maxItems"):  # the alternatives imply it
                 schema.pop(keyword, None)
     del schema["uniqueItems"]
 
 
-def _refuse_least_members(_root: Schema, subschema: Subschema) -> None:
+def _refuse_min_properties(_root: Schema, subschema: Subschema) -> None:
     least, required = subschema.schema.get("minProperties"), subschema.schema.get("required")
     num_required = len(set(map(str, required))) if isinstance(required, list) else 0
     if isinstance(least, int) and least > max(1, num_required):
@@ -173,13 +173,13 @@ def _refuse_least_members(_root: Schema, subschema: Subschema) -> None:
 
 
 _RULES: tuple[Callable[[Any, Subschema], None], ...] = (
-    _leave_out_what_has_no_effect,
+    _drop_keywords_without_effect,
     _drop_unknown_format,
-    _write_no_leap_seconds,
+    _exclude_leap_seconds,
     _replace_pattern,
-    _forbid,
-    _name_members,
+    _rewrite_not_anything,
+    _rewrite_property_names,
     _require_discriminator,
-    _list_distinct_items,
-    _refuse_least_members,
+    _enumerate_distinct_items,
+    _refuse_min_properties,
 )

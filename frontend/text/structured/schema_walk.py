@@ -1,4 +1,4 @@
-"""Finds every subschema of a JSON Schema, each with its path, however deeply it is nested. Pure."""
+"""Finds all subschemas of a JSON Schema with their paths, at any depth. Pure."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ class Subschema(NamedTuple):
     """A schema within a schema.
 
     Attributes:
-        path: where it stands, as in "properties.seats.items"; empty for the whole schema.
+        path: its path, such as "properties.seats.items"; empty for the whole schema.
     """
 
     path: str
     schema: Schema
 
     def at(self, keyword: str) -> str:
-        """The path of one of its keywords."""
+        """Returns the path of one of its keywords."""
         return f"{self.path}.{keyword}" if self.path else keyword
 
 
@@ -42,7 +42,7 @@ def subschemas(root: Schema) -> Iterator[Subschema]:
 
 
 def referred(root: Schema, reference: str) -> Any:
-    """Resolves a JSON pointer after #; None: it leads nowhere, or is not a pointer."""
+    """Resolves a JSON pointer after #; returns None if it cannot be resolved."""
     pointer = unquote(reference.partition("#")[2])
     if pointer and not pointer.startswith("/"):
         return None
@@ -69,7 +69,7 @@ def _parts(here: Subschema) -> Iterator[tuple[str, Any]]:
 
 
 def _referred_by(root: Schema, schema: Schema) -> Iterator[tuple[str, Any]]:
-    """Definitions count only where they are referred to; by a name that is no pointer it may be any of them."""
+    """Yields the definition that a schema refers to, or all of them if the reference is not a JSON pointer."""
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return

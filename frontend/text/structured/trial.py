@@ -1,8 +1,7 @@
 """Runs a grammar as the engine will, to refuse it before the first token if it is too expensive.
 
-That a grammar compiles does not say that answers can be drawn under it: the library meets most of its limits, and most
-of its work, in the steps that follow. So some answers are drawn here, of tokens that bring the grammar's structure
-forward. Runs in the worker.
+A grammar that compiles may still be unusable: most of the library's work and limits apply to the following steps. A few
+answers are therefore drawn here, mainly from tokens that advance the grammar's structure. Runs in the worker.
 """
 
 import random
@@ -14,14 +13,14 @@ from frontend.text.structured.output_constraint import ConstraintError
 
 _NUM_WALKS = 4
 _MAX_STEPS = 128  # of one walk: a few milliseconds for most grammars
-_MAX_STEP_S = 0.25  # CPU time: it would delay the engine's other answers
-_MAX_TRIAL_S = 1.0  # of CPU time, all walks: a step under the longest regex takes 10 ms
+_MAX_STEP_S = 0.25  # CPU time; longer steps would delay the engine's other answers
+_MAX_TRIAL_S = 1.0  # CPU time of all walks; a step with the longest regex takes 10 ms
 _STRUCTURE = ('"', ",", ":", "{", "[", "]", "}", "\n", " ", "1", "a", "true", "null", "(", ")", "<", ">")
 _SEED = 20
 
 
 def parser_limits() -> LLParserLimits:
-    """The engine's limits for one grammar: what passes here passes there."""
+    """Returns the engine's limits for one grammar, so that a grammar that passes here passes there."""
     return LLParserLimits(
         max_items_in_row=5_000,
         initial_lexer_fuel=1_000_000,
@@ -38,7 +37,7 @@ class Trial:
     """Tries grammars with the vocabulary of one model.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -50,8 +49,8 @@ class Trial:
         """Compiles a grammar and draws some answers.
 
         Args:
-            grammar: as the library takes it.
-        Raises: ConstraintError: it does not compile, nothing can be written under it, or it meets a limit.
+            grammar: in the library's format.
+        Raises: ConstraintError: it does not compile, no text satisfies it, or it exceeds a limit.
         """
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         if compiled.is_error():
@@ -77,7 +76,7 @@ class Trial:
             raise ConstraintError(f"it is too expensive to run: {_error_message(matcher)}")
 
     def _choose(self, mask: bytes, rng: random.Random) -> int:
-        """A token that ends or begins a part of the answer, if one is allowed, or else any: mostly the former."""
+        """Returns an allowed token, usually one that starts or ends a part of the answer."""
         if rng.random() < 0.8:
             allowed = [token_id for token_id in self._structure if mask[token_id >> 3] >> (token_id & 7) & 1]
             if allowed:

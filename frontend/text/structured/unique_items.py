@@ -65,7 +65,7 @@ def _count(value: Any, default: Any) -> Any:
 
 
 def _values(root: Schema, schema: Any, seen: frozenset[int] = frozenset()) -> list[Any] | None:
-    """The values that a schema of items allows, each once; None: too many, or not known here."""
+    """Returns the distinct values that a schema of items allows; None if they are too many or unknown."""
     if not isinstance(schema, dict) or id(schema) in seen:
         return None
     found, said = _own_values(schema), {keyword for keyword in schema if keyword in _CONSTRAINTS}
@@ -113,7 +113,7 @@ def _is_of_type(value: Any, kinds: Any) -> bool:
 
 
 def _bound(schema: Schema, name: str, inwards: int) -> int | None:
-    """The tightest integer bound: `inimum` or `aximum`, with and without `exclusive`; None: none, or no integer."""
+    """Returns the tightest integer bound of (exclusive) `m{name}`; None without one, or if it is not an integer."""
     bounds = []
     for keyword, offset in ((f"m{name}", 0), (f"exclusiveM{name}", inwards)):
         if keyword in schema:
@@ -125,5 +125,5 @@ def _bound(schema: Schema, name: str, inwards: int) -> int | None:
 
 
 def _as_number(value: Any) -> Any:
-    """1 and 1.0 are the same number in JSON Schema; true is none."""
+    """Converts numbers to float, because 1 and 1.0 are equal in JSON Schema; true is not a number."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -261,7 +261,7 @@ async def test_no_bytes_on_a_connection_make_a_500_or_disturb_others(pair, play_
 
 @pytest.fixture
 def model():
-    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    tokenizer = Tokenizer(byte_tokenizer_files())
     yield ServedModel("fake", "none", 4096, 258, (256,), 20, tokenizer, API_DEFAULTS)
     tokenizer.close()
 

@@ -281,7 +281,7 @@ async def test_defect_while_connecting_is_logged_once_with_its_traceback(make_pa
         attempts.append(args)
         raise KeyError("template")
 
-    monkeypatch.setattr("frontend.text.tokenizer_source.Tokenizer.from_files", broken)
+    monkeypatch.setattr("frontend.text.tokenizer_source.Tokenizer", broken)
     monkeypatch.setattr("frontend.routing.connection.random.uniform", lambda low, high: 0.01)
     pair = await make_pair(wait=False)
     while len(attempts) < 3:

@@ -42,7 +42,7 @@ def make_tokenizer():
         files = {"tokenizer.json": backend.to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}
         if template:
             files["chat_template.jinja"] = template.encode() if isinstance(template, str) else template
-        made.append(Tokenizer.from_files(files))
+        made.append(Tokenizer(files))
         return made[-1]
 
     yield make

@@ -116,13 +116,13 @@ KINDS: dict[str, tuple[Callable[[], tokenizers.Tokenizer], TailRule | None, int]
 
 
 def byte_ids(tokenizer: tokenizers.Tokenizer) -> list[int]:
-    """Tokens of single bytes: streams full of them are full of halves of characters."""
+    """Returns the tokens of single bytes, which produce incomplete characters."""
     tokens = [(tokenizer.id_to_token(i) or "", i) for i in range(tokenizer.get_vocab_size())]
     return [i for token, i in tokens if token.startswith("<0x") or (len(token) == 1 and ord(token) > 127)]
 
 
 def random_stream(tokenizer: tokenizers.Tokenizer, bytes_: list[int], rng: random.Random) -> list[int]:
-    """Real text, single bytes and any ids (some without a token) in one stream."""
+    """Returns the ids of a text, mixed with single bytes and random ids, some without a token."""
     text = rng.choice(CORPUS)
     start = rng.randrange(len(text))
     ids = tokenizer.encode(text[start : start + rng.randint(0, 30)], add_special_tokens=False).ids
@@ -133,7 +133,7 @@ def random_stream(tokenizer: tokenizers.Tokenizer, bytes_: list[int], rng: rando
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_join_to_the_full_decode(kind):
+def test_pieces_together_are_the_full_decoding(kind):
     build, rule, num_streams = KINDS[kind]
     tokenizer = build()
     text = token_text(tokenizer)
@@ -149,7 +149,7 @@ def test_pieces_join_to_the_full_decode(kind):
         while position < len(ids):
             size = rng.choice([1, 1, 1, 2, 7])
             piece = detokenizer.push(ids[position : position + size])
-            piece.encode()  # whole characters: no lone surrogate
+            piece.encode()  # fails for half a surrogate pair
             sent += piece
             position += size
             assert full.startswith(sent), (ids, keep)
@@ -158,7 +158,7 @@ def test_pieces_join_to_the_full_decode(kind):
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece-llama", "sentencepiece-metaspace", "unigram"])
-def test_text_of_ordinary_tokens_is_sent_at_once(kind):
+def test_text_of_ordinary_tokens_is_returned_at_once(kind):
     tokenizer = KINDS[kind][0]()
     ids = tokenizer.encode("the dog jumps over the lazy fox", add_special_tokens=False).ids
     detokenizer = make_detokenizer(token_text(tokenizer), keep_special_tokens=False)
@@ -168,21 +168,21 @@ def test_text_of_ordinary_tokens_is_sent_at_once(kind):
         detokenizer = make_detokenizer(token_text(tokenizer), keep_special_tokens=False)
 
 
-def test_half_a_character_waits_for_its_other_half():
+def test_incomplete_character_is_held_back():
     tokenizer = byte_level()
     detokenizer = make_detokenizer(token_text(tokenizer), keep_special_tokens=False)
     ids = [tokenizer.token_to_id(char) for char in "ðŁĻĤ"]  # the four bytes of 🙂
     assert [detokenizer.push([token_id]) for token_id in ids] == ["", "", "", "🙂"]
 
 
-def test_an_incomplete_character_ends_as_one_replacement_character():
+def test_incomplete_character_at_the_end_is_one_replacement_character():
     tokenizer = byte_level()
     detokenizer = make_detokenizer(token_text(tokenizer), keep_special_tokens=False)
     assert detokenizer.push([tokenizer.token_to_id(char) for char in "aðŁĻ"]) == "a"
     assert detokenizer.finish() == "\ufffd"
 
 
-def test_special_tokens_are_left_out_unless_kept():
+def test_special_tokens_are_omitted_unless_kept():
     tokenizer = byte_level()
     ids = [
         tokenizer.token_to_id("<s>"),
@@ -194,7 +194,7 @@ def test_special_tokens_are_left_out_unless_kept():
     assert make_detokenizer(text, keep_special_tokens=True).push(ids) == "<s>the<|im_end|>"
 
 
-def test_leading_space_is_dropped_once_even_when_it_comes_alone():
+def test_leading_space_is_dropped_once_even_as_a_separate_token():
     tokenizer = sentencepiece(strip=True)
     space = tokenizer.token_to_id("▁")
     word = next(token for token in sorted(tokenizer.get_vocab()) if token.startswith("▁") and token[1:].isalpha())
@@ -203,7 +203,7 @@ def test_leading_space_is_dropped_once_even_when_it_comes_alone():
     assert pieces == ["", f" {word[1:]}", f" {word[1:]}"]
 
 
-def test_token_bytes_of_a_byte_level_answer_join_to_its_bytes():
+def test_token_bytes_of_a_byte_level_answer_are_its_text():
     tokenizer = byte_level()
     text = token_text(tokenizer)
     assert isinstance(text, ByteTokenText)
@@ -214,7 +214,7 @@ def test_token_bytes_of_a_byte_level_answer_join_to_its_bytes():
     assert text.token_bytes(tokenizer.get_vocab_size() + 5) == b""
 
 
-def test_token_bytes_of_a_sentencepiece_answer_join_to_its_bytes():
+def test_token_bytes_of_a_sentencepiece_answer_are_its_text():
     tokenizer = sentencepiece(strip=True)
     text = token_text(tokenizer)
     ids = tokenizer.encode("the dog 🙂", add_special_tokens=False).ids

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from chairlift.service.engine_protocol import tokenizer_sha256
-from frontend.text.tokenizer import Tokenizer
+from frontend.text.tokenizer import Tokenizer, read_folder
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 
@@ -41,7 +41,7 @@ def files(backend):
 
 @pytest.fixture
 def tokenizer(files):
-    tokenizer = Tokenizer.from_files(files)
+    tokenizer = Tokenizer(files)
     yield tokenizer
     tokenizer.close()
 
@@ -59,7 +59,7 @@ async def test_truncation_and_padding_saved_in_the_file_are_off(tokenizer):
 
 
 async def test_rendered_conversation_has_exactly_the_templates_special_tokens(tokenizer, backend):
-    ids = await tokenizer.encode_rendered("<s>[user] the dog")
+    ids = await tokenizer.encode("<s>[user] the dog", add_special_tokens=False)
     assert backend.decode(ids, skip_special_tokens=False) == "<s>[user] the dog"
     assert ids.count(backend.token_to_id("<s>")) == 1
 
@@ -67,7 +67,7 @@ async def test_rendered_conversation_has_exactly_the_templates_special_tokens(to
 def test_special_tokens_are_those_that_answers_do_not_show(files, backend):
     more = tokenizers.Tokenizer.from_str(backend.to_str())
     more.add_tokens(["<tool_call>"])  # an added token, not a special one
-    tokenizer = Tokenizer.from_files({**files, "tokenizer.json": more.to_str().encode()})
+    tokenizer = Tokenizer({**files, "tokenizer.json": more.to_str().encode()})
     assert tokenizer.special_tokens == {"<s>", "</s>", "</end>"}
     ids = [more.token_to_id(token) for token in [*tokenizer.special_tokens, "<tool_call>"]]
     detokenizer = tokenizer.detokenizer(keep_special_tokens=False)
@@ -86,7 +86,7 @@ async def longest_stall(task: asyncio.Future[list[int]]) -> float:
     return stall / (last - start)
 
 
-async def test_the_event_loop_runs_while_a_long_prompt_is_tokenized(tokenizer):
+async def test_event_loop_runs_while_a_long_prompt_is_tokenized(tokenizer):
     text = "a fox and 7 dogs, " * 20_000
     # The library's `encode` stalls the loop for 90 % of the time, `encode_batch` for 4 %. The best of three, as others
     # use this machine too.
@@ -94,24 +94,24 @@ async def test_the_event_loop_runs_while_a_long_prompt_is_tokenized(tokenizer):
     assert min(stalls) < 0.5
 
 
-async def test_panic_of_the_library_is_an_error_like_others(files):
+async def test_panic_of_the_library_is_an_ordinary_error(files):
     content = json.loads(files["tokenizer.json"])
     template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}
     odd = {**content, "post_processor": {**template, "special_tokens": {}}}
-    tokenizer = Tokenizer.from_files({"tokenizer.json": json.dumps(odd).encode()})
+    tokenizer = Tokenizer({"tokenizer.json": json.dumps(odd).encode()})
     with pytest.raises(RuntimeError, match="the tokenizer fails"):
         await tokenizer.encode("a")
     tokenizer.close()
     odd = {**content, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/w=="}}
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
-        Tokenizer.from_files({"tokenizer.json": json.dumps(odd).encode()})
+        Tokenizer({"tokenizer.json": json.dumps(odd).encode()})
 
 
-def test_from_dir_reads_the_known_files_only(tmp_path, files):
+def test_only_known_files_of_a_folder_are_read(tmp_path, files):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "model.safetensors").write_bytes(b"not a tokenizer's")
-    tokenizer = Tokenizer.from_dir(tmp_path)
+    tokenizer = Tokenizer(read_folder(tmp_path))
     assert tokenizer.sha256 == tokenizer_sha256(files)
     assert tokenizer.has_chat_template
     tokenizer.close()
@@ -135,15 +135,15 @@ def test_detokenizer_and_token_bytes_belong_to_the_vocabulary(tokenizer, backend
     assert b"".join(map(tokenizer.token_bytes, ids)) == backend.decode(ids).encode()
 
 
-def test_token_ids_without_bound_are_refused(files):
+def test_huge_token_ids_are_refused(files):
     content = json.loads(files["tokenizer.json"])
     content["model"]["vocab"]["odd"] = 4_000_000_000
     with pytest.raises(ValueError, match=r"tokenizer\.json has the token id 4000000000, the largest is 16777215"):
-        Tokenizer.from_files({"tokenizer.json": json.dumps(content).encode()})
+        Tokenizer({"tokenizer.json": json.dumps(content).encode()})
 
 
 def test_missing_or_broken_tokenizer_json_is_named():
     with pytest.raises(ValueError, match=r"no tokenizer\.json, only: tokenizer_config\.json"):
-        Tokenizer.from_files({"tokenizer_config.json": b"{}"})
+        Tokenizer({"tokenizer_config.json": b"{}"})
     with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
-        Tokenizer.from_files({"tokenizer.json": b"{}"})
+        Tokenizer({"tokenizer.json": b"{}"})

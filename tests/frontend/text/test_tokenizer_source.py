@@ -31,15 +31,15 @@ def files():
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
-        (lambda path: os.mkfifo(path), "special_tokens_map.json is no regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "special_tokens_map.json is no regular file"),
+        (lambda path: os.mkfifo(path), "special_tokens_map.json is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "special_tokens_map.json is not a regular file"),
         (lambda path: path.symlink_to(path.name), "special_tokens_map.json cannot be read: Too many levels"),
         (lambda path: path.write_bytes(b"[" * 100_000), "special_tokens_map.json is nested too deeply"),
         (lambda path: (path.touch(), os.truncate(path, 1 << 30)), "bytes, at most 268435456 are read"),
     ],
     ids=["named pipe", "device", "circular link", "nested", "large"],
 )
-def test_folder_with_files_of_no_use_is_a_bad_flag(files, tmp_path, break_it, says):
+def test_unusable_files_in_the_folder_are_a_config_error(files, tmp_path, break_it, says):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     break_it(tmp_path / "special_tokens_map.json")
@@ -58,7 +58,7 @@ async def test_files_come_from_the_engine_once(files):
     source.close()
 
 
-async def test_files_with_another_hash_than_announced_are_refused(files):
+async def test_files_with_another_hash_are_refused(files):
     with pytest.raises(TokenizerMismatch, match="announces"):
         await TokenizerSource(None).get(Stub(files), b"\0" * 32)
 
@@ -69,7 +69,7 @@ async def test_files_that_cannot_be_read_are_refused(files):
         await TokenizerSource(None).get(Stub(files), tokenizer_sha256(files))
 
 
-async def test_another_model_is_fetched_and_the_old_tokenizer_still_works(files):
+async def test_tokenizer_of_another_model_is_fetched_and_the_old_one_still_works(files):
     source = TokenizerSource(None)
     old, _ = await source.get(Stub(files), tokenizer_sha256(files))
     other = {"tokenizer.json": files["tokenizer.json"]}
@@ -81,7 +81,7 @@ async def test_another_model_is_fetched_and_the_old_tokenizer_still_works(files)
     old.close()
 
 
-async def test_own_folder_is_used_if_its_hash_is_the_engines(files, tmp_path):
+async def test_folder_is_used_if_its_hash_matches_the_engines(files, tmp_path):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "model.safetensors").write_bytes(b"not a tokenizer's file")
@@ -94,12 +94,12 @@ async def test_own_folder_is_used_if_its_hash_is_the_engines(files, tmp_path):
     source.close()
 
 
-def test_folder_of_no_use_is_a_config_error(tmp_path):
+def test_folder_without_a_tokenizer_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         TokenizerSource(tmp_path)
 
 
-async def test_an_engine_without_a_tokenizer_is_one(caplog):
+async def test_engine_without_a_tokenizer_gets_one_without_tokens(caplog):
     source = TokenizerSource(None)
     tokenizer, defaults = await source.get(Stub({}), tokenizer_sha256({}))
     assert not tokenizer.has_tokens
@@ -112,7 +112,7 @@ async def test_an_engine_without_a_tokenizer_is_one(caplog):
     source.close()
 
 
-def test_files_that_this_user_may_not_read_are_named(tmp_path, monkeypatch):
+def test_unreadable_files_are_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
 
     def refuse(path):

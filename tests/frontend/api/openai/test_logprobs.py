@@ -11,7 +11,7 @@ from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 
 @pytest.fixture
 def tokenizer():
-    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    tokenizer = Tokenizer(byte_tokenizer_files())
     yield tokenizer
     tokenizer.close()
 

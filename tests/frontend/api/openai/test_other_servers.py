@@ -11,7 +11,7 @@ from frontend.text.tokenizer import Tokenizer
 from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
 from tests.support.frontend.fake_engine import FakeEngine
 
-TOKENIZER = Tokenizer.from_files(byte_tokenizer_files())
+TOKENIZER = Tokenizer(byte_tokenizer_files())
 A = 64  # id of "a"
 
 

@@ -14,7 +14,7 @@ from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, byte_tokenizer_f
 
 @pytest.fixture
 def tokenizer():
-    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    tokenizer = Tokenizer(byte_tokenizer_files())
     yield tokenizer
     tokenizer.close()
 

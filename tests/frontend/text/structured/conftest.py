@@ -14,7 +14,7 @@ from tests.support.frontend.byte_tokenizer import END_TOKEN_ID, VOCAB_SIZE, byte
 @pytest.fixture
 def model():
     """A model with one token per byte."""
-    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    tokenizer = Tokenizer(byte_tokenizer_files())
     yield ServedModel(
         name="fake",
         weights_revision="none",
@@ -34,7 +34,7 @@ def draw():
 
     Each byte is drawn uniformly from those that the library's mask allows.
     """
-    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    tokenizer = Tokenizer(byte_tokenizer_files())
     texts = [tokenizer.token_bytes(token_id) for token_id in range(END_TOKEN_ID)]
     vocabulary = LLTokenizer(tokenizer.to_json(), n_vocab=VOCAB_SIZE, eos_token=[END_TOKEN_ID])
     tokenizer.close()
@@ -58,7 +58,7 @@ def draw():
 @pytest.fixture(scope="session")
 def keeps_to():
     """keeps_to(grammar, text) returns whether the grammar allows the text."""
-    tokenizer = Tokenizer.from_files(byte_tokenizer_files())
+    tokenizer = Tokenizer(byte_tokenizer_files())
     ids = {tokenizer.token_bytes(token_id): token_id for token_id in range(END_TOKEN_ID)}
     vocabulary = LLTokenizer(tokenizer.to_json(), n_vocab=VOCAB_SIZE, eos_token=[END_TOKEN_ID])
     tokenizer.close()

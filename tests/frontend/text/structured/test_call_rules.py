@@ -1,4 +1,4 @@
-"""Calls that an answer must make: whatever is drawn under their rules, the format's own parser reads as such calls."""
+"""Grammar rules for required calls: the format's parser reads texts drawn from them as valid calls."""
 
 import json
 import random
@@ -58,7 +58,7 @@ def grammar(style, *, one_only=False, token_id=no_special_tokens):
 
 
 def calls_in(style, text):
-    """(name, arguments) of the calls that the parser of the format finds; nothing else may be in the text."""
+    """Returns the name and arguments of each parsed call; fails if the text contains anything else."""
     parser = chat_format(TEMPLATES[style]).parser(tools={tool.name: tool.parameters for tool in TOOLS})
     calls = []
     for delta in [*parser.feed(text), *parser.finish()]:
@@ -68,15 +68,15 @@ def calls_in(style, text):
             case ToolCallArguments():
                 calls[-1][1] += delta.text
             case _:
-                pytest.fail(f"{delta} is no call")
+                pytest.fail(f"{delta} is not a call")
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize("one_only", [True, False])
 @pytest.mark.parametrize("style", TEMPLATES)
-def test_whatever_is_drawn_is_read_as_calls_with_valid_arguments(style, one_only, draw):
+def test_drawn_texts_are_parsed_as_calls_with_valid_arguments(style, one_only, draw):
     rng = random.Random(style)
-    texts = [draw(grammar(style, one_only=one_only), rng, max_tokens=2000) for _ in range(20)]
+    texts = [draw(grammar(style, one_only=one_only), rng, max_tokens=2000) for _ in range(12)]
     parameters = {tool.name: tool.parameters for tool in TOOLS}
     numbers = []
     for text in filter(None, texts):
@@ -85,7 +85,7 @@ def test_whatever_is_drawn_is_read_as_calls_with_valid_arguments(style, one_only
         for name, arguments in calls:
             assert isinstance(arguments, dict)
             jsonschema.Draft202012Validator(parameters[name]).validate(arguments)
-    assert len(numbers) >= 15
+    assert len(numbers) >= 9
     assert (set(numbers) == {1}) if one_only or style in ONE_CALL_ONLY else (min(numbers) == 1 < max(numbers))
 
 
@@ -108,7 +108,7 @@ ONE = {
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
-def test_rules_allow_the_form_as_models_write_it(style, keeps_to):
+def test_rules_allow_the_format_that_models_write(style, keeps_to):
     assert keeps_to(grammar(style), ONE[style])
     assert not keeps_to(grammar(style), "Well. " + ONE[style])
     assert not keeps_to(grammar(style), ONE[style].replace("a.b-c", "b.b-c"))
@@ -116,7 +116,7 @@ def test_rules_allow_the_form_as_models_write_it(style, keeps_to):
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
-def test_two_calls_are_allowed_unless_one_is_all(style, keeps_to):
+def test_two_calls_are_allowed_unless_only_one_is(style, keeps_to):
     if style in ONE_CALL_ONLY or "llama" in style:
         return
     if style == "glm45":
@@ -130,7 +130,7 @@ def test_two_calls_are_allowed_unless_one_is_all(style, keeps_to):
     assert len(calls_in(style, text)) == 2
 
 
-def test_texts_of_glm_are_held_to_what_can_be_said_of_a_text(keeps_to):
+def test_glm_arguments_follow_their_schema(keeps_to):
     names = {"a": {"type": "string", "minLength": 2, "maxLength": 3}, "b": {"type": "string"}, "c": {"const": "x<y"}}
     others = {"d": {"$ref": "#/$defs/d"}, "e": {"type": ["integer", "null"]}}
     parameters = {"$defs": {"d": {"enum": [1, 2]}}, "properties": {**names, **others}, "required": ["b", "f"]}
@@ -156,7 +156,7 @@ def test_texts_of_glm_are_held_to_what_can_be_said_of_a_text(keeps_to):
     assert not keeps_to(held, call(b="t"))
 
 
-def test_harmony_reasons_before_calls_and_announces_a_final_message(keeps_to):
+def test_harmony_allows_reasoning_before_calls_and_final_messages(keeps_to):
     harmony, prompt = chat_format(TEMPLATES["harmony"]), "<|start|>user<|message|>Hi<|end|><|start|>assistant"
     thought = "<|channel|>analysis<|message|>2 < 3<|end|><|start|>assistant"
     answer = grammar_of(ConstraintKind.REGEX, "[a-z]+", harmony.before_answer(prompt, no_special_tokens))
@@ -176,7 +176,7 @@ def test_harmony_reasons_before_calls_and_announces_a_final_message(keeps_to):
     assert harmony.before_answer(inside, no_special_tokens) == ""
 
 
-def test_marks_that_are_special_tokens_are_tokens():
+def test_marks_that_are_special_tokens_are_matched_as_tokens():
     ids = {"[TOOL_CALLS]": 5, "[ARGS]": 9}
     rules = chat_format(TEMPLATES["mistral with names"]).call_rules(TOOLS, ids.get, one_only=True)
     assert "<[5]>" in rules.lark
@@ -192,7 +192,7 @@ def before(prompt, token_id=no_special_tokens):
     return grammar_of(ConstraintKind.REGEX, "[a-z ]{1,9}", rules)
 
 
-def test_reasoning_may_be_left_out_unless_the_prompt_has_opened_it(keeps_to):
+def test_reasoning_is_optional_unless_the_prompt_opened_it(keeps_to):
     for text in ("so", "<think>hm</think>so", "<think>\n2 < 3\n</think>\n\nso"):
         assert keeps_to(before("hi"), text)
     for text in ("<think>hm", "hm</think>so", "<think>hm</think>So"):
@@ -205,7 +205,7 @@ def test_reasoning_may_be_left_out_unless_the_prompt_has_opened_it(keeps_to):
 
 @pytest.fixture
 def special_vocabulary():
-    """One token per byte, and two marks that are special tokens."""
+    """Returns a vocabulary with one token per byte and two marks as special tokens, and the ids of these."""
     tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer_files()["tokenizer.json"].decode())
     marks = ["<think>", "</think>"]
     tokenizer.add_special_tokens(marks)
@@ -218,7 +218,7 @@ def accepts(vocabulary, grammar, token_ids):
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
-def test_marks_of_reasoning_may_be_special_tokens(special_vocabulary):
+def test_reasoning_marks_may_be_special_tokens(special_vocabulary):
     vocabulary, ids = special_vocabulary
     thinks = chat_format(THINKS)
     opened = grammar_of(ConstraintKind.REGEX, "ab", thinks.before_answer("<think>", ids.get))
@@ -233,5 +233,5 @@ def test_marks_of_reasoning_may_be_special_tokens(special_vocabulary):
     assert not accepts(vocabulary, free, [*hm, closing, *answer])
 
 
-def test_no_reasoning_no_rules():
+def test_format_without_reasoning_has_no_rules_for_it():
     assert chat_format("").before_answer("hi", no_special_tokens) == ""

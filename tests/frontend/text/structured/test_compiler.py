@@ -151,7 +151,7 @@ async def test_schema_that_crashes_the_library_is_refused(make_compiler, model):
 
 async def test_structured_output_is_refused_if_the_models_tokens_are_not_bytes(make_compiler, model):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
-    tokenizer = Tokenizer.from_files({"tokenizer.json": words.to_str().encode()})
+    tokenizer = Tokenizer({"tokenizer.json": words.to_str().encode()})
     odd = dataclasses.replace(model, tokenizer=tokenizer, vocab_size=2, end_token_ids=(1,))
     assert "tokenizer cannot be used" in await refusal(make_compiler(), good(), odd)
     tokenizer.close()

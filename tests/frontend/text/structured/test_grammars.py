@@ -1,4 +1,4 @@
-"""Each constraint as a grammar: what it allows, what it forbids, and which schemas are refused."""
+"""Grammars of constraints: texts that they allow and forbid, and schemas that are refused."""
 
 import json
 import random
@@ -26,7 +26,7 @@ def schema_grammar(schema) -> str:
 
 @pytest.fixture(scope="module")
 def compiled():
-    """compiled(grammar) -> the same, if it compiles."""
+    """compiled(grammar) checks that a grammar compiles, and returns it."""
     trial = Trial(LLTokenizer(byte_tokenizer_files()["tokenizer.json"].decode(), n_vocab=258, eos_token=[256]))
 
     def check(grammar: str) -> str:
@@ -37,7 +37,7 @@ def compiled():
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_whatever_is_drawn_under_a_schema_is_valid(name, compiled, draw):
+def test_texts_drawn_from_a_schema_are_valid(name, compiled, draw):
     schema = SCHEMAS[name]
     validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     grammar, rng = compiled(schema_grammar(schema)), random.Random(name)
@@ -49,7 +49,7 @@ def test_whatever_is_drawn_under_a_schema_is_valid(name, compiled, draw):
 
 
 def keyword_cases():
-    """Keyword -> a schema that needs it, of JSON Schema 2020-12 and, in part, older drafts."""
+    """Returns a schema for each keyword of JSON Schema 2020-12 and some of older drafts."""
     number, text, things, members = ({"type": kind} for kind in ("number", "string", "array", "object"))
     return {
         "additionalItems": {"$schema": "http://json-schema.org/draft-07/schema#", **things, "items": [{}]}
@@ -99,13 +99,13 @@ def keyword_cases():
 
 
 def documented(heading: str) -> set[str]:
-    """The words in backquotes of one line in the docs."""
+    """Returns the words in backquotes of one line in the docs."""
     (line,) = re.findall(rf"^- \*\*{heading}\*\*: (.*)$", DOCS, re.MULTILINE)
     return set(re.findall(r"`([^`]+)`", line))
 
 
 def refused(schema, compiled) -> str:
-    """Why a schema is refused; empty: it is not."""
+    """Returns why a schema is refused; empty if it is not."""
     try:
         compiled(schema_grammar(schema))
     except ConstraintError as error:
@@ -156,7 +156,7 @@ UNSATISFIABLE = {
 
 
 @pytest.mark.parametrize("case", UNSATISFIABLE)
-def test_schema_that_nothing_satisfies_is_refused(case, compiled):
+def test_unsatisfiable_schema_is_refused(case, compiled):
     assert re.match("Unsatisfiable schema|no text satisfies it", refused(UNSATISFIABLE[case], compiled))
 
 
@@ -174,7 +174,7 @@ NO_SCHEMA = {
 
 
 @pytest.mark.parametrize("case", NO_SCHEMA)
-def test_what_is_no_schema_is_refused(case, compiled):
+def test_invalid_schema_is_refused(case, compiled):
     text, words = NO_SCHEMA[case]
     with pytest.raises(ConstraintError, match=re.escape(words)):
         compiled(grammar_of(ConstraintKind.JSON_SCHEMA, text))
@@ -190,16 +190,16 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("case", HIDDEN)
-def test_what_is_refused_is_found_wherever_a_reference_points(case, compiled):
+def test_unsupported_keyword_is_found_behind_any_reference(case, compiled):
     assert "minProperties 3" in refused(HIDDEN[case], compiled)
 
 
-def test_members_that_must_be_there_count_as_least_members(compiled):
+def test_required_properties_count_towards_min_properties(compiled):
     assert not refused({"type": "object", "minProperties": 2, "required": ["a", "b"]}, compiled)
     assert "minProperties 3" in refused({"type": "object", "minProperties": 3, "required": ["a", "b"]}, compiled)
 
 
-def test_space_in_json_is_a_blank_or_an_indented_line(keeps_to):
+def test_whitespace_in_json_is_a_blank_or_an_indented_line(keeps_to):
     grammar = schema_grammar({"type": "array", "items": {"type": "integer"}})
     for text in ("[1,2]", "[1, 2]", "[\n  1,\n  2\n]"):
         assert keeps_to(grammar, text)
@@ -210,7 +210,7 @@ def test_space_in_json_is_a_blank_or_an_indented_line(keeps_to):
 CHOICES = [*"abe", "ab", 'q"\\/\n\t\r\b\f\0\1\x7f\u2028é😀', "<|end|>", "/x/", "'", "a | b", "{}", "%json", "@a", "$"]
 
 
-def test_choice_is_one_of_its_texts_whatever_they_are(compiled, keeps_to):
+def test_choice_allows_exactly_its_texts(compiled, keeps_to):
     grammar = compiled(grammar_of(ConstraintKind.CHOICE, json.dumps(CHOICES)))
     assert all(keeps_to(grammar, text) for text in CHOICES)
     assert not any(keeps_to(grammar, text) for text in ("", "c", "aa", "a |", "<|end"))
@@ -245,7 +245,7 @@ some-name ::= [\u0061-\u0063] | [^\x00-\u007f]
 """
 
 
-def test_gbnf_is_told_from_lark_and_its_escapes_are_kept(compiled, keeps_to):
+def test_gbnf_is_detected_and_its_escapes_are_kept(compiled, keeps_to):
     grammar = compiled(grammar_of(ConstraintKind.GRAMMAR, GBNF))
     for text in ("hi, a", "Ah, abc", "😀, é", "\\u0041, b", '", c'):
         assert keeps_to(grammar, text)

@@ -76,7 +76,7 @@ def test_endless_grammar_is_tried_to_an_end(tokenizer):
         Trial(tokenizer).run(grammar_of(ConstraintKind.GRAMMAR, 'start: "a" start'))
 
 
-def test_trial_says_the_same_each_time(tokenizer):
+def test_trial_is_deterministic(tokenizer):
     grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps(objects(1300)))
     said = set()
     for _ in range(3):
