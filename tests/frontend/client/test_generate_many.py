@@ -34,7 +34,7 @@ async def test_params_of_each_prompt(generate_many):
     assert [len(answer.other_answers) for answer in answers] == [0, 0, 1]
 
 
-async def test_so_many_are_under_way_at_once_and_no_more(generate_many, engine):
+async def test_max_in_flight_limits_concurrent_prompts(generate_many, engine):
     engine.pause()
     task = asyncio.create_task(generate_many(["ab"] * 9, max_in_flight=4))
     await engine.wait_for(lambda: engine.num_open == 4)

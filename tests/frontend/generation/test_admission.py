@@ -132,7 +132,7 @@ def test_group_takes_all_its_places_or_none():
     assert (admission.num_requests, admission.num_tokens) == (1, 1)
 
 
-def test_what_the_queue_could_never_take_is_invalid_and_not_a_full_queue():
+def test_request_larger_than_the_queue_is_invalid():
     admission = Admission(max_requests=6, max_tokens=100)
     with pytest.raises(InvalidRequest, match=r"7 answers are requested, and at most 6 .*--max-queued-requests"):
         admission.admit_call([1], 7, 0.0)

@@ -73,7 +73,7 @@ async def test_without_a_deadline_and_a_default_none_is_sent(make_pair, text_req
     assert not pair.engine.submissions[0].HasField("remaining_ms")
 
 
-async def test_queue_full_of_requests_is_refused_with_a_time_to_come_back(make_pair, text_request):
+async def test_full_queue_of_requests_is_refused_with_a_retry_delay(make_pair, text_request):
     pair = await make_pair(max_queued_requests=2)
     pair.engine.pause()
     stub = pair.stub()
@@ -171,7 +171,7 @@ async def test_reader_that_stops_is_parked_and_neighbours_go_on(make_pair, text_
     await pair.idle()
 
 
-async def test_reader_that_stays_away_is_cut_off(make_pair, text_request):
+async def test_stalled_reader_is_cut_off(make_pair, text_request):
     engine = FakeEngine(max_model_len=200_000, tokens_per_step=64)
     pair = await make_pair(engine=engine, stall_timeout_s=0.3)
     channel = pair.channel(NARROW)

@@ -25,7 +25,7 @@ def kinds(messages):
     return [message.WhichOneof("event") for message in messages]
 
 
-async def test_answer_ends_well_with_what_there_is(skip, pair, text_request):
+async def test_answer_ends_with_its_text_so_far(skip, pair, text_request):
     pair.engine.pause()
     request = text_request("abc", time_budget=BUDGET, **ENDLESS)
     waiting = asyncio.ensure_future(collect(pair.stub().StreamGenerate(request)))

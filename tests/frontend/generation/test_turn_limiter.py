@@ -35,7 +35,7 @@ async def test_few_do_not_wait():
         await asyncio.sleep(0)
 
 
-async def test_who_is_cancelled_takes_nobodys_turn():
+async def test_cancelled_task_takes_no_turn():
     turn_limiter, passed = TurnLimiter(1), []
 
     async def one(number):

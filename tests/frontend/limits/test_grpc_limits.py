@@ -173,7 +173,7 @@ def check(error, message, field):
     assert field.encode() in trailer
 
 
-async def test_what_comes_back_of_a_prompt_fits_one_message(pair, monkeypatch):
+async def test_echo_and_prompt_logprobs_are_limited_to_one_message(pair, monkeypatch):
     assert (prompt_echo.MAX_PROMPT_LOGPROBS, prompt_echo.MAX_ECHO_BYTES) == (1 << 18, 8 << 20)
     monkeypatch.setattr(prompt_echo, "MAX_PROMPT_LOGPROBS", 42)
     monkeypatch.setattr(prompt_echo, "MAX_ECHO_BYTES", 20)
@@ -210,7 +210,7 @@ async def test_a_message_may_have_8_mib(pair):
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_streams_of_one_connection_are_bounded_and_the_next_one_waits_for_nobody_else(make_pair, monkeypatch):
+async def test_streams_per_connection_are_limited_and_other_connections_are_not_affected(make_pair, monkeypatch):
     monkeypatch.setattr(app, "_MAX_STREAMS_PER_CONNECTION", 64)
     pair = await make_pair()
     pair.engine.pause()

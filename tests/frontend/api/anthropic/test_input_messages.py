@@ -57,7 +57,7 @@ def conversation(**body):
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_clients_send_becomes_the_same_turns(client):
+def test_equivalent_messages_become_the_same_turns(client):
     assert list(conversation(**CLIENTS[client]).messages) == TURNS
     body = MessagesBody.model_validate({"max_tokens": 1, **CLIENTS[client]})
     assert list(body.unknown_parameters()) == []

@@ -138,7 +138,7 @@ async def test_final_assistant_message_is_continued(shared_client):
     assert answer.content[0].text == "<user>hi<assistant>Well, "
 
 
-async def test_structured_text_is_held_to_and_parsed(shared_pairs):
+async def test_structured_output_is_enforced_and_parsed(shared_pairs):
     class Place(pydantic.BaseModel):
         city: str
 
@@ -165,7 +165,7 @@ async def test_tool_choice_is_enforced(shared_pairs, case):
     assert bool(pair.engine.submissions[-1].grammar) == enforced
 
 
-async def test_no_tools_and_one_call_only_if_the_choice_says_so(shared_pairs):
+async def test_tool_choice_can_disable_tools_and_parallel_calls(shared_pairs):
     client = (await shared_pairs(HERMES))[1]
     one = {"type": "auto", "disable_parallel_tool_use": True}
     answer = await client.messages.create(**ask(CALL + CALL, tools=[WEATHER], tool_choice=one))
@@ -207,7 +207,7 @@ async def test_stop_reason_says_why_it_ended(shared_pairs, case, stream):
         assert answer.content[0].text.startswith(beginning)
 
 
-async def test_call_that_ends_too_early_has_what_there_is(shared_pairs):
+async def test_incomplete_call_has_its_complete_arguments(shared_pairs):
     client = (await shared_pairs(HERMES))[1]
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom", "street": "Via'
     answer = await client.messages.create(**ask(call + " Appia", tools=[WEATHER]))
@@ -283,7 +283,7 @@ async def test_full_queue_is_a_rate_limit_with_a_time_to_wait(http_pair, client)
     assert (caught.value.type, caught.value.response.headers["retry-after"]) == ("rate_limit_error", "2")
 
 
-async def test_expired_call_is_a_timeout_that_is_not_tried_again(make_pair, connect):
+async def test_expired_call_is_a_timeout_that_clients_do_not_retry(make_pair, connect):
     pair = await make_pair(http=True)
     pair.engine.pause()
     with pytest.raises(anthropic.GatewayTimeoutError) as caught:

@@ -126,7 +126,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("data", BROKEN)
-def test_what_cannot_be_parsed_is_not_scanned_to_its_end(data):
+def test_invalid_message_is_not_scanned_to_its_end(data):
     with pytest.raises(DecodeError):
         pb.GenerateRequest.FromString(data)
     with pytest.raises(MalformedMessageError):

@@ -90,7 +90,7 @@ async def test_two_bare_keys_are_none(session):
         assert response.status == 401
 
 
-async def test_openais_client_sends_its_key_and_knows_the_refusal(keyed_pair, connect):
+async def test_openais_client_sends_its_key_and_raises_the_refusal(keyed_pair, connect):
     assert [model.id async for model in connect(keyed_pair, api_key=KEY).models.list()] == ["fake"]
     with pytest.raises(openai.AuthenticationError):
         await connect(keyed_pair, api_key="wrong").models.list()

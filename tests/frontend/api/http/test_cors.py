@@ -60,7 +60,7 @@ async def test_the_answer_and_its_errors_may_be_read_by_an_allowed_origin(connec
             await response.read()
 
 
-async def test_another_origin_is_told_nothing(connect_to):
+async def test_another_origin_gets_no_cors_headers(connect_to):
     session = await connect_to(allowed_origins=(ORIGIN,))
     for origin in ("https://app.example.org", "http://app.example", "null", ORIGIN + ":8443"):
         async with session.options("/v1/completions", headers={**PREFLIGHT, "Origin": origin}) as response:

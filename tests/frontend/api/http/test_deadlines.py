@@ -1,8 +1,8 @@
 """Deadlines, time budgets and time accounts over HTTP."""
 
 import asyncio
-import json
 
+import aiohttp
 import openai
 import pytest
 
@@ -19,28 +19,29 @@ async def slow_pair(make_pair):
     return await make_pair(http=True, engine=FakeEngine(step_interval_s=0.01))
 
 
-async def post(pair, body, *headers):
-    """One request over a bare connection: status and error object of the answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
-    head = ["POST /v1/completions HTTP/1.1", "host: x", f"content-length: {len(body)}", "connection: close", *headers]
-    writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + body.encode())
-    head, _, content = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    return int(head.split()[1]), json.loads(content)["error"]
+async def refused(pair, body, **headers):
+    """Status and error object of the answer to a raw body."""
+    url, headers = (
+        f"http://127.0.0.1:{pair.app.http_port}/v1/completions",
+        {"content-type": "application/json", **headers},
+    )
+    async with aiohttp.ClientSession() as session, session.post(url, data=body, headers=headers) as response:
+        return response.status, (await response.json())["error"]
 
 
-def outcomes(pair):
-    lines = pair.app.metrics.render().decode().splitlines()
-    counts = {}
-    for line in lines:
-        if line.startswith("chairlift:request_success_total{") and float(line.rpartition(" ")[2]):
-            reason = line.partition('finished_reason="')[2].partition('"')[0]
-            counts[reason] = float(line.rpartition(" ")[2])
-    return counts
+@pytest.fixture
+def outcomes(scrape):
+    """outcomes(pair) -> number of requests by how they ended."""
+
+    def count(pair):
+        counts = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
+        return {reason: number for reason, number in counts.items() if number}
+
+    return count
 
 
 @pytest.mark.parametrize("where", ["header", "body", "both"])
-async def test_expired_call_is_a_504_that_nobody_tries_again(skip, slow_pair, connect, where):
+async def test_expired_call_is_a_504_that_clients_do_not_retry(skip, slow_pair, connect, where, outcomes):
     client = connect(slow_pair, max_retries=2)
     timeouts = {"body": {"timeout": 10}, "header": {}, "both": {"timeout": 10}}[where]
     headers = {"header": {"x-request-timeout": "10"}, "body": {}, "both": {"x-request-timeout": "60"}}[where]
@@ -58,7 +59,7 @@ async def test_expired_call_is_a_504_that_nobody_tries_again(skip, slow_pair, co
     assert outcomes(slow_pair) == {"deadline": 1}
 
 
-async def test_call_that_expires_after_its_first_byte_ends_with_an_error_event(skip, slow_pair, connect):
+async def test_call_that_expires_after_its_first_byte_ends_with_an_error_event(skip, slow_pair, connect, outcomes):
     client = connect(slow_pair)
     stream = await client.chat.completions.create(
         messages=[{"role": "user", "content": "abc"}], stream=True, **endless(timeout=10)
@@ -73,7 +74,7 @@ async def test_call_that_expires_after_its_first_byte_ends_with_an_error_event(s
     assert outcomes(slow_pair) == {"deadline": 1}
 
 
-async def test_call_whose_engine_says_nothing_expires_all_the_same(skip, make_pair, connect):
+async def test_call_expires_while_its_engine_is_silent(skip, make_pair, connect, outcomes):
     pair = await make_pair(http=True)
     pair.engine.pause()
     client = connect(pair)
@@ -98,7 +99,7 @@ async def test_call_that_is_in_time_is_not_disturbed(shared_pair, shared_client)
     assert 59_000 < shared_pair.engine.submissions[0].remaining_ms <= 59_500
 
 
-async def test_clients_own_timeout_closes_the_connection_and_is_no_deadline(skip, make_pair, connect):
+async def test_client_side_timeout_closes_the_connection_and_is_not_a_deadline(skip, make_pair, connect, outcomes):
     pair = await make_pair(http=True)
     pair.engine.pause()
     client = connect(pair)
@@ -117,7 +118,7 @@ async def test_clients_own_timeout_closes_the_connection_and_is_no_deadline(skip
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "86401", "5s", "", "1" * 400])
 async def test_header_out_of_range_is_refused_by_name(shared_pair, value):
-    status, error = await post(shared_pair, '{"prompt": "abc"}', f"x-request-timeout: {value}")
+    status, error = await refused(shared_pair, '{"prompt": "abc"}', **{"x-request-timeout": value})
     assert status == 400
     assert error["param"] == "x-request-timeout"
     assert "it must be a number of seconds above 0 and at most 86400" in error["message"]
@@ -128,7 +129,7 @@ async def test_header_out_of_range_is_refused_by_name(shared_pair, value):
 @pytest.mark.parametrize("name", ["timeout", "time_budget"])
 @pytest.mark.parametrize("value", ["0", "-1", "1e300", "-1e300", "NaN", "Infinity", '"soon"', "[1]"])
 async def test_parameter_out_of_range_is_refused_by_name(shared_pair, name, value):
-    status, error = await post(shared_pair, f'{{"prompt": "abc", "{name}": {value}}}')
+    status, error = await refused(shared_pair, f'{{"prompt": "abc", "{name}": {value}}}')
     assert (status, error["param"]) == (400, name)
     assert name in error["message"]
     assert not shared_pair.engine.submissions
@@ -142,7 +143,7 @@ async def test_time_budget_of_a_day_is_not_cut_short_by_the_default_deadline(mak
     assert submission.stops.time_budget_ms > 86_000_000
 
 
-async def test_time_budget_ends_an_answer_with_what_there_is(skip, slow_pair, connect):
+async def test_time_budget_ends_an_answer_with_what_there_is(skip, slow_pair, connect, outcomes):
     engine = slow_pair.engine
     engine.pause()
     call = asyncio.ensure_future(connect(slow_pair).completions.create(prompt="abc", **endless(time_budget=10)))
@@ -174,7 +175,7 @@ async def test_finished_choices_tell_where_their_time_went(slow_pair, connect, s
         assert account["num_preemptions"] == 0
 
 
-async def test_deadline_covers_tokenizing(make_pair, connect):
+async def test_deadline_covers_tokenizing(make_pair, connect, outcomes):
     pair = await make_pair(http=True)
     tokenizer = pair.app.engines.attachment().model.tokenizer
     never = asyncio.Event()

@@ -209,7 +209,7 @@ async def test_drain_waits_until_the_client_has_taken_its_answer(make_pair):
     writer.close()
 
 
-async def test_what_does_not_finish_in_time_ends_with_503(http_pair, client):
+async def test_call_that_outlasts_the_drain_ends_with_503(http_pair, client):
     engine = http_pair.engine
     engine.pause()
     call = asyncio.ensure_future(client.completions.create(model="fake", prompt="abc"))

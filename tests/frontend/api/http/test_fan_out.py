@@ -30,7 +30,7 @@ async def post():
         ({"prompt": [7] * 101}, "the prompt has 101 tokens, and in all at most 100", "prompt"),
     ],
 )
-async def test_what_can_never_fit_is_400_with_the_numbers(make_pair, post, body, message, param):
+async def test_call_larger_than_the_queue_is_400_with_the_numbers(make_pair, post, body, message, param):
     pair = await make_pair(http=True, max_queued_requests=5, max_queued_tokens=100)
     status, answer = await post(pair, **body)
     assert status == 400, answer

@@ -87,7 +87,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
-def test_what_is_no_json_for_pydantic_is_none_here(data):
+def test_invalid_json_is_refused_as_by_pydantic(data):
     with pytest.raises(ValueError, match=r"."):
         pydantic_core.from_json(data)
     with pytest.raises(BodyError, match="the body is not valid JSON"):
@@ -156,7 +156,7 @@ def test_too_much_is_refused_with_the_number(name):
     assert caught.value.status == 400
 
 
-def test_what_is_too_much_is_not_read_to_its_end():
+def test_body_over_a_limit_is_not_read_to_its_end():
     data = b'{"x":[' + b"[]," * 400_000
     read_up_to = memoryview(data)[: 8 * limits.MAX_JSON_VALUES].tobytes()
     with pytest.raises(BodyError, match="values"):

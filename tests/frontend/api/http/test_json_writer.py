@@ -24,7 +24,7 @@ def test_pieces_add_up_to_the_value(name):
     assert json.loads("".join(json_pieces(VALUES[name]))) == VALUES[name]
 
 
-def test_what_is_iterated_over_is_a_list():
+def test_iterable_is_written_as_a_list():
     value = {"ids": array("I", range(1000)), "texts": (str(i) for i in range(1000))}
     assert json.loads("".join(json_pieces(value))) == {
         "ids": list(range(1000)),

@@ -69,7 +69,7 @@ async def test_long_lists_of_ids_are_arrays_in_the_body():
     assert list(body.prompt) == ids
 
 
-async def test_what_becomes_json_again_is_bounded():
+async def test_parameters_that_are_serialized_again_are_limited():
     tool = {"type": "function", "function": {"name": "f", "description": "d" * (600 << 10)}}
     with pytest.raises(BodyError, match=r"tools has 6.* bytes, at most 524288 are allowed") as caught:
         await parsed_body(json.dumps({"messages": MESSAGES, "tools": [tool]}).encode(), ChatBody)

@@ -45,7 +45,7 @@ def grammars(engine):
     return json.loads(engine.submissions[-1].grammar)["grammars"]
 
 
-async def test_json_schema_is_held_to_and_parsed_into_a_model(connect_to):
+async def test_json_schema_is_enforced_and_parsed_into_a_model(connect_to):
     class Place(pydantic.BaseModel):
         city: str
 
@@ -93,7 +93,7 @@ async def test_allowed_ids_and_bad_words_are_passed_on(shared_pair, shared_clien
     assert [len(sequence.token_ids) for sequence in sampling.bad_sequences] == [1, 2]
 
 
-async def test_required_call_is_held_to_the_parameters_and_parsed(connect_to):
+async def test_parameters_of_a_required_call_are_enforced_and_parsed(connect_to):
     client, engine = await connect_to(HERMES)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
     answer = await client.chat.completions.create(
@@ -236,7 +236,7 @@ async def harmony(make_pair, connect):
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|start|>assistant"
 
 
-async def test_messages_of_harmony_are_told_apart(harmony):
+async def test_messages_of_harmony_are_separated(harmony):
     client, _ = harmony
     call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rom"}<|call|>'
     answer = await client.chat.completions.create(model="fake", messages=user(THOUGHT + call), tools=[tool("weather")])
@@ -251,7 +251,7 @@ async def test_messages_of_harmony_are_told_apart(harmony):
     assert (answer.choices[0].message.content, answer.choices[0].message.reasoning_content) == ("Yes.", "Hm.")
 
 
-async def test_forms_of_harmony_have_the_header_of_their_message(harmony):
+async def test_constraints_of_harmony_include_the_header_of_their_message(harmony):
     client, engine = harmony
     json_object = {"type": "json_object"}
     for asked, starts in (

@@ -3,16 +3,12 @@
 Recorded from the clients' own requests, versions of November 2026; the values are ours.
 """
 
-import asyncio
-import json
-import urllib.request
 from typing import Any
 
+import aiohttp
 import pytest
 
 from frontend.api.http.unknown_parameters import HEADER
-from tests.support.frontend.byte_tokenizer import byte_tokenizer_files
-from tests.support.frontend.fake_engine import FakeEngine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}{# <tool_call> #}"
@@ -221,17 +217,10 @@ BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 
 
 @pytest.mark.parametrize("client", BODIES)
-async def test_a_clients_body_is_answered(make_pair, client):
+async def test_a_clients_body_is_answered(module_pair, client):
     path, body, ignored = BODIES[client]
-    config = json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}).encode()
-    files = {**byte_tokenizer_files(), "tokenizer_config.json": config}
-    pair = await make_pair(engine=FakeEngine(files=files), http=True)
-
-    def ask() -> str | None:
-        data, headers = json.dumps({"model": "fake", **body}).encode(), {"content-type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{pair.app.http_port}{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            assert b"choices" in response.read()
-            return response.headers[HEADER]
-
-    assert await asyncio.to_thread(ask) == ignored
+    pair = await module_pair(TEMPLATE)
+    url, body = f"http://127.0.0.1:{pair.app.http_port}{path}", {"model": "fake", **body}
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        assert b"choices" in await response.read()
+        assert response.headers.get(HEADER) == ignored

@@ -84,7 +84,7 @@ async def test_prompts_of_a_list_are_streamed_by_index(shared_client):
     assert last.usage.prompt_tokens == sum(map(len, prompts))
 
 
-async def test_token_ids_are_a_prompt_and_come_back(shared_client):
+async def test_token_ids_are_a_prompt_and_are_returned(shared_client):
     answer = await shared_client.completions.create(
         model="fake", prompt=[5, 6, 7], extra_body={"return_token_ids": True}
     )
@@ -183,7 +183,7 @@ async def test_top_k_minus_1_is_all(shared_client, shared_pair):
     assert shared_pair.engine.submissions[0].sampling.top_k == 0
 
 
-async def test_what_the_client_calls_its_request_comes_back(shared_client):
+async def test_request_id_of_the_client_is_returned(shared_client):
     answer = await shared_client.completions.create(model="fake", prompt="a", extra_headers={"x-request-id": "mine"})
     assert answer.id == answer._request_id == "cmpl-mine"
 

@@ -1,11 +1,10 @@
 """The endpoints that generate nothing."""
 
+import asyncio
 import json
-import urllib.error
-import urllib.request
 from importlib.metadata import version
 
-import anyio.to_thread
+import aiohttp
 import openai
 import pytest
 
@@ -14,21 +13,9 @@ from chairlift.engine.v1 import engine_service_pb2 as engine_pb
 
 async def fetch(pair, path, body=None):
     """Status, content type and body of one request."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{pair.app.http_port}{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"content-type": "application/json"},
-    )
-
-    def call():
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return answer.status, answer.headers["content-type"], answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.headers["content-type"], error.read()
-
-    return await anyio.to_thread.run_sync(call)
+    url, method = f"http://127.0.0.1:{pair.app.http_port}{path}", "GET" if body is None else "POST"
+    async with aiohttp.ClientSession() as session, session.request(method, url, json=body) as response:
+        return response.status, response.headers.get("content-type"), await response.read()
 
 
 async def fetch_json(pair, path, body=None):
@@ -50,14 +37,14 @@ async def test_health_follows_the_engine(http_pair):
     assert (await fetch(http_pair, "/health"))[0] == 200
     http_pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
     while http_pair.app.engines.serving:
-        await anyio.sleep(0)
+        await asyncio.sleep(0)
     assert (await fetch(http_pair, "/health"))[0] == 503
 
 
 async def test_ping_answers_while_the_process_does(http_pair):
     http_pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
     while http_pair.app.engines.serving:
-        await anyio.sleep(0)
+        await asyncio.sleep(0)
     assert (await fetch(http_pair, "/ping"))[0] == 200
     assert (await fetch(http_pair, "/ping", {}))[0] == 200
 

@@ -157,7 +157,7 @@ async def test_reasoning_can_be_left_out(connect_to, stream, value):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_that_echoes_begins_with_the_message_it_goes_on_with(connect_to, stream):
+async def test_echo_of_a_chat_starts_with_the_continued_message(connect_to, stream):
     client, _ = await connect_to("{{ messages[-1].content }}")
     messages = [*user("hi"), {"role": "assistant", "content": "Well, "}]
 

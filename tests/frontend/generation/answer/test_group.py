@@ -77,7 +77,7 @@ async def test_other_answers_are_submitted_when_the_first_one_has_its_first_toke
         pass
 
 
-async def test_seeds_are_those_that_the_proto_says(pair):
+async def test_seeds_of_further_answers_follow_the_proto(pair):
     answer = await pair.stub().Generate(pb.GenerateRequest(spec=several("abc", 3, seed=2**64 - 1)))
     expected = [0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C14, 0x3C6EF372FE94F829]
     assert [submission.sampling.seed for submission in pair.engine.submissions] == expected
@@ -85,7 +85,7 @@ async def test_seeds_are_those_that_the_proto_says(pair):
     assert answer.effective_sampling.seed == expected[0]
 
 
-async def test_one_answer_is_what_it_was(pair):
+async def test_num_answers_1_equals_the_default(pair):
     asked = await pair.stub().Generate(pb.GenerateRequest(spec=several("abc", 1, seed=3)))
     unasked = await pair.stub().Generate(
         pb.GenerateRequest(spec=pb.GenerationSpec(text="abc", sampling=pb.SamplingOptions(seed=3)))
@@ -245,7 +245,7 @@ async def test_engine_that_goes_away_fails_all_answers_quietly(make_pair, caplog
     assert "never retrieved" not in caplog.text
 
 
-async def test_reader_that_stays_away_ends_all_answers(make_pair):
+async def test_stalled_reader_ends_all_answers(make_pair):
     engine = FakeEngine(max_model_len=200_000, tokens_per_step=64)
     pair = await make_pair(engine=engine, stall_timeout_s=0.3)
     spec = several("x" * 400, 2, max_tokens=150_000, ignore_end_token=True)

@@ -80,7 +80,7 @@ async def test_every_chunking_gives_the_same_and_deltas_add_up(pair_of, tokens_p
 
 
 @pytest.mark.parametrize("text", [ANSWER, "<think>never ends", "plain words", CALLS, "<tool_call>{broken", ""])
-async def test_both_doors_take_an_answer_apart_alike(pair_of, text):
+async def test_grpc_and_http_parse_an_answer_alike(pair_of, text):
     pair = await pair_of("{{ messages[0].content }}{# <tool_call> </think> #}|")
     answer = await generate(pair, spec(text))
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{pair.app.http_port}/v1", api_key="none") as client:
@@ -111,7 +111,7 @@ async def test_reasoning_that_the_prompt_opened(pair_of):
     assert answer.text.startswith("then ")
 
 
-async def test_each_of_several_answers_is_taken_apart(pair_of):
+async def test_each_of_several_answers_is_parsed(pair_of):
     pair = await pair_of()
     answer = await generate(pair, spec(num_answers=3))
     assert [parts(each) for each in (answer, *answer.other_answers)] == [EXPECTED] * 3
@@ -119,7 +119,7 @@ async def test_each_of_several_answers_is_taken_apart(pair_of):
     assert len(ids) == 6
 
 
-async def test_stop_text_ends_the_answer_before_it_is_taken_apart(pair_of):
+async def test_stop_text_ends_the_answer_before_it_is_parsed(pair_of):
     pair = await pair_of()
     answer = await generate(pair, spec(stop=pb.StopOptions(stop_texts=["ll:"])))
     assert parts(answer) == ("We", "Hmm, é", [])
@@ -142,7 +142,7 @@ async def test_tokens_and_log_probabilities_are_those_of_the_whole_answer(pair_o
 
 @pytest.mark.parametrize("tokens_per_step", [1, 1000])
 @pytest.mark.parametrize("text", ["so <tool_ca", "so <tool_call>{", "so"])
-async def test_what_only_began_like_a_call_comes_out_at_the_end(pair_of, text, tokens_per_step):
+async def test_incomplete_mark_of_a_call_is_text(pair_of, text, tokens_per_step):
     pair = await pair_of(tokens_per_step=tokens_per_step)
     assert parts(await generate(pair, spec(text))) == (text, "", [])
 
@@ -156,7 +156,7 @@ def with_special_mark():
 
 
 @pytest.mark.parametrize("keep_special_tokens", [False, True])
-async def test_marks_that_are_special_tokens_are_read_and_others_shown_only_if_asked_for(
+async def test_special_token_marks_are_parsed_and_other_special_tokens_hidden_by_default(
     make_pair, keep_special_tokens
 ):
     pair = await make_pair(engine=with_special_mark())
@@ -176,7 +176,7 @@ async def test_marks_that_are_special_tokens_are_read_and_others_shown_only_if_a
         (spec(), "{{ messages[0].content }}", "no known format of tool calls"),
     ],
 )
-async def test_what_cannot_be_taken_apart_is_refused(pair_of, request_, template, words):
+async def test_parse_is_refused_without_chat_or_with_unusable_tools(pair_of, request_, template, words):
     pair = await pair_of(template)
     with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
         await generate(pair, request_)
@@ -184,7 +184,7 @@ async def test_what_cannot_be_taken_apart_is_refused(pair_of, request_, template
     assert not pair.engine.submissions
 
 
-async def test_text_that_is_not_wanted_cannot_be_taken_apart(pair_of):
+async def test_parse_without_text_is_refused(pair_of):
     pair = await pair_of()
     request = spec()
     request.output.text = False

@@ -85,7 +85,7 @@ async def test_prompt_alone_can_be_asked_about(pair, output):
     assert len(answer.prompt.logprobs.chosen) == (NUM_TOKENS - 1 if "prompt_logprobs" in output else 0)
 
 
-async def test_stopping_values_in_force_come_back(pair):
+async def test_effective_stop_options_are_returned(pair):
     stop = pb.StopOptions(
         max_tokens=9,
         min_tokens=2,
@@ -107,7 +107,7 @@ async def test_length_limit_in_force_is_the_one_decided(make_pair, max_model_len
     assert pair.engine.submissions[0].stops.max_tokens == expected
 
 
-async def test_engine_that_leaves_some_out_fails_the_request(pair):
+async def test_missing_prompt_logprobs_fail_the_request(pair):
     def cut(step):
         del step.prompt_logprobs[-1:]
         return [step]

@@ -44,7 +44,7 @@ def test_answer_without_a_token_has_not_decoded():
     assert not account.HasField("first_token")
 
 
-def test_parts_add_up_whatever_the_clocks_say():
+def test_parts_add_up_for_any_clock_readings():
     rng = random.Random(1)
     for _ in range(5000):
         draw = lambda: rng.choice([0.0, rng.random() * 1e-5, rng.random(), rng.random() * 1e4])  # noqa: E731
@@ -157,7 +157,7 @@ async def test_engines_own_account_counts(make_pair, text_request):
     assert finished.timing.num_preemptions == 2
 
 
-async def test_stop_text_knows_of_the_pauses_before_it(make_pair, text_request):
+async def test_timing_of_a_stop_text_includes_earlier_preemption(make_pair, text_request):
     """From the engine's news, because its Completion comes later."""
 
     def rewrite(step):

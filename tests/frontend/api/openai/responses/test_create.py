@@ -37,7 +37,7 @@ async def all_events(pair, **body):
     return [event async for event in events_of(pair, **body)]
 
 
-async def test_numbers_come_back_as_they_were_sent(shared_client):
+async def test_response_repeats_numbers_as_they_were_sent(shared_client):
     answer = await shared_client.responses.create(model="fake", input="hi", temperature=0.7, top_p=0.12345678)
     assert answer.temperature == 0.7
     assert struct.pack("f", answer.top_p) == struct.pack("f", 0.12345678)
@@ -130,7 +130,7 @@ async def test_reasoning_text_and_calls_are_items_in_order(shared_pairs, stream)
 
 @pytest.mark.parametrize("tokens_per_step", [1, 64])
 @pytest.mark.parametrize("summary", [None, "auto"])
-async def test_deltas_alone_add_up_to_what_is_done(shared_pairs, tokens_per_step, summary):
+async def test_deltas_add_up_to_the_done_events(shared_pairs, tokens_per_step, summary):
     pair, _ = await shared_pairs(ALL)
     pair.engine.tokens_per_step = tokens_per_step
     body = {"input": f"<think>hm</think>Well.\n{CALL}", "tools": [WEATHER], "reasoning": {"summary": summary}}
@@ -193,7 +193,7 @@ async def test_two_turns_of_a_tool_loop_reach_the_template_as_chat_does(shared_p
     assert answer.output_text == f"<system>You\nbe<user>how<assistant>Well.(hm){called}{answered}<user>thanks"
 
 
-async def test_structured_text_is_held_to_and_parsed(shared_pairs):
+async def test_structured_output_is_enforced_and_parsed(shared_pairs):
     class Place(pydantic.BaseModel):
         city: str
 

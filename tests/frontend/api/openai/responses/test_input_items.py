@@ -57,7 +57,7 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_clients_send_becomes_the_same_turns(client):
+def test_equivalent_messages_become_the_same_turns(client):
     body = ResponsesBody.model_validate({"model": "m", "input": CLIENTS[client], "store": False})
     assert list(at_once(body.chat()).messages) == TURNS
     assert list(body.unknown_parameters()) == []
