@@ -1,6 +1,4 @@
-"""What every test of the engine that needs a real model shares: tiny random checkpoints, saved by `transformers`, and
-the operations of GPUs.
-"""
+"""Fixtures of tests with a real model: tiny random checkpoints, saved by `transformers`, and GPU operations."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -75,9 +73,17 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
     return make
 
 
+@pytest.fixture
+def no_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine ends a stream without waiting for the acknowledgement of the last messages."""
+    from engine.serving.outgoing import Outgoing
+
+    monkeypatch.setattr(Outgoing.close, "__defaults__", (0.0,))
+
+
 @pytest.fixture(scope="session")
 def gpu_device() -> Any:
-    """Where `gpu_ops` compute: on the GPU, or where there is none on the CPU, by Triton's interpreter."""
+    """Device of `gpu_ops`: the GPU, or without one the CPU, where Triton's interpreter runs the kernels."""
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -85,9 +91,11 @@ def gpu_device() -> Any:
 
 @pytest.fixture(scope="session")
 def gpu_ops(gpu_device: Any) -> Callable[..., Any]:
-    """gpu_ops(**options) -> GpuOps; under the interpreter for a target that has everything."""
+    """gpu_ops(**options) -> GpuOps; under the interpreter for a target with every feature."""
     from kernels.gpu.ops import GpuOps
     from kernels.gpu.targets import TARGETS, target_of
+    from tests.support.kernels.interpreter import patch_language_once_per_launch
 
+    patch_language_once_per_launch()
     target = target_of(gpu_device) if gpu_device.type == "cuda" else TARGETS["sm_90"]
     return lambda **options: GpuOps(gpu_device, target, num_processors=132, **options)

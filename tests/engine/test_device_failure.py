@@ -1,4 +1,4 @@
-"""A device that fails ends the process: with one line, and with every request told."""
+"""A device failure ends every request with an error, and the process with one line."""
 
 from pathlib import Path
 
@@ -10,42 +10,30 @@ from engine.errors import DeviceError
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 from tests.support.engine.fake_model import FakeModel
-from tests.support.engine.process import run_main
+from tests.support.engine.process import run_fake_engine
 
-MAIN = """
-import sys
-
-import engine.startup.build
-from engine.__main__ import main
-from engine.core.request import Request, RequestId, SamplingParams
-from engine.errors import DeviceError
-from tests.support.engine.fake_engine import fake_engine_parts
-
-
+BUILD_FAILING = """
 def fail(plan):
     raise DeviceError("step 1 with 3 rows, 7 tokens: CUDA error: an illegal memory access was encountered")
 
 
-def build_engine(*_):
+def build_parts():
     parts = fake_engine_parts(on_step=fail)
     parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
     return parts
-
-
-engine.startup.build.build_engine = build_engine
-sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning"]))
 """
 
 
-def test_the_process_says_so_in_one_line(tmp_path: Path) -> None:
-    result = run_main(MAIN, tmp_path)
+def test_process_ends_with_one_line(tmp_path: Path) -> None:
+    result = run_fake_engine(BUILD_FAILING, tmp_path)
     assert result.returncode == 1
     assert result.stderr == (
         "chairlift-engine: error: step 1 with 3 rows, 7 tokens: CUDA error: an illegal memory access was encountered\n"
     )
 
 
-async def test_every_request_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("no_linger")
+async def test_every_request_ends_with_the_error(caplog: pytest.LogCaptureFixture) -> None:
     def on_step(plan: SchedulerOutput) -> None:
         if plan.step == 5:
             raise DeviceError("CUDA error: unspecified launch failure")

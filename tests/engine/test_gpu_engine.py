@@ -1,4 +1,4 @@
-"""A whole engine on a GPU that this machine plays: torch's CPU tensors, and kernels under Triton's interpreter."""
+"""A whole engine on a fake GPU: torch's CPU tensors, and kernels under Triton's interpreter."""
 
 import shutil
 from collections import deque
@@ -33,8 +33,8 @@ WEIGHTS_BYTES = 3 * MIB
 STEP_BYTES = 5 * MIB
 
 
-class PlayedGraphs:
-    """Computes what a graph would replay; notes which sizes it was asked for."""
+class FakeGraphs:
+    """Computes what a graph would replay; records the batch sizes requested."""
 
     num_bytes = (2 * MIB, 64 * 1024)
     seen: ClassVar[set[int]] = set()
@@ -51,7 +51,7 @@ class PlayedGraphs:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Of 64 MiB; memory is taken by loading, and by a step."""
+    """A fake GPU with 64 MiB; loading and a step take memory."""
     gpu = SimpleNamespace(total=64 * MIB, held=0, out_of_memory=False, target="sm_90")
     monkeypatch.setattr("engine.startup.device.has_gpu", lambda: True)
     monkeypatch.setattr(
@@ -60,12 +60,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             torch.device("cpu"),
             TARGETS[gpu.target],
             num_processors=4,
-            memory=GpuMemory("played", gpu.total, gpu.total - gpu.held, utilization),
+            memory=GpuMemory("fake", gpu.total, gpu.total - gpu.held, utilization),
         ),
     )
     monkeypatch.setattr("engine.startup.rank.CudaStream", lambda _: LateStream())
-    monkeypatch.setattr("kernels.gpu.ops.DecodeGraphs", PlayedGraphs)
-    PlayedGraphs.seen = set()
+    monkeypatch.setattr("kernels.gpu.ops.DecodeGraphs", FakeGraphs)
+    FakeGraphs.seen = set()
     for name, value in {
         "empty_cache": lambda: None,
         "synchronize": lambda _: None,
@@ -87,15 +87,15 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
 
 
 def build(model_dir: Path, **fields: object) -> EngineParts:
-    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_model_len": 64, "dtype": "float32", **fields}
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 64, "dtype": "float32", **fields}
     return build_engine(EngineConfig(model=str(model_dir), **limits), StartupProgress())  # type: ignore[arg-type]
 
 
 def answers(parts: EngineParts) -> dict[int, list[int]]:
-    """Of three requests that share steps."""
+    """Returns the tokens of three requests that share steps, by request."""
     for number in range(3):
         prompt_ids = tuple(range(5 + number, 12 + 6 * number))
-        params = SamplingParams(seed=number, max_tokens=5, temperature=0.0 if number else 0.9, ignore_end_token=True)
+        params = SamplingParams(seed=number, max_tokens=3, temperature=0.0 if number else 0.9, ignore_end_token=True)
         parts.scheduler.add_request(Request(RequestId(1 + number), prompt_ids, params, arrival_s=0.0))
     tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
     in_flight: deque[SchedulerOutput] = deque()
@@ -110,29 +110,31 @@ def answers(parts: EngineParts) -> dict[int, list[int]]:
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_a_cpu_with_graphs_or_without_in_flight_or_not(
+def test_answers_equal_those_of_a_cpu_with_and_without_graphs_and_steps_in_flight(
     gpu: SimpleNamespace, model_dir: Path
 ) -> None:
     expected = answers(build(model_dir, device="cpu"))
-    assert [len(tokens) for tokens in expected.values()] == [5, 5, 5]
-    parts = build(model_dir)
+    assert [len(tokens) for tokens in expected.values()] == [3, 3, 3]
+    parts = build(model_dir, max_num_seqs=3)
     assert parts.scheduler.max_steps_in_flight == 2
     assert answers(parts) == expected
-    assert PlayedGraphs.seen <= {1, 2, 3}
-    assert 3 in PlayedGraphs.seen
-    PlayedGraphs.seen.clear()
+    assert FakeGraphs.seen <= {1, 2, 3}
+    assert 3 in FakeGraphs.seen
+    FakeGraphs.seen.clear()
     parts = build(model_dir, enforce_eager=True, async_scheduling=False)
     assert parts.scheduler.max_steps_in_flight == 1
     assert answers(parts) == expected
-    assert not PlayedGraphs.seen
+    assert not FakeGraphs.seen
 
 
-def test_the_cache_gets_the_memory_that_nothing_else_was_seen_to_take(gpu: SimpleNamespace, model_dir: Path) -> None:
+def test_the_cache_gets_the_memory_left_by_weights_graphs_and_the_largest_step(
+    gpu: SimpleNamespace, model_dir: Path
+) -> None:
     parts = build(model_dir, gpu_memory_utilization=0.75)
     block_bytes = 2 * 2 * 16 * 16 * 4  # keys and values of 2 heads of 16, 16 tokens, float32
-    # The cache of the largest step: blocks of 3 requests of 8 tokens and one more.
-    step_bytes = STEP_BYTES - 3 * block_bytes
-    graphs_bytes = 2 * MIB + 2 * 64 * 1024  # of 1, 2 and 3 rows
+    # The cache of the largest step: one block for each of 2 requests of 4 tokens.
+    step_bytes = STEP_BYTES - 2 * block_bytes
+    graphs_bytes = 2 * MIB + 64 * 1024  # graphs of 1 and 2 rows
     assert parts.info.num_kv_blocks == (48 * MIB - WEIGHTS_BYTES - step_bytes - graphs_bytes) // block_bytes
 
 
@@ -147,7 +149,7 @@ def test_a_cache_of_a_given_size_is_not_measured(
 
 def test_eight_bit_weights_and_cache_serve(gpu: SimpleNamespace, model_dir: Path) -> None:
     parts = build(model_dir, quantization="fp8", kv_cache_dtype="fp8", num_gpu_blocks_override=24, dtype="bfloat16")
-    assert [len(tokens) for tokens in answers(parts).values()] == [5, 5, 5]
+    assert [len(tokens) for tokens in answers(parts).values()] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_eight_bit_weights_and_cache_serve(gpu: SimpleNamespace, model_dir: Path
         ({"quantization": "int8"}, "sm_90", "--quantization int8 is not supported on a GPU: use fp8"),
     ],
 )
-def test_what_a_gpu_cannot_do_is_said(
+def test_settings_that_the_gpu_cannot_run_are_config_errors(
     gpu: SimpleNamespace, model_dir: Path, fields: dict[str, object], target: str, words: str
 ) -> None:
     gpu.target = target
@@ -168,7 +170,7 @@ def test_what_a_gpu_cannot_do_is_said(
         build(model_dir, **fields)
 
 
-def test_a_gpu_that_others_use_is_said_before_anything_is_loaded(
+def test_a_gpu_with_too_little_free_memory_is_reported_before_loading(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
@@ -186,11 +188,11 @@ def test_a_largest_step_that_does_not_fit_names_the_flags(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nAdvice")
 
     monkeypatch.setattr("engine.startup.gpu_profile.run_largest_step", run_out)
-    with pytest.raises(ConfigError, match=r"3 requests and 24 tokens, .* 9\.00 GiB\. Lower --max-num-batched-tokens"):
+    with pytest.raises(ConfigError, match=r"2 requests and 8 tokens, .* 9\.00 GiB\. Lower --max-num-batched-tokens"):
         build(model_dir)
 
 
-def test_kernels_that_can_be_written_nowhere_are_one_line(
+def test_a_full_disk_for_compiled_kernels_is_a_config_error(
     gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: object, **__: object) -> None:
@@ -211,11 +213,11 @@ def test_kernels_that_can_be_written_nowhere_are_one_line(
         ({"num_gpu_blocks_override": 9, "enforce_eager": True}, ["Compiling kernels took"]),
     ],
 )
-def test_every_phase_of_the_start_has_one_line(
+def test_every_phase_of_the_start_logs_one_line(
     gpu: SimpleNamespace, model_dir: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, object], words: list[str]
 ) -> None:
     with caplog.at_level("INFO"):
-        build(model_dir, max_num_seqs=2, **fields)
+        build(model_dir, **fields)
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("engine")]
     phases = ["Starting to load model", "Loading weights took", *words, "KV cache size", "Maximum concurrency"]
     assert [phase for line in lines for phase in phases if line.startswith(phase)] == phases

@@ -1,5 +1,5 @@
-"""An engine checks its KV cache accounting in live traffic, and exits if a check fails: with one line, and with
-every request told.
+"""An engine checks its KV cache accounting while it serves. If a check fails, it ends every request with an error, logs
+one line and exits.
 """
 
 from pathlib import Path
@@ -16,34 +16,22 @@ from engine.step_loop import StepLoop
 from tests.support.engine.client import AttachClient, submission
 from tests.support.engine.fake_engine import fake_engine_parts, run_engine
 from tests.support.engine.fake_model import FakeModel, FakeModelRunner
-from tests.support.engine.process import run_main
+from tests.support.engine.process import run_fake_engine
 
 MODEL = FakeModel(end_probability=0.0)
 
-MAIN = """
-import sys
-
-import engine.startup.build
-from engine.__main__ import main
-from engine.core.request import Request, RequestId, SamplingParams
-from tests.support.engine.fake_engine import fake_engine_parts
-
-
-def build_engine(*_):
+BUILD_INCONSISTENT = """
+def build_parts():
     parts = fake_engine_parts()
     request = Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=30), arrival_s=0.0, token_credit=1)
     parts.scheduler.add_request(request)
     request.num_pending_tokens = 1
     return parts
-
-
-engine.startup.build.build_engine = build_engine
-sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning", "--integrity-check-interval", "0.001"]))
 """
 
 
 class Bench:
-    """A loop with a clock that moves by hand, and one request that never ends."""
+    """A step loop with a manual clock and one long request."""
 
     def __init__(self, interval_s: float) -> None:
         self.now_s = 1000.0
@@ -64,7 +52,7 @@ class Bench:
         )
 
     def turn(self, passed_s: float) -> tuple[int, int]:
-        """Checks and failures after a turn."""
+        """Runs one iteration of the loop; returns the numbers of checks and failures so far."""
         self.now_s += passed_s
         self.loop.turn()
         snapshot = self.loop.snapshot
@@ -109,7 +97,8 @@ def test_inconsistency_is_counted_and_ends_the_loop_with_its_text(corruption: st
     assert (bench.loop.snapshot.num_integrity_checks, bench.loop.snapshot.num_integrity_failures) == (1, 1)
 
 
-async def test_every_request_and_every_frontend_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("no_linger")
+async def test_every_request_and_every_frontend_is_notified(caplog: pytest.LogCaptureFixture) -> None:
     parts = fake_engine_parts(model=MODEL)
     engine = run_engine(parts, integrity_check_interval_s=0.001)
     server = await engine.__aenter__()
@@ -133,7 +122,7 @@ async def test_every_request_and_every_frontend_is_told(caplog: pytest.LogCaptur
 
 
 def test_process_ends_with_one_line(tmp_path: Path) -> None:
-    result = run_main(MAIN, tmp_path)
+    result = run_fake_engine(BUILD_INCONSISTENT, tmp_path, "--integrity-check-interval", "0.001")
     assert result.returncode == 1
     assert result.stderr == (
         "chairlift-engine: error: KV cache accounting is inconsistent; stopping to avoid serving wrong results: "

@@ -244,7 +244,7 @@ def test_templates_are_found_as_transformers_finds_them(save, name, tools):
     [
         (
             {"tokenizer_config.json": {"added_tokens_decoder": {"300": ROW}}},
-            "tokenizer_config.json: gives '<new>' the id 300, with this tokenizer.json it becomes 258",
+            "tokenizer_config.json: gives '<new>' the id 300, with this tokenizer.json its id is 258",
         ),
         ({"added_tokens.json": {"<new>": 400}}, "added_tokens.json: gives '<new>' the id 400"),
         (

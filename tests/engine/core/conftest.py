@@ -1,4 +1,4 @@
-"""Random operations on a scheduler, with the oracle as its model and every book checked after each operation."""
+"""Drives a scheduler with a fake model, and checks its invariants after each operation."""
 
 import random
 from collections import deque
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--core-operations",
         type=int,
         default=None,
-        help="random operations on the scheduler, 100000 if not given (needs tests/engine/core as argument)",
+        help="random operations on the scheduler, 50000 if not given (needs tests/engine/core as argument)",
     )
 
 
@@ -40,7 +40,7 @@ def make_request() -> Callable[..., Request]:
 
 
 class Engine:
-    """Scheduler, oracle and ledger in step, every book checked at every step. No answer ends by itself."""
+    """A scheduler with a fake model; checks its invariants in every step. No answer draws an end token."""
 
     def __init__(self, **config: Any) -> None:
         values = {

@@ -140,7 +140,7 @@ def test_layers_that_are_not_quantised_stay_as_they_are(make_twins, field, patte
 
 def test_one_matrix_cannot_be_half_in_8_bits(make_twins):
     small, _ = make_twins("tensor", {**DYNAMIC, "ignored_layers": [PROJECTION]}, except_for=(PROJECTION,))
-    with pytest.raises(CheckpointError, match=f"one matrix here: .* {PROJECTION} is not"):
+    with pytest.raises(CheckpointError, match=f"they form one matrix; {PROJECTION} is not"):
         load_model(small, ModelConfig.from_dir(small), reference_ops())
 
 
@@ -165,11 +165,11 @@ def rewrite(path, change):
     [
         (
             lambda tensors: tensors.update({f"{PROJECTION}.weight": tensors[f"{PROJECTION}.weight"].float()}),
-            f"tensor {PROJECTION}.weight is F32, quantization_config makes it F8_E4M3",
+            f"tensor {PROJECTION}.weight is F32, quantization_config requires F8_E4M3",
         ),
         (
             lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(FP8_DTYPE)}),
-            "tensor lm_head.weight is F8_E4M3, supported are F32, F16, BF16 for this one",
+            "tensor lm_head.weight is F8_E4M3, supported for this tensor are F32, F16, BF16",
         ),
         (
             lambda tensors: tensors.pop(f"{PROJECTION}.weight_scale"),
@@ -177,7 +177,7 @@ def rewrite(path, change):
         ),
         (
             lambda tensors: tensors.update({f"{PROJECTION}.weight_scale": torch.ones(4, 8)}),
-            f"tensor {PROJECTION}.weight_scale has shape [4, 8], config.json makes it [32]",
+            f"tensor {PROJECTION}.weight_scale has shape [4, 8], config.json requires [32]",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_what_does_not_fit_the_configuration_is_named(make_twins, change, messag
 def test_8_bits_without_a_quantization_config_are_refused(make_twins):
     small, twin = make_twins("tensor", DYNAMIC)
     shutil.copy(twin / "config.json", small / "config.json")
-    with pytest.raises(CheckpointError, match=r"is F8_E4M3, supported are|has no place in this architecture"):
+    with pytest.raises(CheckpointError, match=r"is F8_E4M3, supported for|is not part of this architecture"):
         load_model(small, ModelConfig.from_dir(small), reference_ops())
 
 
@@ -228,7 +228,7 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins):
         ),
         ({**DYNAMIC, "activation_scheme": "none"}, "activation_scheme is 'none', supported are dynamic, static"),
         ({**DYNAMIC, "ignored_layers": "lm_head"}, "ignored_layers is 'lm_head', expected a list of module names"),
-        ({**DYNAMIC, "ignored_layers": ["re:("]}, "ignored_layers has the pattern '(', which is none"),
+        ({**DYNAMIC, "ignored_layers": ["re:("]}, "ignored_layers has the invalid pattern '('"),
         (compressed_tensors(config_groups={}), "config_groups has 0 groups, supported is one"),
         (compressed_tensors(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is set, supported is none"),
         (compressed_tensors(group={"targets": ["Embedding"]}), "targets is ['Embedding'], supported is ['Linear']"),

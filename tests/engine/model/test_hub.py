@@ -148,5 +148,5 @@ def test_a_folder_that_this_user_may_not_look_into_says_so(monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("pathlib.Path.is_dir", refuse)
-    with pytest.raises(CheckpointError, match=r"^/secret/model: cannot be looked at: Permission denied$"):
+    with pytest.raises(CheckpointError, match=r"^/secret/model: cannot be accessed: Permission denied$"):
         resolve_model("/secret/model")

@@ -35,5 +35,5 @@ def test_other_names_are_refused(config):
 
 
 def test_sixteen_bits_are_refused_on_a_cpu(config):
-    with pytest.raises(ConfigError, match=re.escape("dtype is 'bfloat16', on a CPU only float32 (or auto) is served")):
+    with pytest.raises(ConfigError, match=re.escape("dtype is 'bfloat16', supported on a CPU are float32 and auto")):
         resolve_dtype("bfloat16", config, CPU)

@@ -138,7 +138,7 @@ def test_wrong_shape_is_named(single):
 def test_tensor_without_a_place_is_named(single):
     bias = "model.layers.0.self_attn.q_proj.bias"
     rewrite(single / SINGLE_FILE, lambda tensors: tensors.update({bias: torch.ones(64)}))
-    check_fails(single, SINGLE_FILE, bias, "no place in this architecture")
+    check_fails(single, SINGLE_FILE, bias, "not part of this architecture")
 
 
 def test_tensor_in_two_shards_is_named(sharded):

@@ -1,4 +1,4 @@
-"""`python -m engine --tensor-parallel-size 2` with its socket: it serves, and both processes live and die together."""
+"""`python -m engine --tensor-parallel-size 2`: it serves, and its two processes end together."""
 
 import contextlib
 import os
@@ -50,19 +50,19 @@ async def test_it_serves_and_a_drain_ends_both(tmp_path: Path, model_dir: Path) 
         follower = await follower_pid(engine)
         await engine.said("serving on unix:")
         async with AttachClient.open(engine.address) as client:
-            prompts = {handle: [handle, 3 * handle, 7] for handle in range(1, 12)}
-            together = await client.generate(*(submission(h, p, 24, stops=ignoring_end) for h, p in prompts.items()))
-            (alone,) = await client.generate(submission(99, prompts[7], 24, stops=ignoring_end))
-            assert {len(answer.token_ids) for answer in together} == {24}
-            assert alone.token_ids == together[6].token_ids
+            prompts = {handle: [handle, 3 * handle, 7] for handle in range(1, 5)}
+            together = await client.generate(*(submission(h, p, 8, stops=ignoring_end) for h, p in prompts.items()))
+            (alone,) = await client.generate(submission(99, prompts[3], 8, stops=ignoring_end))
+            assert {len(answer.token_ids) for answer in together} == {8}
+            assert alone.token_ids == together[2].token_ids
         async with AttachClient.open(engine.address, acks=False) as client:
-            await client.submit(submission(1, [5], 100, stops=ignoring_end, token_credit=1))
+            await client.submit(submission(1, [5], 20, stops=ignoring_end, token_credit=1))
             await client.until(lambda: client.received[1].token_ids)
             engine.signal(signal.SIGTERM)
             await client.until(lambda: client.drains)
-            await client.grant(1, 99)
+            await client.grant(1, 19)
             (last,) = await client.ended(1)
-            assert len(last.token_ids) == 100
+            assert len(last.token_ids) == 20
         assert await engine.ended() == 0
     assert not is_alive(follower)
     assert engine.complaints == []
@@ -109,7 +109,7 @@ async def test_a_killed_rank_0_ends_its_follower(tmp_path: Path, model_dir: Path
 
 
 def has_ended(pid: int) -> bool:
-    """Waits for it: a process that ends has closed its files a moment before it is gone."""
+    """Waits for the end of a process, which closes its files a moment before."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -148,7 +148,7 @@ async def test_a_signal_while_loading_ends_both(tmp_path: Path, model_dir: Path)
 
 
 @pytest.mark.slow
-async def test_a_broken_checkpoint_is_one_line_though_both_ranks_find_it(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_broken_checkpoint_found_by_both_ranks_is_reported_in_one_line(tmp_path: Path, model_dir: Path) -> None:
     path = tmp_path / "broken"
     shutil.copytree(model_dir, path)
     weights = path / "model.safetensors"
@@ -161,7 +161,7 @@ async def test_a_broken_checkpoint_is_one_line_though_both_ranks_find_it(tmp_pat
 
 
 @pytest.mark.slow
-async def test_numbers_that_do_not_divide_are_said_in_one_line(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_number_of_heads_that_does_not_divide_is_reported_in_one_line(tmp_path: Path, model_dir: Path) -> None:
     async with two_ranks(tmp_path, "--model", model_dir, "-tp", "3", "--log-level", "error") as engine:
         assert await engine.ended() == 2
     assert engine.complaints == [

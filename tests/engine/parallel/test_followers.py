@@ -1,6 +1,6 @@
-"""Followers as processes: each end of theirs is noticed, told once, and leaves nobody behind.
+"""Followers as processes: every end of one is detected, reported once, and leaves no process behind.
 
-The programs here speak a follower's part of the protocol and nothing else.
+The programs here implement a follower's side of the protocol and nothing else.
 """
 
 import os
@@ -17,7 +17,7 @@ from engine.parallel.followers import Followers
 
 SOON_S = 30.0
 
-LOYAL = """
+RUN_UNTIL_EOF = """
     channel.send(None)
     try:
         while True:
@@ -28,7 +28,7 @@ LOYAL = """
 
 
 class Group:
-    """Of rank 0, which never joined."""
+    """Fake group of rank 0, which never joins."""
 
     rank = 0
 
@@ -41,7 +41,7 @@ class Group:
 
 
 class Started:
-    """Followers, and what is reported of them."""
+    """Followers and their reported failures."""
 
     def __init__(self, body: str, size: int, timeout_s: float) -> None:
         program = f"""
@@ -93,8 +93,8 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_ready_when_all_are_and_gone_after_close(start: Callable[..., Started]) -> None:
-    started = start(LOYAL, size=3)
+def test_followers_are_ready_together_and_end_with_close(start: Callable[..., Started]) -> None:
+    started = start(RUN_UNTIL_EOF, size=3)
     started.followers.wait_ready()
     pids = started.followers.pids
     assert all(map(is_alive, pids))
@@ -107,8 +107,8 @@ def test_ready_when_all_are_and_gone_after_close(start: Callable[..., Started]) 
     assert started.failures.empty()
 
 
-def test_a_killed_follower_is_named_at_once_and_once(start: Callable[..., Started]) -> None:
-    started = start(LOYAL, size=3)
+def test_a_killed_follower_is_reported_by_name_once(start: Callable[..., Started]) -> None:
+    started = start(RUN_UNTIL_EOF, size=3)
     started.followers.wait_ready()
     victim = started.followers.pids[1]
     os.kill(victim, signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_an_exit_status_is_reported(start: Callable[..., Started]) -> None:
 
 
 @pytest.mark.parametrize("kind", [ConfigError, CheckpointError, StepError])
-def test_what_a_follower_says_keeps_its_kind_and_gets_its_name(
+def test_an_error_of_a_follower_keeps_its_class_and_gets_its_rank(
     start: Callable[..., Started], kind: type[EngineError]
 ) -> None:
     started = start(f"channel.send({kind.__name__}('no room for it'))")
@@ -134,27 +134,31 @@ def test_what_a_follower_says_keeps_its_kind_and_gets_its_name(
     assert str(error) == f"rank 1 (process {started.followers.pids[0]}): no room for it"
 
 
-def test_a_follower_that_hangs_in_a_step_is_a_failure(start: Callable[..., Started]) -> None:
-    started = start(LOYAL, timeout_s=1.0)
+def test_a_follower_that_hangs_in_a_step_is_a_failure(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.parallel.followers._TICK_S", 0.02)
+    started = start(RUN_UNTIL_EOF, timeout_s=0.05)
     started.followers.wait_ready()
     with started.followers.waiting_for("step 17"):
         error = started.failure()
-    assert "rank 0 has waited more than 1 s for step 17: rank 1 (process" in str(error)
+    assert "rank 0 has waited more than 0.05 s for step 17: rank 1 (process" in str(error)
 
 
-def test_idleness_is_no_failure(start: Callable[..., Started]) -> None:
-    started = start(LOYAL, timeout_s=0.1)
+def test_idleness_is_no_failure(start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.parallel.followers._TICK_S", 0.02)
+    started = start(RUN_UNTIL_EOF, timeout_s=0.05)
     started.followers.wait_ready()
     with pytest.raises(queue.Empty):
-        started.failures.get(timeout=2.5)  # two ticks of the clock
+        started.failures.get(timeout=0.2)  # ten checks of the timeout
 
 
-def test_an_error_waits_for_the_news_that_explain_it(
+def test_an_error_of_a_collective_waits_for_the_report_of_its_cause(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collective fails the moment its peer is gone; that the peer is gone is what people must read."""
+    """A collective fails as soon as a peer has ended; the end of the peer is the error to report."""
     monkeypatch.setattr("engine.parallel.followers._SETTLE_S", SOON_S)
-    started = start(LOYAL)
+    started = start(RUN_UNTIL_EOF)
     started.followers.wait_ready()
 
     def step() -> None:
@@ -167,7 +171,7 @@ def test_an_error_waits_for_the_news_that_explain_it(
     assert "was killed by SIGKILL" in str(started.failures.get_nowait())
 
 
-def test_a_follower_that_does_not_listen_is_killed(
+def test_a_follower_that_ignores_the_end_is_killed(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.parallel.followers._STOP_GRACE_S", 0.2)

@@ -22,12 +22,11 @@ from engine.startup.progress import StartupProgress
 from tests.support.engine.fake_model import Answer, AnswerLedger
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
     "llama, tied head, one KV head": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
-    "qwen2, biases": ("qwen2", {"max_shard_size": "40KB"}),
-    "qwen3, head norms": ("qwen3", {"attention_bias": True}),
+    "qwen3, head norms, biases, shards": ("qwen3", {"attention_bias": True, "max_shard_size": "40KB"}),
+    "qwen2, biases": ("qwen2", {}),
 }
-LENGTHS = (1, 5, 33, 70, 129)
+LENGTHS = (1, 5, 33, 70)
 NEVER = {(before, after) for before in range(211) for after in range(before % 2, 200, 2)}
 
 
@@ -68,7 +67,7 @@ def requests(salt: int, **params: Any) -> list[Request]:
         Request(
             RequestId(1000 * salt + index),
             tuple((salt * 31 + index * 17 + position * 7) % 211 for position in range(length)),
-            SamplingParams(seed=index, max_tokens=12, ignore_end_token=True, **params),
+            SamplingParams(seed=index, max_tokens=6, ignore_end_token=True, **params),
             arrival_s=0.0,
         )
         for index, length in enumerate(LENGTHS)
@@ -123,7 +122,7 @@ def test_dummy_weights_are_one_model_on_any_number_of_ranks(
 def test_greedy_tokens_are_those_of_one_rank(pair: Pair) -> None:
     one, two = (serve(parts, requests(1, temperature=0.0)) for parts in (pair.one, pair.two))
     assert [answer.token_ids for answer in two] == [answer.token_ids for answer in one]
-    assert {len(answer.token_ids) for answer in two} == {12}
+    assert {len(answer.token_ids) for answer in two} == {6}
 
 
 @pytest.mark.sampled(2)
@@ -150,11 +149,12 @@ def test_sampled_tokens_and_logprobs_are_those_of_one_rank(pair: Pair) -> None:
         assert scores[1] == pytest.approx(scores[0], abs=1e-4)
 
 
+@pytest.mark.sampled(2)
 def test_blocks_of_the_prefix_cache_hold_the_keys_of_every_rank(pair: Pair) -> None:
     first, again = (serve(pair.two, requests(3, temperature=0.0)) for _ in range(2))
     hits = pair.two.scheduler.stats().prefix_cache_hits_total
     assert [answer.token_ids for answer in again] == [answer.token_ids for answer in first]
-    assert hits >= 32 + 64 + 128
+    assert hits >= 32 + 64
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_blocks_of_the_prefix_cache_hold_the_keys_of_every_rank(pair: Pair) -> N
         ({"batch_invariant": True}, "--batch-invariant is not supported with --tensor-parallel-size 2 on a CPU"),
     ],
 )
-def test_what_ranks_cannot_do_is_said_before_any_is_started(
+def test_unsupported_settings_are_reported_before_any_rank_is_started(
     make_checkpoint: Callable[..., Path], fields: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.startup.rank.Followers", None)

@@ -1,6 +1,6 @@
-"""Scheduler, runner and GPU operations together: tokens are those of plain operations and of `transformers`.
+"""Scheduler, runner and GPU operations together give the tokens of the reference operations and of `transformers`.
 
-Where there is no GPU, kernels are interpreted, and CUDA graphs are fakes.
+Without a GPU, Triton's interpreter runs the kernels, and fake CUDA graphs replay the steps.
 """
 
 import itertools
@@ -35,9 +35,9 @@ EVERYTHING = replace(
 
 @pytest.fixture
 def prompts(prompt):
-    """Rows that end one after the other, so that decodes are of 4, 3, 2 rows and of 1."""
+    """Four requests that end one after the other, so that there are decode steps of 4, 3, 2 rows and of 1."""
     rng = random.Random(3)
-    lens = ((1, 11), (3, 10), (17, 8), (20, 3))
+    lens = ((1, 9), (3, 8), (17, 6), (20, 3))
     return [
         prompt([rng.randrange(3, 200) for _ in range(num_prompt)], replace(GREEDY, max_tokens=num_output))
         for num_prompt, num_output in lens
@@ -46,7 +46,7 @@ def prompts(prompt):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """None on a GPU, which has its own."""
+    """Fake CUDA graphs; None on a GPU, which has real ones."""
     if torch.cuda.is_available():
         return None
     graphs = FakeGraphs()
@@ -57,7 +57,7 @@ def graphs(monkeypatch):
 
 @pytest.fixture
 def recording_ops(gpu_ops, graphs):
-    """Operations with fake CUDA graphs."""
+    """GPU operations that record their steps in `graphs`."""
     ops = gpu_ops()
     if graphs is not None:
         compile_step = ops.compile_step
@@ -65,14 +65,16 @@ def recording_ops(gpu_ops, graphs):
     return ops
 
 
-def test_greedy_tokens_are_those_of_transformers_with_replayed_steps(
+def test_replayed_steps_give_the_greedy_tokens_of_transformers(
     make_checkpoint, engine_on, reference_of, recording_ops, graphs, gpu_device, prompts
 ):
-    """Prompts in chunks beside decodes, decodes of 3 rows padded to 4, and a prompt that is scored beside them."""
-    path = make_checkpoint("qwen3")
+    """Prompt chunks beside decodes, decodes of 3 rows padded to 4, and a prompt with log-probabilities beside them."""
+    path = make_checkpoint("qwen3", num_hidden_layers=1)
     stream = CudaStream(gpu_device) if graphs is None else None
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
-    prompts.append(replace(prompts[1], params=replace(GREEDY, prompt_logprobs=1)))  # gets the first seat that is free
+    prompts.append(
+        replace(prompts[1], params=replace(GREEDY, prompt_logprobs=1))
+    )  # runs in the first slot that becomes free
     run = engine_on(path, recording_ops, gpu_device).serve(prompts, stream=stream, decode_buckets=BUCKETS, **options)
     decodes = [len(plan.rows) for plan in run.plans if plan.num_tokens == len(plan.rows)]
     assert 3 in decodes
@@ -90,13 +92,13 @@ def test_greedy_tokens_are_those_of_transformers_with_replayed_steps(
         assert reference.check_greedy(one.prompt_ids, answer.token_ids).num_differences == 0
 
 
-def test_sampled_tokens_are_those_of_the_reference_two_steps_in_flight(
+def test_two_steps_in_flight_give_the_sampled_tokens_of_the_reference(
     make_checkpoint, engine_on, gpu_ops, gpu_device, prompts
 ):
-    """Every sampling feature, with tokens and histories that only the device knows when a step is built."""
-    path = make_checkpoint("llama")
+    """All sampling options, with tokens and histories that only the device knows when a step is built."""
+    path = make_checkpoint("llama", num_hidden_layers=1)
     params = replace(EVERYTHING, prompt_logprobs=3)
-    sampled = [replace(one, params=replace(params, max_tokens=one.params.max_tokens)) for one in prompts[1:3]]
+    sampled = [replace(one, params=replace(params, max_tokens=6 - index)) for index, one in enumerate(prompts[1:3])]
     sampled.append(prompts[0])  # greedy beside them
     stream = LateStream(seed=1) if gpu_device.type == "cpu" else CudaStream(gpu_device)
     run = engine_on(path, gpu_ops(), gpu_device).serve(sampled, stream=stream, max_steps_in_flight=2)
@@ -108,11 +110,11 @@ def test_sampled_tokens_are_those_of_the_reference_two_steps_in_flight(
     assert [len(answer.prompt_logprobs) for answer in run.answers] == [2, 16, 0]
 
 
-def test_constrained_tokens_are_those_of_the_reference_two_steps_in_flight(
+def test_two_steps_in_flight_give_the_constrained_tokens_of_the_reference(
     make_checkpoint, engine_on, gpu_ops, gpu_device, prompts
 ):
-    """A mask that stays, one that every token changes, and none, in one batch."""
-    path = make_checkpoint("llama")
+    """One batch with a constant mask, a mask that every token changes, and no mask."""
+    path = make_checkpoint("llama", num_hidden_layers=1)
     pairs = [(before, after) for before in range(211) for after in range(before % 2, 211, 2)]
     constraints = [
         lambda: Constraint(211, allowed_ids=range(100, 130)),
@@ -120,7 +122,7 @@ def test_constrained_tokens_are_those_of_the_reference_two_steps_in_flight(
         None,
     ]
     constrained = [
-        replace(one, params=replace(EVERYTHING, max_tokens=8), constraint=constraint)
+        replace(one, params=replace(EVERYTHING, max_tokens=5), constraint=constraint)
         for one, constraint in zip(prompts, constraints, strict=False)
     ]
     stream = LateStream(seed=1) if gpu_device.type == "cpu" else CudaStream(gpu_device)

@@ -1,13 +1,11 @@
-"""The thread of the event loop, in a process of its own: grpc.aio serves one loop per process, and here pytest's has
-been before.
-"""
+"""The IO thread, in separate processes: grpc.aio supports one event loop per process, and pytest's is the first."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.hang import HANG_S
-from tests.support.engine.process import run_main
+from tests.support.engine.process import run_fake_engine
 
 _DEFECT = """
 import logging
@@ -48,15 +46,13 @@ thread.stop(0)
 """
 
 _DEFECT_AT_START = """
-import sys
-from engine.__main__ import main
 from engine.serving.listener import Listener
 
 async def start(listener):
     raise RuntimeError("broken start")
 
 Listener.start = start
-sys.exit(main(["--uds", sys.argv[1]]))
+build_parts = None
 """
 
 _TAKEN = """
@@ -87,27 +83,27 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_defect_on_the_thread_is_logged_and_told() -> None:
+def test_a_defect_on_the_thread_is_logged_and_reported() -> None:
     result = _run(_DEFECT)
     assert result.returncode == 0, result.stderr
     assert "broken pulse" in result.stderr
 
 
-def test_a_defect_in_a_call_is_not_survived_with_news_lost() -> None:
+def test_a_defect_in_a_call_ends_the_thread() -> None:
     result = _run(_DEFECT_IN_A_CALL)
     assert result.returncode == 0, result.stderr
     assert "broken call" in result.stderr
 
 
 def test_a_defect_at_its_start_is_a_failure_of_the_engine(tmp_path: Path) -> None:
-    """Not an end that somebody wanted: who started it is to start it again."""
-    result = run_main(_DEFECT_AT_START, tmp_path)
+    """Its exit status is 1, so that a supervisor restarts it."""
+    result = run_fake_engine(_DEFECT_AT_START, tmp_path)
     assert result.returncode == 1, result.stderr
     assert "broken start" in result.stderr
     assert "stopped while loading" not in result.stderr
 
 
-def test_an_address_that_is_taken_is_known_at_start() -> None:
+def test_an_address_in_use_is_reported_at_start() -> None:
     result = _run(_TAKEN)
     assert result.returncode == 0, result.stderr
     assert "Address already in use; choose another --host or --port" in result.stdout

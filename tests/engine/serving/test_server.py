@@ -1,4 +1,4 @@
-"""The engine over real gRPC, on the oracle model: what a frontend may rely on."""
+"""The engine's protocol over real gRPC, with a fake model whose answers are known."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ ENDLESS = FakeModel(end_probability=0.0)
 
 
 class Gate:
-    """Holds the step loop in a step until it is opened."""
+    """Blocks the step loop in a step until it is opened."""
 
     def __init__(self) -> None:
         self._is_open = threading.Event()
@@ -37,20 +37,20 @@ class Gate:
             assert self._is_open.wait(HANG_S)
 
     async def holds(self) -> None:
-        """Waits until a step has come, and cannot go on."""
+        """Waits until a step is blocked."""
         assert await asyncio.to_thread(self._holds.wait, 30)
 
     def open(self) -> None:
         self._is_open.set()
 
     def close(self) -> None:
-        self._holds.clear()  # first: a step that comes between the two passes, and is not held
+        self._holds.clear()  # first: a step between the two calls is not blocked
         self._is_open.clear()
 
 
 @asynccontextmanager
 async def held_engine() -> AsyncIterator[tuple[AttachClient, Gate]]:
-    """One seat, held in a step by request 1 until the gate is opened, and two places to wait."""
+    """Starts an engine with one slot, whose request 1 is blocked until the gate is opened, and a queue of two."""
     gate = Gate()
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
@@ -75,7 +75,7 @@ async def client(server: RunningEngine) -> AsyncIterator[AttachClient]:
         yield client
 
 
-async def test_tokens_equal_the_solo_run_whatever_rides_along() -> None:
+async def test_tokens_do_not_depend_on_the_batch() -> None:
     model = FakeModel()
     rng = random.Random(1)
     prompts = {handle: [rng.randrange(1, 64) for _ in range(rng.randrange(1, 60))] for handle in range(1, 41)}
@@ -90,7 +90,7 @@ async def test_tokens_equal_the_solo_run_whatever_rides_along() -> None:
         assert answer.first_token is not None
 
 
-async def test_several_frontends_use_the_same_handles_without_meeting(server: RunningEngine) -> None:
+async def test_handles_of_several_frontends_are_independent(server: RunningEngine) -> None:
     async with AttachClient.open(server.address) as one, AttachClient.open(server.address) as two:
         assert one.welcome.session_id != two.welcome.session_id
         assert one.welcome.engine_instance_id == two.welcome.engine_instance_id
@@ -102,7 +102,7 @@ async def test_several_frontends_use_the_same_handles_without_meeting(server: Ru
     assert tuple(second.token_ids) == ENDLESS.solo_output([4, 5], params, max_model_len=256).token_ids
 
 
-async def test_welcome_says_what_the_frontend_must_know(client: AttachClient) -> None:
+async def test_welcome_has_state_window_limits_and_tokenizer_digest(client: AttachClient) -> None:
     welcome = client.welcome
     assert welcome.status.state == pb.ENGINE_STATE_SERVING
     assert welcome.step_window == STEP_WINDOW
@@ -110,7 +110,7 @@ async def test_welcome_says_what_the_frontend_must_know(client: AttachClient) ->
     assert welcome.info.tokenizer_sha256 == FAKE_TOKENIZER.sha256()
 
 
-async def test_generation_goes_on_after_output_ids(client: AttachClient) -> None:
+async def test_generation_continues_after_output_ids(client: AttachClient) -> None:
     solo = ENDLESS.solo_output([7, 8], SamplingParams(seed=0, max_tokens=20), max_model_len=256).token_ids
     (answer,) = await client.generate(submission(1, [7, 8], 20, output_ids=list(solo[:9]), epoch=3))
     assert tuple(answer.token_ids) == solo
@@ -118,7 +118,7 @@ async def test_generation_goes_on_after_output_ids(client: AttachClient) -> None
     assert (answer.completion.epoch, answer.completion.num_output_tokens) == (3, 20)
 
 
-async def test_logprobs_come_for_the_rows_that_asked(client: AttachClient) -> None:
+async def test_only_requests_that_ask_for_logprobs_get_them(client: AttachClient) -> None:
     plain, asked, chosen_only = await client.generate(
         submission(1, [1], 5), submission(2, [2], 5, top_logprobs=2), submission(3, [3], 5, top_logprobs=0)
     )
@@ -130,7 +130,7 @@ async def test_logprobs_come_for_the_rows_that_asked(client: AttachClient) -> No
     assert chosen_only.top_logprobs == [[]] * 5
 
 
-async def test_logprobs_of_a_prompt_come_before_its_first_token_in_each_submission_that_asks(
+async def test_prompt_logprobs_precede_the_first_token(
     client: AttachClient,
 ) -> None:
     prompt = [5, 1, 4, 2, 3] * 20
@@ -150,7 +150,7 @@ async def test_logprobs_of_a_prompt_come_before_its_first_token_in_each_submissi
     assert asked.token_ids == plain.token_ids
 
 
-async def test_cancel_frees_the_blocks_with_the_first_step_that_has_seen_it(client: AttachClient) -> None:
+async def test_cancel_frees_the_blocks_in_the_first_step_after_it(client: AttachClient) -> None:
     await client.submit(submission(1, [1] * 40, 200, token_credit=4), submission(2, [2], 200, token_credit=4))
     await client.until(lambda: len(client.received[1].token_ids) == len(client.received[2].token_ids) == 4)
     await client.cancel(1)
@@ -166,7 +166,7 @@ async def test_cancel_frees_the_blocks_with_the_first_step_that_has_seen_it(clie
     assert client.steps[-1].load.num_free_blocks == client.welcome.info.num_kv_blocks
 
 
-async def test_cancel_is_idempotent_and_ignores_strangers(client: AttachClient) -> None:
+async def test_cancel_is_idempotent_and_ignores_unknown_handles(client: AttachClient) -> None:
     await client.submit(submission(1, [1], 100, token_credit=5))
     await client.cancel(1, 1, 77)
     await client.cancel(1)
@@ -174,11 +174,11 @@ async def test_cancel_is_idempotent_and_ignores_strangers(client: AttachClient) 
     assert answer.completion is not None
     assert answer.completion.reason == pb.COMPLETION_REASON_CANCELLED
     await client.cancel(1)
-    (again,) = await client.generate(submission(1, [1], 3))  # the handle is free, and its late cancel hits nobody
+    (again,) = await client.generate(submission(1, [1], 3))  # the handle is free, and a late cancel has no effect
     assert len(again.token_ids) == 3
 
 
-async def test_a_deadline_cancel_ends_as_deadline(client: AttachClient) -> None:
+async def test_a_cancel_for_a_deadline_has_the_end_reason_deadline(client: AttachClient) -> None:
     await client.submit(submission(1, [1], 200, token_credit=5))
     await client.cancel(1, reason=pb.CANCEL_REASON_DEADLINE)
     (answer,) = await client.ended(1)
@@ -199,7 +199,7 @@ async def test_requests_of_a_stream_that_ends_are_cancelled(server: RunningEngin
     assert client.statuses[-1].load.num_free_blocks == client.welcome.info.num_kv_blocks
 
 
-async def test_a_frontend_that_closes_its_side_ends_the_stream(client: AttachClient) -> None:
+async def test_half_closing_by_the_frontend_ends_the_stream(client: AttachClient) -> None:
     await client.submit(submission(1, [1], 200, token_credit=1))
     await client.hang_up()
     with pytest.raises(EOFError, match="OK"):
@@ -217,7 +217,7 @@ async def test_rows_beyond_the_step_window_are_merged_and_keep_their_logprobs(
         await client.until(lambda: len(client.steps) == 2)
         await client.submit(submission(2, [2], 9, token_credit=5))
         await client.grant(1, 7)
-        # The engine does not wait for the frontend that lags: all credit is used while no step is sent.
+        # The engine does not wait for a slow frontend: all credit is used while no step is sent.
         await client.until(lambda: client.statuses and client.statuses[-1].load.num_generated_tokens_total == 2 + 7 + 5)
         assert len(client.steps) == 2
         await client.ack(2)
@@ -320,7 +320,7 @@ async def test_a_full_queue_rejects_with_a_time_to_retry() -> None:
         assert rejection.retry_after.ToTimedelta().total_seconds() > 0
 
 
-async def test_full_queue_still_takes_as_many_that_have_moved_here() -> None:
+async def test_a_full_queue_accepts_as_many_requests_from_failed_engines() -> None:
     async with held_engine() as (client, gate):
         await client.submit(*(submission(handle, [1], 2) for handle in (2, 3)))
         await client.submit(*(submission(handle, [1], 2, epoch=1) for handle in range(4, 8)))
@@ -330,7 +330,10 @@ async def test_full_queue_still_takes_as_many_that_have_moved_here() -> None:
     assert [answer.rejection is None for answer in answers] == [True] * 6 + [False]
 
 
-async def test_heartbeats_move_while_idle_and_stand_still_with_the_loop() -> None:
+async def test_heartbeats_count_turns_while_idle_and_stop_counting_when_the_loop_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.serving.server.HEARTBEAT_S", 0.02)
     gate = Gate()
     gate.open()
     async with AsyncExitStack() as stack:
@@ -353,7 +356,7 @@ async def test_heartbeats_move_while_idle_and_stand_still_with_the_loop() -> Non
             assert client.steps[-1].engine_step > 9
 
 
-async def test_a_failed_row_ends_that_request_alone() -> None:
+async def test_a_failed_row_ends_only_its_request() -> None:
     parts = fake_engine_parts(
         model=ENDLESS, fail=lambda request_id, position: "NaN logits" if (request_id, position) == (1, 6) else None
     )
@@ -365,6 +368,7 @@ async def test_a_failed_row_ends_that_request_alone() -> None:
     assert len(good.token_ids) == 30
 
 
+@pytest.mark.usefixtures("no_linger")
 async def test_a_failed_step_ends_every_request_and_the_engine() -> None:
     def on_step(plan: SchedulerOutput) -> None:
         if plan.step == 5:
@@ -385,7 +389,8 @@ async def test_a_failed_step_ends_every_request_and_the_engine() -> None:
         assert "the device is gone" in answer.completion.detail
 
 
-async def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
+@pytest.mark.usefixtures("no_linger")
+async def test_drain_finishes_open_requests_and_rejects_new_ones() -> None:
     gate = Gate()
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(run_engine(fake_engine_parts(model=ENDLESS, on_step=gate)))
@@ -407,7 +412,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new() -> None:
     assert client.statuses[-1].state == pb.ENGINE_STATE_DRAINING
 
 
-async def test_drain_cuts_what_is_not_done_in_time(server: RunningEngine, client: AttachClient) -> None:
+async def test_drain_cancels_requests_that_exceed_its_grace(server: RunningEngine, client: AttachClient) -> None:
     await client.submit(submission(1, [1], 200, token_credit=2))
     await client.until(lambda: len(client.received[1].token_ids) == 2)
     server.engine.drain(0.2)
@@ -417,10 +422,10 @@ async def test_drain_cuts_what_is_not_done_in_time(server: RunningEngine, client
 
 
 class Work:
-    """A step that spins until it is let go, and may be seen to get on meanwhile."""
+    """A step that spins until `may_end`, with or without visible progress."""
 
-    def __init__(self, *, gets_on: bool) -> None:
-        self._gets_on = gets_on
+    def __init__(self, *, has_progress: bool) -> None:
+        self._has_progress = has_progress
         self._num_done = itertools.count()
         self.may_end = False
 
@@ -429,24 +434,24 @@ class Work:
             pass
 
     def progress(self) -> int:
-        return next(self._num_done) if self._gets_on else 0
+        return next(self._num_done) if self._has_progress else 0
 
 
-@pytest.mark.parametrize("gets_on", [False, True])
-async def test_a_step_that_spins_is_told_and_one_that_only_takes_long_is_not(
-    gets_on: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_progress", [False, True])
+async def test_a_step_without_progress_is_reported_as_stalled_and_a_long_one_is_not(
+    has_progress: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.serving.server.HEARTBEAT_S", 0.02)
-    monkeypatch.setattr("engine.serving.stall.MIN_STALL_S", 0.2)
-    work = Work(gets_on=gets_on)
+    monkeypatch.setattr("engine.serving.server.HEARTBEAT_S", 0.005)
+    monkeypatch.setattr("engine.serving.stall.MIN_STALL_S", 0.05)
+    work = Work(has_progress=has_progress)
     parts = replace(fake_engine_parts(model=ENDLESS, on_step=work.spin), progress=work.progress)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(run_engine(parts))
         stack.callback(setattr, work, "may_end", True)
         async with AttachClient.open(server.address) as client:
             await client.submit(submission(1, [1], 9))
-            if gets_on:
-                await client.until(lambda: _num_looks_at_one_step(client) > 50)  # five times what is tolerated
+            if has_progress:
+                await client.until(lambda: _num_checks_of_one_step(client) > 30)  # three times the limit
                 assert not any(status.is_stalled for status in client.statuses)
             else:
                 await client.until(lambda: client.statuses and client.statuses[-1].is_stalled)
@@ -455,6 +460,6 @@ async def test_a_step_that_spins_is_told_and_one_that_only_takes_long_is_not(
             await client.until(lambda: not client.statuses[-1].is_stalled)
 
 
-def _num_looks_at_one_step(client: AttachClient) -> int:
-    """Statuses in which the loop stands where the newest says."""
+def _num_checks_of_one_step(client: AttachClient) -> int:
+    """Returns the number of statuses with the loop at the same turn as in the newest."""
     return sum(status.loop_turns == client.statuses[-1].loop_turns for status in client.statuses)

@@ -1,4 +1,4 @@
-"""An engine whose step loop stands still ends, with a line that says where."""
+"""An engine whose step loop hangs exits, with one line that says where it hangs."""
 
 import itertools
 import re
@@ -8,38 +8,36 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from engine.errors import DeviceError
 from engine.serving.watchdog import Watchdog
 from tests.hang import HANG_S
-from tests.support.engine.process import run_main
+from tests.support.engine.process import run_fake_engine
 
-MAIN = """
-import sys
-import threading
+BUILD_HANGING = """
+import engine.__main__
+from engine.serving.watchdog import Watchdog
 
-import engine.startup.build
-from engine.__main__ import main
-from engine.core.request import Request, RequestId, SamplingParams
-from tests.support.engine.fake_engine import fake_engine_parts
+Watchdog.__init__.__kwdefaults__["check_interval_s"] = 0.02
+engine.__main__.STALL_TIMEOUT_S = {stall_timeout_s}
+progress, hangs = itertools.count(), threading.Event()  # the loop makes progress until it hangs
 
 
 def hang(plan):
-    threading.Event().wait()
+    hangs.set()
+    {hang}
 
 
-def build_engine(*_):
-    parts = fake_engine_parts(on_step=hang)
+def build_parts():
+    parts = replace(fake_engine_parts(on_step=hang), progress=lambda: 0 if hangs.is_set() else next(progress))
     parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
     return parts
-
-
-engine.startup.build.build_engine = build_engine
-sys.exit(main(["--uds", sys.argv[1], "--log-level", "warning", "--step-timeout", "1"]))
 """
 
 
 def watched(turns: Iterator[int], timeout_s: float, wait_for: Callable[[threading.Event], object]) -> list[DeviceError]:
-    """What a watchdog says of a loop that has made so many turns at each look, and goes on turning after that."""
+    """Returns the errors of a watchdog whose checks see these numbers of turns, and after them a running loop."""
     said: list[DeviceError] = []
     afterwards = itertools.count(-1, -1)
     over = threading.Event()
@@ -60,7 +58,7 @@ def watched(turns: Iterator[int], timeout_s: float, wait_for: Callable[[threadin
     return said
 
 
-def test_a_loop_that_stands_still_is_told_after_the_timeout_counted_in_looks() -> None:
+def test_a_hanging_loop_is_reported_after_the_timeout_counted_in_checks() -> None:
     num_looks = itertools.count()
     turns = (min(next(num_looks), 7) for _ in itertools.count())
     said = watched(turns, 0.02, lambda over: over.wait(HANG_S))
@@ -68,16 +66,16 @@ def test_a_loop_that_stands_still_is_told_after_the_timeout_counted_in_looks() -
     assert next(num_looks) == 8 + 20  # 0 to 7, then as many as the timeout has
 
 
-def turns_until_it_stands(thread_id: int) -> Iterator[int]:
-    """Turns go on until the thread waits for an event in one of the lambdas here, which it then does to the end."""
+def turns_until_it_hangs(thread_id: int) -> Iterator[int]:
+    """Yields changing values until the thread waits for an event in one of the lambdas here, then -1."""
     for turn in itertools.count():
         stack = traceback.walk_stack(sys._current_frames()[thread_id])
         innermost, *callers = [frame.f_code.co_name for frame, _ in stack]
         yield -1 if innermost == "wait" and "<lambda>" in callers else turn
 
 
-def test_it_says_where_the_loop_stands() -> None:
-    (error,) = watched(turns_until_it_stands(threading.get_ident()), 0.01, lambda over: over.wait(HANG_S))
+def test_the_error_names_the_place_of_the_hang() -> None:
+    (error,) = watched(turns_until_it_hangs(threading.get_ident()), 0.01, lambda over: over.wait(HANG_S))
     assert re.fullmatch(
         r"the step loop has made no progress for 0\.01 s, in .*: the device hangs, or a step takes longer than "
         r"--step-timeout allows",
@@ -86,59 +84,42 @@ def test_it_says_where_the_loop_stands() -> None:
     assert "threading.wait" in str(error)
 
 
-def test_a_loop_that_turns_at_every_second_look_is_left_alone() -> None:
+def test_a_loop_that_turns_between_every_second_check_is_not_reported() -> None:
     turns = iter([look // 2 for look in range(200)])
     assert watched(turns, 0.002, lambda over: over.wait(HANG_S)) == []
 
 
-def test_without_a_timeout_nobody_looks() -> None:
+def test_a_timeout_of_zero_disables_the_watchdog() -> None:
     turns = iter([1])
     assert watched(turns, 0.0, lambda over: None) == []
     assert next(turns) == 1
 
 
-def test_a_step_that_hangs_ends_the_process_with_one_line(tmp_path: Path) -> None:
-    result = run_main(MAIN, tmp_path)
+@pytest.mark.parametrize(
+    ("hang", "stall_timeout_s", "step_timeout_s", "place", "reason"),
+    [
+        (
+            "threading.Event().wait()",
+            30.0,
+            0.1,
+            r"engine\.step_loop\.\w+ \(line \d+\), which is in threading\.wait",
+            "the device hangs, or a step takes longer than --step-timeout allows",
+        ),
+        (
+            "while True: pass",
+            0.1,
+            300.0,
+            r"engine\.step_loop\.\w+ \(line \d+\), which is in __main__\.hang",
+            "within a step nothing is done any more",
+        ),
+    ],
+    ids=["hangs", "spins long before the step timeout"],
+)
+def test_a_step_that_hangs_ends_the_process_with_one_line(
+    tmp_path: Path, hang: str, stall_timeout_s: float, step_timeout_s: float, place: str, reason: str
+) -> None:
+    code = BUILD_HANGING.format(hang=hang, stall_timeout_s=stall_timeout_s)
+    result = run_fake_engine(code, tmp_path, "--step-timeout", step_timeout_s)
     assert result.returncode == 1
-    assert re.fullmatch(
-        r"chairlift-engine: error: the step loop has made no progress for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
-        r"which is in threading\.wait: .*--step-timeout allows\n",
-        result.stderr,
-    ), result.stderr
-
-
-SPINNING = """
-import dataclasses
-import sys
-
-import engine.__main__
-import engine.startup.build
-from engine.core.request import Request, RequestId, SamplingParams
-from tests.support.engine.fake_engine import fake_engine_parts
-
-
-def spin(plan):
-    while True:
-        pass
-
-
-def build_engine(*_):
-    parts = dataclasses.replace(fake_engine_parts(on_step=spin), progress=lambda: 0)
-    parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
-    return parts
-
-
-engine.startup.build.build_engine = build_engine
-engine.__main__.STALL_TIMEOUT_S = 1.0
-sys.exit(engine.__main__.main(["--uds", sys.argv[1], "--log-level", "warning"]))
-"""
-
-
-def test_a_step_that_spins_ends_the_process_long_before_the_step_timeout(tmp_path: Path) -> None:
-    result = run_main(SPINNING, tmp_path)
-    assert result.returncode == 1
-    assert re.fullmatch(
-        r"chairlift-engine: error: the step loop has made no progress for 1 s, in engine\.step_loop\.\w+ \(line \d+\), "
-        r"which is in __main__\.spin: within a step nothing is done any more\n",
-        result.stderr,
-    ), result.stderr
+    line = rf"chairlift-engine: error: the step loop has made no progress for 0\.1 s, in {place}: {reason}\n"
+    assert re.fullmatch(line, result.stderr), result.stderr

@@ -165,7 +165,7 @@ def test_weights_that_are_of_no_use_are_refused_before_kernels_are_compiled(
     shutil.copytree(model_dir, broken)
     [file] = broken.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"safetensors: has \d+ bytes, its header promises \d+: truncated"):
+    with pytest.raises(CheckpointError, match=r"safetensors: has \d+ bytes, its header requires \d+: truncated"):
         build_engine(EngineConfig(model=str(broken)), StartupProgress())
     file.unlink()
     with pytest.raises(CheckpointError, match="has neither"):

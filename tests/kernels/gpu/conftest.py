@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from kernels.gpu.targets import TARGETS, target_of
+from tests.support.kernels.interpreter import patch_language_once_per_launch
+
+if not torch.cuda.is_available():
+    patch_language_once_per_launch()
 
 # The second seed changes with every run and is the same in all its workers; test ids show it.
 _RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID") or os.urandom(3).hex()

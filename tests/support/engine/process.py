@@ -1,4 +1,4 @@
-"""An engine as a process of its own, for tests: started on a socket, listened to on stderr, never left behind."""
+"""Runs engines as separate processes, for tests. Each serves on a socket and is killed with its test."""
 
 import asyncio
 import contextlib
@@ -12,33 +12,53 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[3]
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'protos'}", "HF_HUB_OFFLINE": "1"}
-"""Of such a process: it runs this code, wherever it is started, and asks no hub."""
+"""Environment of an engine process: imports this code from any folder, and contacts no hub."""
 
 END_TIMEOUT_S = 300.0
 
 
-def run_main(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Runs a program that starts an engine of its own making, on a socket in this folder, until it ends.
+_MAIN = """
+import itertools
+import sys
+import threading
+from dataclasses import replace
+from types import ModuleType
+
+from engine.__main__ import main
+from engine.core.request import Request, RequestId, SamplingParams
+from engine.errors import DeviceError
+from tests.support.engine.fake_engine import fake_engine_parts
+
+{code}
+
+builder = ModuleType("engine.startup.build")  # the real one imports torch
+builder.build_engine = lambda *_: build_parts()
+sys.modules[builder.__name__] = builder
+sys.exit(main(["--uds", *sys.argv[1:]]))
+"""
+
+
+def run_fake_engine(code: str, folder: Path, *flags: object) -> "subprocess.CompletedProcess[str]":
+    """Runs `chairlift-engine` with a fake model until it ends.
 
     Args:
-        code: of the program; its one argument is the socket.
-        folder: for both.
+        code: defines `build_parts`, which returns the `EngineParts` to serve.
+        folder: folder of the socket.
+        flags: flags of `chairlift-engine`.
     """
-    script = folder / "main.py"
-    script.write_text(code)
-    command = [sys.executable, str(script), str(folder / "engine.sock")]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    command = [sys.executable, "-c", _MAIN.format(code=code), str(folder / "engine.sock"), "--log-level", "warning"]
+    return subprocess.run([*command, *map(str, flags)], env=ENVIRONMENT, capture_output=True, text=True)
 
 
 class EngineProcess:
-    """One engine, and what it has said on stderr.
+    """A running engine process and its log.
 
     Args:
-        process: as it was started, with pipes.
-        address: where it serves.
+        process: the process, started with pipes.
+        address: address of the engine.
 
     Attributes:
-        lines: what has been read of its stderr.
+        lines: lines of its stderr that have been read.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
@@ -47,7 +67,7 @@ class EngineProcess:
         self.lines: list[str] = []
 
     async def said(self, words: str) -> str:
-        """Waits for a line that contains these words."""
+        """Waits for a line of stderr with these words, and returns it."""
         assert self._process.stderr is not None
         while line := (await self._process.stderr.readline()).decode():
             self.lines.append(line)
@@ -56,34 +76,34 @@ class EngineProcess:
         raise AssertionError(f"{words!r} was not said: {''.join(self.lines)}")
 
     async def ended(self) -> int:
-        """The exit status; nobody is left who holds its standard error."""
+        """Waits until no process holds its stderr open any more, and returns the exit status."""
         assert self._process.stderr is not None
         async with asyncio.timeout(END_TIMEOUT_S):
             self.lines += (await self._process.stderr.read()).decode().splitlines(keepends=True)
             return await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal. Not by `Process.send_signal`, which may reap a child that asyncio waits for."""
+        """Sends a signal; `Process.send_signal` might reap a child that asyncio waits for."""
         os.kill(self._process.pid, number)
 
     def close_stdin(self) -> None:
-        """What its parent's end looks like."""
+        """Closes its stdin, as the end of its parent would."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     @property
     def complaints(self) -> list[str]:
-        """The lines that say what keeps it from serving."""
+        """The error lines of its log."""
         return [line for line in self.lines if line.startswith("chairlift-engine: error: ")]
 
 
 @contextlib.asynccontextmanager
 async def engine_process(folder: Path, *flags: object) -> AsyncIterator[EngineProcess]:
-    """Starts an engine with one thread.
+    """Starts an engine with one thread; kills it at the end of the block.
 
     Args:
-        folder: where it runs, with its socket in it.
-        flags: of `chairlift-engine`.
+        folder: its working directory, and the folder of its socket.
+        flags: flags of `chairlift-engine`.
     """
     socket_path = folder / "engine.sock"
     process = await asyncio.create_subprocess_exec(
