@@ -1,5 +1,6 @@
-"""Reads the files of a checkpoint folder. None of them is trusted: one that is no regular file, too large or too
-complex is refused before it can block the start or fill the memory.
+"""Reads the files of a checkpoint folder, which are untrusted.
+
+A file that is not regular, too large or too complex is rejected before it can block the start or fill the memory.
 """
 
 import json
@@ -11,10 +12,10 @@ from typing import Any, BinaryIO
 from engine.errors import CheckpointError
 
 MAX_JSON_BYTES = 16 << 20
-"""Of files without a larger limit of their own. The largest shard index on the hub has 9 MB."""
+"""Limit of files without a specific one. The largest shard index on the hub has 9 MB."""
 
 MAX_NESTING = 100
-"""Levels of lists and objects. Parsers in C and Rust give up, each with its own error, from 128 on."""
+"""Levels of nested lists and objects. Parsers in C and Rust fail from 128 on, each with its own error."""
 
 MAX_ELEMENTS = 5_000_000
 """List elements and object members. A tokenizer of 262,000 tokens has 1.5 million; each may take 100 bytes."""
@@ -29,19 +30,19 @@ _KINDS = {
 
 
 def exists(path: Path) -> bool:
-    """Whether there is anything of this name, be it a link that leads nowhere: reading it then says so."""
+    """Whether the path exists, including broken links, which raise an error when they are read."""
     return os.path.lexists(path)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file; never waits for a writer, as opening a named pipe does.
+    """Opens a regular file; never blocks, as opening a named pipe would.
 
     Raises:
-        FileNotFoundError: there is nothing of this name.
-        CheckpointError: it is something else, or cannot be opened.
+        FileNotFoundError: the path does not exist.
+        CheckpointError: it is not a regular file, or cannot be opened.
     """
     try:
-        _check_regular(path, path.stat())  # before opening: a device may act on that
+        _check_regular(path, path.stat())  # first: opening a device may have effects
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         if path.is_symlink():
@@ -65,16 +66,16 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """All of a file.
+    """Returns the content of a file.
 
     Raises:
-        FileNotFoundError: there is nothing of this name.
+        FileNotFoundError: the path does not exist.
         CheckpointError: see `open_regular`, or the file is larger than max_bytes.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise CheckpointError(f"{path}: has {size} bytes, at most {max_bytes} are read of a file of this name")
+            raise CheckpointError(f"{path}: has {size} bytes, at most {max_bytes} are allowed for a file of this name")
         try:
             data = file.read(max_bytes + 1)
         except OSError as error:
@@ -85,25 +86,26 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The JSON value in a file.
+    """Returns the JSON value in a file.
 
     Raises:
-        FileNotFoundError: there is nothing of this name.
+        FileNotFoundError: the path does not exist.
         CheckpointError: see `read_bytes` and `parse_json`.
     """
     return parse_json(str(path), read_bytes(path, max_bytes))
 
 
 def parse_json(source: str, data: bytes) -> Any:
-    """The JSON value in some bytes.
+    """Parses JSON.
 
     Args:
-        source: where they are from, for errors.
+        source: origin of the data, for errors.
+        data: the text, in UTF-8.
 
     Raises:
-        CheckpointError: they are not JSON in UTF-8, nested too deeply, or have too many elements.
+        CheckpointError: the data is not JSON in UTF-8, is nested too deeply, or has too many elements.
     """
-    # Commas, and containers with one element, in texts too: never too few.
+    # An upper bound: counts commas and brackets, also those inside strings.
     num_elements = data.count(b",") + data.count(b"[") + data.count(b"{")
     if num_elements > MAX_ELEMENTS:
         raise CheckpointError(f"{source}: has up to {num_elements} elements of JSON, at most {MAX_ELEMENTS} are read")

@@ -1,4 +1,4 @@
-"""What of a tensor in the checkpoint belongs into which memory: all of it, or the part that a rank holds."""
+"""Maps tensors of a checkpoint, or the shards of them that a rank holds, to memory."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Span(NamedTuple):
-    """A run of rows or columns of a tensor in the checkpoint: `size` of `total`, from `start` on."""
+    """A range of rows or columns of a tensor in the checkpoint: `size` of `total`, beginning at `start`."""
 
     total: int
     start: int
@@ -14,21 +14,21 @@ class Span(NamedTuple):
 
     @classmethod
     def whole(cls, total: int) -> "Span":
-        """All of them."""
+        """Returns the range of all rows or columns."""
         return cls(total, 0, total)
 
     def times(self, width: int) -> "Span":
-        """The same of units that are `width` rows each: heads -> rows of a projection."""
+        """Returns the range in smaller units, `width` per unit: heads -> rows of a projection."""
         return Span(self.total * width, self.start * width, self.size * width)
 
 
 class CheckpointPart(NamedTuple):
-    """Memory of a parameter, and what is to be read into it.
+    """Memory of a parameter, and the part of a checkpoint tensor to read into it.
 
     Attributes:
-        tensor: to be filled, of the spans' sizes.
+        tensor: the memory; its shape is the sizes of the spans.
         spans: one per dimension of the tensor in the checkpoint.
-        is_scale: scales of an 8-bit matrix's rows, of which the checkpoint may have just one.
+        is_scale: whether it holds the scales of the rows of an 8-bit matrix; the checkpoint may have a single one.
     """
 
     tensor: torch.Tensor
@@ -37,20 +37,20 @@ class CheckpointPart(NamedTuple):
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> "CheckpointPart":
-        """Memory for all of a tensor."""
+        """Returns the part that is the whole tensor."""
         return cls(tensor, tuple(Span.whole(size) for size in tensor.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor in the checkpoint."""
+        """Shape of the tensor in the checkpoint."""
         return tuple(span.total for span in self.spans)
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What cuts the part out of the tensor in the checkpoint."""
+        """Slices that select the part in the tensor of the checkpoint."""
         return tuple(slice(span.start, span.start + span.size) for span in self.spans)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the tensor."""
+        """Whether the part is the whole tensor."""
         return all(span.size == span.total for span in self.spans)

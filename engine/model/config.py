@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of its model, checked and under one set of names for every architecture."""
+"""The configuration of a model, read from its config.json and checked; the same fields for all architectures."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Architecture(StrEnum):
     QWEN3 = "Qwen3ForCausalLM"
 
 
-# Several times what the largest models have: with more, not even the shapes of the weights can be handled.
+# Several times the values of the largest models; beyond them even the shapes of the weights cannot be handled.
 _MAX_LAYERS = 1024
 _MAX_HEADS = 65_536
 _MAX_HEAD_DIM = 8192
@@ -30,7 +30,7 @@ _MAX_HIDDEN_SIZE = 2**22
 _MAX_VOCAB_SIZE = 2**24
 _MAX_POSITIONS = 2**27
 
-# What an absent field means in `transformers`, where that is not "none".
+# Defaults of absent fields in `transformers`, except for None.
 _DEFAULTS: dict[Architecture, dict[str, Any]] = {
     Architecture.LLAMA: {},
     Architecture.MISTRAL: {"sliding_window": 4096, "num_key_value_heads": 8},
@@ -47,13 +47,13 @@ class ModelConfig:
     """A decoder-only transformer.
 
     Attributes:
-        max_position_embeddings: context length it was made for, in tokens.
-        checkpoint_dtype: of the stored weights (of those not quantised), as config.json has it.
+        max_position_embeddings: context length in tokens.
+        checkpoint_dtype: dtype of the stored weights that are not quantised, from config.json.
         end_token_ids: ids that end an answer, from generation_config.json and config.json.
-        fp8: which linear layers are stored in 8 bits; None for a checkpoint that is not quantised.
-        sliding_window: how many tokens a token sees, itself included, in the layers that have a window.
-        use_sliding_window, max_window_layers, layer_types, attention_bias, mlp_bias: as in the checkpoint; what they
-            apply to is known to the file of the architecture. `layer_types` is empty or has one entry per layer.
+        fp8: which linear layers are stored in 8 bits; None if the checkpoint is not quantised.
+        sliding_window: number of tokens a token attends to, including itself, in the layers with a window.
+        use_sliding_window, max_window_layers, layer_types, attention_bias, mlp_bias: values of the checkpoint, which
+            `architectures.py` interprets. `layer_types` is empty or has one entry per layer.
     """
 
     architecture: Architecture
@@ -80,9 +80,9 @@ class ModelConfig:
 
     @classmethod
     def from_dir(cls, path: Path) -> "ModelConfig":
-        """Reads config.json and, where there is one, generation_config.json.
+        """Reads config.json and, if present, generation_config.json.
 
-        Raises: CheckpointError: names the file, the field and what is supported.
+        Raises: CheckpointError: a missing, invalid or unsupported field.
         """
         fields = ConfigFields.from_file(path / "config.json")
         architecture = _architecture(fields)
@@ -98,7 +98,7 @@ class ModelConfig:
             raise fields.error("hidden_size", f"is {hidden_size}, not a multiple of num_attention_heads {num_heads}")
         head_dim = fields.integer("head_dim", hidden_size // num_heads, maximum=_MAX_HEAD_DIM)
         if head_dim % 2:
-            raise fields.error("head_dim", f"is {head_dim}, expected an even number: rotary embeddings turn pairs")
+            raise fields.error("head_dim", f"is {head_dim}, expected an even number: rotary embeddings rotate pairs")
         if (activation := fields.raw("hidden_act", "silu")) != "silu":
             raise fields.error("hidden_act", f"is {activation!r}, supported is 'silu'")
         dtype = fields.raw("dtype", fields.raw("torch_dtype", "float32"))
@@ -130,9 +130,9 @@ class ModelConfig:
         )
 
     def kv_bytes_per_token(self, dtype_bytes: int, scale_bytes: int = 0) -> int:
-        """Bytes of KV cache one token takes over all layers: 2 (K and V) * layers * KV heads * head size * bytes.
+        """Returns the KV cache bytes of one token over all layers: 2 (K and V) * layers * KV heads * head size * bytes.
 
-        scale_bytes is what each token and head takes besides, where the cache is quantised.
+        scale_bytes is the size of the scale that each token and head of a quantised cache has.
         """
         return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * dtype_bytes + scale_bytes)
 

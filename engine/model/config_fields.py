@@ -1,4 +1,4 @@
-"""Typed reading of a JSON file of a checkpoint, so that whatever is wrong in it is reported by file and field."""
+"""Typed access to a JSON file of a checkpoint; errors name the file and the field."""
 
 import sys
 from pathlib import Path
@@ -8,14 +8,14 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_file import read_json
 
 REQUIRED = object()
-"""Default of fields that must be there."""
+"""Default of required fields."""
 
 MAX_INTEGER = 2**31 - 1
-"""What the wire and the kernels have room for."""
+"""Largest integer of the wire format and the kernels."""
 
 
 class ConfigFields:
-    """The fields of one JSON object; null counts as absent, except for `with_defaults`."""
+    """The fields of a JSON object; null counts as absent, except in `with_defaults`."""
 
     def __init__(self, source: str, values: dict[str, Any]) -> None:
         self._source = source
@@ -26,7 +26,7 @@ class ConfigFields:
     def from_file(cls, path: Path) -> "ConfigFields":
         """Reads a JSON object.
 
-        Raises: CheckpointError: no such file, see `read_json`, or not an object.
+        Raises: CheckpointError: the file is missing, see `read_json`, or does not hold an object.
         """
         try:
             values = read_json(path)
@@ -37,7 +37,7 @@ class ConfigFields:
         return cls(str(path), values)
 
     def with_defaults(self, defaults: dict[str, Any]) -> "ConfigFields":
-        """With values for fields that are not there; one that is null has been left out on purpose."""
+        """Returns a copy with values for absent fields; a field that is null stays absent."""
         nulls = dict.fromkeys(self._nulls)
         return ConfigFields(self._source, {**defaults, **nulls, **self._values})
 
@@ -46,52 +46,52 @@ class ConfigFields:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields that are there, in their order."""
+        """Names of the fields, in their order."""
         return tuple(self._values)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """What to raise for a field that is wrong."""
+        """Returns the error for an invalid field."""
         return CheckpointError(f"{self._source}: {name} {problem}")
 
     def raw(self, name: str, default: Any = REQUIRED) -> Any:
-        """The value as it is."""
+        """Returns the unchecked value."""
         value = self._values.get(name, default)
         if value is REQUIRED:
             raise self.error(name, "is missing")
         return value
 
     def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
-        """A whole number from minimum to maximum."""
+        """Returns an integer from minimum to maximum."""
         value = self.raw(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(name, f"is {value!r}, expected an integer >= {minimum}")
         if value > maximum:
-            raise self.error(name, f"is {value}, the largest that is served is {maximum}")
+            raise self.error(name, f"is {value}, the maximum is {maximum}")
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
-        """A finite number > 0."""
+        """Returns a finite number > 0."""
         value = self.raw(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < sys.float_info.max:
             raise self.error(name, f"is {value!r}, expected a number > 0")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Returns a boolean."""
         value = self.raw(name, default)
         if not isinstance(value, bool):
             raise self.error(name, f"is {value!r}, expected true or false")
         return value
 
     def section(self, name: str) -> "ConfigFields":
-        """A nested object; empty when absent."""
+        """Returns a nested object; an empty one if absent."""
         value = self.raw(name, {})
         if not isinstance(value, dict):
             raise self.error(name, f"is {value!r}, expected an object")
         return ConfigFields(f"{self._source}: {name}", value)
 
     def token_ids(self, name: str) -> frozenset[int]:
-        """One token id or a list of them; empty when absent."""
+        """Returns one token id or a list of them as a set; an empty one if absent."""
         value = self.raw(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= MAX_INTEGER for i in ids):

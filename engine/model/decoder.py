@@ -1,4 +1,4 @@
-"""The decoder skeleton every architecture shares: embedding, layers, norm, output head, on a ragged batch."""
+"""The decoder that all architectures share: embedding, layers, norm and output head, on a ragged batch."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,10 +15,10 @@ from kernels.metadata import AttentionMetadata, StepInputs
 
 
 class Decoder:
-    """A decoder-only transformer with uninitialised weights; `engine.model.loader.load_model` makes one and fills it.
+    """A decoder-only transformer; `engine.model.loader.load_model` creates one and fills its weights.
 
-    It sees tensors only: what a request, a block or a prompt is, it does not know. In a group of ranks it holds this
-    one's share of every matrix, and every step is one of the group: all ranks run it, and all get the logits.
+    It computes on tensors and does not know requests or prompts. In a group of ranks it holds this rank's shard of
+    every matrix. All ranks run every step together, and all get the logits.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class Decoder:
         device: torch.device,
         group: ParallelGroup = SINGLE_RANK,
     ) -> None:
-        """Allocates the weights.
+        """Allocates the weights, uninitialised.
 
         Raises:
-            ConfigError: the group cannot share the model; names the numbers.
-            CheckpointError: of the projections in one matrix some are in 8 bits, some are not.
+            ConfigError: the model cannot be divided among the ranks.
+            CheckpointError: only some of the projections that form one matrix are in 8 bits.
         """
         self.config = config
         self.dtype = dtype
@@ -58,9 +58,9 @@ class Decoder:
         ]
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
-        """Name in the checkpoint -> the (part of a) parameter it fills; together they are all weights, none twice.
+        """Returns name in the checkpoint -> the part of a parameter that it fills. Must be called before `pack`.
 
-        Before `pack`.
+        Together these are all weights, each once.
         """
         parts = {
             "model.embed_tokens.weight": self._vocabulary_part(self.embed_tokens),
@@ -74,10 +74,10 @@ class Decoder:
         return parts
 
     def pack(self, on_packed: Callable[[int, int], None] = lambda _done, _total: None) -> None:
-        """Makes the loaded weights ready for use, one matrix after the other: both forms exist of one at a time.
+        """Packs the loaded weights for the operations, one matrix at a time to save memory.
 
         Args:
-            on_packed: told how many layers are done, of how many; 0 at the beginning.
+            on_packed: called with the number of packed layers, from 0, and the number of all layers.
         """
         for number, layer in enumerate(self.layers):
             on_packed(number, len(self.layers))
@@ -87,7 +87,7 @@ class Decoder:
         self._lm_head = None
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
-        """One step of a ragged batch -> logits [S, vocab_size] fp32 of the tokens that `logits_indices` names."""
+        """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
         hidden = self.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata)
         return self.compute_logits(self._ops.gather_rows(hidden, inputs.logits_indices))
 
@@ -99,14 +99,14 @@ class Decoder:
         kv_caches: Sequence[KVCache],
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Runs the ragged batch through all layers; writes its keys and values to the caches.
+        """Computes all layers for a ragged batch, and writes its keys and values to the caches.
 
         Args:
             input_ids: [T] int64.
-            positions: [T] int64, below the `max_positions` it was made for.
-            kv_caches: one per layer, made by the operations it runs on.
-            metadata: how the T tokens divide into rows.
-        Returns: [T, hidden_size], normed, ready for `compute_logits`.
+            positions: [T] int64, less than `max_positions`.
+            kv_caches: one per layer, allocated by the operations of the model.
+            metadata: divides the T tokens into rows.
+        Returns: [T, hidden_size], normalised, for `compute_logits`.
         """
         assert len(kv_caches) == len(self.layers), f"{len(kv_caches)} caches for {len(self.layers)} layers"
         residual = self._embed(input_ids)
@@ -117,21 +117,21 @@ class Decoder:
             x = layer.attention(x, positions, self._rotary, kv_cache, metadata)
             x, residual = self._ops.add_rms_norm(x, residual, layer.post_attention_norm, eps, for_linear=True)
             x = layer.mlp(x)
-            for_linear = next_norm is not self.norm  # rows to compute logits of are gathered first
+            for_linear = next_norm is not self.norm  # the rows for the logits are gathered first
             x, residual = self._ops.add_rms_norm(x, residual, next_norm, eps, for_linear=for_linear)
         assert isinstance(x, torch.Tensor), "the last norm was not for a linear layer"
         return x
 
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows of `forward`'s result [S, hidden_size] -> logits [S, vocab_size], fp32."""
+        """Computes logits [S, vocab_size] fp32 of rows [S, hidden_size] of the result of `forward`."""
         logits = self._group.all_gather_columns(self._ops.linear(hidden, self._packed_lm_head))
-        if logits.shape[1] != self.config.vocab_size:  # rows that fill up the last ranks
+        if logits.shape[1] != self.config.vocab_size:  # remove the padding rows of the last ranks
             logits = logits[:, : self.config.vocab_size].contiguous()
         return logits.float()
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[T] -> [T, hidden_size]: each rank knows the tokens of its rows, and adds zeros for others."""
+        """[T] -> [T, hidden_size]: each rank embeds the tokens of its rows, and adds zeros for the others."""
         if self._group.size == 1:
             return self._ops.gather_rows(self.embed_tokens, input_ids)
         rows = input_ids - self._vocabulary.start
@@ -140,7 +140,7 @@ class Decoder:
         return self._group.all_reduce(torch.where(is_here[:, None], known, 0.0))
 
     def _vocabulary_matrix(self, num_rows: int) -> torch.Tensor:
-        """Room for this rank's rows; what is left of it is zeros."""
+        """Allocates this rank's rows; padding rows are zero."""
         matrix = torch.empty(num_rows, self.config.hidden_size, dtype=self.dtype, device=self.device)
         matrix[self._vocabulary.size :].zero_()
         return matrix

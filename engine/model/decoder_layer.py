@@ -1,4 +1,4 @@
-"""One layer of the decoder: attention, then a gated feed-forward network, both behind an RMSNorm."""
+"""One layer of the decoder: attention and a gated feed-forward network, each preceded by an RMSNorm."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ from kernels.metadata import AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class DecoderTraits:
-    """In what an architecture differs from the skeleton.
+    """Differences of an architecture from the common decoder.
 
     Attributes:
-        sliding_windows: per layer: how many tokens a token sees, itself included; None sees all before it.
+        sliding_windows: per layer: number of tokens a token attends to, including itself; None: all before it.
         qkv_bias, o_bias, mlp_bias: which projections add a bias.
-        qk_norm: RMSNorm over each query and key head before the rotation.
+        qk_norm: whether each query and key head has an RMSNorm before the rotation.
     """
 
     sliding_windows: tuple[int | None, ...]
@@ -31,7 +31,7 @@ class DecoderTraits:
 
 
 class DecoderLayer:
-    """Weights and computation of one layer, or of the part of it that a rank holds."""
+    """Weights and computation of one layer, or of the shard of a rank."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class DecoderLayer:
         self.k_norm = norm(config.head_dim) if traits.qk_norm else None
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
-        """Name in the checkpoint -> the part of a parameter it fills."""
+        """Returns name in the checkpoint -> the part of a parameter that it fills."""
         norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.post_attention_norm}
         if self.q_norm is not None and self.k_norm is not None:
             norms |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
@@ -81,7 +81,7 @@ class DecoderLayer:
         return parts
 
     def pack(self) -> None:
-        """Makes the loaded weights ready for use."""
+        """Packs the loaded weights for the operations."""
         for linear in (self.qkv, self.o, self.gate_up, self.down):
             linear.pack(self._ops)
 
@@ -93,7 +93,7 @@ class DecoderLayer:
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Normed input [T, hidden] -> [T, hidden]; writes this step's keys and values first, then reads the cache."""
+        """Normalised input [T, hidden] -> [T, hidden]; writes keys and values of the step, then reads the cache."""
         head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         q = self._ops.rotate_and_store(
             self.qkv(self._ops, x),
@@ -110,5 +110,5 @@ class DecoderLayer:
         return self._group.all_reduce(self.o(self._ops, out))
 
     def mlp(self, x: LinearInput) -> torch.Tensor:
-        """Normed input [T, hidden] -> [T, hidden]."""
+        """Normalised input [T, hidden] -> [T, hidden]."""
         return self._group.all_reduce(self.down(self._ops, self._ops.silu_and_mul(self.gate_up(self._ops, x))))

@@ -1,4 +1,4 @@
-"""Random weights that keep activations near unit scale: for benchmarks and tests, without a checkpoint's own."""
+"""Random weights that keep activations near unit scale, for benchmarks and tests without a checkpoint."""
 
 import torch
 
@@ -6,18 +6,18 @@ from engine.model.checkpoint_part import CheckpointPart
 from engine.model.fp8 import FP8_DTYPE
 
 FP8_STD = 64.0
-"""Of the values of 8-bit matrices: seven of them fit below the format's largest value, 448."""
+"""Standard deviation of 8-bit values: seven of it equal the largest value of the format, 448."""
 
 
 def fill_random_weights(parts: dict[str, CheckpointPart], seed: int) -> None:
     """Fills all parameters of a model.
 
-    Every matrix is drawn whole with a seed of its own, and a rank keeps its part: the model is the same on any number
-    of ranks. This takes memory for one more matrix while it is filled.
+    Every rank draws each whole matrix, with a separate seed, and keeps its shard. So the model does not depend on the
+    number of ranks. While a matrix is drawn, it takes memory for one more.
 
     Args:
-        parts: name in the checkpoint -> memory; all of the model's names, on every rank.
-        seed: of the first matrix, in the order of their names.
+        parts: name in the checkpoint -> memory; every rank has all names of the model.
+        seed: seed of the first matrix; matrices are sorted by name.
     """
     for index, (name, part) in enumerate(sorted(parts.items())):
         generator = torch.Generator(part.tensor.device).manual_seed(seed + index)
@@ -36,6 +36,6 @@ def fill_random_weights(parts: dict[str, CheckpointPart], seed: int) -> None:
 
 
 def _drawn(part: CheckpointPart, std: float, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-    """The whole matrix."""
+    """Draws a whole matrix."""
     matrix = torch.empty(part.shape, dtype=dtype, device=part.tensor.device)
     return matrix.normal_(std=std, generator=generator)

@@ -1,4 +1,4 @@
-"""A cheap identity of weights: enough to tell two fine-tunes of one model apart, without reading gigabytes."""
+"""A fingerprint of weights, which distinguishes fine-tunes of one model without reading gigabytes."""
 
 import hashlib
 from pathlib import Path
@@ -8,11 +8,9 @@ SLICES_PER_FILE = 64
 
 
 def weights_fingerprint(model_dir: Path) -> str:
-    """32 hex digits over config.json and, of each safetensors file, its name, its size and 64 slices of 4 KiB spread
-    over it.
+    """Returns 32 hex digits: a hash of config.json, and of name, size and 64 slices of 4 KiB of each safetensors file.
 
-    Training moves nearly every weight, so slices tell; a file with one altered byte between them has the same
-    fingerprint.
+    Training changes nearly every weight, so the slices differ. A change of single bytes between them is not detected.
     """
     digest = hashlib.sha256((model_dir / "config.json").read_bytes())
     for path in sorted(model_dir.glob("*.safetensors")):

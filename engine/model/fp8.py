@@ -1,9 +1,9 @@
-"""Checkpoints whose linear layers are stored in 8-bit floats: what `quantization_config` says of them.
+"""Checkpoints with linear layers in 8-bit floats: reads their `quantization_config`.
 
-Read are the two forms that tools write for W8A8: `quant_method` "fp8" (AutoFP8, transformers) and "compressed-tensors"
-(llm-compressor). Weights are float8_e4m3fn with one scale per tensor or per output channel beside them. How activations
-are scaled is ours to choose: one scale per token, taken from its values, is at least as exact as one for a whole tensor
-that was measured beforehand, so the scales that static schemes store are left aside.
+Supported are the two formats that tools write for W8A8: `quant_method` "fp8" (AutoFP8, transformers) and
+"compressed-tensors" (llm-compressor). Weights are float8_e4m3fn with one scale per tensor or per output channel.
+Activations always get one scale per token, computed from its values. This is at least as exact as a static scale for a
+whole tensor, so the activation scales of static schemes are not used.
 """
 
 import re
@@ -28,16 +28,16 @@ class Fp8Weights:
     """Which linear layers of a checkpoint are stored in 8 bits.
 
     Attributes:
-        exceptions: what the names of those that are not begin with.
+        exceptions: patterns for the names of the layers that are not.
     """
 
     exceptions: tuple[re.Pattern[str], ...]
 
     @classmethod
     def from_fields(cls, fields: ConfigFields) -> "Fp8Weights | None":
-        """Reads `quantization_config`; None where there is none.
+        """Reads `quantization_config`; returns None if there is none.
 
-        Raises: CheckpointError: any other way to quantise; says what is supported.
+        Raises: CheckpointError: the quantisation is not supported.
         """
         if "quantization_config" not in fields:
             return None
@@ -64,7 +64,7 @@ class Fp8Weights:
     @classmethod
     def _from_compressed_tensors(cls, section: ConfigFields) -> "Fp8Weights":
         if "kv_cache_scheme" in section:
-            raise section.error("kv_cache_scheme", "is set, supported is none: the cache is quantised as it is written")
+            raise section.error("kv_cache_scheme", "is set, supported is none: --kv-cache-dtype sets the dtype")
         groups = section.section("config_groups")
         if len(groups.names) != 1:
             raise section.error("config_groups", f"has {len(groups.names)} groups, supported is one")
@@ -83,7 +83,7 @@ class Fp8Weights:
         return cls(_exceptions(section, "ignore"))
 
     def holds(self, module: str) -> bool:
-        """Whether this linear layer is stored in 8 bits; `module` is its name, as in `model.layers.0.mlp.up_proj`."""
+        """Whether a linear layer is stored in 8 bits; `module` is its name, such as `model.layers.0.mlp.up_proj`."""
         return not any(exception.match(module) for exception in self.exceptions)
 
 
@@ -96,17 +96,17 @@ def _check_float8(part: ConfigFields) -> None:
 
 
 def _exceptions(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...]:
-    """Names of modules, of what they are part of, or ends of names; patterns after "re:"."""
+    """Compiles a list of names of layers or their parents, suffixes of such names, and patterns after "re:"."""
     names = section.raw(field, [])
     if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= 1000 for name in names):
         raise section.error(field, f"is {names!r}, expected a list of module names")
     if len(names) > _MAX_EXCEPTIONS:
-        raise section.error(field, f"has {len(names)} entries, at most {_MAX_EXCEPTIONS} are read")
+        raise section.error(field, f"has {len(names)} entries, at most {_MAX_EXCEPTIONS} are allowed")
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
-    for pattern in patterns:  # Python's expressions may take exponential time
+    for pattern in patterns:  # matching may otherwise take exponential time
         if len(_REPEAT.findall(pattern)) > _MAX_REPEATS or _REPEATED_GROUP.search(pattern):
             raise section.error(
-                field, f"has the pattern {pattern!r}, served are {_MAX_REPEATS} repeats and no repeated groups"
+                field, f"has the pattern {pattern!r}, supported are {_MAX_REPEATS} repeats and no repeated groups"
             )
     names = [name for name in names if not name.startswith("re:")]
     try:
@@ -114,4 +114,4 @@ def _exceptions(section: ConfigFields, field: str) -> tuple[re.Pattern[str], ...
             re.compile(pattern) for pattern in patterns + [rf"(.*\.)?{re.escape(name)}(\.|$)" for name in names]
         )
     except re.error as error:
-        raise section.error(field, f"has the pattern {error.pattern!r}, which is none: {error}") from error
+        raise section.error(field, f"has the invalid pattern {error.pattern!r}: {error}") from error

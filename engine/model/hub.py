@@ -1,4 +1,4 @@
-"""A model's name -> a folder on this machine."""
+"""Finds the local folder of a model, downloading it if necessary."""
 
 import io
 import warnings
@@ -27,17 +27,17 @@ _FILES = [
     "chat_template.json",
     "*.jinja",
 ]
-"""Everything that is read of a checkpoint; weights in other formats are not fetched."""
+"""The files that an engine reads; weights in other formats are not downloaded."""
 
 
 def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Finds a checkpoint folder, fetching it from the Hugging Face hub where needed.
+    """Finds a checkpoint folder, or downloads it from the Hugging Face hub.
 
     Args:
-        name_or_dir: a folder, taken as it is, or the id of a hub repository such as `Qwen/Qwen3-0.6B`.
-        progress: told how much of it has been fetched.
+        name_or_dir: a folder, or the id of a hub repository such as `Qwen/Qwen3-0.6B`.
+        progress: called with a description of the progress.
     Returns: the folder.
-    Raises: CheckpointError: neither a folder nor fetchable; says why.
+    Raises: CheckpointError: the name is not a folder, and cannot be downloaded.
     """
     path = Path(name_or_dir).expanduser()
     try:
@@ -46,10 +46,10 @@ def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: 
         if path.exists():
             raise CheckpointError(f"{name_or_dir}: is a file, expected a checkpoint folder")
     except OSError as error:
-        raise CheckpointError(f"{name_or_dir}: cannot be looked at: {error.strerror}") from error
+        raise CheckpointError(f"{name_or_dir}: cannot be accessed: {error.strerror}") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a disk that may be too small: if it is, the error says so
+            warnings.simplefilter("ignore", UserWarning)  # about disk space; an error follows if it is too small
             return Path(snapshot_download(name_or_dir, allow_patterns=_FILES, tqdm_class=_bar(progress)))
     except HFValidationError:
         raise CheckpointError(f"{name_or_dir}: no such folder, and not a Hugging Face hub id (owner/name)") from None
@@ -57,7 +57,7 @@ def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: 
         raise CheckpointError(
             f"{name_or_dir}: no such folder, and the Hugging Face hub has no such model (a private one needs HF_TOKEN)"
         ) from None
-    except (HTTPError, OSError) as error:  # of the hub's own errors, all that a fetch may end in are one or the other
+    except (HTTPError, OSError) as error:  # base classes of all errors of a download
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"{name_or_dir}: no such folder, and cannot be fetched from the Hugging Face hub: {reason}"
@@ -65,14 +65,14 @@ def resolve_model(name_or_dir: str, progress: Callable[[str], None] = lambda _: 
 
 
 def _bar(progress: Callable[[str], None]) -> type["tqdm[Any]"]:
-    """The progress bar that the hub wants, which draws nothing and tells the bytes that are here."""
+    """Returns a progress bar class for the hub library, which reports downloaded bytes and draws nothing."""
 
     class Bar(tqdm):  # type: ignore[type-arg]
-        def __init__(self, *args: Any, name: str = "", **kwargs: Any) -> None:  # noqa: ARG002 - `name` is the hub's own
+        def __init__(self, *args: Any, name: str = "", **kwargs: Any) -> None:  # noqa: ARG002 - the hub library passes `name`
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
 
         def __del__(self) -> None:
-            """Nothing, where tqdm draws once more: of a fetch that has failed nobody wants to hear."""
+            """Does nothing; tqdm would report progress again after a failed download."""
 
         def display(self, *_args: Any, **_kwargs: Any) -> None:
             if self.unit == "B" and self.total:

@@ -1,4 +1,4 @@
-"""Linear layers between checkpoint and kernels: loaded as they are stored, then packed as the operations like them."""
+"""Linear layers: loaded in the format of the checkpoint, then packed into the format of the operations."""
 
 import torch
 
@@ -9,9 +9,9 @@ from kernels.interface import KernelOps, LinearInput, LinearWeights
 
 
 class Linear:
-    """Weights of y = x W^T + b. Several projections of the same input lie in one matrix, so that it is one product.
+    """Weights of y = x W^T + b. Projections of the same input form one matrix, so that one product computes them.
 
-    Where a rank holds part of the columns its y is a term of a sum over ranks, to which the first adds the bias.
+    If ranks hold parts of the columns, y is the sum of their results, to which the first rank adds the bias.
     """
 
     def __init__(
@@ -28,20 +28,20 @@ class Linear:
         """Allocates the weights.
 
         Args:
-            prefix: of the projections' names in the checkpoint, as in `model.layers.0.mlp.`.
+            prefix: prefix of the names in the checkpoint, such as `model.layers.0.mlp.`.
             in_features: columns.
-            out_features: rows of each projection by its name, as in `up_proj`.
-            bias: whether there is one.
-            fp8: which projections are stored in 8 bits.
-            dtype: of what they are multiplied with, and of weights that are not in 8 bits.
-            device: where they lie.
-        Raises: CheckpointError: some projections of one matrix are in 8 bits, some are not.
+            out_features: rows of each projection by its name, such as `up_proj`.
+            bias: whether the projections have biases.
+            fp8: which projections are stored in 8 bits; None: none.
+            dtype: dtype of the inputs, and of weights that are not in 8 bits.
+            device: device of the weights.
+        Raises: CheckpointError: only some of the projections are in 8 bits.
         """
         names = [prefix + name for name in out_features]
         in_8_bits = [fp8 is not None and fp8.holds(name) for name in names]
         if any(in_8_bits) and not all(in_8_bits):
             raise CheckpointError(
-                f"quantization_config: {', '.join(names)} are one matrix here: supported are all in 8 bits, or none; "
+                f"quantization_config: {', '.join(names)} must all be in 8 bits, or none: they form one matrix; "
                 f"{names[in_8_bits.index(False)]} is not"
             )
         num_rows = sum(span.size for span in out_features.values())
@@ -56,7 +56,7 @@ class Linear:
         self._packed: LinearWeights = None
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
-        """Name in the checkpoint -> the part of a parameter it fills; before `pack`."""
+        """Returns name in the checkpoint -> the part of a parameter that it fills. Must be called before `pack`."""
         assert self._weight is not None, f"{', '.join(self._out_features)}: packed already"
         parts = {}
         start = 0
@@ -71,7 +71,7 @@ class Linear:
         return parts
 
     def pack(self, ops: KernelOps) -> None:
-        """Hands the weights over; the memory they were loaded to is free afterwards, unless it is shared."""
+        """Packs the weights for the operations and frees the memory they were loaded to, unless it is shared."""
         assert self._weight is not None, "packed twice"
         bias = self._bias if self._in_features.start == 0 else None
         if self._scales is None:
@@ -81,5 +81,5 @@ class Linear:
         self._weight = self._scales = self._bias = None
 
     def __call__(self, ops: KernelOps, x: LinearInput) -> torch.Tensor:
-        """X [T, columns] -> [T, rows]."""
+        """Computes x [T, columns] -> [T, rows]."""
         return ops.linear(x, self._packed)

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model ready to run."""
+"""Loads a model from a checkpoint folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,14 +29,14 @@ _DTYPES = {
 
 
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype to compute in.
+    """Returns the dtype of weights and activations.
 
     Args:
-        name: auto, float32 (float), float16 (half) or bfloat16. `auto` is the checkpoint's own on a GPU, and float32 on
-            a CPU: there the 16-bit types are emulated or need units few CPUs have.
-        config: the checkpoint.
-        device: where it will run.
-    Raises: ConfigError: an unknown name, or one that the CPU operations do not serve.
+        name: auto, float32 (float), float16 (half) or bfloat16. `auto` selects the checkpoint's dtype on a GPU
+            and float32 on a CPU, where 16-bit types are emulated or need instructions that few CPUs have.
+        config: the configuration of the model.
+        device: the device of the model.
+    Raises: ConfigError: an unknown name, or a dtype that the CPU operations do not support.
     """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else config.checkpoint_dtype
@@ -44,25 +44,25 @@ def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch
         raise ConfigError(f"dtype is {name!r}, supported are auto, {', '.join(_DTYPES)}")
     dtype = _DTYPES[name]
     if device.type == "cpu" and dtype is not torch.float32:
-        raise ConfigError(f"dtype is {name!r}, on a CPU only float32 (or auto) is served")
+        raise ConfigError(f"dtype is {name!r}, supported on a CPU are float32 and auto")
     return dtype
 
 
 def weights_bytes(
     config: ModelConfig, dtype: torch.dtype, *, group: ParallelGroup = SINGLE_RANK, keeps_fp8: bool = False
 ) -> int:
-    """Bytes of memory that the model's weights take once they are packed; none of it is allocated.
+    """Returns the bytes of the packed weights, without allocating them.
 
-    A head that shares the embedding's weights is packed apart from them.
+    An output head that is tied to the embedding is packed as a separate copy.
 
     Args:
-        config: the checkpoint.
-        dtype: of weights that are not in 8 bits.
-        group: whose rank holds them.
-        keeps_fp8: whether the operations multiply with 8-bit weights; those that do not hold them in dtype.
+        config: the configuration of the model.
+        dtype: dtype of the weights that are not in 8 bits.
+        group: the group and rank that hold them.
+        keeps_fp8: whether the operations compute with 8-bit weights; otherwise these are converted to dtype.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
-    traits, ops = decoder_traits(config), reference_ops()  # never run: any would do
+    traits, ops = decoder_traits(config), reference_ops()  # never called
     meta = torch.device("meta")
     model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=meta, group=group)
     tensors = [part.tensor for part in model.checkpoint_parts().values()]
@@ -75,7 +75,7 @@ def weights_bytes(
 def check_checkpoint(
     path: Path, config: ModelConfig, dtype: torch.dtype, *, group: ParallelGroup = SINGLE_RANK
 ) -> None:
-    """Looks at the headers of all weights, in ms, before anything else takes time.
+    """Checks the headers of all weights, which takes milliseconds, before the long load.
 
     Raises: CheckpointError, ConfigError: see `load_model`.
     """
@@ -100,17 +100,17 @@ def load_model(
     progress: Progress | None = None,
     on_packed: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Decoder:
-    """Makes the model of a checkpoint and fills its weights.
+    """Creates the model of a checkpoint and fills its weights.
 
     Args:
-        path: the checkpoint folder; with `dummy` nothing but its config.json is needed, and that has been read.
-        config: from `ModelConfig.from_dir(path)`.
-        ops: the kernels to run on.
-        dtype: of weights and activations.
-        device: where the weights lie; None is the CPU.
-        max_model_len: longest sequence; None is what the checkpoint was made for.
-        load_format: `dummy` fills random weights drawn with `seed`; `auto` and `safetensors` read the checkpoint.
-        group: the ranks that share the model; this one loads its part.
+        path: the checkpoint folder; not read with `dummy`.
+        config: result of `ModelConfig.from_dir(path)`.
+        ops: operations of the model.
+        dtype: dtype of weights and activations.
+        device: device of the weights; None: the CPU.
+        max_model_len: longest sequence; None: the context length of the checkpoint.
+        load_format: `dummy` draws random weights with `seed`; `auto` and `safetensors` read the checkpoint.
+        group: the ranks that share the model; this rank loads its shard.
         progress: see `load_weights`.
         on_packed: see `Decoder.pack`.
 
@@ -132,6 +132,6 @@ def load_model(
         fill_random_weights(parts, seed)
     else:
         load_weights(path, parts, progress=progress)
-    del parts  # else the loaded form of every matrix would outlive its packing
+    del parts  # otherwise the unpacked form of every matrix would stay in memory
     model.pack(on_packed)
     return model

@@ -1,4 +1,4 @@
-"""Rotary frequencies: which scaling a checkpoint asks for, and the tables the kernels index by position."""
+"""Rotary embeddings: the scaling that a checkpoint requires, and the tables that kernels index by position."""
 
 import math
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ RopeType = Literal["default", "linear", "llama3"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Frequencies theta ** (-2 i / head_dim), scaled for contexts longer than those of pre-training.
+    """Frequencies theta ** (-2 i / head_dim), scaled for contexts longer than in pre-training.
 
     Attributes:
-        rope_type: `default` leaves them alone, `linear` divides all by factor (arXiv:2306.15595), `llama3` divides the
-            long wavelengths and blends between the two bounds (Llama 3.1, arXiv:2407.21783).
-        factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: as in the checkpoint; unused ones
-            keep defaults.
+        rope_type: `default` does not scale; `linear` divides all frequencies by factor (arXiv:2306.15595); `llama3`
+            divides those of long wavelengths and blends between the two bounds (Llama 3.1, arXiv:2407.21783).
+        factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: values of the checkpoint;
+            defaults if the type does not use them.
     """
 
     theta: float = 10000.0
@@ -33,7 +33,7 @@ class RopeConfig:
     def from_fields(cls, fields: ConfigFields) -> "RopeConfig":
         """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
-        Raises: CheckpointError: a scaling that is not supported, or a field of it is missing.
+        Raises: CheckpointError: the scaling is not supported, or a field is missing.
         """
         section = fields.section("rope_parameters" if "rope_parameters" in fields else "rope_scaling")
         theta = section.number("rope_theta") if "rope_theta" in section else fields.number("rope_theta", 10000.0)
@@ -56,8 +56,8 @@ class RopeConfig:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of dimensions, [head_dim // 2] fp32."""
-    # transformers computes these in fp32: so do we, that long contexts see the very same angles
+    """Returns the radians per position of each pair of dimensions, [head_dim // 2] fp32."""
+    # In fp32 like transformers, so that angles at high positions are identical.
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if rope.rope_type == "default":
         return frequencies
@@ -73,7 +73,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 def rotary_tables(
     rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin) of position * frequency, each [max_positions, head_dim // 2] fp32."""
+    """Returns (cos, sin) of position * frequency, each [max_positions, head_dim // 2] fp32."""
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
     return angles.cos().to(device), angles.sin().to(device)

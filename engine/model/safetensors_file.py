@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read and checked before any of its data is trusted.
+"""Reads and checks the header of a safetensors file, before any of its data is used.
 
 The format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
 """
@@ -13,7 +13,7 @@ from engine.errors import CheckpointError
 from engine.model.checkpoint_file import open_regular, parse_json
 
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit; a corrupt length would otherwise be allocated."""
+"""The limit of the format. Without a limit, a corrupt length would allocate that much memory."""
 
 FP8_NAME = "F8_E4M3"
 
@@ -22,7 +22,7 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, FP8_NAME: 1}
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies, in bytes after the header."""
+    """Type, shape and position of a tensor; `start` and `stop` are bytes after the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,10 +32,10 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What a file promises to hold.
+    """The parsed header.
 
     Attributes:
-        raw: the JSON bytes as they are in the file.
+        raw: the JSON text in the file.
     """
 
     raw: bytes
@@ -48,9 +48,9 @@ class SafetensorsHeader:
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
-    """Reads a header and holds it against the size of the file.
+    """Reads the header and checks it against the size of the file.
 
-    Raises: CheckpointError: names the file, and the tensor and the numbers where there are any.
+    Raises: CheckpointError: the file cannot be read, is truncated or corrupt.
     """
     try:
         with open_regular(path) as file:
@@ -71,7 +71,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     tensors = {name: _entry(path, name, values) for name, values in entries.items() if name != "__metadata__"}
     header = SafetensorsHeader(raw, tensors)
     if (expected := 8 + length + header.data_bytes) != size:
-        raise CheckpointError(f"{path}: has {size} bytes, its header promises {expected}: truncated or corrupt")
+        raise CheckpointError(f"{path}: has {size} bytes, its header requires {expected}: truncated or corrupt")
     return header
 
 

@@ -1,4 +1,4 @@
-"""Which part of every matrix a rank holds: heads, the feed-forward network and the vocabulary, dealt out evenly."""
+"""Divides a model evenly among ranks: heads, feed-forward network and vocabulary."""
 
 from dataclasses import dataclass, replace
 
@@ -9,14 +9,14 @@ from engine.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A rank's share of a model (arXiv:1909.08053, section 3).
+    """The shard of one rank (arXiv:1909.08053, section 3).
 
     Attributes:
         heads: query heads.
-        kv_heads: key and value heads; where there are fewer than ranks, several ranks hold the same one.
-        intermediate: of the feed-forward network.
-        vocabulary: rows of embedding and head; the last ranks may hold fewer than the others, or none.
-        vocabulary_rows: rows of these matrices in memory, the same on every rank.
+        kv_heads: key and value heads; if there are fewer than ranks, several ranks hold the same one.
+        intermediate: intermediate units of the feed-forward network.
+        vocabulary: rows of embedding and output head; the last ranks may hold fewer than the others, or none.
+        vocabulary_rows: rows of these matrices in memory, including padding; the same on every rank.
     """
 
     heads: Span
@@ -27,9 +27,9 @@ class Sharding:
 
     @classmethod
     def of(cls, config: ModelConfig, rank: int, size: int) -> "Sharding":
-        """The share of one of `size` ranks.
+        """Returns the shard of one of `size` ranks.
 
-        Raises: ConfigError: something cannot be dealt out evenly; names the numbers.
+        Raises: ConfigError: the model cannot be divided evenly.
         """
         _check_multiple("num_attention_heads", config.num_heads, size)
         _check_multiple("intermediate_size", config.intermediate_size, size)
@@ -49,7 +49,7 @@ class Sharding:
         )
 
     def config_of(self, config: ModelConfig) -> ModelConfig:
-        """The model as this rank computes it: its heads and its part of the network, the whole vocabulary."""
+        """Returns the configuration of the shard: its heads and intermediate units, and the whole vocabulary."""
         return replace(
             config,
             num_heads=self.heads.size,

@@ -1,6 +1,4 @@
-"""How deeply a chat template is nested, told without Jinja, which only frontends have: deep nesting overflows its
-parser.
-"""
+"""Checks the nesting depth of a chat template: deep nesting overflows the parser of Jinja, which runs in frontends."""
 
 import re
 from pathlib import Path
@@ -8,7 +6,7 @@ from pathlib import Path
 from engine.errors import CheckpointError
 
 MAX_NESTING = 100
-"""Blocks in blocks, or brackets in one expression. Templates on the hub have less than 20."""
+"""Levels of nested blocks, or of nested brackets in one expression. Templates on the hub have less than 20."""
 
 _OPENING = re.compile(r"\{([{%#])")
 _CLOSING = {"{": "}}", "%": "%}", "#": "#}"}
@@ -17,11 +15,11 @@ _OPENING_BLOCKS = frozenset({"if", "for", "macro", "call", "filter", "generation
 
 
 def check_nesting(path: Path, template: str) -> None:
-    """Refuses a template that no frontend could compile.
+    """Rejects a template that frontends could not compile.
 
     Args:
-        path: of its file, for the error.
-        template: its source.
+        path: path of the file, for the error.
+        template: source of the template.
 
     Raises:
         CheckpointError: blocks or brackets are nested more than `MAX_NESTING` deep.
@@ -42,7 +40,7 @@ def check_nesting(path: Path, template: str) -> None:
 
 
 def _num_open_brackets(expression: str) -> int:
-    """The most brackets that are open at once."""
+    """Returns the maximum number of brackets open at the same time."""
     depth = deepest = 0
     for char in expression:
         if char in "([{":

@@ -1,6 +1,4 @@
-"""The tokenizer as files: what a frontend needs to turn text into this model's ids, and the digest by which both
-sides know it is the same.
-"""
+"""The files of a tokenizer, which frontends download to convert text to token ids, and their digest."""
 
 import json
 from dataclasses import dataclass
@@ -30,25 +28,25 @@ _MAX_TEMPLATES = 64
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The files that are there, sorted by name: pairs of name and content."""
+    """The tokenizer files of a checkpoint: pairs of name and content, sorted by name."""
 
     files: tuple[tuple[str, bytes], ...]
 
     @classmethod
     def from_dir(cls, model_dir: Path, *, is_required: bool = True) -> "TokenizerFiles":
-        """Reads them from a model folder. Tokens that tokenizer.json lacks are added to it; see `complete`.
+        """Reads the files of a model folder. Tokens that tokenizer.json lacks are added to it; see `complete`.
 
         Args:
             model_dir: the folder.
-            is_required: whether there must be a tokenizer; without one a model serves token ids, and no text.
-        Raises: CheckpointError: tokenizer.json is missing or unusable, a file cannot be read, is no JSON though it
-            should be, or holds what would make other text than `transformers` makes.
+            is_required: whether a missing tokenizer is an error; without one a model serves token ids, but no text.
+        Raises: CheckpointError: tokenizer.json is missing or unusable, a file cannot be read or is not JSON, or a
+            setting is not supported.
         """
         if not exists(model_dir / "tokenizer.json"):
             if not is_required:
                 return cls(())
             raise CheckpointError(
-                f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is needed"
+                f"{model_dir / 'tokenizer.json'} is missing: a tokenizer in the Hugging Face format is required"
             )
         names = [name for name in TOKENIZER_FILE_NAMES if exists(model_dir / name)] + _template_names(model_dir)
         files = {name: read_bytes(model_dir / name, _max_bytes(name)) for name in names}
@@ -65,7 +63,7 @@ class TokenizerFiles:
         return cls(tuple(sorted(files.items())))
 
     def sha256(self) -> bytes:
-        """The digest that frontends compare, `EngineInfo.tokenizer_sha256`."""
+        """Returns the digest that frontends compare, `EngineInfo.tokenizer_sha256`."""
         return tokenizer_sha256(dict(self.files))
 
 
@@ -89,7 +87,7 @@ def _max_bytes(name: str) -> int:
 
 
 def _object(path: Path, data: bytes) -> dict[str, Any]:
-    """What a download left unfinished is found here, and not by every frontend for itself."""
+    """Parses a JSON object, so that an incomplete download is detected before frontends fetch the file."""
     value = parse_json(str(path), data)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__}, expected an object")
@@ -104,7 +102,7 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def _templates_in(value: Any) -> list[str]:
-    """One template, or those of a list of named ones."""
+    """Returns the sources in a `chat_template` field: one, or a list of named ones."""
     if isinstance(value, list):
         value = [entry.get("template") for entry in value if isinstance(entry, dict)]
     return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]

@@ -1,9 +1,9 @@
-"""tokenizer.json as `transformers` completes it: tokens that are named only in the files beside it are added to it.
+"""Completes tokenizer.json as `transformers` does, with tokens that only other files of the checkpoint declare.
 
-A checkpoint may declare tokens in tokenizer_config.json (`added_tokens_decoder`, `bos_token`, `extra_special_tokens`,
-...), special_tokens_map.json or added_tokens.json alone. `AutoTokenizer` adds them when it loads the tokenizer. A
-program that reads only tokenizer.json splits them into pieces, and shows special tokens as text. Here they become a
-part of tokenizer.json, so that frontends and grammars need not know of the other files.
+A checkpoint may declare tokens only in tokenizer_config.json (`added_tokens_decoder`, `bos_token`,
+`extra_special_tokens`, ...), special_tokens_map.json or added_tokens.json. `AutoTokenizer` adds them when it loads the
+tokenizer. A program that reads only tokenizer.json splits them into pieces, and shows special tokens as text. Here they
+are added to tokenizer.json, so that frontends and grammars do not need the other files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from engine.errors import CheckpointError
 from engine.model.tokenizer_parts import check_parts
 
 MAX_TOKEN_ID = 2**24 - 1
-"""Tables of tokens have a row for each id up to the largest."""
+"""Bounds the tables of tokens, which have a row for each id up to the largest."""
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -23,15 +23,15 @@ Json = dict[str, Any]
 
 
 def complete(folder: Path, contents: Mapping[str, Json]) -> Json | None:
-    """tokenizer.json with all tokens; None: it has them already.
+    """Returns tokenizer.json with all tokens; None if it has them already.
 
     Args:
-        folder: of the files, for errors.
-        contents: the JSON objects by file name; tokenizer.json is one of them.
+        folder: folder of the files, for errors.
+        contents: the JSON objects by file name, including tokenizer.json.
 
     Raises:
-        CheckpointError: the tokenizer has no tokens or too large ids, or asks for what would make other text than
-            `transformers` makes.
+        CheckpointError: the tokenizer has no tokens, too large ids, or settings with which `transformers` produces
+            other text.
     """
     config = contents.get("tokenizer_config.json", {})
     path, tokenizer = folder / "tokenizer.json", contents["tokenizer.json"]
@@ -49,7 +49,7 @@ def complete(folder: Path, contents: Mapping[str, Json]) -> Json | None:
 
 
 class _AddedTokens:
-    """The entries of `added_tokens`, by their text."""
+    """The entries of `added_tokens` by their text."""
 
     def __init__(self, path: Path, entries: Any, vocabulary: Mapping[str, int]) -> None:
         self._vocabulary = vocabulary
@@ -62,17 +62,17 @@ class _AddedTokens:
             self.entries[entry["content"]] = entry
 
     def add(self, file: Path, token: Json, declared_id: int | None) -> None:
-        """Adds a token, or gives one that is there other flags, as `add_tokens` of the library does."""
+        """Adds a token, or changes the flags of an existing one, like `add_tokens` of the library."""
         content = token["content"]
         before = self.entries.get(content)
         token_id = before["id"] if before is not None else self._vocabulary.get(content, self._next_id())
         if declared_id is not None and declared_id != token_id:
             raise CheckpointError(
-                f"{file}: gives {content!r} the id {declared_id}, with this tokenizer.json it becomes {token_id}: save "
+                f"{file}: gives {content!r} the id {declared_id}, with this tokenizer.json its id is {token_id}: save "
                 "the tokenizer again with save_pretrained"
             )
         entry = {"id": token_id, **{key: token[key] for key in ("content", *_FLAGS)}}
-        if before is not None:  # a special token stays one
+        if before is not None:  # a special token remains special
             entry["special"] = entry["special"] or bool(before.get("special", False))
         if before is None or any(before.get(flag, False) != entry[flag] for flag in _FLAGS):
             self.entries[content] = entry
@@ -90,7 +90,7 @@ def _vocabulary(path: Path, tokenizer: Json) -> Mapping[str, int]:
             _malformed(path, "model.vocab", None)
         vocabulary = {pair[0]: index for index, pair in enumerate(vocabulary)}
     if not isinstance(vocabulary, dict):
-        raise CheckpointError(f"{path}: has no model.vocab: a tokenizer in the Hugging Face format is needed")
+        raise CheckpointError(f"{path}: has no model.vocab: a tokenizer in the Hugging Face format is required")
     for content, token_id in vocabulary.items():
         _check_id(path, content, token_id)
     return vocabulary
@@ -104,7 +104,7 @@ def _check_id(path: Path, content: str, token_id: Any) -> None:
 def _declared(
     folder: Path, contents: Mapping[str, Json], added: _AddedTokens
 ) -> Iterator[tuple[Path, Json, int | None]]:
-    """Tokens that the files beside tokenizer.json declare: file, flags, id; in the order in which they are added."""
+    """Yields the tokens that other files declare: file, flags, id; in the order in which they are added."""
     config_path = folder / "tokenizer_config.json"
     config = contents.get("tokenizer_config.json", {})
     declared: dict[str, Json] = {}
@@ -141,7 +141,7 @@ def _declared(
 
 
 def _named(path: Path, config: Json) -> list[Json]:
-    """Special tokens: those with a name of their own, then the others."""
+    """Returns the special tokens: first those with a name, such as bos_token, then the others."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     names = [*_NAMED, *(name for name in config if name.endswith("_token") and name not in _NAMED)]
     named = [config.get(name) for name in names]
@@ -166,19 +166,19 @@ def _token(path: Path, name: str, value: Any, *, special: bool = False) -> Json:
 
 
 def _with_flags(token: Json) -> Json:
-    """With the library's own defaults."""
+    """Fills in the default flags of the library."""
     flags = {flag: bool(token.get(flag, False)) for flag in _FLAGS}
     return {"content": token["content"], **flags, "normalized": bool(token.get("normalized", not flags["special"]))}
 
 
 def _check_config(path: Path, config: Json, model: Json) -> None:
-    """Refuses settings that change texts in `transformers` and have no counterpart here."""
+    """Rejects settings that change texts in `transformers` and are not supported here."""
     name = "clean_up_tokenization_spaces"
-    if model.get("type", "BPE" if "merges" in model else "") == "BPE":  # for these only the long name has an effect
+    if model.get("type", "BPE" if "merges" in model else "") == "BPE":  # BPE: only the long name has an effect
         name = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     if config.get(name):
         raise CheckpointError(
-            f"{path}: {name} is true, supported is false: spaces before punctuation are not taken out of answers"
+            f"{path}: {name} is true, supported is false: spaces before punctuation are not removed from answers"
         )
     files = config.get("fast_tokenizer_files")
     if files and files != ["tokenizer.json"]:
@@ -186,4 +186,4 @@ def _check_config(path: Path, config: Json, model: Json) -> None:
 
 
 def _malformed(path: Path, name: str, value: Any) -> NoReturn:
-    raise CheckpointError(f"{path}: {name} has an entry that is no token: {value!r}")
+    raise CheckpointError(f"{path}: {name} has an invalid entry: {value!r}")

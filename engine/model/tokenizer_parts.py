@@ -1,6 +1,4 @@
-"""Parts of tokenizer.json with which the `tokenizers` library, which only frontends have, ends its process or takes
-without bound: found by their numbers.
-"""
+"""Rejects parts of tokenizer.json that would crash the `tokenizers` library of frontends, or take unbounded memory."""
 
 import base64
 import binascii
@@ -12,7 +10,7 @@ from engine.errors import CheckpointError
 
 _SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _MAX_GROWTH = 1000
-"""How many times longer normalizers may make a text. Replacing a space by a mark of three bytes is the usual."""
+"""Largest factor by which normalizers may lengthen a text. A common one replaces a space by a character of 3 bytes."""
 
 _MAX_STRIP = 1000
 _TRIE_LENGTH_BYTES = 4
@@ -22,11 +20,11 @@ def check_parts(path: Path, tokenizer: dict[str, Any]) -> None:
     """Checks normalizers, pre-tokenizers, post-processors and decoders.
 
     Args:
-        path: of tokenizer.json, for errors.
+        path: path of tokenizer.json, for errors.
         tokenizer: its content.
 
     Raises:
-        CheckpointError: a part is one that no frontend could use.
+        CheckpointError: frontends could not use a part.
     """
     growth = 1.0
     for section in _SECTIONS:
@@ -41,15 +39,15 @@ def check_parts(path: Path, tokenizer: dict[str, Any]) -> None:
                 case {"type": "Strip", "start": int(start), "stop": int(stop)} if not (
                     0 <= start <= _MAX_STRIP and 0 <= stop <= _MAX_STRIP
                 ):
-                    _refuse(path, section, f"Strip has start {start} and stop {stop}, served are 0 to {_MAX_STRIP}")
+                    _refuse(path, section, f"Strip has start {start} and stop {stop}, supported are 0 to {_MAX_STRIP}")
                 case {"type": "TemplateProcessing"}:
                     _check_template(path, part)
     if growth > _MAX_GROWTH:
-        _refuse(path, "normalizer", f"may make a text {growth:.3g} times longer, served are {_MAX_GROWTH}")
+        _refuse(path, "normalizer", f"may make a text {growth:.3g} times longer, supported are {_MAX_GROWTH}")
 
 
 def _parts(node: Any) -> Iterator[dict[str, Any]]:
-    """A part and, of a sequence, all in it; the reader of the file has bounded how deep they are."""
+    """Yields a part and all nested parts; the depth was bounded when the file was read."""
     if isinstance(node, dict):
         yield node
         for members in node.values():
@@ -59,25 +57,26 @@ def _parts(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_charsmap(path: Path, text: Any) -> None:
-    """The library allocates what the first four bytes say."""
+    """Checks the table size in the first four bytes, which the library allocates without a check."""
     try:
         data = base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
         data = b""
     length = int.from_bytes(data[:_TRIE_LENGTH_BYTES], "little")
     if len(data) < _TRIE_LENGTH_BYTES or length % 4 or length > len(data) - _TRIE_LENGTH_BYTES:
-        _refuse(path, "normalizer", f"precompiled_charsmap names a table of {length} bytes, has {len(data)} in all")
+        _refuse(path, "normalizer", f"precompiled_charsmap declares a table of {length} bytes, has {len(data)} in all")
 
 
 def _check_template(path: Path, part: dict[str, Any]) -> None:
-    """The library looks each special token up when it encodes, and takes for granted that it is there."""
+    """Checks that all special tokens of a template are defined; the library crashes otherwise."""
     known = part.get("special_tokens")
     for side in ("single", "pair"):
         for piece in part.get(side) or []:
             if isinstance(piece, dict) and isinstance(special := piece.get("SpecialToken"), dict):
                 name = special.get("id")
                 if not isinstance(known, dict) or name not in known:
-                    _refuse(path, "post_processor", f"{side} has the special token {name!r}, special_tokens has it not")
+                    problem = f"{side} has the special token {name!r}, which special_tokens does not define"
+                    _refuse(path, "post_processor", problem)
 
 
 def _growth(part: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Weights by name: from one safetensors file, or from many with an index. Nothing else is ever read."""
+"""Loads weights by name from one safetensors file, or from several with an index. Other formats are not supported."""
 
 import logging
 from collections.abc import Callable
@@ -27,29 +27,34 @@ _SAMPLE_BYTES = 4096
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FP8_NAME: FP8_DTYPE}
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes read and the bytes in all."""
+"""Called with the bytes read so far and the total."""
 
 _log = logging.getLogger(__name__)
 
 
 class CheckedWeights(NamedTuple):
-    """File -> names to read from it, with the bytes of each; and how many scales of activations are left out."""
+    """Result of `check_weights`.
+
+    Attributes:
+        shards: file -> names of the tensors to read from it, with the bytes of each.
+        num_activation_scales: scales of activations in the checkpoint, which are not used.
+    """
 
     shards: dict[Path, dict[str, int]]
     num_activation_scales: int
 
 
 def load_weights(path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None) -> None:
-    """Fills parameters from a checkpoint folder, converting to their dtype. What a rank does not hold is not read.
+    """Fills parameters from a checkpoint folder and converts them to their dtype. A rank reads only its own part.
 
-    All headers are checked before the first byte is copied, so a broken checkpoint costs no time.
+    All headers are checked before the first byte is copied, so that a broken checkpoint is reported at once.
 
     Args:
         path: folder with model.safetensors, or with model.safetensors.index.json and its shards.
-        parts: name in the checkpoint -> what to fill from it.
-        progress: told how far it is after each tensor.
+        parts: name in the checkpoint -> the part to fill from it.
+        progress: called after each tensor.
     Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another shape,
-        or one that the model has no place for; NaN or infinity.
+        or one that the model does not have; NaN or infinity.
     """
     shards, num_activation_scales = check_weights(path, parts)
     if num_activation_scales:
@@ -82,7 +87,7 @@ def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
 
 
 def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:
-    """What there is to read, after every check that needs no more than the beginnings of the data.
+    """Checks all headers and the beginning of each tensor, and returns what to read.
 
     Raises: CheckpointError: see `load_weights`.
     """
@@ -96,7 +101,7 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
                 is_activation_scale = f"{name.removesuffix('input_scale')}weight_scale" in parts
                 num_activation_scales += is_activation_scale
                 if not is_activation_scale and not _is_ignorable(name):
-                    raise CheckpointError(f"{file}: tensor {name} has no place in this architecture")
+                    raise CheckpointError(f"{file}: tensor {name} is not part of this architecture")
                 continue
             if name in found:
                 raise CheckpointError(f"{file}: tensor {name} is in another shard too")
@@ -111,8 +116,10 @@ def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeight
 
 
 def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, TensorEntry]) -> None:
-    """Looks at the beginning of each tensor, which finds one that is NaN all over before anything takes time. The
-    warm-up finds the rest, without a name: a pass over all weights would take as long as reading them again.
+    """Checks the beginning of each tensor, which detects one that is entirely NaN before the long load.
+
+    Single NaNs are detected by the warm-up, which cannot name the tensor: checking all values would take as long as
+    reading them a second time.
     """
     with open_regular(file) as reader:
         for name, entry in entries.items():
@@ -124,16 +131,16 @@ def _check_samples(file: Path, header: SafetensorsHeader, entries: dict[str, Ten
 
 def _check_entry(file: Path, name: str, entry: TensorEntry, part: CheckpointPart) -> None:
     shapes = [part.shape]
-    if part.is_scale:  # of each row, or one for all
+    if part.is_scale:  # one per row, or one for the whole matrix
         shapes += [(*part.shape, 1), (1,), (1, 1), ()]
     if entry.shape not in shapes:
         raise CheckpointError(
-            f"{file}: tensor {name} has shape {list(entry.shape)}, config.json makes it {list(part.shape)}"
+            f"{file}: tensor {name} has shape {list(entry.shape)}, config.json requires {list(part.shape)}"
         )
     if part.tensor.dtype is FP8_DTYPE and entry.dtype != FP8_NAME:
-        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config makes it {FP8_NAME}")
+        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, quantization_config requires {FP8_NAME}")
     if part.tensor.dtype is not FP8_DTYPE and entry.dtype == FP8_NAME:
-        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported are F32, F16, BF16 for this one")
+        raise CheckpointError(f"{file}: tensor {name} is {entry.dtype}, supported for this tensor are F32, F16, BF16")
 
 
 def _shard_files(path: Path) -> list[Path]:
@@ -157,5 +164,5 @@ def _shard_files(path: Path) -> list[Path]:
 
 
 def _is_ignorable(name: str) -> bool:
-    """Whether no model needs it, though some checkpoints carry it: a tied head once more, rotary frequencies."""
+    """Whether a tensor is redundant: a second copy of a tied output head, or rotary frequencies."""
     return name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
