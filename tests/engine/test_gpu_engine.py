@@ -24,6 +24,7 @@ from kernels.gpu.targets import TARGETS
 from kernels.interface import Step
 from kernels.metadata import StepInputs
 from tests.support.engine.stream import LateStream
+from tests.support.kernels.interpreter import patch_language_once_per_launch
 
 if torch.cuda.is_available():
     pytest.skip("a real GPU is there: make gpu-check", allow_module_level=True)
@@ -52,6 +53,7 @@ class FakeGraphs:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A fake GPU with 64 MiB; loading and a step take memory."""
+    patch_language_once_per_launch()
     gpu = SimpleNamespace(total=64 * MIB, held=0, out_of_memory=False, target="sm_90")
     monkeypatch.setattr("engine.startup.device.has_gpu", lambda: True)
     monkeypatch.setattr(

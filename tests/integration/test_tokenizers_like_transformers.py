@@ -263,10 +263,10 @@ def test_templates_are_found_as_transformers_finds_them(save, name, tools):
             "even_though_it_will_corrupt_output is true, supported is false",
         ),
         ({"tokenizer_config.json": {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}}, "fast_tokenizer_files is"),
-        ({"tokenizer_config.json": {"added_tokens_decoder": {"x": ROW}}}, "added_tokens_decoder has an entry"),
-        ({"tokenizer_config.json": {"added_tokens_decoder": {"258": 7}}}, "added_tokens_decoder has an entry"),
-        ({"tokenizer_config.json": {"extra_special_tokens": 7}}, "extra_special_tokens has an entry"),
-        ({"tokenizer_config.json": {"bos_token": {"content": 7}}}, "a special token has an entry"),
+        ({"tokenizer_config.json": {"added_tokens_decoder": {"x": ROW}}}, "added_tokens_decoder has an invalid entry"),
+        ({"tokenizer_config.json": {"added_tokens_decoder": {"258": 7}}}, "added_tokens_decoder has an invalid entry"),
+        ({"tokenizer_config.json": {"extra_special_tokens": 7}}, "extra_special_tokens has an invalid entry"),
+        ({"tokenizer_config.json": {"bos_token": {"content": 7}}}, "a special token has an invalid entry"),
     ],
 )
 def test_what_would_differ_is_refused(save, files, says):
