@@ -20,8 +20,8 @@ from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.engine import STOP_GRACE_S, Engine
-from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.io_thread import IoThread
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
 from engine.shutdown import ShutdownSignals
@@ -134,7 +134,7 @@ def null_engine_parts(runner: NullRunner, *, max_num_seqs: int, hold: int = 1) -
         vocab_size=VOCAB_SIZE,
         end_token_ids=[END_TOKEN_ID],
     )
-    grammars = GrammarCompiler(tokenizer, VOCAB_SIZE, frozenset({END_TOKEN_ID}))
+    grammars = MatcherCompiler(tokenizer, VOCAB_SIZE, frozenset({END_TOKEN_ID}))
     return EngineParts(scheduler, runner, info, tokenizer, max_open_requests=2 * max_num_seqs, grammars=grammars)
 
 

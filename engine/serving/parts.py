@@ -7,7 +7,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.matcher_compiler import MatcherCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,6 @@ class EngineParts:
     info: pb.EngineInfo
     tokenizer: TokenizerFiles
     max_open_requests: int
-    grammars: GrammarCompiler
+    grammars: MatcherCompiler
     num_late_compiles: Callable[[], int] = lambda: 0
     progress: Callable[[], object] | None = None

@@ -29,7 +29,7 @@ from engine.core.request import RequestId
 from engine.interfaces import AdmissionReport, DrainReport, EngineState, Inbox, LoopSnapshot, Report, StepReport
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.convert import RequestLimits
-from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.outgoing import STEP_WINDOW, CoalescePolicy, StreamRefused
 from engine.serving.packing import status_message
 from engine.serving.session import Session, SessionContext
@@ -63,7 +63,7 @@ class ServingParts:
     inbox: Inbox
     max_open_requests: int
     snapshot: Callable[[], LoopSnapshot]
-    grammars: GrammarCompiler
+    grammars: MatcherCompiler
     progress: Callable[[], object] | None = None
 
 

@@ -21,7 +21,7 @@ from engine.errors import EngineDraining, InvalidRequest, QueueFull, RequestErro
 from engine.interfaces import Cancel, GrantCredit, Inbox, LoopSnapshot, Submit
 from engine.serving.convert import RequestLimits, request_from_submission
 from engine.serving.convert_constraint import constraint_from_submission
-from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.outgoing import CoalescePolicy, Outgoing, StreamRefused
 from engine.serving.packing import rejection_message
 
@@ -53,7 +53,7 @@ class SessionContext:
     max_open_requests: int
     request_ids: Iterator[int]
     owners: "dict[RequestId, Session]"
-    grammars: GrammarCompiler
+    grammars: MatcherCompiler
     sessions: "Mapping[str, Session]"
     coalescing: CoalescePolicy
 

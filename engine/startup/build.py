@@ -24,7 +24,7 @@ from engine.parallel.followers import OnFailure
 from engine.parallel.group import SINGLE_RANK, SingleRank
 from engine.parallel.process_group import ProcessGroup
 from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
-from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
 from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
@@ -63,7 +63,7 @@ def build_engine(
     model_dir = _find_model(config, startup)
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer = TokenizerFiles.from_dir(model_dir, is_required=config.load_format != "dummy")
-    grammars = GrammarCompiler(tokenizer, model_config.vocab_size, model_config.end_token_ids)
+    grammars = MatcherCompiler(tokenizer, model_config.vocab_size, model_config.end_token_ids)
     startup.begin("grammars", "reading the tokenizer for grammars")
     grammars.prepare()  # before the cache is sized: takes 140 MB for 150,000 tokens
     dtype = resolve_dtype(config.dtype, model_config, device)

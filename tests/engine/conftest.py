@@ -1,5 +1,6 @@
 """Fixtures of tests with a real model: tiny random checkpoints, saved by `transformers`, and GPU operations."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,19 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
             _save_checkpoint(path, architecture, seed=seed, dtype=dtype, max_shard_size=max_shard_size, **overrides)
             made[key] = path
         return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def servable(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
+    """Returns `make_checkpoint` with a tokenizer.json in each folder, which engines require."""
+
+    def make(architecture: str = "llama", **options: Any) -> Path:
+        path = tmp_path_factory.mktemp("servable") / f"tiny-{architecture}"
+        shutil.copytree(make_checkpoint(architecture, **options), path)
+        (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+        return path
 
     return make
 

@@ -1,6 +1,5 @@
 """A whole engine on a fake GPU: torch's CPU tensors, and kernels under Triton's interpreter."""
 
-import shutil
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,11 +80,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="module")
-def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gpu") / "tiny-llama"
-    shutil.copytree(make_checkpoint("llama", num_hidden_layers=1), path)
-    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
-    return path
+def model_dir(servable: Callable[..., Path]) -> Path:
+    return servable(num_hidden_layers=1)
 
 
 def build(model_dir: Path, **fields: object) -> EngineParts:

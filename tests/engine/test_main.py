@@ -1,7 +1,6 @@
 """`python -m engine` as a process: it serves, drains, and reports start-up errors in one line."""
 
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,11 +16,8 @@ from tests.support.engine.process import ENVIRONMENT, engine_process
 
 
 @pytest.fixture(scope="module")
-def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("served") / "tiny-llama"
-    shutil.copytree(make_checkpoint("llama"), path)
-    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
-    return path
+def model_dir(servable: Callable[..., Path]) -> Path:
+    return servable()
 
 
 def run(*flags: object, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The loop without threads: a test turns it by hand."""
+"""The step loop without threads: tests run its iterations one by one."""
 
 import itertools
 import json
@@ -20,8 +20,8 @@ from tests.support.engine.fake_model import FakeModel, FakeModelRunner
 MODEL = FakeModel(end_probability=0.0)
 
 
-class WatchedRunner(FakeModelRunner):
-    """Notes what it is told to do: +n for the launch of step n, -n for its collection."""
+class RecordingRunner(FakeModelRunner):
+    """Records its calls: +n for the launch of step n, -n for its collection."""
 
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
         super().__init__(MODEL, num_blocks=num_blocks, block_size=block_size)
@@ -38,7 +38,7 @@ class WatchedRunner(FakeModelRunner):
 
 
 class Bench:
-    """A step loop with a clock that moves by hand; keeps what it reports."""
+    """A step loop with a manual clock; records its reports."""
 
     def __init__(self, step_log: StepLog | None = None, **overrides: int) -> None:
         fields = {
@@ -53,7 +53,7 @@ class Bench:
         self.reports: list[Report] = []
         self.now_s = 1000.0
         self.scheduler = Scheduler(config)
-        self.runner = WatchedRunner(num_blocks=config.num_blocks, block_size=config.block_size)
+        self.runner = RecordingRunner(num_blocks=config.num_blocks, block_size=config.block_size)
         self.loop = StepLoop(
             self.scheduler,
             self.runner,
@@ -120,7 +120,7 @@ def test_idle_turns_count_as_turns_but_not_as_steps() -> None:
     assert bench.reports == []
 
 
-def test_cancels_make_room_for_requests_that_came_before_them() -> None:
+def test_cancels_free_slots_for_requests_submitted_before_them() -> None:
     bench = Bench(max_num_seqs=1, max_waiting=1)
     bench.submit(request(1), seq=1)
     bench.turns(1)
@@ -166,7 +166,7 @@ def test_reports_carry_the_last_command_that_their_step_had_seen() -> None:
     assert second.seen_commands == {}
 
 
-def test_credit_parks_and_unparks() -> None:
+def test_a_request_pauses_without_credit_and_resumes_with_new_credit() -> None:
     bench = Bench()
     bench.submit(request(1, token_credit=3))
     bench.turns(6)
@@ -179,11 +179,12 @@ def test_credit_parks_and_unparks() -> None:
     assert bench.tokens == {1: 5}
 
 
-def test_the_deadline_of_a_paused_request_ends_it() -> None:
-    bench = Bench()
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+def test_the_deadline_of_a_paused_request_ends_it(max_steps_in_flight: int) -> None:
+    bench = Bench(max_steps_in_flight=max_steps_in_flight)
     bench.submit(request(1, token_credit=1, deadline_s=1005.0))
-    bench.turns(3)
-    assert bench.reasons == {}
+    bench.turns(4)
+    assert (bench.tokens, bench.reasons) == ({1: 1}, {})
     bench.now_s = 1005.0
     bench.turns(1)
     assert bench.reasons == {1: EndReason.DEADLINE}
@@ -205,7 +206,7 @@ def test_drain_rejects_new_requests_and_returns_when_the_rest_is_done() -> None:
     assert isinstance(error, EngineDraining)
 
 
-def test_drain_cuts_off_what_is_left_after_its_grace() -> None:
+def test_drain_cancels_open_requests_after_its_grace() -> None:
     bench = Bench()
     bench.submit(request(1, max_tokens=2), request(2, token_credit=1))
     bench.turns(1)
@@ -246,7 +247,7 @@ def test_the_step_log_has_one_line_per_step_with_the_documented_fields(tmp_path:
     }
     usage = {key: tuple(value) for line in lines for key, value in line["usage"].items()}
     assert usage == {"1": (10, 0, 12), "2": (10, 0, 12)}  # prompt, cached, output
-    # 22 tokens each do not fit 8 blocks of 4 together: somebody gave way, was noted, and nobody is noted for finishing.
+    # Two requests of 22 tokens do not fit 8 blocks of 4: preemptions are logged, and finished requests are not.
     preempted = [request_id for line in lines for request_id in line["preempted"]]
     assert len(preempted) == bench.scheduler.stats().num_preemptions_total > 0
 
@@ -258,7 +259,7 @@ class TestTwoStepsInFlight:
         bench.turns(3)
         assert bench.runner.calls == [1, 2, -1, 3, -2]
 
-    def test_a_token_is_handed_out_when_its_own_step_has_ended(self) -> None:
+    def test_a_token_is_reported_when_its_step_has_ended(self) -> None:
         bench = Bench(max_steps_in_flight=2)
         bench.submit(request(1, max_tokens=4))
         counts = []
@@ -268,18 +269,18 @@ class TestTwoStepsInFlight:
         assert counts == [0, 1, 2, 3, 4]
         assert bench.reasons == {1: EndReason.MAX_TOKENS}
 
-    def test_nothing_stays_in_flight_when_nothing_is_left_to_launch(self) -> None:
-        """The last step has no successor to wait for, and a plan without rows none to hide behind."""
+    def test_all_steps_are_collected_when_no_step_is_left_to_launch(self) -> None:
+        """The last step has no successor, and a plan without rows has no work to overlap with."""
         bench = Bench(max_steps_in_flight=2)
         bench.submit(request(1, max_tokens=1))
         bench.turns(2)
         assert bench.tokens == {1: 1}
         assert bench.runner.calls == [1, 2, -1, -2]
         calls = len(bench.runner.calls)
-        bench.turns(3)  # what is left to say to the runner is said with the next request
+        bench.turns(3)  # the runner learns of the removed request with the next plan that has rows
         assert len(bench.runner.calls) == calls
 
-    def test_idle_turns_wait_for_commands_and_busy_ones_do_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_idle_turns_wait_for_commands(self, monkeypatch: pytest.MonkeyPatch) -> None:
         waits: list[float] = []
         drain = Inbox.drain
         monkeypatch.setattr(Inbox, "drain", lambda self, timeout_s: waits.append(timeout_s) or drain(self, 0.0))
@@ -300,26 +301,16 @@ class TestTwoStepsInFlight:
             assert bench.loop.snapshot.loop_turns == turn
         assert bench.loop.snapshot.engine_step == 2
 
-    def test_a_cancel_is_answered_with_the_step_in_flight(self) -> None:
+    def test_a_cancel_takes_effect_with_the_step_in_flight(self) -> None:
         bench = Bench(max_steps_in_flight=2)
         bench.submit(request(1), request(2))
         bench.turns(2)
         bench.cancel(1, seq=2)
         bench.turns(1)
         assert bench.reasons == {1: EndReason.CANCELLED}
-        assert bench.tokens == {1: 1, 2: 2}  # the second token of the first request was in flight, and is nobody's
+        assert bench.tokens == {1: 1, 2: 2}  # the second token of request 1 was in flight and is dropped
         bench.turns(8)
         assert bench.tokens == {1: 1, 2: 8}
-        assert bench.scheduler.stats().num_free_blocks == 32
-
-    def test_the_deadline_of_a_paused_request_ends_it(self) -> None:
-        bench = Bench(max_steps_in_flight=2)
-        bench.submit(request(1, token_credit=1, deadline_s=1005.0))
-        bench.turns(4)
-        assert (bench.tokens, bench.reasons) == ({1: 1}, {})
-        bench.now_s = 1005.0
-        bench.turns(1)
-        assert bench.reasons == {1: EndReason.DEADLINE}
         assert bench.scheduler.stats().num_free_blocks == 32
 
     @pytest.mark.parametrize("drains", [True, False])
@@ -336,7 +327,7 @@ class TestTwoStepsInFlight:
         assert bench.tokens == ({1: 8, 2: 8} if drains else {1: 2, 2: 2})
         assert bench.loop.num_drained == (2 if drains else 0)
 
-    def test_the_time_of_a_step_begins_when_the_one_before_it_has_ended(
+    def test_the_time_of_a_step_begins_when_the_previous_step_has_ended(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A clock that moves by 1 ms whenever it is read: at the start and end of scheduling, after collection, and
@@ -357,8 +348,8 @@ class TestTwoStepsInFlight:
         assert [line["num_tokens"] for line in lines] == [3, 1, 1, 0]
         assert (bench.loop.snapshot.step_us, bench.loop.snapshot.execute_us) == (5000, 4000)
 
-    def test_whoever_ended_is_not_taken_for_preempted(self, tmp_path: Path) -> None:
-        """A stop is learned when the next plan is out already, so that only the one after it forgets the request."""
+    def test_finished_requests_are_not_logged_as_preempted(self, tmp_path: Path) -> None:
+        """A stop is known only after the next launch, so that the plan after that one removes the request."""
         log = StepLog(tmp_path / "steps.jsonl")
         bench = Bench(step_log=log, num_blocks=8, max_model_len=32, max_steps_in_flight=2)
         bench.submit(request(1, num_prompt=10, max_tokens=12), request(2, num_prompt=10, max_tokens=12))

@@ -19,7 +19,7 @@ from engine.constraints.token_bits import num_words
 from engine.demo import MODEL_DIR
 from engine.errors import InvalidRequest
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.grammar_compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
+from engine.serving.matcher_compiler import MAX_CACHED_GRAMMARS, MatcherCompiler
 from tests.hang import HANG_S
 
 VOCAB_SIZE, END_ID = 3072, 1
@@ -34,7 +34,7 @@ def tokenizer():
 
 @pytest.fixture
 def compiler():
-    compiler = GrammarCompiler(FILES, VOCAB_SIZE, frozenset({END_ID}))
+    compiler = MatcherCompiler(FILES, VOCAB_SIZE, frozenset({END_ID}))
     yield compiler
     compiler.close()
 
@@ -130,13 +130,13 @@ def test_a_bad_grammar_is_refused_in_the_librarys_words(tokenizer, grammar, mess
 
 _CHAIN = """
 from engine.demo import MODEL_DIR
-from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.model.tokenizer_files import TokenizerFiles
 
 rules = [f"r{i}: r{i + 1}" for i in range(15_000)]
 grammar = "\\n".join(["start: r0", *rules, 'r15000: "x"'])
 assert len(grammar) < 1 << 18
-compiler = GrammarCompiler(TokenizerFiles.from_dir(MODEL_DIR), 3072, frozenset({1}))
+compiler = MatcherCompiler(TokenizerFiles.from_dir(MODEL_DIR), 3072, frozenset({1}))
 compiler.compile(grammar, lambda matcher: matcher).result()
 """
 
@@ -216,7 +216,7 @@ def test_threads_may_ask_at_once(compiler):
 
 
 def test_an_engine_without_a_tokenizer_serves_no_grammar():
-    compiler = GrammarCompiler(TokenizerFiles(()), VOCAB_SIZE, frozenset({END_ID}))
+    compiler = MatcherCompiler(TokenizerFiles(()), VOCAB_SIZE, frozenset({END_ID}))
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         compiler.compile('start: "a"', lambda matcher: matcher).result()
     compiler.close()
@@ -229,7 +229,7 @@ def test_once_prepared_no_grammar_reads_the_tokenizer(compiler, monkeypatch):
 
 
 def test_a_tokenizer_that_cannot_be_used_is_read_once_and_said(caplog):
-    compiler = GrammarCompiler(TokenizerFiles((("tokenizer.json", b"{}"),)), VOCAB_SIZE, frozenset({END_ID}))
+    compiler = MatcherCompiler(TokenizerFiles((("tokenizer.json", b"{}"),)), VOCAB_SIZE, frozenset({END_ID}))
     compiler.prepare()
     assert "Structured output is not available: grammar: this model's tokenizer cannot be used" in caplog.text
     compiler._files["tokenizer.json"] = dict(FILES.files)["tokenizer.json"]  # which nobody reads

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: what is read, what is assumed, what is refused."""
+"""config.json and generation_config.json: fields, defaults and errors."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def test_null_counts_as_absent(read):
     ],
     ids=str,
 )
-def test_what_is_absent_or_null_means_what_it_means_in_transformers(read, tmp_path, architecture, fields):
+def test_absent_and_null_fields_have_the_defaults_of_transformers(read, tmp_path, architecture, fields):
     if architecture is Architecture.QWEN3 and "head_dim" in fields:
         fields = {**fields, "head_dim": 32}  # transformers takes no null there
     if architecture is Architecture.MISTRAL and "num_key_value_heads" in fields:
@@ -96,7 +96,7 @@ def test_what_is_absent_or_null_means_what_it_means_in_transformers(read, tmp_pa
     assert decoder_traits(ours).sliding_windows == expected
 
 
-def test_generation_config_says_alone_where_an_answer_ends_if_config_does_not(read):
+def test_end_tokens_come_from_generation_config_alone_if_config_has_none(read):
     assert read(generation_config={}).end_token_ids == frozenset()
     assert read(generation_config={"eos_token_id": 7}).end_token_ids == {7}
 
@@ -127,7 +127,7 @@ def test_end_token_ids_come_from_both_files(read):
         ),
     ],
 )
-def test_rope_in_old_and_new_style(read, old, new):
+def test_rope_fields_of_old_and_new_checkpoints(read, old, new):
     assert read(**old).rope == read(rope_parameters=new).rope
 
 
@@ -224,18 +224,6 @@ def test_bad_field_is_named(read, tmp_path, overrides, message):
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such file; a checkpoint is a folder with config.json"),
-        (b"{", "cannot be read as JSON"),
-        (b"\xff", "cannot be read as JSON"),
-        (b"[]", "holds a list, expected an object"),
-    ],
-)
-def test_unreadable_config_is_named(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
+def test_missing_config_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json: no such file; a checkpoint is a folder"):
         ModelConfig.from_dir(tmp_path)
-    assert str(tmp_path / "config.json") in str(caught.value)

@@ -19,11 +19,8 @@ from tests.support.engine.process import END_TIMEOUT_S, EngineProcess, engine_pr
 
 
 @pytest.fixture(scope="module")
-def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("served") / "tiny-llama"
-    shutil.copytree(make_checkpoint("llama"), path)
-    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
-    return path
+def model_dir(servable: Callable[..., Path]) -> Path:
+    return servable()
 
 
 def two_ranks(folder: Path, *flags: object) -> AbstractAsyncContextManager[EngineProcess]:

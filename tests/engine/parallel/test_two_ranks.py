@@ -1,7 +1,6 @@
 """Two processes on one CPU, over gloo, yield the tokens of one: greedy and sampled, whatever shares a step."""
 
 import itertools
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,13 +38,9 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def pair(
-    request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, servable: Callable[..., Path]) -> Iterator[Pair]:
     architecture, overrides = MODELS[request.param]
-    path = tmp_path_factory.mktemp("ranks") / "model"
-    shutil.copytree(make_checkpoint(architecture, **overrides), path)
-    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    path = servable(architecture, **overrides)
     with_two = build(path, tensor_parallel_size=2)
     yield Pair(build(path), with_two)
     close(with_two)

@@ -7,7 +7,6 @@ Each case is served once alone, request after request, and then in every scenari
 import functools
 import itertools
 import random
-import shutil
 from dataclasses import dataclass, replace
 
 import pytest
@@ -208,23 +207,11 @@ def one_thread_afterwards():
     set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def servable(make_checkpoint, tmp_path_factory):
-    """servable(architecture, overrides) -> folder with a tokenizer, which an engine wants to see."""
-
-    def make(architecture, overrides):
-        path = tmp_path_factory.mktemp("servable") / "model"
-        shutil.copytree(make_checkpoint(architecture, max_position_embeddings=640, **overrides), path)
-        (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
-        return path
-
-    return make
-
-
 @pytest.fixture(scope="module", params=CASES, ids=" in ".join)
 def case(request, servable):
     model, mode = request.param
-    return Case(servable(*MODELS[model]), **MODES[mode])
+    architecture, overrides = MODELS[model]
+    return Case(servable(architecture, max_position_embeddings=640, **overrides), **MODES[mode])
 
 
 @pytest.mark.sampled
@@ -281,7 +268,7 @@ class ExactProductOps(CpuOps):
 
 def test_a_product_that_rounds_differently_above_16_rows_is_detected(servable):
     """With exact products the same comparison passes."""
-    case = Case(servable("llama", {}), functools.partial(ExactProductOps, 10_000))
+    case = Case(servable(max_position_embeddings=640), functools.partial(ExactProductOps, 10_000))
     scenario = SCENARIOS["budget of 64"]
     assert case.check(scenario)[1] == sum(OUTPUT_LENS)
     case._make_ops = functools.partial(ExactProductOps, 16)

@@ -132,8 +132,15 @@ def _assert_same(answers, want):
 
 @pytest.fixture(scope="module")
 def solo_answers():
-    """Answers of requests run one at a time, by engine; every scenario is compared with the same ones."""
-    return {}
+    """solo_answers(engine, prompts) -> the answers of the prompts served one at a time, computed once per engine."""
+    answers = {}
+
+    def get(engine, prompts):
+        if engine not in answers:
+            answers[engine] = [engine.serve([prompt]).answers[0] for prompt in prompts]
+        return answers[engine]
+
+    return get
 
 
 @pytest.mark.sampled
@@ -143,10 +150,8 @@ def test_sampled_tokens_do_not_depend_on_the_batch(tiny_engine, prompts, solo_an
     difference of 1e-6 changes about one token in a million.
     """
     engine, prompts = tiny_engine("llama"), _varied(prompts)
-    if engine not in solo_answers:
-        solo_answers[engine] = [engine.serve([prompt]).answers[0] for prompt in prompts]
     run = engine.serve(prompts, **SCENARIOS[scenario])
-    _assert_same(run.answers, solo_answers[engine])
+    _assert_same(run.answers, solo_answers(engine, prompts))
     assert (run.num_preemptions >= 4) == scenario.startswith("preempted")
 
 
@@ -235,15 +240,13 @@ def test_a_plan_without_rows_changes_nothing_but_what_is_known(tiny_engine):
 def test_steps_in_flight_change_no_token(tiny_engine, prompts, solo_answers, scenario, max_steps_in_flight, late):
     """Every way of sampling, on a device whose steps end late; also on one that has computed when `launch` returns."""
     engine, prompts = tiny_engine("llama"), _varied(prompts)
-    if engine not in solo_answers:
-        solo_answers[engine] = [engine.serve([prompt]).answers[0] for prompt in prompts]
     run = engine.serve(
         prompts,
         max_steps_in_flight=max_steps_in_flight,
         stream=LateStream(max_steps_in_flight) if late else None,
         **SCENARIOS[scenario],
     )
-    _assert_same(run.answers, solo_answers[engine])
+    _assert_same(run.answers, solo_answers(engine, prompts))
     assert (run.num_preemptions >= 4) == (scenario == "preempted")
 
 
@@ -260,15 +263,34 @@ def test_a_row_of_nan_fails_alone_when_it_is_learned_a_step_late(tiny_engine, pr
     _assert_same(others, want)
 
 
-def test_a_failure_of_a_late_step_is_a_step_error_when_it_is_collected(tiny_engine, prompts, monkeypatch):
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+@pytest.mark.parametrize(
+    ("error", "error_class", "message"),
+    [
+        (RuntimeError("out of memory"), StepError, "out of memory"),
+        (
+            torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nFor debugging consider ..."),
+            DeviceError,
+            "CUDA error: an illegal memory access was encountered",
+        ),
+    ],
+    ids=["step", "device"],
+)
+def test_a_failed_step_is_an_error_of_one_line(
+    tiny_engine, prompts, monkeypatch, max_steps_in_flight, error, error_class, message
+):
+    """A step that runs late fails when it is collected."""
     engine = tiny_engine("llama")
 
     def step(_inputs):
-        raise RuntimeError("device lost")
+        raise error
 
     monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
-    with pytest.raises(StepError, match="step 1 with 3 rows, 7 tokens: device lost"):
-        engine.serve(prompts[:3], max_steps_in_flight=2, stream=LateStream(0, eagerness=0.0))
+    stream = LateStream(0, eagerness=0.0) if max_steps_in_flight > 1 else None
+    with pytest.raises(StepError) as caught:
+        engine.serve(prompts[:3], max_steps_in_flight=max_steps_in_flight, stream=stream)
+    assert type(caught.value) is error_class
+    assert str(caught.value) == f"step 1 with 3 rows, 7 tokens: {message}"
 
 
 def test_more_steps_than_there_are_buffers_for_are_refused(tiny_engine):
@@ -281,29 +303,6 @@ def test_more_steps_than_there_are_buffers_for_are_refused(tiny_engine):
     assert runner.collect().step == 1
     runner.launch(SchedulerOutput(3, (), (), (), 0))
     assert [runner.collect().step for _ in range(2)] == [2, 3]
-
-
-def test_a_failure_of_the_whole_step_is_a_step_error(tiny_engine, prompts, monkeypatch):
-    engine = tiny_engine("llama")
-
-    def step(_inputs):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
-    with pytest.raises(StepError, match="step 1 with 3 rows, 7 tokens: out of memory"):
-        engine.serve(prompts[:3])
-
-
-def test_a_failure_of_the_device_is_one_line(tiny_engine, prompts, monkeypatch):
-    engine = tiny_engine("llama")
-
-    def step(_inputs):
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nFor debugging consider ...")
-
-    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: step)
-    with pytest.raises(DeviceError) as caught:
-        engine.serve(prompts[:3])
-    assert str(caught.value) == ("step 1 with 3 rows, 7 tokens: CUDA error: an illegal memory access was encountered")
 
 
 def test_results_are_aligned_with_the_rows_of_the_plan(tiny_engine):

@@ -12,15 +12,15 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceStub
 from engine.interfaces import DrainReport, Inbox, LoopSnapshot
 from engine.model.tokenizer_files import TokenizerFiles
-from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.listener import Listener
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.server import EngineService, ServingParts
 from tests.hang import HANG_S
 from tests.support.engine.client import AttachClient, engine_status
 from tests.support.engine.fake_engine import FAKE_TOKENIZER, RunningEngine, fake_engine_parts, run_engine
 from tests.support.engine.fake_model import FakeModel
 
-NO_GRAMMARS = GrammarCompiler(TokenizerFiles(()), 64, frozenset())
+NO_GRAMMARS = MatcherCompiler(TokenizerFiles(()), 64, frozenset())
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from engine.demo import MODEL_DIR
 from engine.interfaces import Inbox
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.convert import RequestLimits
-from engine.serving.grammar_compiler import GrammarCompiler
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.outgoing import CoalescePolicy
 from engine.serving.session import Session, SessionContext
 from tests.hang import HANG_S
@@ -32,7 +32,7 @@ GRAMMAR = 'start: "yes" | "no"'
 @pytest.fixture
 async def server():
     files = TokenizerFiles.from_dir(MODEL_DIR)
-    grammars = GrammarCompiler(files, MODEL.vocab_size, MODEL.end_token_ids)
+    grammars = MatcherCompiler(files, MODEL.vocab_size, MODEL.end_token_ids)
     parts = replace(fake_engine_parts(model=MODEL, max_waiting=8), tokenizer=files, grammars=grammars)
     async with run_engine(parts) as server:
         yield server

@@ -13,8 +13,8 @@ from engine.core.request import RequestId
 from engine.core.scheduler import Scheduler
 from engine.model.tokenizer_files import TokenizerFiles
 from engine.serving.engine import Engine
-from engine.serving.grammar_compiler import GrammarCompiler
 from engine.serving.listener import Listener
+from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
 from engine.serving.server import EngineService
 from engine.serving.step_log import StepLog
@@ -75,7 +75,7 @@ def fake_engine_parts(
         info,
         FAKE_TOKENIZER,
         max_open_requests=max_waiting + max_num_seqs,
-        grammars=GrammarCompiler(FAKE_TOKENIZER, model.vocab_size, model.end_token_ids),
+        grammars=MatcherCompiler(FAKE_TOKENIZER, model.vocab_size, model.end_token_ids),
     )
 
 

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class GrammarCompiler:
+class MatcherCompiler:
     """Compiles the grammars of one model."""
 
     def __init__(self, tokenizer: TokenizerFiles, vocab_size: int, end_token_ids: frozenset[int]) -> None:
