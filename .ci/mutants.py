@@ -297,10 +297,11 @@ class Tree:
             capture_output=True,
             text=True,
         ).stdout.split("\n")
-        for name in filter(None, listed):
+        kernels = (str(path.relative_to(ROOT)) for path in ROOT.glob("kernels/**/*.nb[ic]"))  # compiled by numba
+        for name in (*filter(None, listed), *kernels):
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, folder / name)
+                shutil.copy2(ROOT / name, folder / name)  # with its time, which numba compares
         subprocess.run(
             [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", *CHECKED_PACKAGES],
             cwd=folder,
