@@ -60,7 +60,7 @@ class HttpServer:
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
-        self._config.load()
+        self._config.load()  # now, not with the first connection
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._state = ServerState()
         self._listener: asyncio.Server | None = None

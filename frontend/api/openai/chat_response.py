@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.generation_spec import NO_LIMIT
-from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject, finish_reason
+from frontend.api.http.response_builder import JsonObject, finish_reason
 from frontend.api.openai.chat_bodies import ChatBody
-from frontend.api.openai.envelope import Envelope, answers, end_fields, error_events, prompt_fields
+from frontend.api.openai.choices_builder import ChoicesBuilder, answers, end_fields, prompt_fields
 from frontend.api.openai.generation_spec import chat_spec
 from frontend.api.openai.logprobs import chat_logprobs
 from frontend.request.request import ChatPrompt
@@ -15,7 +15,7 @@ from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_constraint import OutputConstraint
 
 
-class ChatBuilder:
+class ChatBuilder(ChoicesBuilder):
     """Builds the response to one call of /v1/chat/completions.
 
     Args:
@@ -26,7 +26,6 @@ class ChatBuilder:
         constraint: what the answer must match; None: free text.
     """
 
-    event_format = UNNAMED_EVENTS
     default_max_tokens = NO_LIMIT  # clients take an answer cut at a default length for a fault
 
     def __init__(
@@ -38,47 +37,33 @@ class ChatBuilder:
         chat: ChatPrompt,
         constraint: OutputConstraint | None,
     ) -> None:
-        self.request_id = request_id
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        super().__init__(body, [chat_spec(body, request_id)], model, request_id, constraint=constraint, kind=kind)
         self.chat = chat
-        self.constraint = constraint
-        self.specs = [chat_spec(body, request_id)]
-        self.prompt_options = body.prompt_options
         self._body = body
-        self._model = model
-        self._num_answers = body.n or 1
         self._shows_reasoning = body.include_reasoning is not False
         self._one_call_only = body.parallel_tool_calls is False
         self._calls_end_answers = not body.calls_one_tool  # as OpenAI's: a call of a named tool ends with "stop"
         self._calling: set[int] = set()  # indices of answers that have called a tool
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._envelope = Envelope(body, model, kind=kind, request_id=request_id)
 
     def events(self, prompt_index: int, message: pb.StreamGenerateResponse) -> list[JsonObject]:  # noqa: ARG002
         """See EventBuilder.events."""
         match message.WhichOneof("event"):
             case "started":
                 started = message.started
-                self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
+                self._usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
                 first = {"role": "assistant", "content": self._body.echoed}
                 choices = [_delta(index, first) for index in range(self._num_answers)]
                 of_prompt = prompt_fields(self._body, started.prompt, self._model.tokenizer)
-                return [self._envelope.event(choice) | of_prompt for choice in choices]
+                return [self._event(choice) | of_prompt for choice in choices]
             case "chunk":
-                self._envelope.usage.num_output_tokens += message.chunk.num_tokens
+                self._usage.num_output_tokens += message.chunk.num_tokens
                 choices = self._chunk_choices(message.chunk)
             case _:
                 finished = message.finished
                 index = finished.answer_index
                 choices = [self._finish(_delta(index, {}), finished, has_calls=index in self._calling)]
-        return [self._envelope.event(choice) for choice in choices]
-
-    def last_events(self) -> list[JsonObject]:
-        """See EventBuilder.last_events."""
-        return self._envelope.last_events()
-
-    def failure_events(self, error: Exception) -> list[JsonObject]:
-        """See EventBuilder.failure_events."""
-        return error_events(error)
+        return [self._event(choice) for choice in choices]
 
     def response(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """See ResponseBuilder.response."""
@@ -95,7 +80,7 @@ class ChatBuilder:
             choices.append(self._finish(choice, answer.finished, has_calls=bool(answer.tool_calls)))
         of_prompt = prompt_fields(self._body, response.prompt, self._model.tokenizer)
         yield
-        return (yield from self._envelope.whole(choices, responses)) | of_prompt
+        return (yield from self._whole(choices, responses)) | of_prompt
 
     def _chunk_choices(self, chunk: pb.Chunk) -> list[JsonObject]:
         """Returns one choice per part; data about tokens goes with the first and is sent even if no part is ready."""
@@ -103,8 +88,8 @@ class ChatBuilder:
             self._calling.add(chunk.answer_index)
         calls = [call for call in chunk.tool_calls if not (self._one_call_only and call.index)]
         deltas = _delta_objects(chunk, calls, with_reasoning=self._shows_reasoning)
-        told_of_tokens = chunk.HasField("logprobs") or self._body.return_token_ids or self._envelope.usage_all_along
-        if told_of_tokens and not deltas:
+        has_token_data = chunk.HasField("logprobs") or self._body.return_token_ids or self._usage_in_every_event
+        if has_token_data and not deltas:
             deltas = [{"content": ""}]
         choices = [_delta(chunk.answer_index, delta) for delta in deltas]
         if choices:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.errors import BodyError
 from frontend.api.http.generation_spec import NO_LIMIT
-from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject, finish_reason
+from frontend.api.http.response_builder import JsonObject, finish_reason
+from frontend.api.openai.choices_builder import ChoicesBuilder, answers, end_fields, prompt_fields
 from frontend.api.openai.completion_bodies import CompletionBody
-from frontend.api.openai.envelope import Envelope, answers, end_fields, error_events, prompt_fields
 from frontend.api.openai.generation_spec import DEFAULT_COMPLETION_TOKENS
 from frontend.api.openai.logprobs import (
     TextOffsets,
@@ -20,7 +20,7 @@ from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
 
 
-class CompletionBuilder:
+class CompletionBuilder(ChoicesBuilder):
     """Builds the response to one call of /v1/completions. Choice i * n + k is answer k to prompt i.
 
     Args:
@@ -34,20 +34,14 @@ class CompletionBuilder:
     """
 
     chat = None
-    event_format = UNNAMED_EVENTS
 
     def __init__(
         self, body: CompletionBody, specs: Sequence[pb.GenerationSpec], model: ServedModel, request_id: str
     ) -> None:
-        self.request_id = request_id
-        self.constraint = body.output_constraint()
-        self.specs = specs
+        constraint = body.output_constraint()
+        super().__init__(body, specs, model, request_id, constraint=constraint, kind="text_completion")
         self.default_max_tokens = NO_LIMIT if body.is_unlimited else DEFAULT_COMPLETION_TOKENS
-        self.prompt_options = body.prompt_options
         self._body = body
-        self._model = model
-        self._num_answers = body.n or 1
-        self._envelope = Envelope(body, model, kind="text_completion", request_id=request_id)
         self._offsets: dict[int, TextOffsets] = {}  # by choice
         self._num_prompt_logprobs = 0
         self._num_echoed_chars = 0
@@ -58,29 +52,21 @@ class CompletionBuilder:
         match message.WhichOneof("event"):
             case "started":
                 started = message.started
-                self._envelope.usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
+                self._usage.add_prompt(started.num_prompt_tokens, started.num_cached_tokens)
                 return self._first_events(prompt_index, started.prompt)
             case "chunk":
                 chunk = message.chunk
-                self._envelope.usage.num_output_tokens += chunk.num_tokens
+                self._usage.num_output_tokens += chunk.num_tokens
                 index = first_choice + chunk.answer_index
                 choice = _choice(index, chunk.text, self._logprobs(index, chunk))
                 if self._body.return_token_ids:
                     choice["token_ids"] = list(chunk.token_ids)
-                elif not chunk.text and choice["logprobs"] is None and not self._envelope.usage_all_along:
+                elif not chunk.text and choice["logprobs"] is None and not self._usage_in_every_event:
                     return []
-                return [self._envelope.event(choice)]
+                return [self._event(choice)]
         finished = message.finished
         choice = _choice(first_choice + finished.answer_index, "")
-        return [self._envelope.event(_finish(choice, finished))]
-
-    def last_events(self) -> list[JsonObject]:
-        """See EventBuilder.last_events."""
-        return self._envelope.last_events()
-
-    def failure_events(self, error: Exception) -> list[JsonObject]:
-        """See EventBuilder.failure_events."""
-        return error_events(error)
+        return [self._event(_finish(choice, finished))]
 
     def response(self, responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """See ResponseBuilder.response."""
@@ -97,7 +83,7 @@ class CompletionBuilder:
                     choice["token_ids"] = list(answer.token_ids)
                 choices.append(_finish(choice, answer.finished))
                 yield
-        return (yield from self._envelope.whole(choices, responses))
+        return (yield from self._whole(choices, responses))
 
     def _first_events(self, prompt_index: int, prompt: pb.PromptEcho) -> list[JsonObject]:
         """Returns the echo of a prompt, once for each of its choices."""
@@ -108,7 +94,7 @@ class CompletionBuilder:
         if not (self._body.echo or self._body.return_token_ids):
             return []
         of_prompt = prompt_fields(self._body, prompt, self._model.tokenizer)
-        return [self._envelope.event(_choice(index, echo, columns) | of_prompt) for index in indices]
+        return [self._event(_choice(index, echo, columns) | of_prompt) for index in indices]
 
     def _logprobs(self, index: int, part: pb.Chunk | pb.GenerateResponse | pb.Answer) -> JsonObject | None:
         if not part.HasField("logprobs"):

@@ -100,6 +100,7 @@ async def test_one_connection_serves_request_after_request(http_pair):
         body = json.dumps({"prompt": str(number), "stream": number % 2 == 1}).encode()
         writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         assert b" 200 " in await reader.readline()
+        assert b"date: " in await reader.readuntil(b"\r\n\r\n")
         await reader.readuntil(b'"text":"%d"' % number)
         await reader.readuntil(b"\r\n0\r\n\r\n" if number % 2 else b"}}}")
     writer.close()

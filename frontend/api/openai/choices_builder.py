@@ -1,15 +1,16 @@
-"""Shared parts of the responses of completions and chat completions: the envelope of the choices, usage, timing."""
+"""Shared parts of the responses of completions and chat completions: what is around the choices, usage, timing."""
 
 import time
 from collections.abc import Sequence
 
 from chairlift.v1 import generation_service_pb2 as pb
 from frontend.api.http.errors import error_object
-from frontend.api.http.response_builder import JsonObject
+from frontend.api.http.response_builder import UNNAMED_EVENTS, JsonObject
 from frontend.api.openai.completion_bodies import GenerationBody
 from frontend.api.openai.logprobs import prompt_logprobs
 from frontend.slices import Sliced
 from frontend.text.served_model import ServedModel
+from frontend.text.structured.output_constraint import OutputConstraint
 from frontend.text.tokenizer import Tokenizer
 
 
@@ -27,7 +28,7 @@ class UsageCount:
         self.num_cached_tokens += num_cached_tokens
 
     def as_json(self) -> JsonObject:
-        """OpenAI's usage object."""
+        """Returns OpenAI's usage object."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
@@ -36,24 +37,40 @@ class UsageCount:
         }
 
 
-class Envelope:
-    """The object around the choices, in the response and in every event.
+class ChoicesBuilder:
+    """Base of the builders of completions and chat completions: everything around the choices.
 
     Args:
-        body: its stream_options say which events have usage.
+        body: request body; its stream_options say which events have usage.
+        specs: its GenerationSpecs.
         model: the served model.
+        request_id: of the call.
+        constraint: what the answers must match; None: free text.
         kind: value of "object".
-        request_id: value of "id".
-
-    Attributes:
-        usage: usage so far.
-        usage_all_along: whether every event has usage.
     """
 
-    def __init__(self, body: GenerationBody, model: ServedModel, *, kind: str, request_id: str) -> None:
+    event_format = UNNAMED_EVENTS
+
+    def __init__(
+        self,
+        body: GenerationBody,
+        specs: Sequence[pb.GenerationSpec],
+        model: ServedModel,
+        request_id: str,
+        *,
+        constraint: OutputConstraint | None,
+        kind: str,
+    ) -> None:
+        self.request_id = request_id
+        self.constraint = constraint
+        self.specs = specs
+        self.prompt_options = body.prompt_options
+        self._model = model
+        self._num_answers = body.n or 1
+        self._usage = UsageCount()
         options = body.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
-        self.usage_all_along = options is not None and bool(options.continuous_usage_stats)
+        self._usage_in_every_event = options is not None and bool(options.continuous_usage_stats)
         self._head: JsonObject = {
             "id": request_id,
             "object": kind,
@@ -61,33 +78,31 @@ class Envelope:
             "model": model.name,
             "system_fingerprint": model.weights_revision[:16],
         }
-        self.usage = UsageCount()
 
-    def event(self, choice: JsonObject) -> JsonObject:
+    def last_events(self) -> list[JsonObject]:
+        """See EventBuilder.last_events: the usage event, if requested."""
+        return [{**self._head, "choices": [], "usage": self._usage.as_json()}] if self._with_usage else []
+
+    def failure_events(self, error: Exception) -> list[JsonObject]:
+        """See EventBuilder.failure_events: an error object, which OpenAI's clients raise."""
+        return [error_object(error).body]
+
+    def _event(self, choice: JsonObject) -> JsonObject:
         """Returns an event with one choice."""
         event = {**self._head, "choices": [choice]}
         if self._with_usage:
-            event["usage"] = self.usage.as_json() if self.usage_all_along else None
+            event["usage"] = self._usage.as_json() if self._usage_in_every_event else None
         return event
 
-    def last_events(self) -> list[JsonObject]:
-        """Returns the usage event, if requested."""
-        return [{**self._head, "choices": [], "usage": self.usage.as_json()}] if self._with_usage else []
-
-    def whole(self, choices: list[JsonObject], responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
+    def _whole(self, choices: list[JsonObject], responses: Sequence[pb.GenerateResponse]) -> Sliced[JsonObject]:
         """Returns the response object."""
         for response in responses:
             yield
             usage = response.finished.usage
-            self.usage.add_prompt(usage.num_prompt_tokens, usage.num_cached_tokens)
+            self._usage.add_prompt(usage.num_prompt_tokens, usage.num_cached_tokens)
             for answer in answers(response):
-                self.usage.num_output_tokens += answer.finished.usage.num_output_tokens
-        return {**self._head, "choices": choices, "usage": self.usage.as_json()}
-
-
-def error_events(error: Exception) -> list[JsonObject]:
-    """Returns the event that ends a failed stream: an error object, which OpenAI's clients raise."""
-    return [error_object(error).body]
+                self._usage.num_output_tokens += answer.finished.usage.num_output_tokens
+        return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
 
 def answers(response: pb.GenerateResponse) -> list[pb.GenerateResponse | pb.Answer]:
