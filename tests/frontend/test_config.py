@@ -48,7 +48,7 @@ def test_every_flag_is_an_environment_variable_too(tmp_path):
     assert parse_arguments([], environ) == expected
 
 
-def test_keys_are_in_no_text_about_the_config(capsys):
+def test_api_keys_are_not_shown_in_the_config(capsys):
     environ = {"CHAIRLIFT_API_KEY": "from-variable"}
     assert "from-variable" not in repr(parse_arguments([], environ))
     for argv in (["--help"], ["--port", "x"], ["--host", "0.0.0.0"]):
@@ -71,12 +71,12 @@ WIDE = [["--host", "0.0.0.0"], ["--host", "::"], ["--host", "192.0.2.7"], ["--ho
 
 
 @pytest.mark.parametrize("where", LOCAL)
-def test_this_machine_alone_needs_no_protection(where):
+def test_loopback_address_needs_no_protection(where):
     parse_arguments(where, {})
 
 
 @pytest.mark.parametrize("where", WIDE)
-def test_address_beyond_this_machine_needs_tls_and_a_key_or_a_word(where, capsys):
+def test_other_address_needs_tls_and_a_key_or_a_flag(where, capsys):
     for flags in PROTECTED:
         parse_arguments([*where, *flags], {})
     for flags in HALF_PROTECTED:
@@ -89,7 +89,7 @@ def test_address_beyond_this_machine_needs_tls_and_a_key_or_a_word(where, capsys
         assert printed.count("\n") == 1
 
 
-def test_address_of_http_does_not_matter_without_http():
+def test_http_address_is_ignored_without_http():
     parse_arguments(["--http-host", "0.0.0.0", "--no-http"], {})
 
 
@@ -117,7 +117,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("argv", BAD)
-def test_mistake_is_one_line_and_status_2(argv, capsys):
+def test_invalid_setting_is_one_line_and_status_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         parse_arguments(argv.split(), {})
     assert caught.value.code == 2
@@ -126,6 +126,6 @@ def test_mistake_is_one_line_and_status_2(argv, capsys):
     assert printed.count("\n") == 1
 
 
-def test_config_made_in_code_is_checked_too():
+def test_config_created_in_code_is_checked():
     with pytest.raises(ConfigError, match="--port is -1"):
         FrontendConfig(port=-1)

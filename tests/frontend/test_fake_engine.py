@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 
-async def test_what_has_ended_a_part_of_it_is_raised_when_it_is_killed(pair, text_request):
+async def test_exception_of_a_background_task_is_raised_by_kill(pair, text_request):
     def broken(step):
         raise ZeroDivisionError
 
@@ -19,7 +19,7 @@ async def test_what_has_ended_a_part_of_it_is_raised_when_it_is_killed(pair, tex
         await asyncio.sleep(0)
 
 
-async def test_command_that_breaks_the_rules_is_raised_when_it_is_killed(pair, text_request):
+async def test_protocol_violation_is_raised_by_kill(pair, text_request):
     pair.session._outbox._command_seq += 1
     call = pair.stub().StreamGenerate(text_request("abc"))
     while not pair.engine._defects:

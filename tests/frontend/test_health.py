@@ -13,7 +13,7 @@ async def check(stub, service):
     return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
-async def test_process_is_alive_and_service_waits_for_its_engine(make_pair):
+async def test_process_is_healthy_and_service_waits_for_an_engine(make_pair):
     pair = await make_pair(engine=FakeEngine(state=engine_pb.ENGINE_STATE_LOADING), wait=False)
     stub = HealthStub(pair.channel())
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))

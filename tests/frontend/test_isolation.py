@@ -18,7 +18,7 @@ MOST_S = 0.020
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_no_large_request_holds_the_event_loop():
+async def test_large_requests_do_not_block_the_event_loop():
     most_s = MOST_S * slowness()
     held = {}
     async with aclosing(measured(list(LARGE_REQUESTS))) as answers:
@@ -29,7 +29,7 @@ async def test_no_large_request_holds_the_event_loop():
     assert not held, f"more than {most_s * 1e3:.1f} ms of one turn"
 
 
-async def test_a_long_turn_and_a_long_call_of_another_thread_are_seen():
+async def test_watch_detects_blocking_of_the_loop_and_by_threads():
     with watched_loop() as watch:
         await asyncio.sleep(0)
         watch.take()

@@ -48,13 +48,13 @@ def head(path, *lines):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
-async def test_over_http_the_head_is_enough(full_pair, path):
+async def test_http_request_is_refused_before_its_body_is_read(full_pair, path):
     status, headers, _ = await http_answer(full_pair, head(path, "content-type: application/json"))
     assert status in (429, 529)
     assert "retry-after" in headers
 
 
-async def test_over_grpc_no_request_is_parsed(full_pair, monkeypatch, scrape):
+async def test_grpc_request_is_refused_before_it_is_parsed(full_pair, monkeypatch, scrape):
     def parsed(*args):
         raise AssertionError("parsed")
 
@@ -69,7 +69,7 @@ async def test_over_grpc_no_request_is_parsed(full_pair, monkeypatch, scrape):
     assert scrape(full_pair.app.metrics, "chairlift:request_success_total", "finished_reason")["shed"] == 20
 
 
-async def test_a_refusal_says_when_to_come_back_and_is_made_once(full_pair):
+async def test_refusal_has_a_retry_delay_and_a_reason(full_pair):
     calls = [full_pair.stub().Generate(REQUEST) for _ in range(3)]
     for call in calls:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -91,7 +91,7 @@ async def test_other_methods_are_served(full_pair):
     assert (await full_pair.stub().GetModel(pb.GetModelRequest())).model == "fake"
 
 
-async def test_strangers_are_told_nothing_of_the_queue(make_pair):
+async def test_calls_without_a_key_are_unauthenticated_even_if_the_queue_is_full(make_pair):
     pair = await make_pair(http=True, max_queued_requests=1, api_key=("secret",))
     pair.engine.pause()
     waiting = asyncio.ensure_future(pair.stub().Generate(REQUEST, metadata=[("authorization", "Bearer secret")]))
@@ -103,7 +103,7 @@ async def test_strangers_are_told_nothing_of_the_queue(make_pair):
     await waiting
 
 
-async def test_a_server_that_drains_refuses_at_once_too(full_pair, monkeypatch):
+async def test_draining_server_refuses_at_once(full_pair, monkeypatch):
     async def read_body(*args, **options):
         raise AssertionError("read")
 

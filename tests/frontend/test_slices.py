@@ -22,7 +22,7 @@ def counting(steps, log, name):
     return name
 
 
-async def test_others_have_a_turn_between_two_slices():
+async def test_other_tasks_run_between_two_slices():
     log = []
     work = asyncio.create_task(in_slices(counting(5, log, "work")))
     while not work.done():
@@ -33,7 +33,7 @@ async def test_others_have_a_turn_between_two_slices():
     assert all("other" in log[first:last] for first, last in itertools.pairwise(numbers))
 
 
-async def test_of_two_long_ones_one_has_a_slice_per_turn():
+async def test_two_long_works_share_one_slice_per_iteration():
     log = []
     works = [asyncio.create_task(in_slices(counting(4, log, name))) for name in "ab"]
     assert await asyncio.gather(*works) == ["a", "b"]
@@ -41,7 +41,7 @@ async def test_of_two_long_ones_one_has_a_slice_per_turn():
     assert log[2:] == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
 
 
-async def test_an_error_ends_the_work_and_the_next_one_goes_on():
+async def test_error_ends_the_work_and_the_next_one_continues():
     def failing():
         yield
         yield
@@ -52,7 +52,7 @@ async def test_an_error_ends_the_work_and_the_next_one_goes_on():
     assert await in_slices(counting(3, [], "next")) == "next"
 
 
-async def test_cancelled_work_stops_and_gives_its_turn_away():
+async def test_cancelled_work_stops_and_frees_its_slice():
     closed = []
 
     def endless():
@@ -76,7 +76,7 @@ def test_small_work_is_done_at_once():
     assert at_once(counting(3, [], "done")) == "done"
 
 
-def test_event_loops_do_not_share_their_turns():
+def test_event_loops_do_not_share_slices():
     for _ in range(2):
         works = [counting(3, [], name) for name in "ab"]
 

@@ -44,9 +44,7 @@ def served_by(port, ca):
         return dict(entry for (entry,) in connection.getpeercert()["subject"])["commonName"]
 
 
-async def test_a_new_certificate_serves_new_connections_of_both_doors_and_breaks_no_stream(
-    make_pair, make_authority, caplog
-):
+async def test_renewed_certificate_is_used_for_new_connections_and_breaks_no_stream(make_pair, make_authority, caplog):
     caplog.set_level("INFO")
     authority = make_authority("ours")
     first, second = authority.sign("first"), authority.sign("second")
@@ -81,7 +79,7 @@ async def test_a_new_certificate_serves_new_connections_of_both_doors_and_breaks
     assert text == "abc" * 100
 
 
-async def test_client_certificates_are_still_wanted_afterwards(make_pair, make_authority, caplog):
+async def test_client_certificates_are_still_required_after_a_reload(make_pair, make_authority, caplog):
     caplog.set_level("INFO")
     authority = make_authority("ours")
     first, second, client = authority.sign("first"), authority.sign("second"), authority.sign("client")
@@ -97,7 +95,7 @@ async def test_client_certificates_are_still_wanted_afterwards(make_pair, make_a
             await unknown.generate("abc", timeout_s=5)
 
 
-async def test_keys_are_replaced_at_both_doors(make_pair, tmp_path, caplog):
+async def test_api_keys_are_reloaded_for_grpc_and_http(make_pair, tmp_path, caplog):
     caplog.set_level("INFO")
     path = tmp_path / "keys"
     path.write_text("old\n")
@@ -124,7 +122,7 @@ async def test_keys_are_replaced_at_both_doors(make_pair, tmp_path, caplog):
     assert [await taken(key) for key in ("flag", "old", "new")] == [True, False, True]
 
 
-async def test_a_file_that_stays_bad_is_complained_of_once(tmp_path, caplog):
+async def test_file_that_stays_invalid_is_logged_once(tmp_path, caplog):
     path = tmp_path / "file"
     path.write_text("good")
     calls = []

@@ -60,13 +60,13 @@ async def assert_refused(pair, tls):
         await over_http(pair, tls)
 
 
-async def test_both_doors_speak_tls(tls_pair, authority):
+async def test_grpc_and_http_are_served_over_tls(tls_pair, authority):
     tls = Tls(ca=authority.ca)
     assert await over_grpc(tls_pair, tls) == "abc"
     assert await over_http(tls_pair, tls) == "abc"
 
 
-async def test_blocking_client_speaks_tls(tls_pair, authority):
+async def test_blocking_client_uses_tls(tls_pair, authority):
     def call():
         with Client(f"127.0.0.1:{tls_pair.app.port}", tls=Tls(ca=authority.ca)) as client:
             return client.generate("abc", timeout_s=10).text
@@ -74,11 +74,11 @@ async def test_blocking_client_speaks_tls(tls_pair, authority):
     assert await asyncio.to_thread(call) == "abc"
 
 
-async def test_client_that_trusts_others_does_not_talk(tls_pair, make_authority):
+async def test_client_that_trusts_another_ca_refuses_the_server(tls_pair, make_authority):
     await assert_refused(tls_pair, Tls(ca=make_authority("theirs").ca))
 
 
-async def test_nothing_is_served_in_plain_text(tls_pair):
+async def test_plain_text_connections_are_refused(tls_pair):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await tls_pair.stub().Generate(pb.GenerateRequest(spec=pb.GenerationSpec(text="abc")), timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -87,7 +87,7 @@ async def test_nothing_is_served_in_plain_text(tls_pair):
             await session.get(f"http://127.0.0.1:{tls_pair.app.http_port}/health")
 
 
-async def test_client_certificate_is_wanted_and_checked(mtls_pair, authority, make_authority):
+async def test_client_certificate_is_required_and_checked(mtls_pair, authority, make_authority):
     known, stranger = authority.sign("client"), make_authority("theirs").sign("client")
     tls = Tls(ca=authority.ca, cert=known.cert, key=known.key)
     assert await over_grpc(mtls_pair, tls) == "abc"
@@ -96,7 +96,7 @@ async def test_client_certificate_is_wanted_and_checked(mtls_pair, authority, ma
     await assert_refused(mtls_pair, Tls(ca=authority.ca, cert=stranger.cert, key=stranger.key))
 
 
-async def test_key_and_tls_together(make_pair, served, authority, monkeypatch):
+async def test_api_key_is_required_over_tls(make_pair, served, authority, monkeypatch):
     pair = await make_pair(tls_cert=served.cert, tls_key=served.key, api_key=("the-key",))
     target, tls = f"127.0.0.1:{pair.app.port}", Tls(ca=authority.ca)
     async with AsyncClient(target, tls=tls, api_key="the-key") as client:
@@ -116,7 +116,7 @@ async def test_grpc_checks_the_servers_name(tls_pair, authority):
             await GenerationServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=10)
 
 
-def test_files_of_no_use_are_named(authority, served, tmp_path):
+def test_unusable_files_are_named_in_the_error(authority, served, tmp_path):
     other = authority.sign("other")
     locked = tmp_path / "locked.key"
     command = ["openssl", "ec", "-in", served.key, "-aes256", "-passout", "pass:x", "-out", locked]

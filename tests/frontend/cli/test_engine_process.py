@@ -56,7 +56,7 @@ async def test_pauses_double_until_stopped():
     assert waiter.messages == expected
 
 
-async def test_engine_that_cannot_even_be_started_is_tried_again():
+async def test_engine_that_cannot_be_started_is_retried():
     """As where there are too many processes for the moment."""
     waiter = Waiter(2)
     logger = logging.getLogger("frontend.cli.engine_process")
@@ -75,11 +75,11 @@ async def test_engine_that_cannot_even_be_started_is_tried_again():
     )
 
 
-async def test_bad_configuration_is_final():
+async def test_configuration_error_is_not_retried():
     assert await EngineProcess(["/bin/sh", "-c", "exit 2"]).run() == 2
 
 
-async def test_standard_input_is_held_open_and_stop_ends_the_program(fifo):
+async def test_standard_input_stays_open_until_stop_ends_the_program(fifo):
     engine = EngineProcess(["/bin/sh", "-c", f"echo $$ > {fifo}; exec sleep 1000"])
     running = asyncio.create_task(engine.run())
     pid = int(await asyncio.to_thread(fifo.read_text))
@@ -88,7 +88,7 @@ async def test_standard_input_is_held_open_and_stop_ends_the_program(fifo):
     assert await running == -15
 
 
-async def test_program_that_ignores_the_request_is_killed_after_the_grace(fifo):
+async def test_program_that_ignores_sigterm_is_killed_after_the_grace_period(fifo):
     program = (
         f"import signal; signal.signal(15, signal.SIG_IGN); open({str(fifo)!r}, 'w').write('ready'); signal.pause()"
     )
@@ -118,7 +118,7 @@ async def test_stop_during_a_pause_and_before_the_start():
 
 
 @pytest.mark.parametrize("end", [lambda engine: engine.stop(10), lambda engine: asyncio.to_thread(engine.kill)])
-async def test_what_the_program_has_started_ends_with_it(fifo, end):
+async def test_child_processes_of_the_program_end_with_it(fifo, end):
     program = f"(echo ready; exec sleep 1000) > {fifo} & wait; exit 2"
     engine = EngineProcess(["/bin/sh", "-c", program], first_pause_s=60)
     running = asyncio.create_task(engine.run())
@@ -141,7 +141,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-async def test_engine_that_is_killed_as_soon_as_it_serves_is_in_the_note_and_restarts_do_not_slow_down(tmp_path):
+async def test_engine_killed_as_soon_as_it_serves_is_noted_and_restarted_without_backoff(tmp_path):
     waiter = Waiter(6)
     logger = logging.getLogger("frontend.cli.engine_process")
     logger.addHandler(waiter)

@@ -38,7 +38,7 @@ async def test_prints_the_text_alone(target, capsys):
     assert capsys.readouterr() == ("hello wörld 🙂\n", "")
 
 
-async def test_key_of_the_environment_and_tls(make_pair, make_authority, monkeypatch, capsys):
+async def test_api_key_of_the_environment_is_sent_over_tls(make_pair, make_authority, monkeypatch, capsys):
     authority = make_authority("ours")
     served, mine = authority.sign("server"), authority.sign("client")
     pair = await make_pair(
@@ -65,7 +65,7 @@ async def test_key_of_the_environment_and_tls(make_pair, make_authority, monkeyp
         (["--tls-cert", "no-such-file"], "--tls-cert and --tls-key belong together"),
     ],
 )
-async def test_files_of_no_use_are_named(flags, says, capsys):
+async def test_unusable_files_are_named_in_the_error(flags, says, capsys):
     with pytest.raises(SystemExit) as caught:
         await run("abc", *flags)
     assert caught.value.code == 2
@@ -74,7 +74,7 @@ async def test_files_of_no_use_are_named(flags, says, capsys):
     assert err.count("\n") == 1
 
 
-async def test_key_that_no_header_can_carry_is_not_repeated(target, monkeypatch, capsys):
+async def test_invalid_key_of_the_environment_is_not_quoted(target, monkeypatch, capsys):
     monkeypatch.setenv("CHAIRLIFT_API_KEY", "hidden\nkey")
     with pytest.raises(SystemExit):
         await run("abc", "--target", target)
@@ -83,7 +83,7 @@ async def test_key_that_no_header_can_carry_is_not_repeated(target, monkeypatch,
     assert "hidden" not in err
 
 
-async def test_an_answer_that_ends_its_line_gets_no_second_end(target, capsys):
+async def test_answer_that_ends_with_a_line_break_gets_no_second_one(target, capsys):
     assert await run("a line\nand one more\n", "--target", target) == 0
     assert capsys.readouterr().out == "a line\nand one more\n"
 
@@ -113,7 +113,7 @@ async def test_chat(target, capsys):
     assert capsys.readouterr().out == "<system>be brief<user>hi<assistant>\n"
 
 
-async def test_several_answers_stand_under_their_numbers(target, engine, capsys):
+async def test_several_answers_have_numbered_headings(target, engine, capsys):
     assert await run("ab", "--num-answers", "2", "--target", target) == 0
     assert capsys.readouterr().out == "==> answer 1 of 2 <==\nab\n==> answer 2 of 2 <==\nab\n"
     assert len(engine.submissions) == 2
@@ -126,7 +126,7 @@ async def test_echo_prints_the_prompt_first(target, capsys):
     assert capsys.readouterr().out == ("ab ab \nab \n==> answer 1 of 2 <==\nab ab \n==> answer 2 of 2 <==\nab ab \n")
 
 
-async def test_json_is_everything_that_is_known(target, capsys):
+async def test_json_contains_the_whole_response(target, capsys):
     assert await run("ab", "--json", "--echo", "--seed", "5", "--target", target) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["text"], answer["prompt"]["text"], answer["effective_sampling"]["seed"]) == ("ab", "ab", "5")
@@ -144,7 +144,7 @@ async def test_stats_go_to_stderr(target, capsys):
     assert re.fullmatch(pattern, err)
 
 
-def test_stats_say_how_long_there_was_no_engine():
+def test_stats_show_the_time_of_a_failover():
     finished = pb.Finished(reason=pb.FINISH_REASON_MAX_TOKENS)
     finished.timing.total.FromMilliseconds(7810)
     assert "all after 7.810 s, ended" in generate._stats(finished)
@@ -152,7 +152,7 @@ def test_stats_say_how_long_there_was_no_engine():
     assert "all after 7.810 s (4.400 s of it in failover), ended by max_tokens" in generate._stats(finished)
 
 
-async def test_target_may_be_said_as_the_load_generator_says_it(target, capsys):
+async def test_target_may_have_the_load_generators_format(target, capsys):
     assert await run("ab", "--target", f"grpc://{target}") == 0
     assert capsys.readouterr().out == "ab\n"
 
@@ -164,13 +164,13 @@ async def test_target_may_be_said_as_the_load_generator_says_it(target, capsys):
         ("grpcs://there:1", "argument --target: grpcs://there:1 must be HOST:PORT or unix:PATH, with --tls (see"),
     ],
 )
-def test_target_of_another_form_is_refused_with_the_right_one(url, says, capsys):
+def test_target_in_another_format_is_refused_with_the_right_one(url, says, capsys):
     with pytest.raises(SystemExit):
         generate.main(["hello", "--target", url])
     assert says in capsys.readouterr().err
 
 
-async def test_stats_and_cuts_say_whose_they_are(target, capsys):
+async def test_stats_of_several_answers_name_the_answer(target, capsys):
     flags = ("--num-answers", "2", "--ignore-end-token", "--stats")
     assert await run("ab", *flags, "--target", target) == 0
     lines = capsys.readouterr().err.splitlines()
@@ -197,7 +197,7 @@ class Said(io.StringIO):
             self._loop.call_soon_threadsafe(self.has_come.set)
 
 
-async def test_an_error_inside_of_a_line_ends_it_first(target, engine, capsys, monkeypatch):
+async def test_error_in_the_middle_of_a_line_starts_a_new_one(target, engine, capsys, monkeypatch):
     def late(step):
         for completion in step.completions:
             completion.reason = engine_pb.COMPLETION_REASON_DEADLINE
@@ -236,12 +236,12 @@ async def test_an_error_inside_of_a_line_ends_it_first(target, engine, capsys, m
         ("errors resolving there:1: Misformatted domain name", "(unknown host: is there:1 the HOST:PORT"),
     ],
 )
-def test_complaint_about_a_connection_guesses_why(message, says):
+def test_connection_error_suggests_a_cause(message, says):
     assert says in error_line(GenerationError(grpc.StatusCode.UNAVAILABLE, message), "there:1")
     assert says not in error_line(GenerationError(grpc.StatusCode.UNAVAILABLE, message, reason="DRAINING"), "there:1")
 
 
-def test_structured_output_and_time_budget_become_options(tmp_path, monkeypatch):
+def test_flags_of_structured_output_and_time_budget_become_options(tmp_path, monkeypatch):
     schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
     schema.write_text('{"type": "string"}')
     grammar.write_text('start: "é"', encoding="utf-8")
@@ -290,7 +290,7 @@ async def test_bad_flag_is_one_line_and_status_2(target, capsys, flags, says):
     assert err.count("\n") == 1
 
 
-async def test_an_answer_cut_at_the_default_length_says_so_on_stderr(target, capsys):
+async def test_answer_cut_at_the_default_length_is_reported_on_stderr(target, capsys):
     assert await run("ab", "--ignore-end-token", "--target", target) == 0
     out, err = capsys.readouterr()
     assert out.startswith("abab")
@@ -324,12 +324,12 @@ async def test_standard_input_is_read_once(capsys):
     assert "standard input can be read only once" in capsys.readouterr().err
 
 
-async def test_nobody_there_says_what_to_do(capsys):
+async def test_unreachable_server_is_explained(capsys):
     assert await run("hello", "--target", "127.0.0.1:1") == 1
     assert capsys.readouterr().err.endswith("(no server at 127.0.0.1:1? `chairlift up` starts one)\n")
 
 
-async def test_text_comes_as_it_is_generated_and_ctrl_c_cancels_the_call(target, engine):
+async def test_text_is_streamed_and_ctrl_c_cancels_the_call(target, engine):
     engine.step_interval_s = 0.01
     process = await asyncio.create_subprocess_exec(
         *command("ab", "--ignore-end-token", "--max-tokens", "4000", "--target", target),
@@ -345,7 +345,7 @@ async def test_text_comes_as_it_is_generated_and_ctrl_c_cancels_the_call(target,
     assert engine.num_steps < 4000
 
 
-async def test_reader_that_leaves_ends_the_call_quietly(target, engine):
+async def test_closed_output_ends_the_call_quietly(target, engine):
     engine.step_interval_s = 0.005
     process = await asyncio.create_subprocess_exec(
         *command("ab", "--ignore-end-token", "--max-tokens", "4000", "--target", target),

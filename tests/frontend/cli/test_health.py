@@ -26,7 +26,7 @@ async def test_not_serving_while_the_engine_loads(target, engine, capsys):
     assert capsys.readouterr().out == "NOT_SERVING\n"
 
 
-async def test_nobody_there(capsys):
+async def test_unreachable_server(capsys):
     assert await run("127.0.0.1:1") == 1
     out, err = capsys.readouterr()
     assert out == "NOT_SERVING\n"
@@ -34,7 +34,7 @@ async def test_nobody_there(capsys):
     assert err.count("\n") == 1
 
 
-async def test_without_a_key_it_says_serving_and_where_the_key_goes(make_pair, capsys, monkeypatch):
+async def test_without_a_key_the_state_and_the_key_variable_are_shown(make_pair, capsys, monkeypatch):
     pair = await make_pair(api_key=("the-key",))
     target = f"127.0.0.1:{pair.app.port}"
     assert await run(target) == 0
@@ -53,7 +53,7 @@ async def test_over_tls(make_pair, make_authority, capsys):
     assert "model: fake" in capsys.readouterr().out
 
 
-async def test_reader_that_leaves_ends_it_quietly(target):
+async def test_closed_output_ends_the_command_quietly(target):
     reader, writer = os.pipe()
     os.close(reader)
     process = await asyncio.create_subprocess_exec(
@@ -67,7 +67,7 @@ async def test_reader_that_leaves_ends_it_quietly(target):
     assert (process.returncode, err) == (1, b"")
 
 
-async def test_an_engine_says_its_state_model_and_load(engine, capsys):
+async def test_engine_shows_its_state_model_and_load(engine, capsys):
     flags = ["health", "--engine", engine.address]
     assert await asyncio.to_thread(main, flags) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -78,7 +78,7 @@ async def test_an_engine_says_its_state_model_and_load(engine, capsys):
     assert capsys.readouterr().out.startswith("LOADING\n")
 
 
-async def test_no_engine_there(capsys):
+async def test_unreachable_engine(capsys):
     assert await asyncio.to_thread(main, ["health", "--engine", "127.0.0.1:1"]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("NOT_SERVING\n", 1)

@@ -13,7 +13,7 @@ def end(policy, status, now_s, ran_s=1.0, was_out_of_memory=False):
     return policy.ended(status, ran_s, now_s, was_out_of_memory=was_out_of_memory)
 
 
-def test_an_engine_that_has_served_is_started_again_after_the_first_pause_however_often_it_dies():
+def test_engine_that_served_is_always_restarted_after_the_first_pause():
     policy = RestartPolicy(0.5)
     for number in range(20):
         policy.serves(f"engine-{number}", 10.0 * number)
@@ -32,7 +32,7 @@ def test_no_restart_is_expected_before_an_engine_has_served():
     assert policy.note.restart_until_s == 0.0
 
 
-def test_starts_that_fail_end_the_expectation():
+def test_failed_starts_end_the_expected_restart():
     policy = RestartPolicy(0.5)
     policy.serves("first", 0.0)
     end(policy, 1, 100.0)
@@ -45,7 +45,7 @@ def test_starts_that_fail_end_the_expectation():
     assert policy.note.restart_until_s == 110.0
 
 
-def test_kills_while_it_loads_are_no_failed_starts_and_cannot_hold_requests_longer_than_the_bound():
+def test_kills_during_a_start_do_not_count_as_failed_starts_up_to_the_limit():
     policy = RestartPolicy(0.5)
     policy.serves("first", 0.0)
     end(policy, KILLED, 100.0)
@@ -63,7 +63,7 @@ def test_loads_that_run_out_of_memory_are_failed_starts():
     assert policy.note.restart_until_s < 110.0
 
 
-def test_an_engine_that_serves_ends_the_expectation_and_earns_the_next_one():
+def test_engine_that_serves_ends_the_expected_restart_and_allows_the_next_one():
     policy = RestartPolicy(0.5)
     policy.serves("first", 0.0)
     end(policy, 1, 100.0)
@@ -73,7 +73,7 @@ def test_an_engine_that_serves_ends_the_expectation_and_earns_the_next_one():
     assert policy.note.restart_until_s == 200.0 + MAX_RESTART_S
 
 
-def test_only_a_kill_that_is_not_for_want_of_memory_is_from_outside():
+def test_kill_counts_as_external_unless_memory_ran_out():
     policy = RestartPolicy(0.5)
     ends = [
         ("killed", KILLED, False, EngineEnd.KILLED),
@@ -87,7 +87,7 @@ def test_only_a_kill_that_is_not_for_want_of_memory_is_from_outside():
     assert policy.note.ends == {instance_id: expected for instance_id, _, _, expected in ends}
 
 
-def test_the_note_does_not_grow_without_bound():
+def test_note_is_bounded():
     policy = RestartPolicy(0.5)
     rng = random.Random(1)
     for number in range(1000):

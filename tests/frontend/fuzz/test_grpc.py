@@ -140,7 +140,7 @@ def check_answer(case, answers):
         assert len(answers) == 1
 
 
-async def test_no_call_gets_an_unfair_status_or_disturbs_others(pair, play_cases):
+async def test_invalid_calls_get_a_client_error_and_do_not_affect_others(pair, play_cases):
     channel = pair.channel()
     statuses = Counter()
 
@@ -163,7 +163,7 @@ async def test_no_call_gets_an_unfair_status_or_disturbs_others(pair, play_cases
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-async def test_no_bytes_on_a_connection_disturb_others(pair, play_cases):
+async def test_random_bytes_on_a_connection_do_not_affect_others(pair, play_cases):
     async def one(rng):
         frames = b"".join(
             rng.randint(0, 40).to_bytes(3, "big") + rng.randbytes(6) + rng.randbytes(rng.randint(0, 40))

@@ -180,7 +180,7 @@ def check_text(case, status, text):
 
 
 @pytest.mark.slow
-async def test_no_request_makes_a_500_or_disturbs_others(pair, play_cases):
+async def test_random_requests_cause_no_500_and_do_not_affect_others(pair, play_cases):
     url = f"http://127.0.0.1:{pair.app.http_port}"
     statuses = Counter()
     async with aiohttp.ClientSession(auto_decompress=False) as session:
@@ -230,7 +230,7 @@ BYTES = [
 
 
 @pytest.mark.slow
-async def test_no_bytes_on_a_connection_make_a_500_or_disturb_others(pair, play_cases):
+async def test_random_bytes_on_a_connection_cause_no_500_and_do_not_affect_others(pair, play_cases):
     answered = Counter()
 
     async def one(rng):
@@ -267,7 +267,7 @@ def model():
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_every_value_of_every_parameter_is_taken_or_refused(path, model):
+def test_every_value_of_every_parameter_is_accepted_or_refused(path, model):
     base = COMPLETION if path == "/v1/completions" else CHAT
     refusals = []
     for name, value in itertools.product(FIELDS, VALUES):

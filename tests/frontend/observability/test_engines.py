@@ -44,7 +44,7 @@ def step(number, load):
     return pb.StepResult(step_seq=number, engine_step=number, load=load)
 
 
-def test_every_number_of_two_engines_is_told_under_its_own_label(metrics, scrape):
+def test_metrics_of_two_engines_have_their_own_labels(metrics, scrape):
     loads = {"0": load_of(1000), "1": load_of(5000)}
     for label, load in loads.items():
         engine = metrics.engine()
@@ -59,7 +59,7 @@ def test_every_number_of_two_engines_is_told_under_its_own_label(metrics, scrape
     assert usage == {label: pytest.approx(1 - load.num_free_blocks / 10_000) for label, load in loads.items()}
 
 
-def test_newest_word_counts_whether_it_comes_with_a_step_or_a_heartbeat(metrics, scrape):
+def test_latest_load_counts_from_a_step_or_a_heartbeat(metrics, scrape):
     engine = metrics.engine()
     engine.attach(welcome(load=pb.LoadStats(num_running=1)))
     assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 1}
@@ -72,7 +72,7 @@ def test_newest_word_counts_whether_it_comes_with_a_step_or_a_heartbeat(metrics,
     assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 3}
 
 
-def test_engine_that_goes_takes_its_gauges_along_and_the_other_stays(metrics, scrape):
+def test_gauges_of_a_lost_engine_are_removed(metrics, scrape):
     gone, there = metrics.engine(), metrics.engine()
     for engine in (gone, there):
         engine.attach(welcome(load=load_of(10)))
@@ -82,7 +82,7 @@ def test_engine_that_goes_takes_its_gauges_along_and_the_other_stays(metrics, sc
         assert set(scrape(metrics, f"chairlift:{name}", "engine")) == {"1"}, name
 
 
-def test_engine_that_comes_back_as_another_begins_anew(metrics, scrape):
+def test_restarted_engine_starts_from_zero(metrics, scrape):
     engine = metrics.engine()
     engine.attach(welcome(instance_id="first", load=load_of(1000)))
     engine.note_step(step(70, load_of(1000)))
@@ -95,7 +95,7 @@ def test_engine_that_comes_back_as_another_begins_anew(metrics, scrape):
     assert scrape(metrics, "chairlift:engine_step_seconds_count") == 2
 
 
-def test_step_is_counted_once_however_many_messages_it_takes(metrics, scrape):
+def test_step_in_several_messages_is_counted_once(metrics, scrape):
     engine = metrics.engine()
     engine.attach(welcome())
     for number, step_us in ((1, 2000), (1, 2000), (2, 4000)):
@@ -106,7 +106,7 @@ def test_step_is_counted_once_however_many_messages_it_takes(metrics, scrape):
     assert scrape(metrics, "chairlift:iteration_tokens_total_sum") == 48
 
 
-def test_contradictions_are_counted_once_and_outlive_the_engine_that_found_them(metrics, scrape):
+def test_integrity_failures_are_counted_once_and_outlive_their_engine(metrics, scrape):
     engine = metrics.engine()
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {}
     engine.attach(welcome(load=pb.LoadStats()))
@@ -128,7 +128,7 @@ def test_contradictions_are_counted_once_and_outlive_the_engine_that_found_them(
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 3}
 
 
-async def test_over_the_wire_gauges_follow_the_engine_that_is_there(make_pair, text_request, scrape, tmp_path):
+async def test_gauges_follow_the_connected_engine(make_pair, text_request, scrape, tmp_path):
     address = f"unix:{tmp_path}/engine.sock"
     first = FakeEngine(address=address, heartbeat_s=0.01)
     first.load = pb.LoadStats(num_running=3, num_free_blocks=256, num_preemptions_total=9)
@@ -159,7 +159,7 @@ async def test_over_the_wire_gauges_follow_the_engine_that_is_there(make_pair, t
     assert set(scrape(pair.app.metrics, "chairlift:engine_info", "instance_id")) == {second.instance_id}
 
 
-async def test_queue_of_the_frontend_is_told(make_pair, text_request, scrape):
+async def test_queue_of_the_frontend_is_exported(make_pair, text_request, scrape):
     pair = await make_pair()
     pair.engine.pause()
     calls = [pair.stub().StreamGenerate(text_request("abcd")) for _ in range(3)]

@@ -71,7 +71,7 @@ def labels_of(family):
     return {label for sample in family.samples for label in sample.labels} - {"le"}
 
 
-async def test_documented_metrics_are_those_that_are_exported(make_pair, text_request):
+async def test_documented_metrics_are_the_exported_ones(make_pair, text_request):
     documented = {
         row["name"]: (row["kind"], set(filter(None, row["labels"].split(", "))))
         for row in ROW.finditer(DOCS.read_text())
@@ -89,7 +89,7 @@ async def test_documented_metrics_are_those_that_are_exported(make_pair, text_re
     )
 
 
-async def test_with_vllms_prefix_dashboards_made_for_vllm_find_what_they_ask_for(make_pair, text_request):
+async def test_vllms_prefix_exports_the_metrics_of_vllm_dashboards(make_pair, text_request):
     families = await exported(make_pair, text_request, metrics_prefix="vllm")
     samples = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     for name, labels in VLLM_SAMPLES.items():
@@ -105,14 +105,14 @@ async def test_with_vllms_prefix_dashboards_made_for_vllm_find_what_they_ask_for
     assert (model, engine) == ({"fake"}, {"0"})
 
 
-async def test_short_queues_can_be_told_apart(make_pair, text_request):
+async def test_buckets_resolve_short_queue_times(make_pair, text_request):
     families = await exported(make_pair, text_request)
     (queue,) = (family for family in families if family.name.endswith("request_queue_time_seconds"))
     bounds = sorted(float(sample.labels["le"]) for sample in queue.samples if sample.name.endswith("_bucket"))
     assert len([bound for bound in bounds if bound < 0.001]) >= 3
 
 
-async def test_all_ends_are_there_at_zero_before_the_first_request(make_pair, scrape):
+async def test_all_outcomes_are_exported_at_zero_before_the_first_request(make_pair, scrape):
     pair = await make_pair()
     ends = scrape(pair.app.metrics, "chairlift:request_success_total", "finished_reason")
     assert ends == dict.fromkeys(("stop", "length", "cancelled", "deadline", "shed", "error"), 0)

@@ -30,11 +30,11 @@ def test_every_error_has_an_outcome(error, word, word_after_the_deadline):
 
 
 @pytest.mark.parametrize("kind", [errors.InvalidRequest, errors.RequestTooLong, errors.ModelNotFound])
-def test_request_for_what_cannot_be_is_refused(kind):
+def test_invalid_request_counts_as_refused(kind):
     assert is_refusal(kind("-"))
 
 
-def test_every_request_error_is_sorted():
+def test_every_request_error_is_in_the_table():
     def below(kind):
         return {kind, *(sub for child in kind.__subclasses__() for sub in below(child))}
 

@@ -43,7 +43,7 @@ def test_every_field_arrives() -> None:
     ("fields", "opens_turn"),
     [({}, True), ({"add_generation_prompt": True}, True), ({"continue_final_message": True}, False)],
 )
-def test_a_turn_is_opened_unless_the_last_one_goes_on(fields: dict[str, Any], opens_turn: bool) -> None:
+def test_assistants_message_is_opened_unless_the_last_one_continues(fields: dict[str, Any], opens_turn: bool) -> None:
     options = chat_prompt(pb.ChatPrompt(**fields), "").options
     assert options.add_generation_prompt is opens_turn
     assert options.continue_final_message is ("continue_final_message" in fields)
@@ -63,7 +63,7 @@ def test_a_turn_is_opened_unless_the_last_one_goes_on(fields: dict[str, Any], op
         ),
     ],
 )
-def test_what_is_no_object_is_refused_by_name(fields: dict[str, Any], field: str, words: str) -> None:
+def test_field_that_is_not_a_json_object_is_named(fields: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:
         chat_prompt(pb.ChatPrompt(**fields), "spec.chat.")
     assert caught.value.field == field

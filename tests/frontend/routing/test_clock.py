@@ -4,7 +4,7 @@ from frontend.routing.clock import RequestClock
 from frontend.types import EngineAccount, EngineTime
 
 
-def test_the_account_of_a_single_engine_is_passed_on_unchanged():
+def test_account_of_a_single_engine_is_unchanged():
     clock = RequestClock()
     clock.submit(10.0)
     assert clock.engine_time(11.0) is None
@@ -38,7 +38,7 @@ def test_time_from_the_loss_to_the_first_step_of_the_next_engine_is_moved():
     )
 
 
-def test_time_in_an_engine_that_reported_nothing_was_spent_waiting():
+def test_time_at_an_engine_that_reported_nothing_is_queued():
     clock = RequestClock()
     clock.submit(10.0)
     clock.lose(13.0)  # the first engine: in its queue, as far as is known
@@ -48,7 +48,7 @@ def test_time_in_an_engine_that_reported_nothing_was_spent_waiting():
     assert clock.engine_time(21.0) == EngineTime(queued_s=3.0, prefill_s=0.0, moved_s=1.0 + 5.0 + 1.0)
 
 
-def test_request_that_no_engine_took_was_queued():
+def test_wait_for_the_first_engine_is_queued():
     clock = RequestClock()
     clock.reject(10.0)  # there was no engine
     clock.submit(12.0)
@@ -83,7 +83,7 @@ def test_time_since_the_last_step_of_a_hanging_engine_is_moved_and_not_decoding(
     assert clock.engine_time(30.0) == EngineTime(queued_s=1.0, prefill_s=3.0, moved_s=5.0 + 0.5 + 0.25)
 
 
-def test_request_that_a_hanging_engine_never_ran_was_queued_until_the_engine_fell_silent():
+def test_request_that_a_hanging_engine_never_ran_is_queued_until_its_last_message():
     clock = RequestClock()
     clock.submit(10.0)
     clock.lose(20.0, heard_at_s=16.0)
@@ -93,7 +93,7 @@ def test_request_that_a_hanging_engine_never_ran_was_queued_until_the_engine_fel
     assert clock.engine_time(30.0) == EngineTime(queued_s=6.0, prefill_s=0.0, moved_s=5.0 + 9.0)
 
 
-def test_engine_that_was_silent_before_it_got_the_request_adds_nothing_to_the_queue():
+def test_engine_silent_since_before_the_request_adds_no_queue_time():
     clock = RequestClock()
     clock.submit(10.0)
     clock.lose(14.0, heard_at_s=3.0)

@@ -7,7 +7,7 @@ def kinds(commands):
     return [command.WhichOneof("command") for command in commands]
 
 
-def test_one_message_per_kind_in_the_order_that_is_safe():
+def test_take_returns_one_message_per_kind_in_sending_order():
     outbox = CommandOutbox(step_window=64, wake=lambda: None)
     outbox.acknowledge(5)
     outbox.grant(1, 10)
@@ -82,14 +82,14 @@ def test_large_submissions_are_split_below_the_receive_limit():
     assert sent == list(range(1, 21))
 
 
-def test_submission_larger_than_a_batch_goes_alone():
+def test_submission_larger_than_a_batch_is_sent_alone():
     outbox = CommandOutbox(step_window=8, wake=lambda: None)
     outbox.submit(pb.Submission(handle=1, prompt_ids=bytes(8 << 20)))
     outbox.submit(pb.Submission(handle=2))
     assert [len(command.submit.submissions) for command in outbox.take()] == [1, 1]
 
 
-def test_each_message_is_encoded_when_its_turn_comes():
+def test_each_message_is_encoded_when_the_iterator_reaches_it():
     outbox = CommandOutbox(step_window=8, wake=lambda: None)
     submissions = [pb.Submission(handle=handle, prompt_ids=bytes(4 << 20)) for handle in (1, 2)]
     for submission in submissions:

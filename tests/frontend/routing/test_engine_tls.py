@@ -51,7 +51,7 @@ async def said(caplog: pytest.LogCaptureFixture, words: str) -> None:
             await asyncio.sleep(0.01)  # an attempt to attach
 
 
-async def test_a_frontend_with_a_certificate_is_served(make_pair, parties, text_request):
+async def test_frontend_with_a_certificate_is_served(make_pair, parties, text_request):
     pair = await make_pair(
         engine=parties.engine,
         engine_tls_ca=parties.ca,
@@ -97,7 +97,7 @@ async def test_engine_without_tls_is_refused(make_pair, parties, caplog):
     await said(caplog, "the engine uses no TLS but this frontend does")
 
 
-async def test_a_renewed_certificate_is_used_for_the_next_connection(parties, tmp_path):
+async def test_renewed_client_certificate_is_used_for_the_next_connection(parties, tmp_path):
     cert, key = tmp_path / "used.pem", tmp_path / "used.key"
     shutil.copy(parties.cert, cert)
     shutil.copy(parties.key, key)

@@ -101,7 +101,7 @@ def generate(request, num_tokens=CLEARED_TOKENS):
     request.stream.push(request.stream.num_tokens, [1] * num_tokens, None)
 
 
-async def test_oldest_go_first_in_whatever_order_they_are_lost(queue, engines):
+async def test_oldest_requests_are_placed_first(queue, engines):
     engines.are_there = False
     requests = make_requests(5)
     lose(queue, [requests[3], requests[1]])
@@ -112,7 +112,7 @@ async def test_oldest_go_first_in_whatever_order_they_are_lost(queue, engines):
     assert queue.num_waiting == 0
 
 
-async def test_suspects_wait_for_their_turn_and_are_cleared_by_tokens(queue, engines):
+async def test_suspects_wait_for_their_trial_and_are_cleared_by_tokens(queue, engines):
     requests = make_requests(4)
     lose(queue, requests)
     assert engines.take() == requests  # the first loss makes no suspect
@@ -129,7 +129,7 @@ async def test_suspects_wait_for_their_turn_and_are_cleared_by_tokens(queue, eng
     assert engines.take() == requests[3:]
 
 
-async def test_timeout_does_not_run_while_a_suspect_waits_for_its_turn(make_queue, engines, clock):
+async def test_timeout_does_not_run_while_a_suspect_waits_for_its_trial(make_queue, engines, clock):
     queue = make_queue(timeout_s=1.0)
     first, second = make_requests(2)
     for _ in range(2):
@@ -147,7 +147,7 @@ async def test_timeout_does_not_run_while_a_suspect_waits_for_its_turn(make_queu
     assert engines.take() == [second]
 
 
-async def test_many_that_are_rejected_at_once_are_tried_again_together(queue, engines):
+async def test_requests_rejected_at_once_are_retried_together(queue, engines):
     """Not all of them each time that one is rejected: with 1000 that would be a million attempts."""
     requests = make_requests(1000)
     lose(queue, requests)
@@ -161,7 +161,7 @@ async def test_many_that_are_rejected_at_once_are_tried_again_together(queue, en
     assert engines.take() == requests
 
 
-async def test_request_that_every_engine_rejects_is_tried_ever_less_often(queue, engines, clock):
+async def test_request_that_all_engines_reject_is_retried_with_growing_pauses(queue, engines, clock):
     (request,) = make_requests(1)
     lose(queue, [request])
     tries_s = []
@@ -184,7 +184,7 @@ async def test_request_that_every_engine_rejects_is_tried_ever_less_often(queue,
     assert engines.take() == [request]
 
 
-async def test_rejected_request_is_tried_after_its_pause_though_an_engine_came_meanwhile(queue, engines, clock):
+async def test_rejected_request_is_retried_after_its_pause_even_if_an_engine_was_attached_before(queue, engines, clock):
     (request,) = make_requests(1)
     lose(queue, [request])
     engines.take()
@@ -226,7 +226,7 @@ async def test_suspect_without_an_engine_does_not_block_the_others(queue, engine
     assert engines.take() == requests[1:]
 
 
-async def test_isolated_suspect_is_not_overtaken_for_ever(queue, engines):
+async def test_isolated_suspect_does_not_starve(queue, engines):
     cleared, *on_trial, late = make_requests(4)
     for _ in range(2):
         lose(queue, [cleared, *on_trial])
@@ -248,7 +248,7 @@ async def test_isolated_suspect_is_not_overtaken_for_ever(queue, engines):
     assert engines.take() == [late]
 
 
-async def test_suspect_that_is_paused_on_backpressure_does_not_block_the_others(queue, engines):
+async def test_suspect_paused_by_backpressure_does_not_block_the_others(queue, engines):
     """No engine computes anything for it: until its reader comes it can neither pass its trial nor fail."""
     (suspect,), (other,) = make_requests(1, window=4), make_requests(1)
     for _ in range(2):
@@ -263,7 +263,7 @@ async def test_suspect_that_is_paused_on_backpressure_does_not_block_the_others(
     assert queue._quarantine.num_losses(suspect) == num_losses
 
 
-async def test_stopped_queue_fails_what_waits_and_what_comes(make_queue, engines):
+async def test_stopped_queue_fails_waiting_and_later_requests(make_queue, engines):
     lengths = []
     queue = make_queue(on_waiting=lengths.append)
     engines.are_there = False
@@ -294,9 +294,7 @@ async def test_timeout_does_not_run_while_a_restart_is_expected(queue, superviso
     assert request.stream._failure is GONE
 
 
-async def test_start_that_never_succeeds_holds_requests_no_longer_than_its_bound_and_the_timeout(
-    queue, supervisor, engines, clock
-):
+async def test_start_that_never_succeeds_delays_the_timeout_up_to_a_limit(queue, supervisor, engines, clock):
     engines.are_there = False
     supervisor.until_s = 1600.0
     (request,) = make_requests(1)
@@ -330,7 +328,7 @@ async def test_kills_from_outside_make_suspects_only_after_many(queue, superviso
     assert num_kills == 32 + 4  # 32 are excused; then one more than max_moves
 
 
-async def test_suspicion_waits_until_it_is_known_why_the_engine_has_ended(queue, supervisor, engines, clock):
+async def test_request_is_judged_when_the_cause_of_the_engines_end_is_known(queue, supervisor, engines, clock):
     poison, other = make_requests(2)
     for _ in range(3):
         lose(queue, [poison])

@@ -16,12 +16,12 @@ def stops_after_s(heartbeat, *, num_turns, until_s=1000.0):
     return None
 
 
-def test_stuck_loop_has_stopped_after_the_timeout():
+def test_hanging_loop_is_detected_after_the_timeout():
     heartbeat = Heartbeat(timeout_s=60.0, num_turns=7, now_s=0.0)
     assert stops_after_s(heartbeat, num_turns=lambda now_s: 7) == 60.0
 
 
-def test_long_steps_are_no_hang():
+def test_long_steps_are_not_a_hang():
     heartbeat = Heartbeat(timeout_s=60.0, num_turns=0, now_s=0.0)
     assert stops_after_s(heartbeat, num_turns=lambda now_s: now_s // 59) is None
 
@@ -35,7 +35,7 @@ def test_engine_that_reports_no_turns_never_hangs():
     assert stops_after_s(Heartbeat(timeout_s=60.0, num_turns=0, now_s=0.0), num_turns=lambda now_s: 0) is None
 
 
-def test_delay_of_the_frontend_is_no_hang_of_the_engine():
+def test_delay_of_the_frontend_is_not_a_hang_of_the_engine():
     """It finds the heartbeats from before first."""
     heartbeat = Heartbeat(timeout_s=60.0, num_turns=0, now_s=0.0)
     for _ in range(3):

@@ -28,7 +28,7 @@ def joined(gathered):
 
 
 @pytest.mark.parametrize("cuts", [cuts for n in range(5) for cuts in itertools.combinations(range(2, 6), n)])
-def test_parts_of_any_size_add_up_to_the_same(cuts):
+def test_parts_of_any_size_are_joined(cuts):
     gathered = PromptLogprobs(top_width=2, num_prompt_tokens=6)
     for start, stop in itertools.pairwise([1, *cuts, 6]):
         assert gathered.num_missing == 6 - start
@@ -37,7 +37,7 @@ def test_parts_of_any_size_add_up_to_the_same(cuts):
     assert joined(gathered) == columns(1, 6)
 
 
-def test_what_is_known_already_is_dropped():
+def test_known_tokens_of_a_prompt_are_dropped():
     gathered = PromptLogprobs(top_width=2, num_prompt_tokens=6)
     for start, stop in [(1, 4), (1, 3), (2, 6), (1, 6)]:
         gathered.add(start, columns(start, stop))

@@ -27,7 +27,7 @@ def candidates(*loads):
 IDLE = EngineLoad()
 
 
-def test_single_engine_gets_everything_and_nothing_is_remembered():
+def test_single_engine_gets_all_requests_without_prefix_tracking():
     placement = Placement()
     assert placement.choose(candidates(EngineLoad(1000, 10**6, 0)), prompt((1, 640)), b"") == 0
     assert placement.num_prefixes("0") == 0
@@ -67,7 +67,7 @@ def test_no_prefix_outweighs_more_than_its_cap():
     assert placement.choose(candidates(EngineLoad(requests + 1), IDLE), long, b"") == 1
 
 
-def test_prefix_must_be_equal_from_the_beginning_and_under_one_salt():
+def test_prefix_must_match_from_the_beginning_with_the_same_salt():
     placement = Placement()
     assert placement.choose(candidates(IDLE, IDLE), prompt((7, CHUNK_TOKENS), (8, CHUNK_TOKENS)), b"a") == 0
     for other, salt in ((prompt((8, CHUNK_TOKENS)), b"a"), (prompt((7, CHUNK_TOKENS)), b"b")):
@@ -85,7 +85,7 @@ def test_restarted_engine_has_no_prefixes():
     assert placement.choose(restarted, prompt((7, 640)), b"") == 1
 
 
-def test_memory_is_bounded_and_the_oldest_goes_first():
+def test_prefixes_are_bounded_and_the_oldest_are_evicted_first():
     placement = Placement(max_prefixes=10)
     for value in range(100):
         placement.choose(candidates(IDLE, EngineLoad(10**6)), prompt((value, 2 * CHUNK_TOKENS)), b"")

@@ -151,7 +151,7 @@ async def test_many_innocent_suspects_are_cleared_quickly():
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_poison_fails_alone_and_takes_no_more_engines_with_it_than_it_may(seed):
+async def test_poison_fails_alone_after_a_limited_number_of_engines(seed):
     rng = random.Random(seed)
     num_requests = rng.choice([1, 2, 10, 200])
     poison = {rng.randrange(num_requests)}
@@ -162,7 +162,7 @@ async def test_poison_fails_alone_and_takes_no_more_engines_with_it_than_it_may(
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_two_poisons_and_kills_from_outside_cost_no_innocent_request_its_answer(seed):
+async def test_two_poison_requests_and_external_kills_fail_no_innocent_request(seed):
     """Kills come far enough apart for innocent requests to get further, as those of a rolling restart do."""
     rng = random.Random(seed)
     num_requests = rng.choice([5, 50])

@@ -47,7 +47,7 @@ def test_stream_ids_are_free_again_after_completion_only():
     session.check_integrity()
 
 
-def test_cancellation_overtaken_by_the_end_does_not_hit_the_next_request_with_its_stream_id():
+def test_late_cancellation_does_not_affect_the_next_request_with_its_stream_id():
     session = make_session()
     submit(session)[1].close(CancelReason.CLIENT)
     session.on_step(pb.StepResult(step_seq=1, completions=[completion(1)]))
@@ -83,7 +83,7 @@ def test_request_with_a_token_outside_the_vocabulary_fails_and_is_cancelled():
     assert [command.cancel.handles for command in commands if command.HasField("cancel")] == [[1]]
 
 
-def test_ended_session_fails_all_and_takes_nothing():
+def test_ended_session_returns_its_requests_and_refuses_new_ones():
     session = make_session()
     _, stream = submit(session)
     (request,) = session.end(EngineUnavailable("gone"))
@@ -107,7 +107,7 @@ def test_steps_out_of_order_break_the_session(step_seq):
         make_session().on_step(pb.StepResult(step_seq=step_seq))
 
 
-def test_row_may_hold_several_tokens():
+def test_row_may_contain_several_tokens():
     session = make_session()
     (_, one), (_, two) = submit(session), submit(session)
     session.on_step(
@@ -127,7 +127,7 @@ def test_counts_and_attempts_may_be_left_out():
     assert [list(stream.output_ids) for stream in streams] == [[5], [6]]
 
 
-def test_random_engine_leaves_the_invariants_standing():
+def test_invariants_hold_with_a_random_engine():
     rng = random.Random(7)
     session, engine, step_seq, tokens = make_session(), {}, 0, {}
     for _ in range(4000):
@@ -204,14 +204,14 @@ def test_late_log_probabilities_of_a_prompt_are_dropped():
     assert stream.prompt_logprobs.num_missing == 4
 
 
-async def test_first_token_without_all_of_them_fails_its_request_alone():
+async def test_first_token_before_all_prompt_log_probabilities_fails_only_its_request():
     session, stream = asking_session()
     session.on_step(first_token(1, prompt_logprobs(1, 1, 3)))
     with pytest.raises(EngineFault, match="with 1 log-probabilities of the prompt missing"):
         await stream.take()
 
 
-def test_load_is_its_own_requests_now_and_others_as_of_the_last_report():
+def test_load_is_own_requests_now_and_others_as_of_the_last_report():
     session = make_session()
     prompt = pb.Submission(stops=pb.TokenStops(max_tokens=100), prompt_ids=bytes(4 * 15))
     submit(session, prompt)

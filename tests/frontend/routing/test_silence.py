@@ -109,7 +109,7 @@ def test_request_in_the_queue_of_a_hanging_engine_waited_until_its_last_step(clo
     assert parts(request, clock) == {"queued": 4, "prefill": 1, "moved": 6}
 
 
-def test_engine_that_hangs_between_admission_and_the_first_step_costs_a_move(clock):
+def test_hang_between_admission_and_first_step_counts_as_moved(clock):
     request, engine = make_request(), Engine()
     engine.session.submit(request)
     clock.now_s += 0.5
@@ -120,7 +120,7 @@ def test_engine_that_hangs_between_admission_and_the_first_step_costs_a_move(clo
     assert (time.queued_s, time.moved_s) == (0.5, 5)
 
 
-async def test_time_spent_waiting_for_the_client_is_no_move(clock):
+async def test_time_spent_waiting_for_the_client_does_not_count_as_moved(clock):
     request, engine = make_request(window=4), Engine()
     engine.session.submit(request)
     engine.step(request, prefill_us=0)
@@ -149,7 +149,7 @@ async def test_engine_lost_while_the_request_is_paused_was_not_silent(clock):
     assert (time.parked_s, time.moved_s) == (7, 0)
 
 
-def test_engine_that_drops_a_request_has_not_been_silent(clock):
+def test_engine_that_drops_a_request_was_not_silent(clock):
     request, engine = make_request(), Engine()
     engine.session.submit(request)
     engine.step(request, prefill_us=0)

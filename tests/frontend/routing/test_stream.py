@@ -45,7 +45,7 @@ async def test_everything_buffered_is_taken_at_once():
     assert (batch.first_index, batch.token_ids, batch.end) == (3, [4], end(4))
 
 
-async def test_without_coalescing_every_token_is_taken_by_itself():
+async def test_without_coalescing_tokens_are_taken_one_by_one():
     engine = Engine()
     stream = make_stream(engine, window=4, coalesce=False)
     stream.push(0, [1, 2], LogprobBatch(1, [-0.1, -0.2], [5, 6], [-1.0, -2.0]))
@@ -109,14 +109,14 @@ def test_missing_tokens_are_a_fault():
         stream.push(2, [3], None)
 
 
-def test_end_that_counts_otherwise_is_a_fault():
+def test_end_with_another_token_count_is_a_fault():
     stream = make_stream()
     stream.push(0, [1], None)
     with pytest.raises(EngineFault, match="counts 2 output tokens, 1 arrived"):
         stream.finish(end(2))
 
 
-async def test_continuation_starts_where_the_engine_before_was_lost():
+async def test_next_engine_continues_where_the_lost_one_stopped():
     first, second = Engine(), Engine()
     stream = make_stream(first)
     stream.push(0, [5, 6, 7], None)
@@ -130,7 +130,7 @@ async def test_continuation_starts_where_the_engine_before_was_lost():
     assert (first.cancels, second.cancels) == ([], [CancelReason.CLIENT])
 
 
-async def test_credit_that_comes_back_between_two_engines_goes_to_the_next():
+async def test_credit_returned_between_two_engines_goes_to_the_next():
     engine = Engine()
     stream = make_stream(engine, window=4)
     stream.push(0, [1, 2, 3, 4], None)
@@ -143,7 +143,7 @@ async def test_credit_that_comes_back_between_two_engines_goes_to_the_next():
     reader.cancel()
 
 
-def test_stream_without_credit_gets_one_token_because_none_would_mean_any_number():
+def test_stream_without_credit_gets_one_token_because_0_means_unlimited():
     engine = Engine()
     stream = make_stream(engine, window=2)
     stream.push(0, [1, 2], None)
@@ -151,7 +151,7 @@ def test_stream_without_credit_gets_one_token_because_none_would_mean_any_number
     assert engine.attach(stream) == 1
 
 
-async def test_failure_comes_before_what_is_buffered():
+async def test_failure_precedes_buffered_tokens():
     stream = make_stream()
     stream.push(0, [1], None)
     stream.fail(EngineUnavailable("gone"))
@@ -168,7 +168,7 @@ async def test_failure_wakes_the_reader():
         await reader
 
 
-async def test_credit_goes_back_half_a_window_at_a_time_and_only_when_written():
+async def test_credit_is_returned_by_half_windows_after_tokens_are_sent():
     engine = Engine()
     stream = make_stream(engine, window=8)
     stream.push(0, [1] * 8, None)
@@ -201,7 +201,7 @@ async def test_no_credit_beyond_max_tokens():
     reader.cancel()
 
 
-def test_close_cancels_once_and_drops_what_comes_late():
+def test_close_cancels_once_and_drops_late_tokens():
     engine = Engine()
     stream = make_stream(engine)
     stream.close(CancelReason.STOP_TEXT)

@@ -17,7 +17,7 @@ def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"restart_until_s": 1, "ends": {"a": "else"}}', '{"ends": 3}'])
-def test_what_is_no_note_counts_as_none(tmp_path: Path, text: str) -> None:
+def test_unreadable_note_counts_as_missing(tmp_path: Path, text: str) -> None:
     (tmp_path / "note").write_text(text)
     assert read_note(tmp_path / "note") is None
     assert read_note(tmp_path / "missing") is None

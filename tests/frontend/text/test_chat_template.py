@@ -81,7 +81,7 @@ def reference():
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_renders_as_transformers_does(reference, template, conversation):
+def test_rendering_equals_that_of_transformers(reference, template, conversation):
     turns = CONVERSATIONS[conversation]
     dicts = [{"role": role, "content": content} for role, content in turns]
     ours = ChatTemplate(TEMPLATES[template], VARIABLES)
@@ -159,12 +159,12 @@ def test_output_is_bounded():
         template.render([ChatMessage("user", "hello")])
 
 
-def test_half_a_character_is_refused():
+def test_half_of_a_surrogate_pair_is_refused():
     with pytest.raises(ChatTemplateError, match="half a character"):
         ChatTemplate("{{ messages[0].content }}", {}).render([ChatMessage("user", "\ud83d")])
 
 
-def test_refusal_carries_the_templates_words():
+def test_error_contains_the_templates_message():
     with pytest.raises(ChatTemplateError, match=r"^roles must alternate$"):
         ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render([ChatMessage("user", "x")])
 

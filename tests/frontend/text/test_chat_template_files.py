@@ -11,7 +11,7 @@ def config_with(templates) -> dict[str, bytes]:
     return {"tokenizer_config.json": json.dumps({"chat_template": templates}).encode()}
 
 
-def test_template_file_wins_over_json_and_config():
+def test_template_file_overrides_json_and_config():
     files = config_with("from config")
     assert ChatFiles.from_files(files).plain == "from config"
     files["chat_template.json"] = json.dumps({"chat_template": "from json"}).encode()
@@ -21,7 +21,7 @@ def test_template_file_wins_over_json_and_config():
     assert "no chat template" in ChatFiles.from_files({}).refusal_of(with_tools=False)
 
 
-def test_of_named_templates_the_default_is_taken():
+def test_default_of_named_templates_is_used():
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     both = ChatFiles.from_files(config_with(named))
     assert (both.plain, both.for_tools, both.shown) == ("D", "T", "T")
@@ -59,7 +59,7 @@ def test_token_variables_come_from_config_and_in_older_models_from_the_map():
         (b"[" * 100_000, "is nested too deeply"),
     ],
 )
-def test_broken_files_are_named(content, says):
+def test_error_names_the_broken_file(content, says):
     with pytest.raises(ValueError, match=f"tokenizer_config.json {says}"):
         ChatFiles.from_files({"tokenizer_config.json": content})
 
@@ -67,10 +67,10 @@ def test_broken_files_are_named(content, says):
 @pytest.mark.parametrize(
     "templates", [[{"name": "default"}], [{"template": "x"}], ["x"], [{"name": "default", "template": 7}], {"a": None}]
 )
-def test_malformed_named_templates_refuse_chat_alone(templates):
+def test_malformed_named_templates_disable_only_chat(templates):
     chat = ChatFiles.from_files(config_with(templates))
     assert "entry of chat_template" in chat.refusal_of(with_tools=False)
 
 
-def test_template_that_is_not_text_refuses_chat_alone():
+def test_template_that_is_not_text_disables_only_chat():
     assert "not UTF-8" in ChatFiles.from_files({"chat_template.jinja": b"\xff"}).refusal_of(with_tools=True)

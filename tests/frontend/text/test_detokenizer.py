@@ -17,7 +17,7 @@ CORPUS = [
     "emoji 🙂 👩‍👩‍👧‍👦 🇩🇪, combining é ñ ạ̈, Ελληνικά, 汉字",
     "don't , stop ! x = 1;\n\n    return x  # tabs\tand  spaces",
 ]
-NUM_STREAMS = 10_000
+NUM_STREAMS = 3_000
 
 
 def byte_level() -> tokenizers.Tokenizer:
@@ -105,11 +105,11 @@ def unknown_decoder() -> tokenizers.Tokenizer:
 KINDS: dict[str, tuple[Callable[[], tokenizers.Tokenizer], TailRule | None, int]] = {
     "byte-level": (byte_level, None, NUM_STREAMS),
     "sentencepiece-llama": (lambda: sentencepiece(strip=True), TailRule.BYTE_RUN, NUM_STREAMS),
-    "sentencepiece-gemma": (lambda: sentencepiece(strip=False), TailRule.BYTE_RUN, 1000),
+    "sentencepiece-gemma": (lambda: sentencepiece(strip=False), TailRule.BYTE_RUN, 500),
     "sentencepiece-metaspace": (sentencepiece_metaspace, TailRule.BYTE_RUN, NUM_STREAMS),
-    "unigram": (unigram, TailRule.NONE, 1000),
-    "word-piece": (word_piece, TailRule.NONE, 1000),
-    "bpe-suffix": (bpe_with_suffix, TailRule.LAST, 1000),
+    "unigram": (unigram, TailRule.NONE, 500),
+    "word-piece": (word_piece, TailRule.NONE, 500),
+    "bpe-suffix": (bpe_with_suffix, TailRule.LAST, 500),
     "no-decoder": (without_decoder, TailRule.NONE, 500),
     "unknown-decoder": (unknown_decoder, TailRule.ALL, 500),
 }

@@ -24,12 +24,12 @@ def test_values_of_the_file():
         b"\xff\xfe",
     ],
 )
-def test_values_of_no_use_are_named_in_the_log_and_left_out(content, caplog):
+def test_invalid_values_are_logged_and_ignored(content, caplog):
     with caplog.at_level(logging.WARNING):
         assert sampling_defaults({"generation_config.json": content}) == API_DEFAULTS
     assert "generation_config.json" in caplog.text
 
 
-def test_null_is_silence(caplog):
+def test_null_means_the_default(caplog):
     assert sampling_defaults({"generation_config.json": b'{"temperature": null}'}) == API_DEFAULTS
     assert not caplog.records

@@ -65,17 +65,17 @@ HARMONY = '{{- "<|start|>assistant to=functions." + name + "<|channel|>commentar
         (None, "none", "none"),
     ],
 )
-def test_the_format_is_guessed_from_the_template(template, tools, reasoning):
+def test_format_is_detected_from_the_template(template, tools, reasoning):
     assert chat_format(template) == ChatFormat(tools, reasoning)
 
 
-def test_a_name_wins_over_the_guess():
+def test_configured_format_overrides_detection():
     assert chat_format(QWEN3, tools="llama3", reasoning="none") == ChatFormat("llama3", "none")
     assert chat_format(None, tools="mistral") == ChatFormat("mistral", "none")
     assert chat_format(MISTRAL + "[ARGS]", tools="mistral") == ChatFormat("mistral_names", "none"), "of two, the newer"
 
 
-def test_unknown_names_are_refused_with_those_there_are():
+def test_unknown_formats_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="'pythonic' is no format of tool calls; known are auto, none, harmony"):
         chat_format(None, tools="pythonic")
     with pytest.raises(ValueError, match="'harmonic' is no format of reasoning; known are auto, none, granite32"):
@@ -89,7 +89,7 @@ def test_every_format_has_a_parser(tools, reasoning):
     assert [delta.text for delta in [*parser.feed("Hi"), *parser.finish()]] == ["Hi"]
 
 
-def test_marks_are_those_that_a_parser_must_see():
+def test_marks_are_the_texts_that_a_parser_needs():
     qwen, mistral = chat_format(QWEN3), chat_format(None, tools="mistral", reasoning="mistral")
     assert qwen.marks(with_tools=True) == {"<think>", "</think>", "<tool_call>", "</tool_call>"}
     assert qwen.marks(with_tools=False) == {"<think>", "</think>"}

@@ -57,7 +57,7 @@ def test_value_is_text_or_json_as_the_schema_says(parse, key, written, meant):
     assert parse("glm45", text, names={"get": SCHEMA}, cuts=range(len(text))) == whole
 
 
-def test_call_without_arguments_and_one_after_it(parse):
+def test_call_without_arguments_may_be_followed_by_another(parse):
     text = (
         "Well.\n<tool_call>get</tool_call>\n<tool_call>put\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>."
     )
@@ -79,7 +79,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "arguments", "rest"), BROKEN)
-def test_what_does_not_belong_to_a_call_ends_it(parse, text, arguments, rest):
+def test_unexpected_text_ends_a_call(parse, text, arguments, rest):
     for cuts in ((), range(len(text))):
         call, (_, _, written), content = parse("glm45", text, cuts=cuts)
         assert call == ("call", 0, "get")
@@ -87,7 +87,7 @@ def test_what_does_not_belong_to_a_call_ends_it(parse, text, arguments, rest):
         assert content == ("content", rest)
 
 
-def test_schema_that_leads_to_itself_again_and_again_costs_nothing(parse):
+def test_circular_schema_is_resolved_quickly(parse):
     schema = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"} for _ in range(300)]}}}
     schema["properties"] = {"x": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}]}}
     text = "<tool_call>get<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"

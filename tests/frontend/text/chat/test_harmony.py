@@ -43,12 +43,12 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("text", "parts"), ANSWERS)
 @pytest.mark.parametrize("prompt", ["", START])
-def test_messages_are_what_their_headers_say(parse, prompt, text, parts):
+def test_headers_determine_the_kind_of_a_message(parse, prompt, text, parts):
     assert parse("harmony", text, reasoning="harmony", prompt=prompt) == parts
     assert parse("harmony", text, reasoning="harmony", prompt=prompt, cuts=range(len(text))) == parts
 
 
-def test_answer_may_go_on_with_a_message_of_the_prompt(parse):
+def test_answer_may_continue_a_message_of_the_prompt(parse):
     for channel, kind in (("final", "content"), ("analysis", "reasoning")):
         prompt = START + f"<|channel|>{channel}<|message|>So"
         assert parse("harmony", " far.<|end|>" + FINAL, prompt=prompt)[0][:2] in {
@@ -57,17 +57,17 @@ def test_answer_may_go_on_with_a_message_of_the_prompt(parse):
         } & {("content", " far.\nYes.") if kind == "content" else ("reasoning", " far.")}
 
 
-def test_without_tools_what_is_written_to_functions_is_content(parse):
+def test_without_tools_messages_to_functions_are_content(parse):
     assert parse("harmony", THOUGHT + CALL, names=()) == [("reasoning", "Hm."), ("content", '{"a": 1}')]
 
 
-def test_either_name_stands_for_the_whole_format():
+def test_either_setting_selects_the_whole_format():
     for names in ({"tools": "harmony", "reasoning": "none"}, {"tools": "none", "reasoning": "harmony"}):
         parser = chat_format(None, **names).parser()
         assert [*parser.feed(THOUGHT + FINAL), *parser.finish()] == [ReasoningText("Hm."), ContentText("Yes.")]
 
 
-def test_other_special_tokens_are_left_out(parse):
+def test_other_special_tokens_are_removed(parse):
     special = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|endofprompt|>"]
     text = THOUGHT + FINAL + "<|endofprompt|> Sure."
     assert parse("harmony", text, special_tokens=special) == [("reasoning", "Hm."), ("content", "Yes. Sure.")]
@@ -82,6 +82,6 @@ def test_reasoning_and_content_are_streamed():
     assert parser.feed(" a < b") == [ContentText(" a < b")]
 
 
-def test_space_in_a_header_costs_nothing(parse):
+def test_whitespace_in_headers_is_ignored(parse):
     header = "<|start|>" + " " * 280 + "!<|message|>"
     assert parse("harmony", header * 20) == [("content", (header * 20))]

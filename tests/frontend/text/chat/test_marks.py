@@ -8,14 +8,14 @@ from frontend.text.chat.hidden import SpecialTokenFilter
 from frontend.text.chat.marks import Found, mark_finder
 
 
-def test_the_leftmost_mark_is_found_and_of_several_there_the_longest():
+def test_leftmost_longest_mark_is_found():
     finder = mark_finder(frozenset({"<s>", "<s>x", "ab"}))
     assert finder.find("1<s>x2") == Found("1", "<s>x", "2")
     assert finder.find("1<s>2") == Found("1", "<s>", "2")
     assert finder.find("1ab<s>x") == Found("1", "ab", "<s>x")
 
 
-def test_what_may_become_a_mark_is_held_back_and_nothing_else():
+def test_only_possible_starts_of_marks_are_held_back():
     finder = mark_finder(frozenset({"<s>", "<s>x"}))
     assert finder.find("1<s>") == Found("1", None, "<s>")
     assert finder.find("1<") == Found("1", None, "<")
@@ -23,7 +23,7 @@ def test_what_may_become_a_mark_is_held_back_and_nothing_else():
     assert finder.find_at_end("1<s>") == Found("1", "<s>", "")
 
 
-def test_no_marks_are_never_found():
+def test_finder_without_marks_finds_nothing():
     assert mark_finder(frozenset()).find("any <s>") == Found("any <s>", None, "")
 
 
@@ -41,7 +41,7 @@ def without(marks, text):
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_hidden_texts_are_left_out_however_the_text_is_cut(seed):
+def test_hidden_texts_are_removed_in_any_chunks(seed):
     rng = random.Random(seed)
     for _ in range(30):
         marks = {"".join(rng.choice("ab<") for _ in range(rng.randrange(1, 5))) for _ in range(rng.randrange(1, 4))}

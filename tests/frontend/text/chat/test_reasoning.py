@@ -31,7 +31,7 @@ OPENED = "<|im_start|>assistant\n<think>\n"
         ("what is <think>?", "Yes.", [("content", "Yes.")]),
     ],
 )
-def test_reasoning_is_split_off(parse, prompt, text, parts):
+def test_reasoning_is_separated(parse, prompt, text, parts):
     assert parse("none", text, reasoning="think", prompt=prompt) == parts
     assert parse("none", text, cuts=range(len(text)), reasoning="think", prompt=prompt) == parts
 
@@ -47,20 +47,20 @@ def test_reasoning_and_content_are_streamed():
     assert parser.finish() == []
 
 
-def test_calls_in_the_reasoning_are_thoughts(parse):
+def test_calls_in_the_reasoning_are_reasoning(parse):
     call = '<tool_call>{"name": "get", "arguments": {}}</tool_call>'
     parts = parse("hermes", f"<think>\nmaybe {call}?\n</think>\n\n{call}", reasoning="think")
     assert parts == [("reasoning", f"maybe {call}?"), ("call", 0, "get"), ("arguments", 0, "{}")]
 
 
-def test_mistrals_marks_are_others(parse):
+def test_mistral_has_its_own_marks(parse):
     parts = parse(
         "mistral", "[THINK]a[/THINK]b</s>", reasoning="mistral", special_tokens=["</s>", "[THINK]", "[/THINK]"]
     )
     assert parts == [("reasoning", "a"), ("content", "b")]
 
 
-def test_an_open_mark_at_the_prompts_end_opens_the_reasoning():
+def test_opening_mark_at_the_end_of_the_prompt_opens_the_reasoning():
     marks = ReasoningMarks("<think>", "</think>")
     assert marks.opened_by("...<think>\n")
     assert not marks.opened_by("...<think>\n\n</think>\n\n")
@@ -78,12 +78,12 @@ GRANITE = [
 
 
 @pytest.mark.parametrize(("text", "parts"), GRANITE)
-def test_granites_answer_has_marks_too(parse, text, parts):
+def test_granite_marks_the_answer_too(parse, text, parts):
     for cuts in ((), range(len(text))):
         assert parse("none", text, cuts=cuts, reasoning="granite") == parts
 
 
-def test_granite_32_says_it_in_words(parse):
+def test_granite_32_uses_phrases_as_marks(parse):
     text = "Here is my thought process:\n\nHm.\n\nHere is my response:\n\nYes."
     for cuts in ((), range(len(text))):
         assert parse("none", text, cuts=cuts, reasoning="granite32") == [("reasoning", "Hm."), ("content", "Yes.")]
