@@ -1,4 +1,4 @@
-"""The fake tells of its own defects: else a test that waits for it would only run out of time."""
+"""FakeEngine reports its own defects; otherwise a test that waits for it would only time out."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A full queue refuses generations when they arrive: nothing of them is read, and nobody who waits is in their way."""
+"""A full queue refuses generation requests on arrival, before they are read."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ REQUEST = pb.GenerateRequest(spec=pb.GenerationSpec(text="x"))
 
 @pytest.fixture
 async def full_pair(make_pair):
-    """Its queue has one place, and somebody in it."""
+    """A pair whose queue has a limit of one request, which is waiting."""
     pair = await make_pair(http=True, max_queued_requests=1)
     pair.engine.pause()
     waiting = asyncio.ensure_future(pair.stub().Generate(REQUEST))
@@ -28,7 +28,7 @@ async def full_pair(make_pair):
 
 
 async def http_answer(pair, head):
-    """Sends the head of a request, and nothing of its body."""
+    """Returns the head of a request, whose body is never sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.http_port)
     writer.write(head)
     async with asyncio.timeout(20):

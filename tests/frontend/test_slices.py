@@ -1,4 +1,4 @@
-"""Long work leaves everybody else their turns."""
+"""Long work in slices lets other tasks run."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ async def test_two_long_works_share_one_slice_per_iteration():
     log = []
     works = [asyncio.create_task(in_slices(counting(4, log, name))) for name in "ab"]
     assert await asyncio.gather(*works) == ["a", "b"]
-    assert log[:2] == [("a", 0), ("b", 0)]  # what one slice can finish waits for nobody
+    assert log[:2] == [("a", 0), ("b", 0)]  # work that fits one slice does not wait
     assert log[2:] == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)]
 
 

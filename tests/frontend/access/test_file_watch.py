@@ -1,4 +1,4 @@
-"""Certificates and keys replaced while the server serves: new connections see the new ones, calls under way go on."""
+"""Certificates and keys are reloaded while the server runs: new connections use them, running calls continue."""
 
 import asyncio
 import socket
@@ -21,21 +21,21 @@ def look_often(monkeypatch):
 
 
 async def logged(caplog, text, count=1):
-    """Waits until something has been logged."""
+    """Waits until a text has been logged."""
     async with asyncio.timeout(10):
         while caplog.text.count(text) < count:
             await asyncio.sleep(0.01)
 
 
 def put(source, target):
-    """Replaces a file at once, as certificate managers do."""
+    """Replaces a file atomically, as certificate managers do."""
     copy = target.with_suffix(".new")
     copy.write_bytes(source.read_bytes())
     copy.replace(target)
 
 
 def served_by(port, ca):
-    """The name on the certificate that a new connection sees."""
+    """Returns the name on the certificate that a new connection gets."""
     context = ssl.create_default_context(cafile=ca)
     with (
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
@@ -66,7 +66,7 @@ async def test_renewed_certificate_is_used_for_new_connections_and_breaks_no_str
         spec = pb.GenerationSpec(text="abc" * 100, stop=pb.StopOptions(max_tokens=301))
         call = stream(pb.StreamGenerateRequest(spec=spec))
         await call.read()
-        put(second.cert, first.cert)  # the key does not fit yet
+        put(second.cert, first.cert)  # without the matching key
         await logged(caplog, "TLS certificate not reloaded, the old content stays in use: --tls-cert")
         assert await names() == ["first", "first"]
         put(second.key, first.key)
@@ -135,7 +135,7 @@ async def test_file_that_stays_invalid_is_logged_once(tmp_path, caplog):
     watch.start()
     path.write_text("bad")
     await logged(caplog, "it is bad")
-    for _ in range(20):  # looks
+    for _ in range(20):  # checks
         await asyncio.sleep(0.02)
     assert calls == ["bad"]
     await watch.stop()

@@ -1,4 +1,4 @@
-"""TLS of gRPC and HTTP, with certificates made on the spot and clients that check them."""
+"""TLS of gRPC and HTTP, with generated certificates."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""Keeping a subprocess running, and getting rid of it, with plain Unix programs as the engine."""
+"""Tests of `EngineProcess`, with Unix programs as the engine."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from frontend.routing.supervision import EngineEnd, note_path, read_note
 
 
 class Waiter(logging.Handler):
-    """Sets an event at the n-th message, and calls something before the next can come."""
+    """Sets an event at the n-th message, after calling a function."""
 
     def __init__(self, num_messages: int, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Waiter(logging.Handler):
 
 @pytest.fixture
 def fifo(tmp_path: Path) -> Path:
-    """A pipe by name: a program tells through it that it is ready."""
+    """A named pipe through which a program reports that it is ready."""
     path = tmp_path / "ready"
     os.mkfifo(path)
     return path
@@ -57,7 +57,7 @@ async def test_pauses_double_until_stopped():
 
 
 async def test_engine_that_cannot_be_started_is_retried():
-    """As where there are too many processes for the moment."""
+    """For example because there are temporarily too many processes."""
     waiter = Waiter(2)
     logger = logging.getLogger("frontend.cli.engine_process")
     logger.addHandler(waiter)
@@ -112,7 +112,7 @@ async def test_stop_during_a_pause_and_before_the_start():
 
     engine = EngineProcess(["/bin/cat"])
     running = asyncio.create_task(engine.run())
-    await asyncio.sleep(0)  # it is being started now
+    await asyncio.sleep(0)  # the program is being started
     await engine.stop(10)
     assert await running == -15
 
@@ -124,10 +124,10 @@ async def test_child_processes_of_the_program_end_with_it(fifo, end):
     running = asyncio.create_task(engine.run())
     pipe = await asyncio.to_thread(fifo.open)
     assert await asyncio.to_thread(pipe.readline) == "ready\n"
-    async with engine._starting:  # the program may run before its parent knows of it
+    async with engine._starting:  # the program may run before its parent knows its pid
         pass
     await end(engine)
-    assert await asyncio.to_thread(pipe.read) == ""  # the end of the pipe: the sleeper, who holds it, is gone
+    assert await asyncio.to_thread(pipe.read) == ""  # the pipe closes when the child process that holds it ends
     pipe.close()
     await engine.stop(10)
     assert await running < 0

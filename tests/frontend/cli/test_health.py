@@ -1,4 +1,4 @@
-"""`chairlift health`: what a script and a person need to know."""
+"""Tests of `chairlift health`."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ async def test_serving_with_model_and_limits(target, capsys):
 
 async def test_not_serving_while_the_engine_loads(target, engine, capsys):
     engine.set_state(engine_pb.ENGINE_STATE_LOADING)
-    while await run(target) == 0:  # the frontend hears of it in a moment
+    while await run(target) == 0:  # until the frontend has received the state
         capsys.readouterr()
     assert capsys.readouterr().out == "NOT_SERVING\n"
 

@@ -1,4 +1,4 @@
-"""The `chairlift` script finds its commands."""
+"""Tests of the `chairlift` command."""
 
 import os
 import subprocess

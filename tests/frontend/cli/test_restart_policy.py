@@ -1,4 +1,4 @@
-"""Pauses between starts of an engine, and how long requests may count on the next one."""
+"""Tests of `RestartPolicy`: pauses between starts, and how long requests wait for a restart."""
 
 import random
 import signal

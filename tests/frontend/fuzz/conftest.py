@@ -1,7 +1,7 @@
-"""What the fuzzers of both APIs have in common: cases from seeds, good streams beside them, no leftovers.
+"""Fixtures of the fuzz tests of both APIs: seeded random cases beside valid streams, with checks for leftovers.
 
-CHAIRLIFT_FUZZ_CASES is the number of cases of all tests together. The seed of a run is fresh, and printed; a case that
-fails prints the CHAIRLIFT_FUZZ_CASE that plays it alone.
+CHAIRLIFT_FUZZ_CASES is the number of cases of all tests. Each run has a new seed, which is printed; a failing case
+prints the value of CHAIRLIFT_FUZZ_CASE that runs it alone.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ async def pair(make_pair):
 
 
 @pytest.fixture
-def play_cases(pair, caplog) -> Callable[..., Awaitable[int]]:
-    """play_cases(play, share): awaits play(rng) for its share of the cases while good streams run; returns how many."""
+def run_cases(pair, caplog) -> Callable[..., Awaitable[int]]:
+    """run_cases(run, share) awaits run(rng) for a share of the cases, beside valid streams; returns their number."""
     caplog.set_level(logging.WARNING)
 
-    async def run(play: Callable[[random.Random], Awaitable[None]], share: float) -> int:
+    async def run(case: Callable[[random.Random], Awaitable[None]], share: float) -> int:
         one = os.environ.get("CHAIRLIFT_FUZZ_CASE")
         seed = secrets.token_hex(4)
         names = [one] if one else [f"{seed}-{index}" for index in range(int(NUM_CASES * share))]
@@ -44,12 +44,12 @@ def play_cases(pair, caplog) -> Callable[..., Awaitable[int]]:
             for name in waiting:
                 try:
                     async with asyncio.timeout(CASE_TIMEOUT_S):
-                        await play(random.Random(name))
+                        await case(random.Random(name))
                 except Exception as error:
                     error.add_note(f"to see this case alone: CHAIRLIFT_FUZZ_CASE={name}")
                     raise
                 loud = [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
-                assert not loud, f"in the log, about when CHAIRLIFT_FUZZ_CASE={name} was played: {caplog.text}"
+                assert not loud, f"in the log, about when CHAIRLIFT_FUZZ_CASE={name} ran: {caplog.text}"
 
         num_good = 0
 

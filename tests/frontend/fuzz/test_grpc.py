@@ -1,5 +1,6 @@
-"""Messages bent in every field, bytes that are no messages, metadata, cancels and deadlines: each call gets a status
-that is its own fault, and nobody else notices.
+"""Fuzzes the gRPC API: random messages, bytes, metadata, cancellations and deadlines.
+
+Each call gets a status that its client caused, and valid streams beside it are complete.
 """
 
 import asyncio
@@ -101,8 +102,8 @@ def draw(rng):
     )
 
 
-async def play(channel, case):
-    """Plays a case to its end; returns the status and the messages."""
+async def run_case(channel, case):
+    """Runs a case; returns the status and the messages."""
     options = {"timeout": case.timeout_s, "metadata": case.metadata, "compression": case.compression}
     answers = []
     with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, ExecuteBatchError):
@@ -119,12 +120,12 @@ async def play(channel, case):
             call.cancel()
     code, details = await call.code(), await call.details()
     if len(case.messages) != 1 and details == "Internal error from Core":
-        code = CODES.CANCELLED  # the client's own word when the call ends while it still sends
+        code = CODES.CANCELLED  # the client's status if the call ends while it still sends
     return code, details, answers
 
 
 def check_answer(case, answers):
-    """What ended well is whole."""
+    """Checks that successful answers are complete."""
     if case.method == SERVICE + "StreamGenerate":
         events = [pb.StreamGenerateResponse.FromString(answer) for answer in answers]
         kinds = [event.WhichOneof("event") for event in events]
@@ -140,19 +141,19 @@ def check_answer(case, answers):
         assert len(answers) == 1
 
 
-async def test_invalid_calls_get_a_client_error_and_do_not_affect_others(pair, play_cases):
+async def test_invalid_calls_get_a_client_error_and_do_not_affect_others(pair, run_cases):
     channel = pair.channel()
     statuses = Counter()
 
     async def one(rng):
         case = draw(rng)
-        code, details, answers = await play(channel, case)
+        code, details, answers = await run_case(channel, case)
         statuses[code] += 1
         assert code in FAIR, (case, code, details)
         if code is CODES.OK:
             check_answer(case, answers)
 
-    num_cases = await play_cases(one, 0.5)
+    num_cases = await run_cases(one, 0.5)
     assert sum(statuses.values()) == num_cases
     if num_cases >= 1000:
         assert statuses[CODES.OK] > num_cases // 8
@@ -163,7 +164,7 @@ async def test_invalid_calls_get_a_client_error_and_do_not_affect_others(pair, p
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-async def test_random_bytes_on_a_connection_do_not_affect_others(pair, play_cases):
+async def test_random_bytes_on_a_connection_do_not_affect_others(pair, run_cases):
     async def one(rng):
         frames = b"".join(
             rng.randint(0, 40).to_bytes(3, "big") + rng.randbytes(6) + rng.randbytes(rng.randint(0, 40))
@@ -176,4 +177,4 @@ async def test_random_bytes_on_a_connection_do_not_affect_others(pair, play_case
             await reader.read()
         writer.close()
 
-    await play_cases(one, 0.01)
+    await run_cases(one, 0.01)

@@ -1,5 +1,6 @@
-"""Bodies bent in every field, under headers, methods and paths of all kinds: each request gets an answer or an error
-object, never a 500; good streams go on beside them.
+"""Fuzzes the HTTP APIs: random bodies, headers, methods and paths.
+
+Each request gets an answer or an error object, never a 500, and valid streams beside it are complete.
 """
 
 import asyncio
@@ -74,7 +75,7 @@ VALUES = [
 
 
 def bent(rng, body):
-    """A copy with one to three changes anywhere in it."""
+    """Returns a copy with one to three random changes."""
     body = copy.deepcopy(body)
     for _ in range(rng.choice((1, 1, 2, 3))):
         node = body
@@ -94,7 +95,7 @@ def bent(rng, body):
 
 
 def garbled(rng, data):
-    """With a few bytes changed, cut off, or doubled."""
+    """Changes, removes or duplicates a few bytes."""
     start = rng.randrange(len(data))
     return rng.choice([data[:start], data[:start] + rng.randbytes(3) + data[start + 2 :], data + data[start:]])
 
@@ -160,8 +161,8 @@ def draw(rng):
     )
 
 
-async def play(session, url, case):
-    """Plays a case to its end; returns the status and the text, None if it was given up."""
+async def run_case(session, url, case):
+    """Runs a case; returns the status and the text, or None if it was cancelled."""
     async with session.request(case.method, url + case.path, data=case.data, headers=case.headers) as response:
         if case.read_before_close is None:
             return response.status, await response.text()
@@ -171,7 +172,7 @@ async def play(session, url, case):
 
 
 def check_text(case, status, text):
-    """What a client can read of it makes sense."""
+    """Checks that the answer is well-formed."""
     assert '"code":"internal_error"' not in text
     if status != 200 and case.method != "HEAD" and not case.path.startswith("/health"):
         assert json.loads(text)["error"]["message"]
@@ -180,20 +181,20 @@ def check_text(case, status, text):
 
 
 @pytest.mark.slow
-async def test_random_requests_cause_no_500_and_do_not_affect_others(pair, play_cases):
+async def test_random_requests_cause_no_500_and_do_not_affect_others(pair, run_cases):
     url = f"http://127.0.0.1:{pair.app.http_port}"
     statuses = Counter()
     async with aiohttp.ClientSession(auto_decompress=False) as session:
 
         async def one(rng):
             case = draw(rng)
-            status, text = await play(session, url, case)
+            status, text = await run_case(session, url, case)
             statuses[status] += 1
             assert status in FAIR, (case, text)
             if text is not None:
                 check_text(case, status, text)
 
-        num_cases = await play_cases(one, 0.39)
+        num_cases = await run_cases(one, 0.39)
     assert sum(statuses.values()) == num_cases
     if num_cases >= 1000:
         assert num_cases // 8 < statuses[200] < num_cases * 7 // 8
@@ -230,7 +231,7 @@ BYTES = [
 
 
 @pytest.mark.slow
-async def test_random_bytes_on_a_connection_cause_no_500_and_do_not_affect_others(pair, play_cases):
+async def test_random_bytes_on_a_connection_cause_no_500_and_do_not_affect_others(pair, run_cases):
     answered = Counter()
 
     async def one(rng):
@@ -245,7 +246,7 @@ async def test_random_bytes_on_a_connection_cause_no_500_and_do_not_affect_other
         with contextlib.suppress(ConnectionError):
             writer.write(data)
             if data != WHOLE:
-                writer.write_eof()  # nothing more will come
+                writer.write_eof()  # end of the request
             reply = await reader.read()
         writer.close()
         status = reply[:12].removeprefix(b"HTTP/1.1 ")
@@ -253,7 +254,7 @@ async def test_random_bytes_on_a_connection_cause_no_500_and_do_not_affect_other
         refusals = (b"400", b"404", b"405", b"413", b"415", b"431", b"501", b"505")
         assert status in (b"", b"200", *refusals), (data[:300], reply[:300])
 
-    num_cases = await play_cases(one, 0.1)
+    num_cases = await run_cases(one, 0.1)
     assert sum(answered.values()) == num_cases
     if num_cases >= 500:
         assert {b"200", b"400"} <= answered.keys()

@@ -1,4 +1,4 @@
-"""Metrics of engines follow what the engines say: two at once, one that goes, one that comes back as another."""
+"""Metrics of engines: several at once, lost ones and restarted ones."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ def metrics():
 
 
 def load_of(first):
-    """A load whose every field has a value of its own, from `first` on."""
+    """Returns a load with a different value in every field, from `first` on."""
     return pb.LoadStats(**{field.name: first + number for number, field in enumerate(pb.LoadStats.DESCRIPTOR.fields)})
 
 
@@ -67,7 +67,7 @@ def test_latest_load_counts_from_a_step_or_a_heartbeat(metrics, scrape):
     assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 2}
     engine.note_status(pb.EngineStatus(load=pb.LoadStats(num_running=3)))
     assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 3}
-    engine.note_status(pb.EngineStatus())  # says nothing of its load
+    engine.note_status(pb.EngineStatus())  # without a load
     engine.note_step(pb.StepResult(step_seq=2, engine_step=2))
     assert scrape(metrics, "chairlift:num_requests_running", "engine") == {"0": 3}
 
@@ -88,7 +88,7 @@ def test_restarted_engine_starts_from_zero(metrics, scrape):
     engine.note_step(step(70, load_of(1000)))
     engine.detach()
     engine.attach(welcome(instance_id="second"))
-    assert scrape(metrics, "chairlift:num_preemptions_total", "engine") == {}  # it has not said anything yet
+    assert scrape(metrics, "chairlift:num_preemptions_total", "engine") == {}  # no report yet
     assert set(scrape(metrics, "chairlift:engine_info", "instance_id")) == {"second"}
     engine.note_step(step(1, pb.LoadStats(num_preemptions_total=2, step_us=3000)))
     assert scrape(metrics, "chairlift:num_preemptions_total", "engine") == {"0": 2}
@@ -120,7 +120,7 @@ def test_integrity_failures_are_counted_once_and_outlive_their_engine(metrics, s
     engine.note_status(pb.EngineStatus(load=failed))
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
     engine.detach()
-    metrics.drop_engine(engine)  # its name has lost the address, as when its container has ended
+    metrics.drop_engine(engine)  # as when its address is no longer in DNS
     assert scrape(metrics, "chairlift:integrity_failures_total", "engine") == {"0": 2}
     another = metrics.engine()
     another.attach(welcome(load=pb.LoadStats()))

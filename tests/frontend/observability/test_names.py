@@ -1,4 +1,4 @@
-"""Names, labels and bucket bounds: those of docs/metrics.md, and vLLM's where vLLM has the metric."""
+"""Names, labels and buckets of metrics are those of docs/metrics.md, and include vLLM's."""
 
 import re
 from pathlib import Path
@@ -56,7 +56,7 @@ VLLM_BOUNDS = {
 
 
 async def exported(make_pair, text_request, **config):
-    """Families by name after one request of each kind."""
+    """Returns metric families by name after one request of each kind."""
     engine = FakeEngine()
     engine.load = engine_pb.LoadStats(num_running=1)
     pair = await make_pair(engine=engine, **config)

@@ -1,4 +1,4 @@
-"""Which word an end is counted under."""
+"""The outcome that each error counts as."""
 
 import asyncio
 
@@ -43,5 +43,5 @@ def test_every_request_error_is_in_the_table():
         *(errors.DeadlineExceeded, errors.ClientStalled),
         *(errors.EngineUnavailable, errors.ServerDraining, errors.EngineFault),
     }
-    uncounted = {errors.RequestError, errors.Unauthenticated}  # the latter is raised before anything looks at a request
+    uncounted = {errors.RequestError, errors.Unauthenticated}  # the latter is raised before a request is counted
     assert {kind for kind in below(errors.RequestError) if kind.__module__ == "frontend.errors"} == known | uncounted

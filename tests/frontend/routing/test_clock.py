@@ -1,4 +1,4 @@
-"""The account over several engines: each second once, under the right name."""
+"""Time accounting over several engines: each second counts once, under the right name."""
 
 from frontend.routing.clock import RequestClock
 from frontend.types import EngineAccount, EngineTime

@@ -1,4 +1,4 @@
-"""A stopped engine process is lost by unanswered pings; one that only holds its GIL answers them."""
+"""A stopped engine process is lost because it answers no pings; one that only holds its GIL answers them."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from frontend.config import FrontendConfig
 from frontend.routing import connection
 
 HEARTBEAT_TIMEOUT_S = 8.0
-GIL_HELD_S = 6.0  # longer than pings get, shorter than heartbeats do
+GIL_HELD_S = 6.0  # longer than the timeout of pings, shorter than that of heartbeats
 ENGINE = """\
 import asyncio, ctypes, signal, sys
 from tests.support.frontend.fake_engine import FakeEngine

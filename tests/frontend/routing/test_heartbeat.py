@@ -1,4 +1,4 @@
-"""Heartbeats: when a step loop counts as hung."""
+"""Tests of `Heartbeat`: when a step loop counts as hanging."""
 
 from frontend.routing.heartbeat import Heartbeat
 
@@ -6,7 +6,7 @@ BEAT_S = 0.25
 
 
 def stops_after_s(heartbeat, *, num_turns, until_s=1000.0):
-    """Seconds of heartbeats until the loop counts as stopped; None: it never does."""
+    """Returns the seconds of heartbeats until the loop counts as hanging; None if it never does."""
     now_s = 0.0
     while now_s < until_s:
         now_s += BEAT_S
@@ -36,7 +36,7 @@ def test_engine_that_reports_no_turns_never_hangs():
 
 
 def test_delay_of_the_frontend_is_not_a_hang_of_the_engine():
-    """It finds the heartbeats from before first."""
+    """It first reads the heartbeats that arrived during the delay."""
     heartbeat = Heartbeat(timeout_s=60.0, num_turns=0, now_s=0.0)
     for _ in range(3):
         heartbeat.note(5, 500.0)

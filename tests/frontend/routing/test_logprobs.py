@@ -8,7 +8,7 @@ from frontend.routing.logprobs import LogprobBatch, PromptLogprobs
 
 
 def columns(start, stop, width=2):
-    """Columns of the tokens from `start` up to `stop`; every number identifies its token."""
+    """Returns the columns of the tokens from `start` to `stop`; every value identifies its token."""
     tokens = range(start, stop)
     return LogprobBatch(
         width,
@@ -19,7 +19,7 @@ def columns(start, stop, width=2):
 
 
 def joined(gathered):
-    """All that has arrived, read in pieces of at most two tokens."""
+    """Returns all columns, read in pieces of at most two tokens."""
     whole = LogprobBatch()
     for piece in gathered.pieces(2):
         assert 1 <= len(piece.chosen) <= 2

@@ -15,7 +15,7 @@ from frontend.routing.placement import (
 
 
 def prompt(*parts):
-    """Token ids; each part is (value, number of tokens)."""
+    """Returns encoded token ids from parts of (token id, number of tokens)."""
     ids = [value for value, num_tokens in parts for _ in range(num_tokens)]
     return struct.pack(f"<{len(ids)}I", *ids)
 

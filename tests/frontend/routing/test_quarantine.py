@@ -1,4 +1,4 @@
-"""Random worlds of engines that die, by a poison request or from outside, in rounds of one token for every request."""
+"""Simulates engines that die because of a poison request or are killed, with one token per request in each round."""
 
 import random
 
@@ -18,7 +18,7 @@ NUM_TOKENS = 40
 
 
 class Unsupervised:
-    """Without a supervisor, every loss may be the fault of a request."""
+    """Behaves as without a supervisor: any loss may be caused by a request."""
 
     def restart_until_s(self):
         return 0.0
@@ -28,7 +28,7 @@ class Unsupervised:
 
 
 class Cluster:
-    """Engines that come back at once, and get requests in turn."""
+    """Engines that are restarted at once, and get requests in turn."""
 
     def __init__(self, num_engines, num_requests, poison=()):
         self.queue = FailoverQueue(

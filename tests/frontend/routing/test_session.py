@@ -1,4 +1,4 @@
-"""A session against a random engine: stream request ids, streams and commands keep their invariants."""
+"""Tests of `EngineSession`, also with a random engine: stream request ids, streams and commands."""
 
 import random
 

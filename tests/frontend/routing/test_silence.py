@@ -1,4 +1,4 @@
-"""A hanging engine is lost late: the time it cost counts as moved, except for the time spent waiting for the client."""
+"""Time lost with a hanging engine counts as moved, except the time spent waiting for the client."""
 
 import asyncio
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ PARTS = ("queued", "tokenized", "prefill", "decode", "parked", "preempted", "mov
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Stands still until the test advances it."""
+    """A clock that only the test advances."""
     clock = SimpleNamespace(now_s=100.0)
     for module in (stream, session, pending):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
@@ -26,7 +26,7 @@ def clock(monkeypatch):
 
 
 class Engine:
-    """Takes requests and sends steps by hand."""
+    """Takes requests, and sends steps when the test asks for them."""
 
     def __init__(self):
         self.session = EngineSession(

@@ -9,7 +9,7 @@ from frontend.routing.stream import CancelReason, RequestEnd, RequestStream
 
 
 class Engine:
-    """Where credit and cancellations go."""
+    """Records credit and cancellations."""
 
     def __init__(self):
         self.grants = []

@@ -1,4 +1,4 @@
-"""The note of an engine's supervisor as a file."""
+"""Writing and reading the notes of an engine's supervisor."""
 
 from pathlib import Path
 

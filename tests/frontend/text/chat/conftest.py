@@ -1,4 +1,4 @@
-"""What the tests of answers share."""
+"""Fixture that parses answers."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from frontend.text.chat import ContentText, ReasoningText, ToolCallArguments, To
 
 
 class Parse:
-    """Parses whole answers; ids of calls are left out of what comes back."""
+    """Parses whole answers to tuples, without the ids of calls."""
 
     def __call__(self, tools, text, *, cuts=(), reasoning="none", names=("get", "put"), prompt="", special_tokens=()):
-        """The deltas as short tuples, neighbours joined."""
+        """Returns the merged deltas as tuples."""
         parser = chat_format(None, tools=tools, reasoning=reasoning).parser(
             tools=names if isinstance(names, dict) else {name: {} for name in names},
             prompt=prompt,
@@ -22,7 +22,7 @@ class Parse:
         return self.joined([self.short(delta) for delta in deltas + parser.finish()])
 
     def joined(self, parts):
-        """Neighbours that go on with one another as one; none may be empty."""
+        """Merges adjacent deltas of the same part, none of which may be empty."""
         result = []
         for part in parts:
             assert part[-1] != ""
@@ -33,7 +33,7 @@ class Parse:
         return result
 
     def short(self, delta):
-        """One delta as a tuple."""
+        """Returns a delta as a tuple."""
         match delta:
             case ContentText(text):
                 return ("content", text)

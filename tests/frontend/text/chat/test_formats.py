@@ -1,4 +1,4 @@
-"""Formats are guessed from what a template teaches its model, and chosen by name."""
+"""Formats are detected from the chat template, or selected by name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""GLM's arguments: each is what the tool's schema says it is."""
+"""GLM's arguments: the tool's schema determines their types."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""gpt-oss's messages: reasoning, content and calls are told apart by their headers."""
+"""The harmony format of gpt-oss: headers separate reasoning, content and calls."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Marks are found at the same places however a text is cut, and nothing else is held back."""
+"""Marks are found in any chunks of a text, and only possible starts of marks are held back."""
 
 import random
 
@@ -28,7 +28,7 @@ def test_finder_without_marks_finds_nothing():
 
 
 def without(marks, text):
-    """The text without its marks, one after another from the left, of several the longest."""
+    """Removes the marks from a text, from left to right, the longest first."""
     result, position = [], 0
     while position < len(text):
         here = [mark for mark in marks if text.startswith(mark, position)]

@@ -1,4 +1,4 @@
-"""The reasoning at an answer's beginning is told from the rest."""
+"""Reasoning at the start of an answer is separated from the content."""
 
 import pytest
 
