@@ -59,8 +59,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _channel(address: str, tls: Tls | None, *options: tuple[str, int]) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, tls.credentials(), options)
+
+
 def _takes_requests(target: str, tls: Tls | None, timeout_s: float) -> bool:
-    with grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, tls.credentials()) as channel:
+    with _channel(target, tls) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack the methods
         try:
             response = stub.Check(health_pb2.HealthCheckRequest(service=_SERVICE_NAME), timeout=timeout_s)
@@ -70,12 +76,7 @@ def _takes_requests(target: str, tls: Tls | None, timeout_s: float) -> bool:
 
 
 def _show_engine(address: str, tls: Tls | None, timeout_s: float) -> int:
-    options = [("grpc.enable_http_proxy", 0)]
-    with (
-        grpc.insecure_channel(address, options)
-        if tls is None
-        else grpc.secure_channel(address, tls.credentials(), options)
-    ) as channel:
+    with _channel(address, tls, ("grpc.enable_http_proxy", 0)) as channel:
         try:
             response = EngineServiceStub(channel).GetEngineStatus(engine_pb.GetEngineStatusRequest(), timeout=timeout_s)
         except grpc.RpcError as error:

@@ -95,10 +95,6 @@ class Placement:
             for instance_id in known.keys() - instance_ids:
                 del known[instance_id]
 
-    def num_prefixes(self, instance_id: str) -> int:
-        """Returns the number of prefixes remembered for one engine."""
-        return len(self._prefixes.get(instance_id, ()))
-
     def _num_cached(self, instance_id: str, chunks: Sequence[int]) -> int:
         known = self._prefixes.get(instance_id)
         if not known:

@@ -1,6 +1,8 @@
 """Removes special tokens from an answer that was detokenized with them because its marks are special tokens."""
 
-from frontend.text.chat.marks import MarkFinder
+from collections.abc import Callable
+
+from frontend.text.chat.marks import Found, MarkFinder
 
 
 class SpecialTokenFilter:
@@ -12,20 +14,17 @@ class SpecialTokenFilter:
 
     def feed(self, text: str) -> str:
         """Takes the next piece; returns the text that is final."""
-        parts = []
-        found = self._finder.find(self._held + text)
-        while found.mark is not None:
-            parts.append(found.before)
-            found = self._finder.find(found.rest)
-        self._held = found.rest
-        return "".join([*parts, found.before])
+        return self._visible(self._held + text, self._finder.find)
 
     def finish(self) -> str:
         """Ends the answer; returns what was held back."""
+        return self._visible(self._held, self._finder.find_at_end)
+
+    def _visible(self, text: str, find: Callable[[str], Found]) -> str:
         parts = []
-        found = self._finder.find_at_end(self._held)
+        found = find(text)
         while found.mark is not None:
             parts.append(found.before)
-            found = self._finder.find_at_end(found.rest)
-        self._held = ""
+            found = find(found.rest)
+        self._held = found.rest
         return "".join([*parts, found.before])

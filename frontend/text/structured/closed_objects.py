@@ -22,9 +22,12 @@ def close_objects(root: Schema) -> None:
     objects = [subschema.schema for subschema in subschemas(root)]
     combined: set[int] = set()
     for schema in objects:
-        sources = [source for source in _sources(root, schema) if any(_has_properties(root, part) for part in source)]
-        if len(sources) + _declares_properties(schema) > 1:
-            combined.update(_in_place(root, schema))
+        num_declaring = _declares_properties(schema) + sum(
+            any(_declares_properties(one) for part in source for one in _same_value(root, part))
+            for source in _sources(root, schema)
+        )
+        if num_declaring > 1:
+            combined.update(map(id, _same_value(root, schema)))
     for schema in objects:
         properties = schema.get("properties")
         if isinstance(properties, dict) and id(schema) not in combined and not _limits_additional_properties(schema):
@@ -52,26 +55,12 @@ def _sources(root: Schema, schema: Schema) -> Iterator[list[Any]]:
         yield alternatives if isinstance(alternatives, list) else []
 
 
-def _in_place(root: Schema, schema: Any) -> set[int]:
-    """Returns the ids of a schema and of all schemas for the same value."""
-    waiting, seen = [schema], set()
+def _same_value(root: Schema, schema: Any) -> Iterator[Schema]:
+    """Yields a schema and all schemas for the same value, each once."""
+    waiting, seen = [schema], set[int]()
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict) and id(part) not in seen:
             seen.add(id(part))
+            yield part
             waiting.extend(other for source in _sources(root, part) for other in source)
-    return seen
-
-
-def _has_properties(root: Schema, schema: Any) -> bool:
-    """Returns whether a schema, or another one for the same value, declares properties."""
-    waiting, seen = [schema], set()
-    while waiting:
-        part = waiting.pop()
-        if not isinstance(part, dict) or id(part) in seen:
-            continue
-        if _declares_properties(part):
-            return True
-        seen.add(id(part))
-        waiting.extend(other for source in _sources(root, part) for other in source)
-    return False

@@ -50,11 +50,6 @@ class GrammarCompiler:
         self._jobs: dict[bytes, _Job] = {}
         self._pool = ProcessPool("frontend.text.structured.worker", limits, _NUM_WORKERS)
 
-    @property
-    def num_jobs(self) -> int:
-        """Number of constraints being compiled or queued."""
-        return len(self._jobs)
-
     async def compile(self, constraint: OutputConstraint, model: ServedModel) -> str:
         """Returns the grammar for the engine.
 

@@ -42,7 +42,7 @@ async def test_request_without_constraint_starts_no_compiler(pair):
     assert submission.grammar == ""
     assert not submission.sampling.allowed_token_ids
     assert not submission.sampling.bad_sequences
-    assert pair.app.grammars.num_jobs == 0
+    assert len(pair.app.grammars._jobs) == 0
 
 
 async def test_all_answers_of_a_request_have_its_grammar(pair):
@@ -106,7 +106,7 @@ async def test_request_cancelled_during_compilation_leaves_the_queue(make_pair):
     spec = pb.GenerationSpec(text="abc", structured_output=pb.StructuredOutput(json_schema=ENDLESS))
     call = pair.stub().Generate(pb.GenerateRequest(spec=spec))
     async with asyncio.timeout(20):
-        while not pair.app.grammars.num_jobs:
+        while not len(pair.app.grammars._jobs):
             await asyncio.sleep(0)
     call.cancel()
     await pair.idle()

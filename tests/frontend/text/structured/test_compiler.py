@@ -42,7 +42,7 @@ async def make_compiler():
     yield make
     for compiler in compilers:
         await compiler.stop()
-        assert compiler.num_jobs == 0
+        assert len(compiler._jobs) == 0
     assert not worker_ids(), "workers still run"
 
 
@@ -198,7 +198,7 @@ async def test_equal_schemas_are_compiled_once_and_cached(make_compiler, model):
     compiler = make_compiler()
     first = [asyncio.create_task(compiler.compile(good(), model)) for _ in range(20)]
     await asyncio.sleep(0)
-    assert compiler.num_jobs == 1
+    assert len(compiler._jobs) == 1
     assert len(set(await asyncio.gather(*first))) == 1
     compiler._pool._idle[0].process._process.kill()  # only the cache can answer
     assert await compiler.compile(good(), model) == first[0].result()
@@ -228,14 +228,14 @@ async def test_job_without_waiting_requests_is_not_started(make_compiler, model)
     compiler = make_compiler()
     slow = [asyncio.create_task(compiler.compile(schema({**ENDLESS, "title": str(i)}), model)) for i in range(2)]
     waiting = asyncio.create_task(compiler.compile(good(), model))
-    while not all(job.has_begun for job in list(compiler._jobs.values())[:2]) or compiler.num_jobs < 3:
+    while not all(job.has_begun for job in list(compiler._jobs.values())[:2]) or len(compiler._jobs) < 3:
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert compiler.num_jobs == 2
+    assert len(compiler._jobs) == 2
     again = asyncio.create_task(compiler.compile(good(), model))  # not cancelled with the first request
     await asyncio.sleep(0)
-    assert compiler.num_jobs == 3
+    assert len(compiler._jobs) == 3
     for task in (*slow, again):
         task.cancel()
     await asyncio.gather(*slow, again, return_exceptions=True)
@@ -254,7 +254,7 @@ async def test_request_does_not_join_a_job_that_was_cancelled(make_compiler, mod
         await asyncio.sleep(0)
     for num_turns in range(5):
         cancelled = asyncio.create_task(compiler.compile(good(num_turns), model))
-        while compiler.num_jobs < len(tasks) + 1:
+        while len(compiler._jobs) < len(tasks) + 1:
             await asyncio.sleep(0)
         cancelled.cancel()
         for _ in range(num_turns):
