@@ -8,7 +8,10 @@ import torch
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.int8]
 Ints = npt.NDArray[np.int32]
+Words = npt.NDArray[np.uint32]
 Longs = npt.NDArray[np.int64]
 
 

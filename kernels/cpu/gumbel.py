@@ -13,7 +13,7 @@ from kernels.cpu.jit import strict_inline, strict_kernel
 from kernels.cpu.philox import LOW, fill_words, philox4x32
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from kernels.cpu.arrays import Doubles, Floats, Ints
 
 _TABLE_SHIFT = np.uint32(20)
 _NOISE_BOUND = -np.log(-np.log((np.arange(1, 4097) * 2.0**20 - 0.5) / 2.0**32))
@@ -27,7 +27,7 @@ def _noise(word: np.uint32) -> float:
 
 
 @strict_kernel
-def draw_from(ids: "npt.NDArray[np.int32]", d: "npt.NDArray[np.float64]", seed: np.uint64, position: int) -> int:
+def draw_from(ids: "Ints", d: "Doubles", seed: np.uint64, position: int) -> int:
     """Draws a token with probability proportional to exp(d).
 
     Args:
@@ -58,9 +58,7 @@ def draw_from(ids: "npt.NDArray[np.int32]", d: "npt.NDArray[np.float64]", seed: 
 
 
 @strict_kernel
-def draw_from_all(
-    values: "npt.NDArray[np.float32]", top_id: int, temperature: float, seed: np.uint64, position: int
-) -> int:
+def draw_from_all(values: "Floats", top_id: int, temperature: float, seed: np.uint64, position: int) -> int:
     """Draws a token with probability proportional to exp(value / temperature).
 
     Args:

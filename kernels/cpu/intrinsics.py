@@ -81,23 +81,23 @@ atomic_store: Any = intrinsic(_atomic_store)
 
 @njit(inline="always")
 def floats_at(address: int, shape: Any) -> Any:
-    """The fp32 values at an address, as an array."""
+    """Returns the fp32 values at an address as an array."""
     return _carray(_pointer(address), shape, np.float32)
 
 
 @njit(inline="always")
 def bytes_at(address: int, shape: Any) -> Any:
-    """The int8 values at an address."""
+    """Returns the int8 values at an address as an array."""
     return _carray(_pointer(address), shape, np.int8)
 
 
 @njit(inline="always")
 def words_at(address: int, shape: Any) -> Any:
-    """The int32 values at an address."""
+    """Returns the int32 values at an address as an array."""
     return _carray(_pointer(address), shape, np.int32)
 
 
 @njit(inline="always")
 def longs_at(address: int, shape: Any) -> Any:
-    """The int64 values at an address."""
+    """Returns the int64 values at an address as an array."""
     return _carray(_pointer(address), shape, np.int64)

@@ -168,7 +168,7 @@ def pack_item(row: "Longs", item: int, scratch: int) -> None:
 
 @kernel
 def num_linear_items(row: "Longs") -> int:
-    """Items of LINEAR."""
+    """Returns the items of LINEAR: blocks of tiles times shares of the columns."""
     rows = num_rows(row[ROWS])
     num_blocks = -(-_num_tiles(rows) // BLOCK_TILES)
     return num_blocks * min(int(row[SHARES]), int(-(-row[_N] // GROUP)))

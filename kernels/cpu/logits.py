@@ -9,12 +9,7 @@ from kernels.cpu.jit import strict_kernel
 from kernels.cpu.select import fill_keys, select_key
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Floats = npt.NDArray[np.float32]
-    Doubles = npt.NDArray[np.float64]
-    Ints = npt.NDArray[np.int32]
-    Longs = npt.NDArray[np.int64]
+    from kernels.cpu.arrays import Doubles, Floats, Ints, Longs
 
 _INF_ORDER = np.int32(0x7F800000)
 _NEG_INF_ORDER = np.int32(-0x7F800001)

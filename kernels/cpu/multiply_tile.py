@@ -216,24 +216,27 @@ def _scaled(builder: Any, kind: _TileKind, totals: Any, tile: _Tile) -> Any:
     return values
 
 
-def _intrinsic(kind: _TileKind) -> Any:
-    """Returns an intrinsic that computes a tile of any height: multiply(num_rows, tile)."""
+def _intrinsic(operands: Any, a_row_step: int | None = None, *, is_scaled: bool = False) -> Any:
+    """Returns an intrinsic that computes a tile of any height and either width: multiply(num_rows, wide, tile)."""
+    narrow, wide = (_TileKind(operands, num_vectors, a_row_step, is_scaled) for num_vectors in (2, 4))
 
-    def multiply(_typing_context: Any, _num_rows: Any, tile: Any) -> Any:
+    def multiply(_typing_context: Any, _num_rows: Any, _wide: Any, tile: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            fields = _unpack_tuple(builder, args[1])
+            fields = _unpack_tuple(builder, args[2])
             values = _Tile(*(context.cast(builder, *field, types.int64) for field in zip(fields, tile, strict=True)))
+            is_wide = builder.zext(args[1], _I64)
             end = builder.append_basic_block("end")
-            choice = builder.switch(args[0], end)
-            for height in range(1, kind.max_rows + 1):
-                block = builder.append_basic_block()
-                choice.add_case(_I64(height), block)
-                builder.position_at_end(block)
-                _emit_tile(builder, kind, height, end, values)
+            choice = builder.switch(builder.add(builder.mul(args[0], _I64(2)), is_wide), end)
+            for kind in (narrow, wide):
+                for height in range(1, kind.max_rows + 1):
+                    block = builder.append_basic_block()
+                    choice.add_case(_I64(2 * height + (kind is wide)), block)
+                    builder.position_at_end(block)
+                    _emit_tile(builder, kind, height, end, values)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(types.int64, tile), codegen
+        return types.void(types.int64, types.boolean, tile), codegen
 
     return intrinsic(multiply)
 
@@ -241,26 +244,17 @@ def _intrinsic(kind: _TileKind) -> Any:
 WEIGHTS_STEP = 4 * 2 * LANES
 """Bytes from row to row of the weights in `add_values`."""
 
-_fp32, _fp32_wide = _intrinsic(_TileKind(_Fp32, 2)), _intrinsic(_TileKind(_Fp32, 4))
-_int8_as_fp32 = _intrinsic(_TileKind(_Int8AsFp32, 2))
-_int8_weights, _int8_weights_wide = (_intrinsic(_TileKind(_Int8AsFp32, n, is_scaled=True)) for n in (2, 4))
-_vnni_operands = _Vnni if cpu_features().vnni else _Int8AsFp32  # unused without VNNI, but it must compile
-_vnni, _vnni_wide = (_intrinsic(_TileKind(_vnni_operands, n, is_scaled=True)) for n in (2, 4))
-_values_fp32, _values_fp32_wide = (
-    _intrinsic(_TileKind(_Fp32, 2, WEIGHTS_STEP)),
-    _intrinsic(_TileKind(_Fp32, 4, WEIGHTS_STEP)),
-)
-_values_int8, _values_int8_wide = (
-    _intrinsic(_TileKind(_Int8AsFp32, 2, WEIGHTS_STEP)),
-    _intrinsic(_TileKind(_Int8AsFp32, 4, WEIGHTS_STEP)),
-)
+_fp32, _int8_as_fp32 = _intrinsic(_Fp32), _intrinsic(_Int8AsFp32)
+_int8_weights = _intrinsic(_Int8AsFp32, is_scaled=True)
+_vnni = _intrinsic(_Vnni if cpu_features().vnni else _Int8AsFp32, is_scaled=True)  # unused without VNNI, but compiled
+_values_fp32, _values_int8 = _intrinsic(_Fp32, WEIGHTS_STEP), _intrinsic(_Int8AsFp32, WEIGHTS_STEP)
 
 
 @kernel
 def multiply_fp32(
     num_rows: int, wide: bool, a: int, b: int, depth: int, c0: int, c: int, c_step: int, ahead: int
 ) -> None:
-    """One tile of a linear layer, all fp32: C = c0 + A B.
+    """Computes one tile of a linear layer, all fp32: C = c0 + A B.
 
     Args:
         num_rows: 1 to MAX_ROWS, or to MAX_ROWS // 2 if wide.
@@ -275,10 +269,7 @@ def multiply_fp32(
     """
     step, panel_step = 4 * LANES, 4 * LANES * depth
     tile = _Tile(a, b, step, panel_step, depth, c0, 0, c, c_step, ahead, panel_step)
-    if wide:
-        _fp32_wide(num_rows, tile)
-    else:
-        _fp32(num_rows, tile)
+    _fp32(num_rows, wide, tile)
 
 
 @kernel
@@ -302,10 +293,7 @@ def multiply_int8_weights(
     """
     step, panel_step = LANES, LANES * depth
     tile = _Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, 0, bias)
-    if wide:
-        _int8_weights_wide(num_rows, tile)
-    else:
-        _int8_weights(num_rows, tile)
+    _int8_weights(num_rows, wide, tile)
 
 
 @kernel
@@ -334,10 +322,7 @@ def multiply_vnni(
     """
     step, panel_step = 4 * LANES, 4 * LANES * depth
     tile = _Tile(a, b, step, panel_step, depth, start, 0, c, c_step, ahead, panel_step, scales, row_scales, bias)
-    if wide:
-        _vnni_wide(num_rows, tile)
-    else:
-        _vnni(num_rows, tile)
+    _vnni(num_rows, wide, tile)
 
 
 @kernel
@@ -353,7 +338,7 @@ def score_keys(
     ahead: int,
     ahead_panel_step: int,
 ) -> None:
-    """Scores of two groups of keys: scores [num_rows, 32] = q k.
+    """Computes the scores of two groups of keys: scores [num_rows, 32] = q k.
 
     Args:
         is_int8: whether keys are int8 or fp32.
@@ -369,9 +354,9 @@ def score_keys(
     b_step = LANES if is_int8 else 4 * LANES
     tile = _Tile(q, k, b_step, k_panel_step, head_dim, zeros, 0, scores, 4 * 2 * LANES, ahead, ahead_panel_step)
     if is_int8:
-        _int8_as_fp32(num_rows, tile)
+        _int8_as_fp32(num_rows, False, tile)
     else:
-        _fp32(num_rows, tile)
+        _fp32(num_rows, False, tile)
 
 
 @kernel
@@ -402,14 +387,8 @@ def add_values(
     """
     if is_int8:
         tile = _Tile(weights, v, head_dim, LANES, num_keys, acc, acc_step, acc, acc_step, ahead, LANES)
-        if wide:
-            _values_int8_wide(num_rows, tile)
-        else:
-            _values_int8(num_rows, tile)
+        _values_int8(num_rows, wide, tile)
     else:
         step, panel_step = 4 * head_dim, 4 * LANES
         tile = _Tile(weights, v, step, panel_step, num_keys, acc, acc_step, acc, acc_step, ahead, panel_step)
-        if wide:
-            _values_fp32_wide(num_rows, tile)
-        else:
-            _values_fp32(num_rows, tile)
+        _values_fp32(num_rows, wide, tile)

@@ -16,12 +16,7 @@ from kernels.cpu.instruction import FIRST_OPERAND, ROWS, SCRATCH_BYTES, Opcode, 
 from kernels.cpu.intrinsics import floats_at, longs_at, words_at
 from kernels.cpu.jit import inline, kernel
 from kernels.cpu.kv_cache import CpuKVCache
-from kernels.cpu.multiply_tile import (
-    LANES,
-    MAX_ROWS,
-    add_values,
-    score_keys,
-)
+from kernels.cpu.multiply_tile import LANES, MAX_ROWS, add_values, score_keys
 from kernels.cpu.recording import Recording
 from kernels.cpu.softmax_step import softmax_step
 from kernels.metadata import AttentionMetadata
@@ -127,7 +122,7 @@ def plan_item(row: "Longs") -> None:
 
 @kernel
 def num_attention_items(row: "Longs") -> int:
-    """Items of the plan, for each KV head."""
+    """Returns the number of items: those of the plan for each KV head."""
     return int(longs_at(row[_PLAN], 1)[0] * row[_KV_HEADS])
 
 
@@ -135,16 +130,16 @@ class _Item(NamedTuple):
     """Sizes and addresses of one item: one KV head and some rows of one request.
 
     Attributes:
-        height: rows; row i is the query head first_head + (first + i) % group_size of the KV head, of the request's
-        token
-            (first + i) // group_size, which is token begin + ... of the batch, at position first_position + ... .
+        height, first, group_size, first_head, begin, first_position: the rows. With t = (first + i) // group_size, row
+            i < height is query head first_head + (first + i) % group_size of token t of the request. This is token
+            begin + t of the batch, at position first_position + t.
         num_groups: groups of 16 keys up to the last one seen by a row.
-        places: index of each group in the cache; the last one is repeated three times.
+        places: address of the index of each group in the cache, int64; the last one is repeated three times.
         padded_dim: columns of acc, head_dim rounded up to 32.
-        q: queries, [head_dim, height].
-        zeros, scores: 32 values, [height, 32].
-        states: largest score and sum of weights, [height, 2].
-        acc: weighted values, [height, padded_dim].
+        q: address of the scaled queries, [head_dim, height] fp32.
+        zeros, scores: addresses of 32 zeros and of scores [height, 32], fp32.
+        states: address of the largest score and the sum of weights of each row, [height, 2] fp32.
+        acc: address of the weighted values, [height, padded_dim] fp32.
     """
 
     height: int
@@ -189,7 +184,7 @@ def _open_item(row: "Longs", item: int, scratch: int) -> _Item:
 
 @inline
 def _find_places(row: "Longs", item: _Item, request_table: "Ints") -> None:
-    """Fills `places`."""
+    """Fills `places` from the block table of the request."""
     groups, num_kv_heads, head = row[_BLOCK_SIZE] // LANES, row[_KV_HEADS], item.first_head // item.group_size
     places = longs_at(item.places, item.num_groups + 3)
     group = 0
@@ -280,7 +275,7 @@ def _add_values(row: "Longs", item: _Item, place: int, following: int, weights: 
 
 @kernel
 def attention_item(row: "Longs", scale: np.float32, number: int, scratch: int) -> None:
-    """One KV head and some rows of one request."""
+    """Computes attention of one KV head for some rows of one request."""
     item = _open_item(row, number, scratch)
     request = longs_at(row[_PLAN] + 24 * (1 + number % longs_at(row[_PLAN], 1)[0]), 3)[0]
     table_step = row[_TABLE_STEP]

@@ -99,7 +99,7 @@ def _check_weight(x: torch.Tensor, weight: torch.Tensor) -> None:
 
 @inline
 def norm_row(x: "Floats", weight: "Floats", eps: np.float32, out: "Floats") -> None:
-    """Out = x / sqrt(mean(x^2) + eps) * weight; out may be x."""
+    """Computes out = x / sqrt(mean(x^2) + eps) * weight; out may be x."""
     total = np.float32(0)
     for i in range(x.shape[0]):
         total += x[i] * x[i]

@@ -8,9 +8,7 @@ from kernels.cpu.intrinsics import bytes_at
 from kernels.cpu.jit import bits_float, float_bits, inline, strict_kernel
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Floats = npt.NDArray[np.float32]
+    from kernels.cpu.arrays import Floats
 
 _ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits
 _ROUND_BITS = np.int32(0x4B400000)

@@ -20,12 +20,7 @@ from kernels.cpu.select import fill_keys, select_key
 from kernels.sampling import RowStatus, SampledTokens, SamplingBatch, greedy_batch
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Floats = npt.NDArray[np.float32]
-    Doubles = npt.NDArray[np.float64]
-    Ints = npt.NDArray[np.int32]
-    Longs = npt.NDArray[np.int64]
+    from kernels.cpu.arrays import Bytes, Doubles, Floats, Ints, Longs, Words
 
 _SMALL = 1 << 19
 """Logits that one thread can read in the time that it takes to wake the others."""
@@ -62,10 +57,10 @@ class _Columns(NamedTuple):
 
 
 class _Results(NamedTuple):
-    """The output arrays, in the order of `SampledTokens`."""
+    """The arrays of `SampledTokens` for numba."""
 
     token_ids: "Longs"
-    status: "npt.NDArray[np.int8]"
+    status: "Bytes"
     logprobs: "Doubles"
     top_ids: "Longs"
     top_values: "Doubles"
@@ -95,18 +90,11 @@ def compile_sampler() -> None:
 def _sample(
     logits: torch.Tensor, batch: SamplingBatch, kernel: Callable[..., None], show: "Callable[[Longs], None]"
 ) -> SampledTokens:
-    num_rows = logits.shape[0]
-    width = max(0, batch.max_top_logprobs)
-    results = _Results(
-        token_ids=np.full(num_rows, -1, dtype=np.int64),
-        status=np.zeros(num_rows, dtype=np.int8),
-        logprobs=np.full(num_rows, np.nan),
-        top_ids=np.full((num_rows, width), -1, dtype=np.int64),
-        top_values=np.full((num_rows, width), np.nan),
-    )
+    sampled = SampledTokens.undecided(len(logits), batch.max_top_logprobs)
+    results = _Results(*(getattr(sampled, name).numpy() for name in _Results._fields))
     show(results.token_ids)
     kernel(logits.numpy(), _columns(batch), results)
-    return SampledTokens(*map(torch.from_numpy, results))
+    return sampled
 
 
 def _columns(batch: SamplingBatch) -> _Columns:
@@ -122,32 +110,19 @@ def _columns(batch: SamplingBatch) -> _Columns:
 
 
 @strict_parallel_kernel
-def _sample_rows_on_all_threads(
-    logits: "Floats",
-    columns: _Columns,
-    results: _Results,
-) -> None:
+def _sample_rows_on_all_threads(logits: "Floats", columns: _Columns, results: _Results) -> None:
     for i in prange(len(logits)):
         _sample_row(np.int64(i), logits, columns, results)
 
 
 @strict_kernel
-def _sample_rows(
-    logits: "Floats",
-    columns: _Columns,
-    results: _Results,
-) -> None:
+def _sample_rows(logits: "Floats", columns: _Columns, results: _Results) -> None:
     for i in range(len(logits)):
         _sample_row(np.int64(i), logits, columns, results)
 
 
 @strict_kernel
-def _sample_row(
-    i: np.int64,
-    logits: "Floats",
-    columns: _Columns,
-    results: _Results,
-) -> None:
+def _sample_row(i: np.int64, logits: "Floats", columns: _Columns, results: _Results) -> None:
     raw = logits[i]
     raw_top, is_proper = largest(raw)
     values, top = raw, raw_top
@@ -238,7 +213,7 @@ def _kept_tokens(
 
 
 @strict_kernel
-def _head_of_mass(keys: "npt.NDArray[np.uint32]", ids: "Ints", d: "Doubles", top_p: float) -> tuple["Ints", "Doubles"]:
+def _head_of_mass(keys: "Words", ids: "Ints", d: "Doubles", top_p: float) -> tuple["Ints", "Doubles"]:
     """Keeps the smallest set of most probable tokens whose share of the probability reaches top_p.
 
     Args:

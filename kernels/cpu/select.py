@@ -7,13 +7,13 @@ import numpy as np
 from kernels.cpu.jit import strict_kernel
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from kernels.cpu.arrays import Doubles, Floats, Words
 
 _SIGN = np.uint32(0x80000000)
 
 
 @strict_kernel
-def fill_keys(values: "npt.NDArray[np.float32]", keys: "npt.NDArray[np.uint32]") -> None:
+def fill_keys(values: "Floats", keys: "Words") -> None:
     """Converts floats to unsigned integers of the same order; equal floats, also 0.0 and -0.0, have equal keys.
 
     Args:
@@ -28,9 +28,7 @@ def fill_keys(values: "npt.NDArray[np.float32]", keys: "npt.NDArray[np.uint32]")
 
 
 @strict_kernel
-def select_key(
-    keys: "npt.NDArray[np.uint32]", weights: "npt.NDArray[np.float64] | None", target: float
-) -> tuple[np.uint32, float]:
+def select_key(keys: "Words", weights: "Doubles | None", target: float) -> tuple[np.uint32, float]:
     """Returns the largest key for which the weights of all keys >= it sum to the target.
 
     Three passes that fix 11, 11 and 10 bits of the key, each with one histogram of weights (radix select; the weighted

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.launch import launch
-from kernels.gpu.mask import mask_rows
 from kernels.gpu.sampling_tiles import SamplingTile
 from kernels.gpu.scan import Logits, unadjusted
-from kernels.sampling import SamplingBatch
+from kernels.gpu.token_order import INF
+from kernels.sampling import SamplingBatch, TokenMasks
 
 _SEEN = tl.constexpr(0x7F800001)
 _MOST_SEEN = tl.constexpr(0x7FBFFFFF)
@@ -103,8 +103,26 @@ def adjust_logits(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingT
     if batch.any_penalised:
         read_history("apply")
     if batch.masks is not None:
-        mask_rows(copy, batch.masks, tile=tile)
+        _mask_rows(copy, batch.masks, tile=tile)
     return Logits(logits, copy, is_adjusted, any_adjusted=True)
+
+
+def _mask_rows(logits: torch.Tensor, masks: TokenMasks, *, tile: SamplingTile) -> None:
+    """Sets the forbidden logits of rows with a mask to -inf; NaN and +inf stay, so that the row still fails."""
+    num_rows, vocab_size = logits.shape
+    num_chunks = triton.cdiv(vocab_size, tile.chunk)
+    launch(
+        _mask_rows_kernel,
+        tile.shared_rows(num_rows, num_chunks),
+        logits,
+        masks.rows,
+        masks.words,
+        vocab_size,
+        masks.words.stride(0),
+        num_chunks,
+        CHUNK=tile.chunk,
+        num_warps=tile.scan_warps,
+    )
 
 
 @triton.jit
@@ -252,3 +270,24 @@ def _add_biases_kernel(  # type: ignore[no-untyped-def]
         raw = tl.load(raw_ptr + offset + ids, mask=is_first, other=0.0)
         value = (_penalised(raw, marks, repetition, presence, frequency) + sums).to(tl.float32)
         tl.store(copy_ptr + offset + ids, value, mask=is_first)
+
+
+@triton.jit(
+    do_not_specialize=["mask_rows_ptr", "words_ptr", "mask_stride", "num_chunks"]
+)  # fmt: skip
+def _mask_rows_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr, mask_rows_ptr, words_ptr, vocab_size, mask_stride, num_chunks, CHUNK: tl.constexpr
+):
+    row = tl.program_id(0)
+    mask_row = tl.load(mask_rows_ptr + row)
+    if mask_row >= 0:
+        logits_ptr += row.to(tl.int64) * vocab_size
+        words_ptr += mask_row.to(tl.int64) * mask_stride
+        for chunk in range(tl.program_id(1), num_chunks, tl.num_programs(1)):
+            words = chunk * (CHUNK // 32) + tl.arange(0, CHUNK // 32)
+            bits = tl.arange(0, 32)[None, :]
+            ids = words[:, None] * 32 + bits
+            word = tl.load(words_ptr + words, mask=words * 32 < vocab_size, other=0)
+            is_forbidden = (ids < vocab_size) & (((word[:, None] >> bits) & 1) == 0)
+            logits = tl.load(logits_ptr + ids, mask=is_forbidden, other=0.0)
+            tl.store(logits_ptr + ids, -INF, mask=is_forbidden & (logits < INF))

@@ -1,6 +1,7 @@
 """`KernelOps` in Triton; matrix products by the vendor's library."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -18,8 +19,8 @@ from kernels.gpu.sample import sample
 from kernels.gpu.silu_and_mul import silu_and_mul
 from kernels.gpu.targets import Target
 from kernels.interface import Step
-from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.sampling import SampledTokens, SamplingBatch, greedy_batch
+from kernels.metadata import StepInputs
+from kernels.sampling import greedy_batch
 
 
 class GpuOps:
@@ -30,6 +31,8 @@ class GpuOps:
     """
 
     name = "triton"
+
+    linear = staticmethod(linear)
 
     def __init__(
         self,
@@ -56,11 +59,14 @@ class GpuOps:
         use_kernel_cache()
         self._device = device
         self._target = target
-        self._num_processors = num_processors
         self._quantize_weights = quantize_weights
         self._row_dtype = target.require_fp8("--quantization fp8") if quantize_weights or quantize_inputs else None
         self._progress = progress
         self.graphs_bytes: tuple[int, ...] = ()
+        # operations that are the functions of their modules
+        self.rotate_and_store = partial(rotate_and_store, target=target)
+        self.paged_attention = partial(paged_attention, target=target, num_processors=num_processors)
+        self.sample = partial(sample, target=target, num_processors=num_processors)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> PackedLinear:
         """Packs weights unchanged, or in 8-bit floats with a scale per output channel; never quantises the head."""
@@ -98,10 +104,6 @@ class GpuOps:
         """Indexes the table."""
         return table.index_select(0, indices)
 
-    def linear(self, x: torch.Tensor | QuantizedRows, weights: PackedLinear) -> torch.Tensor:
-        """Multiplies by the weight matrix and adds the bias."""
-        return linear(x, weights)
-
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, for_linear: bool = False
     ) -> torch.Tensor | QuantizedRows:
@@ -114,49 +116,6 @@ class GpuOps:
         """Returns (rms_norm(x + residual), x + residual), the former quantised for 8-bit layers."""
         return add_rms_norm(x, residual, weight, eps, quantize=self._row_dtype if for_linear else None)
 
-    def rotate_and_store(
-        self,
-        qkv: torch.Tensor,
-        positions: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        kv_cache: GpuKVCache,
-        slot_mapping: torch.Tensor,
-        *,
-        head_norms: tuple[torch.Tensor, torch.Tensor] | None = None,
-        eps: float = 0.0,
-    ) -> torch.Tensor:
-        """Rotates queries and keys, writes keys and values to the cache and returns the queries."""
-        return rotate_and_store(
-            qkv, positions, cos, sin, kv_cache, slot_mapping, head_norms=head_norms, eps=eps, target=self._target
-        )
-
-    def paged_attention(
-        self,
-        q: torch.Tensor,
-        kv_cache: GpuKVCache,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-    ) -> torch.Tensor:
-        """Computes causal attention of a ragged batch over a paged cache."""
-        return paged_attention(
-            q,
-            kv_cache,
-            metadata,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            target=self._target,
-            num_processors=self._num_processors,
-        )
-
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor | QuantizedRows:
         """Computes silu(first half) * second half, quantised for 8-bit layers."""
         return silu_and_mul(gate_up, quantize=self._row_dtype)
-
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
-        """Draws one token per row of logits."""
-        return sample(logits, batch, target=self._target, num_processors=self._num_processors)

@@ -17,14 +17,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         batch: sampling parameters of each row.
     """
     num_rows, vocab_size = logits.shape
-    width = max(0, batch.max_top_logprobs)
-    result = SampledTokens(
-        token_ids=torch.full((num_rows,), -1, dtype=torch.int64),
-        status=torch.zeros(num_rows, dtype=torch.int8),
-        logprobs=torch.full((num_rows,), math.nan, dtype=torch.float64),
-        top_ids=torch.full((num_rows, width), -1, dtype=torch.int64),
-        top_values=torch.full((num_rows, width), math.nan, dtype=torch.float64),
-    )
+    result = SampledTokens.undecided(num_rows, batch.max_top_logprobs)
     for i in range(num_rows):
         status, token_id = _sample_row(logits[i], batch, i)
         result.status[i] = status
