@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels.families import cpu_ops
-from kernels.metadata import AttentionMetadata, StepInputs
-from tests.support.kernels.batches import assert_same_bits, cache_tensors, make_metadata
+from kernels.metadata import StepInputs
+from tests.support.kernels.batches import assert_same_bits, cache_tensors, make_metadata, make_step_buffers
 
 MAX_TOKENS, MAX_REQS, MAX_LEN, BLOCK_SIZE = 140, 9, 256, 32
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 6, 2, 32, 48, 70, 61
@@ -66,20 +66,11 @@ class Model:
 
 def make_buffers():
     """Makes buffers that hold NaN tokens and an unused block, so that reads beyond a step's inputs are noticed."""
-    return StepInputs(
-        input_ids=torch.full((MAX_TOKENS,), VOCAB),
-        positions=torch.zeros(MAX_TOKENS, dtype=torch.int64),
-        metadata=AttentionMetadata(
-            query_start_loc=torch.zeros(MAX_REQS + 1, dtype=torch.int32),
-            seq_lens=torch.zeros(MAX_REQS, dtype=torch.int32),
-            block_table=torch.zeros(MAX_REQS, MAX_LEN // BLOCK_SIZE + 1, dtype=torch.int32),
-            slot_mapping=torch.full((MAX_TOKENS,), NUM_BLOCKS * BLOCK_SIZE - 1),
-            block_size=BLOCK_SIZE,
-            max_query_len=MAX_TOKENS,
-            max_seq_len=MAX_LEN,
-        ),
-        logits_indices=torch.zeros(MAX_REQS, dtype=torch.int64),
-    )
+    buffers = make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_LEN // BLOCK_SIZE + 1, block_size=BLOCK_SIZE)
+    buffers.input_ids.fill_(VOCAB)
+    buffers.metadata.query_start_loc.zero_()
+    buffers.metadata.slot_mapping.fill_(NUM_BLOCKS * BLOCK_SIZE - 1)
+    return buffers
 
 
 def make_inputs(buffers, query_lens, seq_lens, seed):

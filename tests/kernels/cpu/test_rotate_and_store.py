@@ -3,66 +3,45 @@
 import pytest
 import torch
 
-from kernels.families import cpu_ops, reference_ops
-from tests.support.kernels.batches import assert_close, assert_same_bits, cache_tensors, poison_cache, read_cache
+from kernels.families import cpu_ops
+from tests.support.kernels.batches import assert_close, assert_same_bits, cache_tensors, read_cache
+from tests.support.kernels.rotation import RotationStep
 
-OPS, REFERENCE = cpu_ops(), reference_ops()
-NUM_HEADS, NUM_KV_HEADS, NUM_BLOCKS = 6, 2, 5
-
-
-def tables(head_dim):
-    angles = torch.outer(torch.arange(500.0), 10000.0 ** -torch.arange(0, 1, 2 / head_dim))
-    return angles.cos(), angles.sin()
+OPS = cpu_ops()
+NUM_HEADS, NUM_KV_HEADS = 6, 2
 
 
-class Step:
-    """Random inputs; `run` gives queries, and a cache whose other slots are poisoned."""
-
-    def __init__(self, num_tokens, head_dim, block_size, *, norms=False):
-        self.qkv = torch.randn(num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * head_dim)
-        self.positions = torch.randint(0, 500, (num_tokens,))
-        self.tables = tables(head_dim)
-        self.slots = torch.randperm(NUM_BLOCKS * block_size)[:num_tokens]
-        self.shape = NUM_BLOCKS, block_size, NUM_KV_HEADS, head_dim
-        self.norms = {"head_norms": (torch.randn(head_dim), torch.randn(head_dim)), "eps": 1e-6} if norms else {}
-
-    def run(self, ops, dtype=torch.float32, rows=slice(None)):
-        cache = ops.make_kv_cache(*self.shape, dtype)
-        poison_cache(cache)
-        qkv, positions, slots = self.qkv[rows].clone(), self.positions[rows], self.slots[rows]
-        return ops.rotate_and_store(qkv, positions, *self.tables, cache, slots, **self.norms), cache
-
-    def other_slots(self):
-        return torch.tensor(sorted({*range(NUM_BLOCKS * self.shape[1])} - {*self.slots.tolist()}))
+def make_step(num_tokens, head_dim, block_size, *, norms=False):
+    return RotationStep(num_tokens, head_dim, heads=(NUM_HEADS, NUM_KV_HEADS), block_size=block_size, norms=norms)
 
 
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
 @pytest.mark.parametrize("num_tokens", [1, 5, 33, 79])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(6, 16), (32, 48), (80, 16), (128, 32)])
 def test_queries_keys_and_values_equal_reference(num_tokens, head_dim, block_size, norms):
-    step = Step(num_tokens, head_dim, block_size, norms=norms)
-    (q, cache), (wanted_q, wanted_cache) = step.run(OPS), step.run(REFERENCE)
+    step = make_step(num_tokens, head_dim, block_size, norms=norms)
+    (q, cache), (wanted_q, *wanted) = step.run(OPS), step.wanted()
     assert q.shape == (num_tokens, NUM_HEADS, head_dim)
     assert_close(q, wanted_q)
-    for actual, expected in zip(read_cache(cache, step.slots), read_cache(wanted_cache, step.slots), strict=True):
+    for actual, expected in zip(read_cache(cache, step.slots), wanted, strict=True):
         assert_close(actual, expected)
-    for part in read_cache(cache, step.other_slots()):
+    for part in read_cache(cache, step.other_slots):
         assert part.isnan().all()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 33, 79])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(32, 48), (80, 16)])
 def test_int8_keys_and_values_are_off_by_half_a_step_at_most(num_tokens, head_dim, block_size):
-    step = Step(num_tokens, head_dim, block_size)
-    (q, cache), (wanted_q, wanted_cache) = step.run(OPS, torch.int8), step.run(REFERENCE)
+    step = make_step(num_tokens, head_dim, block_size)
+    (q, cache), (wanted_q, *wanted) = step.run(OPS, cache_dtype=torch.int8), step.wanted()
     assert_close(q, wanted_q)
-    for actual, expected in zip(read_cache(cache, step.slots), read_cache(wanted_cache, step.slots), strict=True):
+    for actual, expected in zip(read_cache(cache, step.slots), wanted, strict=True):
         half_step = expected.abs().amax(dim=-1, keepdim=True) / 254
         assert ((actual - expected).abs() <= half_step * 1.001).all()
         assert_close(actual.abs().amax(dim=-1), expected.abs().amax(dim=-1))  # the largest is exact
     k, v, *scales = cache_tensors(cache)
-    assert all(((part == 0x55).sum() >= (len(step.other_slots()) * NUM_KV_HEADS * head_dim)) for part in (k, v))
-    assert all(part.isnan().sum() == len(step.other_slots()) * NUM_KV_HEADS for part in scales)
+    assert all(((part == 0x55).sum() >= (len(step.other_slots) * NUM_KV_HEADS * head_dim)) for part in (k, v))
+    assert all(part.isnan().sum() == len(step.other_slots) * NUM_KV_HEADS for part in scales)
 
 
 def test_int8_vectors_of_zeros_and_of_tiny_and_huge_values():
@@ -83,11 +62,11 @@ def test_int8_vectors_of_zeros_and_of_tiny_and_huge_values():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_non_finite_values_stay_in_their_head(dtype, bad):
     """int8 has no NaN, so the scale of the vector becomes NaN."""
-    step = Step(7, 32, 16)
-    clean_q, clean_cache = step.run(OPS, dtype)
+    step = make_step(7, 32, 16)
+    clean_q, clean_cache = step.run(OPS, cache_dtype=dtype)
     clean = read_cache(clean_cache, step.slots)
     step.qkv.view(7, 10, 32)[3, [1, NUM_HEADS, NUM_HEADS + 3], 5] = bad
-    q, cache = step.run(OPS, dtype)
+    q, cache = step.run(OPS, cache_dtype=dtype)
     k, v = read_cache(cache, step.slots)
     for part, before, head in ((q, clean_q, 1), (k, clean[0], 0), (v, clean[1], 1)):
         assert not part[3, head].isfinite().all()
@@ -98,10 +77,10 @@ def test_non_finite_values_stay_in_their_head(dtype, bad):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_a_token_has_the_same_bits_among_any_number_of_tokens(dtype):
-    step = Step(70, 48, 16, norms=True)
-    q, cache = step.run(OPS, dtype)
+    step = make_step(70, 48, 16, norms=True)
+    q, cache = step.run(OPS, cache_dtype=dtype)
     for rows in (slice(0, 1), slice(69, 70), slice(5, 38)):
-        alone_q, alone_cache = step.run(OPS, dtype, rows)
+        alone_q, alone_cache = step.run(OPS, cache_dtype=dtype, rows=rows)
         assert_same_bits(alone_q, q[rows])
         slots = step.slots[rows]
         for alone, together in zip(read_cache(alone_cache, slots), read_cache(cache, slots), strict=True):

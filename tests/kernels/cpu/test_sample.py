@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kernels.cpu.sample import _sample_rows, _sample_rows_on_all_threads, compile_sampler, sample
-from kernels.reference.sample import kept_tokens
 from kernels.reference.sample import sample as reference_sample
 from kernels.sampling import RowStatus
+from tests.support.kernels.draws import distribution_error
 
 INF = math.inf
 
@@ -99,24 +99,12 @@ def test_draws_have_the_exact_distribution(sampling_batch, filters, varied):
     """
     vocab_size, num_draws, rows = 30, 100_000, 2000
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(4))
-    arguments = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
-    ids, d = kept_tokens(logits, **arguments)
-    expected = np.zeros(vocab_size)
-    expected[ids.numpy()] = (d.exp() / d.exp().sum()).numpy() * num_draws
     batch = sampling_batch([filters] * rows)
-    counts = np.zeros(vocab_size, dtype=np.int64)
+    tokens = []
     for start in range(0, num_draws, rows):
         batch = replace(batch, **{varied: torch.arange(start, start + rows)})
-        drawn = sample(logits.expand(rows, -1).contiguous(), batch)
-        counts += np.bincount(drawn.token_ids.numpy(), minlength=vocab_size)
-    assert (counts[expected == 0] == 0).all()
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    assert expected.min() > 5  # or chi-square would not apply
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    freedom = len(expected) - 1
-    # Wilson-Hilferty: (chi^2 / k)^(1/3) is nearly normal with mean 1 - 2/(9k) and variance 2/(9k).
-    z = ((chi_square / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
-    assert z < 3.1, f"chi-square {chi_square:.1f} with {freedom} degrees of freedom"
+        tokens.append(sample(logits.expand(rows, -1).contiguous(), batch).token_ids.numpy())
+    assert distribution_error(np.concatenate(tokens), logits, filters) < 3.1
 
 
 def test_draws_at_neighbouring_positions_and_seeds_are_independent(sampling_batch):

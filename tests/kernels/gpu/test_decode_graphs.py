@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.gpu.decode_graphs import DecodeGraphs, decode_inputs
-from kernels.metadata import AttentionMetadata, StepInputs
+from tests.support.kernels.batches import make_step_buffers
 from tests.support.kernels.graphs import FakeGraphs
 
 MAX_REQS, MAX_TOKENS, MAX_BLOCKS, VOCAB = 8, 20, 3, 7
@@ -23,20 +23,7 @@ def graphs(monkeypatch):
 @pytest.fixture
 def largest():
     """Buffers before the first batch, filled with rows of padding."""
-    return StepInputs(
-        input_ids=torch.zeros(MAX_TOKENS, dtype=torch.int64),
-        positions=torch.zeros(MAX_TOKENS, dtype=torch.int64),
-        metadata=AttentionMetadata(
-            query_start_loc=torch.arange(MAX_REQS + 1, dtype=torch.int32),
-            seq_lens=torch.zeros(MAX_REQS, dtype=torch.int32),
-            block_table=torch.zeros(MAX_REQS, MAX_BLOCKS, dtype=torch.int32),
-            slot_mapping=torch.full((MAX_TOKENS,), -1),
-            block_size=16,
-            max_query_len=MAX_TOKENS,
-            max_seq_len=MAX_BLOCKS * 16,
-        ),
-        logits_indices=torch.zeros(MAX_REQS, dtype=torch.int64),
-    )
+    return make_step_buffers(MAX_REQS, MAX_TOKENS, MAX_BLOCKS)
 
 
 def step(inputs):

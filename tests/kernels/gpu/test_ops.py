@@ -10,8 +10,8 @@ import kernels.gpu.ops
 from kernels.gpu.ops import GpuOps
 from kernels.gpu.quantize import QuantizedRows
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
-from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import RowStatus
+from tests.support.kernels.batches import make_step_buffers
 from tests.support.kernels.graphs import FakeGraphs
 
 NUM_PROCESSORS = 132
@@ -63,26 +63,9 @@ class Step:
         return torch.nn.functional.one_hot(ids, self.vocab_size).float()
 
 
-def make_largest(max_reqs, max_tokens, device):
-    return StepInputs(
-        input_ids=torch.zeros(max_tokens, dtype=torch.int64, device=device),
-        positions=torch.zeros(max_tokens, dtype=torch.int64, device=device),
-        metadata=AttentionMetadata(
-            query_start_loc=torch.arange(max_reqs + 1, dtype=torch.int32, device=device),
-            seq_lens=torch.zeros(max_reqs, dtype=torch.int32, device=device),
-            block_table=torch.zeros(max_reqs, 2, dtype=torch.int32, device=device),
-            slot_mapping=torch.full((max_tokens,), -1, device=device),
-            block_size=16,
-            max_query_len=max_tokens,
-            max_seq_len=32,
-        ),
-        logits_indices=torch.zeros(max_reqs, dtype=torch.int64, device=device),
-    )
-
-
 def test_step_without_decode_sizes_is_unchanged(make_ops, device):
     ops, step = make_ops(), Step(50)
-    assert ops.compile_step(step, make_largest(4, 9, device)) is step
+    assert ops.compile_step(step, make_step_buffers(4, 9, 2, device=device)) is step
     assert ops.graphs_bytes == ()
     assert [inputs.metadata.num_reqs for inputs in step.calls] == [1]  # to compile what it launches
 
@@ -92,9 +75,9 @@ def test_the_memory_of_graphs_is_that_of_the_last_compiled_step(make_ops, device
     for name, replacement in graphs.patches().items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     ops, step = make_ops(), Step(50)
-    ops.compile_step(graphs.recordable(step), make_largest(4, 9, device), (1, 4))
+    ops.compile_step(graphs.recordable(step), make_step_buffers(4, 9, 2, device=device), (1, 4))
     assert ops.graphs_bytes == (100, 30)
-    ops.compile_step(step, make_largest(4, 9, device))
+    ops.compile_step(step, make_step_buffers(4, 9, 2, device=device))
     assert ops.graphs_bytes == ()
 
 
@@ -115,7 +98,9 @@ def test_progress_is_shown_for_compiling_and_recording(make_ops, device, monkeyp
             yield compiled
 
     monkeypatch.setattr(kernels.gpu.ops, "compile_only", recorded)
-    make_ops(progress=progress).compile_step(graphs.recordable(Step(50)), make_largest(4, 9, device), (1, 4))
+    make_ops(progress=progress).compile_step(
+        graphs.recordable(Step(50)), make_step_buffers(4, 9, 2, device=device), (1, 4)
+    )
     assert passed_on == [progress]  # the interpreter compiles nothing
     assert shown == [("recording CUDA graphs", 2)]
 
@@ -125,7 +110,7 @@ def test_compile_batches_of_the_sampler_are_valid(make_ops, device, monkeypatch)
     ops, seen = make_ops(), []
     sample = ops.sample
     monkeypatch.setattr(ops, "sample", lambda logits, batch: seen.append((logits, batch)) or sample(logits, batch))
-    ops.compile_step(Step(50), make_largest(4, 9, device))
+    ops.compile_step(Step(50), make_step_buffers(4, 9, 2, device=device))
     ((logits, batch),) = seen
     for field in fields(batch):
         value = getattr(batch, field.name)

@@ -25,6 +25,7 @@ MIXES = {
     "tile borders": ([1, 1, 1, 63, 64, 65], [63, 64, 65, 127, 128, 129]),
 }
 NUM_PROCESSORS = 132
+DECODE_TILE = tiles.AttentionTile(16, 32, 4, 1)
 
 
 def make_cache(batch, kv_dtype, device, poison=torch.nan):
@@ -98,6 +99,14 @@ def check(
     )
     assert actual.dtype is dtype
     assert_close(actual.cpu(), expect(batch, q, stored, scale=batch.scale, **options), extra_atol=extra_atol)
+
+
+def run_kernel(kernel, q, cache, metadata, device, tile, **options):
+    """Calls the decode or the prefill kernel; elements of the result that it does not write are NaN."""
+    out = torch.full((len(q), q[0].numel()), torch.nan, device=device)
+    options = {"sliding_window": None, "soft_cap": None, **options}
+    kernel(out, q.to(device), cache, to_device(metadata, device), tile=tile, **options)
+    return out.cpu()
 
 
 def largest_score(batch):
@@ -213,62 +222,35 @@ def test_splits_of_a_row_are_merged_to_the_unsplit_result(device, float8, monkey
     """Rows have 1 to 4 steps of 32 keys, so some of 7 splits are empty; 7 splits are merged in two groups of 4."""
     monkeypatch.setattr("kernels.gpu.decode_attention._SPLITS_AT_ONCE", 4)
     batch = make_ragged_batch([1] * 5, [1, 31, 32, 33, 100], num_heads=3, num_kv_heads=1, head_dim=80)
-    options = {"scale": batch.scale, "sliding_window": sliding_window, "soft_cap": None}
+    options = {"scale": batch.scale, "sliding_window": sliding_window}
     for kv_dtype in (torch.float32, float8):
         cache, stored = make_cache(batch, kv_dtype, device)
-        out = torch.full((5, 3 * 80), torch.nan, device=device)
-        decode_attention(
-            out,
-            batch.q.to(device),
-            cache,
-            to_device(batch.metadata, device),
-            num_rows=5,
-            num_splits=num_splits,
-            tile=tiles.AttentionTile(16, 32, 4, 1),
-            **options,
-        )
-        assert_close(out.cpu(), expect(batch, batch.q, stored, **options))
+        split = {"num_rows": 5, "num_splits": num_splits, **options}
+        out = run_kernel(decode_attention, batch.q, cache, batch.metadata, device, DECODE_TILE, **split)
+        assert_close(out, expect(batch, batch.q, stored, **options))
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])
-def test_padded_decode_rows_are_zeros_and_read_nothing(device, target, num_splits):
+def test_padded_decode_rows_are_zeros_and_read_nothing(device, num_splits):
     batch = make_ragged_batch([1, 1], [40, 133])
     cache, stored = make_cache(batch, torch.float32, device)
-    metadata = padded(batch.metadata, 3)
-    out = torch.full((5, 4 * 64), torch.nan, device=device)
-    q = torch.cat((batch.q, torch.randn(3, 4, 64)))
-    options = {"scale": batch.scale, "sliding_window": None, "soft_cap": None}
-    decode_attention(
-        out,
-        q.to(device),
-        cache,
-        to_device(metadata, device),
-        num_rows=5,
-        num_splits=num_splits,
-        tile=tiles.AttentionTile(16, 32, 4, 1),
-        **options,
-    )
-    assert_close(out[:2].cpu(), expect(batch, batch.q, stored, **options))
-    assert torch.equal(out[2:].cpu(), torch.zeros(3, 4 * 64))
+    q, metadata = torch.cat((batch.q, torch.randn(3, 4, 64))), padded(batch.metadata, 3)
+    options = {"num_rows": 5, "num_splits": num_splits, "scale": batch.scale}
+    out = run_kernel(decode_attention, q, cache, metadata, device, DECODE_TILE, **options)
+    assert_close(out[:2], expect(batch, batch.q, stored, scale=batch.scale))
+    assert torch.equal(out[2:], torch.zeros(3, 4 * 64))
 
 
 @pytest.mark.parametrize("sliding_window", [None, 8])
-def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, target, sliding_window):
-    batch = make_ragged_batch([5, 70], [40, 133])
+def test_padded_rows_of_a_mixed_step_are_zeros_and_read_nothing(device, sliding_window):
+    batch = make_ragged_batch([5, 35], [40, 67])
     cache, stored = make_cache(batch, torch.float32, device)
-    out = torch.full((78, 4 * 64), torch.nan, device=device)
-    options = {"scale": batch.scale, "sliding_window": sliding_window, "soft_cap": None}
-    prefill_attention(
-        out,
-        torch.cat((batch.q, torch.randn(3, 4, 64))).to(device),
-        cache,
-        to_device(padded(batch.metadata, 3), device),
-        first_row=0,
-        tile=tiles.AttentionTile(32, 16, 4, 1),
-        **options,
-    )
-    assert_close(out[:75].cpu(), expect(batch, batch.q, stored, **options))
-    assert torch.equal(out[75:].cpu(), torch.zeros(3, 4 * 64))
+    q, metadata = torch.cat((batch.q, torch.randn(3, 4, 64))), padded(batch.metadata, 3)
+    options = {"scale": batch.scale, "sliding_window": sliding_window}
+    tile = tiles.AttentionTile(32, 16, 4, 1)
+    out = run_kernel(prefill_attention, q, cache, metadata, device, tile, first_row=0, **options)
+    assert_close(out[:40], expect(batch, batch.q, stored, **options))
+    assert torch.equal(out[40:], torch.zeros(3, 4 * 64))
 
 
 def padded(metadata, num_rows):
@@ -289,24 +271,15 @@ def padded(metadata, num_rows):
 
 
 @pytest.mark.slow
-def test_more_rows_than_are_searched_at_once(device, target, monkeypatch):
+def test_more_rows_than_are_searched_at_once(device, monkeypatch):
     """150 rows find their tokens, searching 64 rows at a time."""
     monkeypatch.setattr("kernels.gpu.prefill_attention._ROWS_AT_ONCE", 64)
     num_rows = 150
     batch = make_ragged_batch([1] * num_rows, [1 + i % 3 for i in range(num_rows)], head_dim=16, num_heads=2)
     cache, stored = make_cache(batch, torch.float32, device)
-    out = torch.full((num_rows, 32), torch.nan, device=device)
-    options = {"scale": batch.scale, "sliding_window": None, "soft_cap": None}
-    prefill_attention(
-        out,
-        batch.q.to(device),
-        cache,
-        to_device(batch.metadata, device),
-        first_row=0,
-        tile=tiles.AttentionTile(16, 16, 4, 1),
-        **options,
-    )
-    assert_close(out.cpu(), expect(batch, batch.q, stored, **options))
+    tile = tiles.AttentionTile(16, 16, 4, 1)
+    out = run_kernel(prefill_attention, batch.q, cache, batch.metadata, device, tile, first_row=0, scale=batch.scale)
+    assert_close(out, expect(batch, batch.q, stored, scale=batch.scale))
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # of the interpreter's maximum

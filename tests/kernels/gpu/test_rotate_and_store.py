@@ -3,70 +3,27 @@
 import pytest
 import torch
 
-from kernels.families import reference_ops
 from kernels.gpu.kv_cache import make_kv_cache
+from kernels.gpu.ops import GpuOps
 from kernels.gpu.rotate_and_store import rotate_and_store
 from kernels.gpu.targets import TARGETS
-from tests.support.kernels.batches import assert_close, assert_quantized, cache_tensors, poison_cache, read_cache
+from tests.support.kernels.batches import assert_close, assert_quantized, cache_tensors, read_cache
+from tests.support.kernels.rotation import RotationStep
 
-REFERENCE = reference_ops()
-NUM_BLOCKS, MAX_POSITIONS, EPS = 5, 300, 1e-6
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-class Step:
-    """Random inputs; `run` gives queries and a cache whose other slots are poisoned."""
+def ops_for(device, cache_dtype):
+    """Returns the operations of a GPU that has this cache dtype."""
+    return GpuOps(device, TARGETS["gfx942" if cache_dtype is torch.float8_e4m3fnuz else "sm_90"], num_processors=132)
 
-    def __init__(self, seed, num_tokens, head_dim, *, heads=(4, 2), block_size=16, norms=False, padding=0):
-        generator = torch.Generator().manual_seed(seed)
-        num_heads, num_kv_heads = heads
-        angles = torch.outer(torch.arange(float(MAX_POSITIONS)), 1e4 ** -torch.arange(0, 1, 2 / head_dim))
-        self.qkv = torch.randn(num_tokens + padding, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator)
-        self.positions = torch.randint(0, MAX_POSITIONS, (num_tokens,), generator=generator)
-        self.positions = torch.cat((self.positions, torch.zeros(padding, dtype=torch.int64)))
-        slots = torch.randperm(NUM_BLOCKS * block_size, generator=generator)
-        self.slots, self.other_slots = slots[:num_tokens], slots[num_tokens:]
-        self.slot_mapping = torch.cat((self.slots, torch.full((padding,), -1)))
-        self.tables = angles.cos(), angles.sin()
-        self.shape = NUM_BLOCKS, block_size, num_kv_heads, head_dim
-        weights = torch.randn(2, head_dim, generator=generator)
-        self.head_norms = (weights[0], weights[1]) if norms else None
 
-    def run(self, device, dtype, cache_dtype):
-        target = TARGETS["gfx942" if cache_dtype is torch.float8_e4m3fnuz else "sm_90"]
-        cache = make_kv_cache(*self.shape, cache_dtype, device=device, target=target)
-        poison_cache(cache)
-        q = rotate_and_store(
-            self.qkv.to(device, dtype),
-            self.positions.to(device),
-            *(table.to(device) for table in self.tables),
-            cache,
-            self.slot_mapping.to(device),
-            head_norms=self.head_norms and tuple(weight.to(device, dtype) for weight in self.head_norms),
-            eps=EPS,
-            target=target,
-        )
-        return q.cpu(), cache
-
-    def wanted(self, dtype):
-        """Queries [T, ...], keys and values at `slots`, in fp32 from inputs as precise as those of `run`."""
-        cache = REFERENCE.make_kv_cache(*self.shape, torch.float32)
-        num_tokens = len(self.slots)
-        norms = self.head_norms and tuple(weight.to(dtype).float() for weight in self.head_norms)
-        q = REFERENCE.rotate_and_store(
-            self.qkv[:num_tokens].to(dtype).float(),
-            self.positions[:num_tokens],
-            *self.tables,
-            cache,
-            self.slots,
-            head_norms=norms,
-            eps=EPS,
-        )
-        return q, *read_cache(cache, self.slots)
+def run(step, device, dtype, cache_dtype, **options):
+    return step.run(ops_for(device, cache_dtype), dtype, cache_dtype, **options)
 
 
 def assert_all_equal(step, device, dtype, cache_dtype):
-    q, cache = step.run(device, dtype, cache_dtype)
+    q, cache = run(step, device, dtype, cache_dtype)
     wanted_q, *wanted = step.wanted(dtype)
     num_tokens = len(step.slots)
     assert q.dtype is dtype
@@ -86,27 +43,29 @@ def assert_all_equal(step, device, dtype, cache_dtype):
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 def test_every_head_size_equals_reference(device, seed, head_dim, norms, dtype):
-    assert_all_equal(Step(seed, 5, head_dim, norms=norms), device, dtype, dtype)
+    assert_all_equal(RotationStep(5, head_dim, norms=norms, seed=seed), device, dtype, dtype)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (14, 2), (32, 8), (28, 4), (5, 5)])
 @pytest.mark.parametrize("num_tokens", [1, 7])
 def test_every_group_size_equals_reference(device, seed, num_tokens, heads):
-    assert_all_equal(Step(seed, num_tokens, 64, heads=heads, norms=True), device, torch.bfloat16, torch.bfloat16)
+    assert_all_equal(
+        RotationStep(num_tokens, 64, heads=heads, norms=True, seed=seed), device, torch.bfloat16, torch.bfloat16
+    )
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_every_block_size_equals_reference(device, seed, block_size):
-    assert_all_equal(Step(seed, 12, 6, block_size=block_size), device, torch.float32, torch.float32)
+    assert_all_equal(RotationStep(12, 6, block_size=block_size, seed=seed), device, torch.float32, torch.float32)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 128), (torch.float16, 80), (torch.float32, 96)])
 def test_8_bit_caches_have_a_scale_for_each_token_and_head(device, seed, float8, dtype, head_dim, norms):
-    step = Step(seed, 9, head_dim, norms=norms)
+    step = RotationStep(9, head_dim, norms=norms, seed=seed)
     cache = assert_all_equal(step, device, dtype, float8)
     _, *wanted = step.wanted(dtype)
     blocks, offsets = (step.slots // 16).to(device), (step.slots % 16).to(device)
@@ -116,24 +75,24 @@ def test_8_bit_caches_have_a_scale_for_each_token_and_head(device, seed, float8,
 
 
 def test_a_cache_may_have_another_dtype(device, seed):
-    assert_all_equal(Step(seed, 5, 64), device, torch.float32, torch.bfloat16)
+    assert_all_equal(RotationStep(5, 64, seed=seed), device, torch.float32, torch.bfloat16)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_rows_of_padding_are_not_written(device, seed, cache_dtype):
-    assert_all_equal(Step(seed, 3, 64, norms=True, padding=5), device, torch.bfloat16, cache_dtype)
-    nothing = Step(seed, 0, 64, padding=2)
+    assert_all_equal(RotationStep(3, 64, norms=True, padding=5, seed=seed), device, torch.bfloat16, cache_dtype)
+    nothing = RotationStep(0, 64, padding=2, seed=seed)
     nothing.qkv.zero_()
-    _, cache = nothing.run(device, torch.bfloat16, cache_dtype)
+    _, cache = run(nothing, device, torch.bfloat16, cache_dtype)
     for tensor in cache_tensors(cache):
         assert tensor.float().isnan().all()
 
 
 def test_heads_of_zeros_are_zeros_in_8_bits(device):
-    step = Step(0, 2, 64)
+    step = RotationStep(2, 64)
     step.qkv.zero_()
-    q, cache = step.run(device, torch.float32, torch.float8_e4m3fn)
+    q, cache = run(step, device, torch.float32, torch.float8_e4m3fn)
     assert not q.any()
     for part in read_cache(cache, step.slots.to(device)):
         assert not part.any()
@@ -142,11 +101,11 @@ def test_heads_of_zeros_are_zeros_in_8_bits(device):
 @pytest.mark.sampled
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn])
 def test_nan_stays_in_its_head(device, seed, cache_dtype):
-    step = Step(seed, 4, 64)
-    clean_q, cache = step.run(device, torch.float32, cache_dtype)
+    step = RotationStep(4, 64, seed=seed)
+    clean_q, cache = run(step, device, torch.float32, cache_dtype)
     clean = read_cache(cache, step.slots.to(device))
     step.qkv.view(4, 8, 64)[3, [1, 4, 7], 5] = torch.nan  # a query, the first key, the last value
-    q, cache = step.run(device, torch.float32, cache_dtype)
+    q, cache = run(step, device, torch.float32, cache_dtype)
     k, v = read_cache(cache, step.slots.to(device))
     for part, before, head in ((q, clean_q, 1), (k, clean[0], 0), (v, clean[1], 1)):
         assert part[3, head].isnan().any()
@@ -157,19 +116,17 @@ def test_nan_stays_in_its_head(device, seed, cache_dtype):
 @pytest.mark.sampled
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_a_token_has_the_same_bits_among_any_number_of_tokens(device, seed, cache_dtype):
-    step = Step(seed, 8, 80, norms=True)
-    q, cache = step.run(device, torch.bfloat16, cache_dtype)
+    step = RotationStep(8, 80, norms=True, seed=seed)
+    q, cache = run(step, device, torch.bfloat16, cache_dtype)
     together = read_cache(cache, step.slots.to(device))
-    for name in ("qkv", "positions", "slots", "slot_mapping"):
-        setattr(step, name, getattr(step, name)[4:6])
-    alone_q, cache = step.run(device, torch.bfloat16, cache_dtype)
+    alone_q, cache = run(step, device, torch.bfloat16, cache_dtype, rows=slice(4, 6))
     assert torch.equal(alone_q, q[4:6])
-    for alone, all_tokens in zip(read_cache(cache, step.slots.to(device)), together, strict=True):
+    for alone, all_tokens in zip(read_cache(cache, step.slots[4:6].to(device)), together, strict=True):
         assert torch.equal(alone, all_tokens[4:6])
 
 
 def test_empty_batch_gives_no_tokens(device):
-    q, _ = Step(0, 0, 64).run(device, torch.float32, torch.float32)
+    q, _ = run(RotationStep(0, 64), device, torch.float32, torch.float32)
     assert q.shape == (0, 4, 64)
 
 

@@ -14,6 +14,7 @@ from kernels.reference.sample import adjusted_logits, kept_tokens, masked_logits
 from kernels.reference.sample import sample as reference_sample
 from kernels.sampling import RowStatus, SampledTokens
 from tests.support.kernels.batches import batch_on
+from tests.support.kernels.draws import distribution_error
 
 INF = math.inf
 LOGPROB_ERROR = 2e-6
@@ -220,21 +221,9 @@ def test_draws_have_the_exact_distribution(run, many, sampling_batch, seed, filt
     """
     num_draws = 40 if many == 1 else 100_000
     logits = torch.tensor([0.1, 0.0, 0.4, -0.1, -INF, 0.2])
-    arguments = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
-    ids, d = kept_tokens(logits, **arguments)
-    expected = np.zeros(len(logits))
-    expected[ids.numpy()] = (d.exp() / d.exp().sum()).numpy() * num_draws
     batch = replace(sampling_batch([filters] * num_draws), seed=torch.arange(num_draws) + 1000 * seed)
     drawn = run(logits.expand(num_draws, -1).contiguous(), batch)
-    counts = np.bincount(drawn.token_ids.numpy(), minlength=len(logits))
-    assert (counts[expected == 0] == 0).all()
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    assert expected.min() > 5  # or chi-square would not apply
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    freedom = len(expected) - 1
-    # Wilson-Hilferty: (chi^2 / k)^(1/3) is nearly normal with mean 1 - 2/(9k) and variance 2/(9k).
-    z = ((chi_square / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
-    assert z < 4.8, f"chi-square {chi_square:.1f} with {freedom} degrees of freedom"
+    assert distribution_error(drawn.token_ids.numpy(), logits, filters) < 4.8
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernels.interface import KernelOps, KVCache
-from kernels.metadata import AttentionMetadata
+from kernels.metadata import AttentionMetadata, StepInputs
 from kernels.sampling import SamplingBatch, TokenMasks
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -230,6 +230,26 @@ def make_ragged_batch(
         metadata=metadata,
         num_blocks=num_blocks,
         scale=head_dim**-0.5,
+    )
+
+
+def make_step_buffers(
+    max_reqs: int, max_tokens: int, max_blocks: int, *, block_size: int = 16, device: torch.device | str = "cpu"
+) -> StepInputs:
+    """Makes the persistent buffers of a step as they are before the first batch: filled with rows of padding."""
+    return StepInputs(
+        input_ids=torch.zeros(max_tokens, dtype=torch.int64, device=device),
+        positions=torch.zeros(max_tokens, dtype=torch.int64, device=device),
+        metadata=AttentionMetadata(
+            query_start_loc=torch.arange(max_reqs + 1, dtype=torch.int32, device=device),
+            seq_lens=torch.zeros(max_reqs, dtype=torch.int32, device=device),
+            block_table=torch.zeros(max_reqs, max_blocks, dtype=torch.int32, device=device),
+            slot_mapping=torch.full((max_tokens,), -1, device=device),
+            block_size=block_size,
+            max_query_len=max_tokens,
+            max_seq_len=max_blocks * block_size,
+        ),
+        logits_indices=torch.zeros(max_reqs, dtype=torch.int64, device=device),
     )
 
 
