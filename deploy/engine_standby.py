@@ -42,7 +42,7 @@ def main(argv: Sequence[str], *, watch_s: float = WATCH_S) -> int:
         signal.signal(signal_number, end)
     if not _serves(address) and not must_end:
         engine = subprocess.Popen(command)
-        if must_end:  # the signal came while the engine was being started: nobody could pass it on
+        if must_end:  # the signal came while the engine was being started: `end` could not pass it on
             engine.terminate()
         while True:
             try:
@@ -61,8 +61,11 @@ def main(argv: Sequence[str], *, watch_s: float = WATCH_S) -> int:
 
 
 def _exit_status(return_code: int) -> int:
-    if return_code == -signal.SIGKILL:  # nobody can say a word of his own then
-        print("the engine was killed: if nobody did it, it needed more memory than ENGINE_MEMORY allows", flush=True)
+    if return_code == -signal.SIGKILL:  # the engine itself cannot log this
+        print(
+            "the engine was killed; probably it needed more memory than ENGINE_MEMORY allows",
+            flush=True,
+        )
     return 128 - return_code if return_code < 0 else return_code
 
 
@@ -70,7 +73,7 @@ def _serves(address: str) -> bool:
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=TIMEOUT_S)
-        except grpc.RpcError:  # the name is unknown, as without the profile, or nobody listens yet
+        except grpc.RpcError:  # the name is unknown, as without the profile, or no server listens yet
             return False
     return bool(answer.status == HealthCheckResponse.SERVING)
 

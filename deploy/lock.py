@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compiled(wanted: list[str]) -> str:
-    """What uv resolves these to, for every platform."""
+    """Returns the lock file that uv resolves these to, for every platform."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--universal"]
     command += ["--python-version", PYTHON, "--generate-hashes", "--no-header", "--no-annotate"]
     command += ["--index-url", PACKAGE_INDEX, "-"]

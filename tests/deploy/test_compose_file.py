@@ -71,7 +71,7 @@ def test_frontend_takes_every_address_of_the_name_and_asks_no_other_domain(compo
     assert name_and_port(flag.removeprefix("--engine=")) == ("engine.", 50052)
 
 
-def test_nobody_is_root(compose: dict[str, Any]) -> None:
+def test_no_service_runs_as_root(compose: dict[str, Any]) -> None:
     assert not any("user" in compose["services"][name] for name in BUILT)  # the Dockerfile says it
     users = {name: compose["services"][name]["user"].partition(":")[0] for name in PULLED}
     assert users == {"prometheus": "65534", "grafana": "472"}  # those of the images, whose volumes belong to them
@@ -105,7 +105,7 @@ def test_watching_does_not_wait_for_what_is_watched(compose: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("name", ["engine", "engine-gpu", "frontend", *PULLED])
-def test_failing_service_is_not_started_for_ever(compose: dict[str, Any], name: str) -> None:
+def test_failing_service_stops_restarting(compose: dict[str, Any], name: str) -> None:
     assert re.fullmatch(r"on-failure:\d", compose["services"][name]["restart"])
 
 

@@ -10,7 +10,7 @@ from chairlift.engine.v1 import engine_service_pb2 as pb
 from chairlift.engine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
 from deploy import engine_health
 
-NOBODY = "127.0.0.1:1"
+UNUSED = "127.0.0.1:1"
 StartEngine = Callable[..., str]
 
 
@@ -63,10 +63,10 @@ def test_engine_that_takes_no_requests_is_not_healthy_and_says_what_it_does(
 
 
 def test_engine_that_stands_by_is_as_healthy_as_the_one_it_stands_by_for(start_engine: StartEngine) -> None:
-    assert engine_health.main([NOBODY, start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)]) == 0
-    assert engine_health.main([NOBODY, start_engine(pb.ENGINE_STATE_LOADING)]) == 1
+    assert engine_health.main([UNUSED, start_engine(pb.ENGINE_STATE_SERVING, is_serving=True)]) == 0
+    assert engine_health.main([UNUSED, start_engine(pb.ENGINE_STATE_LOADING)]) == 1
 
 
-def test_nobody_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert engine_health.main([NOBODY]) == 1
-    assert capsys.readouterr().out == f"no engine answers at {NOBODY}\n"
+def test_no_engine_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine_health.main([UNUSED]) == 1
+    assert capsys.readouterr().out == f"no engine answers at {UNUSED}\n"

@@ -112,7 +112,7 @@ def listen() -> Iterator[Callable[[str], Other]]:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Where nobody listens yet."""
+    """An address at which no server listens yet."""
     with held_port() as port:
         yield f"127.0.0.1:{port}"
 
@@ -124,7 +124,7 @@ def test_engine_serves_while_the_other_one_loads_then_drains_and_stands_by(
     assert line(process) == "engine runs"
     other = listen(address)
     for _ in range(3):
-        assert other.asked.acquire(timeout=10)  # whoever gives way asks no more
+        assert other.asked.acquire(timeout=10)  # an engine that drains asks no more
     other.serve()
     assert line(process) == "drained"
     assert line(process) == f"an engine serves at {address}: this one stands by"
@@ -158,11 +158,11 @@ def test_without_another_engine_it_is_the_engine(start: Start, address: str) -> 
 
 
 def test_signal_that_comes_while_the_engine_is_started_reaches_it(start: Start, address: str) -> None:
-    code = "import signal; signal.pause()"  # told so early, it is ended by the signal itself
+    code = "import signal; signal.pause()"  # so early, the signal itself ends it
     assert start(address, code, EARLY_SIGNAL).wait(10) == 128 + signal.SIGTERM
 
 
-def test_name_that_nobody_has_is_no_engine(start: Start) -> None:
+def test_unknown_name_is_no_engine(start: Start) -> None:
     assert line(start("engine-gpu.invalid.:50052")) == "engine runs"
 
 

@@ -1,18 +1,8 @@
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from deploy.requirements import requirements
-
-
-def test_list_is_what_distribution_and_extras_ask_for(root: Path) -> None:
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = {*project["dependencies"], *extras["frontend"], *extras["loadgen"]}
-    lines = requirements(root / "pyproject.toml", ["frontend", "loadgen"])
-    assert set(lines) == wanted
-    assert len(lines) == len(wanted)
 
 
 def test_frontend_image_asks_for_nothing_that_computes(root: Path) -> None:

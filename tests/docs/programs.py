@@ -71,7 +71,7 @@ def _ask(words: list[str], *, whole: bool) -> None:
         case ["docker", "compose", *rest] | ["docker-compose", *rest]:
             _compose(rest, whole)
         case _:
-            raise RefusedError(f"nobody here knows {words[0]}")
+            raise RefusedError(f"unknown program: {words[0]}")
 
 
 def _run_module(module: str) -> None:

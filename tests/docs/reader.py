@@ -1,4 +1,4 @@
-"""A reader at work: a folder like a fresh clone's, a terminal in it, and the pair that the pages assume to run.
+"""Runs the pages' commands: in a folder like a fresh clone, beside the pair that the pages assume to run.
 
 What a page says is done as it stands, but for addresses, which become free ones, and for placeholders.
 """
@@ -32,7 +32,7 @@ SERVING = (
 
 @dataclass
 class Server:
-    """A command that goes on until it is told to stop."""
+    """A command that runs until it is stopped."""
 
     process: subprocess.Popen[str]
     log: Path

@@ -65,14 +65,3 @@ def test_the_check_finds_what_does_not_exist() -> None:
 def test_every_thread_and_task_with_a_name_is_told() -> None:
     short_lived = {"engine-leaving", "compile-grammar", "last-spans"}
     assert threads() - set(CODE) == short_lived
-
-
-def test_figures_are_those_of_the_page_on_performance() -> None:
-    performance = (ROOT / "docs" / "performance.md").read_text()
-    citations = re.findall(r"((?:(?!; |\(C|\||\)).)*)\((C\d+)\)", PAGE)
-    assert len(citations) >= 9
-    for text, number in citations:
-        rows = set(re.findall(r"\d[\d.,]*\d", "".join(re.findall(rf"^\| {number} \|.*$", performance, re.M))))
-        figures = re.findall(r"(\d[\d.,]*\d)(?=x| %| ms| tokens/s)", text)
-        assert figures, f"{number} is named without a figure: {text}"
-        assert [figure for figure in figures if figure not in rows] == [], f"{number}: {text}"

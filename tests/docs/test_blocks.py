@@ -39,7 +39,7 @@ TEXTS = {
 
 
 def kind(block: Block) -> str:
-    """What is done with it; empty if nobody knows."""
+    """Returns how the block is tested; empty: unknown."""
     if block.language in ("python", "json", "toml", "yaml"):
         return block.language
     if block.language in ("", "text") and PICTURE.search(block.text):

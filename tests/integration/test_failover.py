@@ -1,4 +1,4 @@
-"""kill -9 of real engines under real answers: the client's stream goes on, with the tokens of an undisturbed run.
+"""kill -9 of real engines under real answers: the client's stream continues with the tokens of an undisturbed run.
 
 Greedy answers may differ from an undisturbed run where two tokens are equally good, because matrix products may sum in
 another order in another batch; these prompts have no such places (`test_pair.py` counts them).
@@ -60,7 +60,7 @@ def answer(client: Client, name: str, on_chunk: Callable[[int], None]) -> tuple[
     return token_ids, text, stream.finished
 
 
-def play(target: str, on_chunk: Callable[[int], None]) -> dict[str, tuple[list[int], str, pb.Finished]]:
+def run_all(target: str, on_chunk: Callable[[int], None]) -> dict[str, tuple[list[int], str, pb.Finished]]:
     """All requests at once."""
     answers: dict[str, tuple[list[int], str, pb.Finished]] = {}
     errors: list[BaseException] = []
@@ -104,7 +104,7 @@ class Engines:
         return str(self.processes.log(self.frontend))
 
     def wait_attached(self, num_times: int) -> None:
-        """Until engines have been attached so many times in all."""
+        """Waits until engines have been attached this many times in total."""
         deadline = time.monotonic() + HANG_S
         while self.log().count("is serving") < num_times:
             assert time.monotonic() < deadline, self.log()
@@ -127,7 +127,7 @@ def start_engines(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Engi
 @pytest.mark.slow
 def test_kill_9_in_the_middle_of_answers_changes_no_token(engines: Engines) -> None:
     engines.wait_attached(2)
-    undisturbed = play(engines.target, lambda num_tokens: None)
+    undisturbed = run_all(engines.target, lambda num_tokens: None)
     rng = random.Random(3)
     num_attached = 2
     for turn in range(3):
@@ -140,7 +140,7 @@ def test_kill_9_in_the_middle_of_answers_changes_no_token(engines: Engines) -> N
                     killed.set()
                     engines.kill_and_restart(turn % 2)
 
-        answers = play(engines.target, kill)
+        answers = run_all(engines.target, kill)
         assert killed.is_set()
         for name, (token_ids, text, finished) in answers.items():
             assert token_ids == undisturbed[name][0], f"{name}, killed at {kill_at}"
@@ -174,8 +174,8 @@ def test_alone_the_engine_is_restarted_and_the_stream_goes_on(tmp_path: Path, fr
                 os.kill(int(engine), signal.SIGKILL)
 
     try:
-        undisturbed = play(target, lambda num_tokens: None)
-        answers = play(target, kill)
+        undisturbed = run_all(target, lambda num_tokens: None)
+        answers = run_all(target, kill)
         assert killed.is_set()
         for name, (token_ids, text, _) in answers.items():
             assert (token_ids, text) == undisturbed[name][:2], name

@@ -122,7 +122,7 @@ def test_an_engine_that_dies_in_the_middle_makes_errors_and_no_hang(
     assert "INVALID" in stdout
 
 
-def test_nobody_listening_is_one_line(tmp_path: Path) -> None:
+def test_unreachable_server_is_one_line(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", num_requests=2, gap_s=0.05)
     done = loadgen("replay", "--trace", str(trace), "--target", "grpc://127.0.0.1:9", cwd=tmp_path)
     assert done.returncode == 2

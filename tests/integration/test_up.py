@@ -94,7 +94,7 @@ def test_what_the_documentation_says_to_try_can_be_tried(
 ) -> None:
     process, target, log = up
     (block,) = (block for block in blocks(["docs/failover.md"]) if "pkill -9 -f" in block.text)
-    text = block.text.replace("pkill -9", f"pkill -9 -P {process.pid}")  # nobody else's engine
+    text = block.text.replace("pkill -9", f"pkill -9 -P {process.pid}")  # this pair's engine only
     text = text.replace("/tmp/", f"{tmp_path}/")
     text = text.replace(".venv/bin/chairlift", f"{sys.executable} -m frontend.cli.main")
     done = subprocess.run(

@@ -30,12 +30,12 @@ ROOT = Path(__file__).resolve().parents[3]
 # What a start may take on two busy cores: the first one compiles the CPU kernels.
 START_TIMEOUT_S = 300.0
 GENERATIONS = {"current": ["docker", "compose"], "1.29": ["docker-compose"]}
-# A stream that nobody reads stops long before its end: with these the connection's window has no room for all of it.
+# A stream that no client reads stops long before its end: with these the connection's window has no room for all of it.
 LONG = {"max_tokens": 900, "ignore_end_token": True, "return_token_ids": True, "top_logprobs": 10, "temperature": 1.0}
-# What images are called here: other checkouts, and whoever runs the tests, have images of their own.
+# Prefix of the tests' images: other checkouts have images of their own.
 PREFIX = f"chairlift-test-{os.getpid()}"
 IMAGES = {"engine": "engine", "engine-gpu": "engine", "frontend": "frontend", "loadgen": "loadgen"}  # no GPU here
-# Variables that must not come from the shell of whoever runs the tests.
+# Variables that must not come from the shell.
 SETTINGS = re.compile(r"[A-Z_]*(MODEL|PORT|RESTART|MEMORY|LOG_DRIVER|PERIOD)[A-Z_]*$|GRAFANA_|HF_|CHAIRLIFT_|COMPOSE_")
 
 
@@ -64,14 +64,14 @@ def docker(*arguments: str) -> str:
 
 @functools.cache
 def base_image() -> Mapping[str, str]:
-    """The setting for a stand-in of the base image: one of its tag that came from no registry, and so has no digest."""
+    """The setting for a local base image: it came from no registry, so it has no digest."""
     form = "{{len .RepoDigests}}"
     done = run(["docker", "image", "inspect", "--format", form, "python:3.11-slim"])
     return {"BASE_IMAGE": "python:3.11-slim"} if (done.returncode, done.stdout.strip()) == (0, "0") else {}
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody has, all different."""
+    """Free ports of this machine, all different."""
     with contextlib.ExitStack() as probes:
         found = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         return [int(probe.getsockname()[1]) for probe in found]
@@ -125,7 +125,7 @@ class Stack:
         return done
 
     def scale(self, num_engines: int) -> None:
-        """Goes on with so many engines, each of them attached to the frontend."""
+        """Scales to this number of engines and waits until all are attached to the frontend."""
         self.compose("up", "--detach", "--scale", f"engine={num_engines}")
         self.wait_healthy("frontend")
         self.wait_until(lambda: sum(self.metric("engine_up").values()) == num_engines, "frontend")
@@ -198,13 +198,15 @@ class Stack:
             values[engine] = values.get(engine, 0.0) + float(value)
         return values
 
-    def play(self, num_streams: int = 8, *, at_token: int = 0, act: Callable[[], object] | None = None) -> list[Answer]:
+    def run_streams(
+        self, num_streams: int = 8, *, at_token: int = 0, act: Callable[[], object] | None = None
+    ) -> list[Answer]:
         """Long streams at once, each with a seed of its own.
 
         Args:
-            num_streams: how many.
-            at_token: when the first one has so many tokens, all stop reading and
-            act: is done; then all read on.
+            num_streams: number of streams.
+            at_token: token of the first stream at which all of them stop reading.
+            act: called then, before all of them continue.
         Returns: the answers by seed. That no token is missing or twice has been checked.
         """
         answers: dict[int, Answer] = {}

@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(project: Any, make_stack: Callable[..., Any], models: Path) -> Iterator[Any]:
-    """Another project with the same images, full disks, and an engine's name that nobody has; nothing of it is up."""
+    """Another project with the same images, full disks, and an unknown engine name; nothing of it is up."""
     del project  # has built them
     made = make_stack("bad", FULL, RESTART="no", MODELS_DIR=str(models))
     yield made
@@ -159,7 +159,7 @@ def start_hub(docker: Callable[..., str], image: Callable[[str], str]) -> Iterat
 
 
 def test_full_cache_of_models_is_one_line(other: Any, start_hub: Callable[[Any], None]) -> None:
-    other.compose("up", "--detach", "--no-deps", "engine", MODEL="a/b/c")  # makes the networks, if nobody has
+    other.compose("up", "--detach", "--no-deps", "engine", MODEL="a/b/c")  # makes the networks if there are none
     start_hub(other)
     other.compose("up", "--detach", "--no-deps", "engine", MODEL="owner/demo", HF_ENDPOINT="http://hub.:8000")
     assert other.wait_ended("engine") == 2

@@ -18,7 +18,7 @@ CRASH = "for p in /proc/[0-9]*; do grep -q 'bin/[c]hairlift-engine' $p/cmdline &
 @pytest.fixture(scope="module")
 def undisturbed(stack: Any) -> list[list[int]]:
     """The tokens of each seed when nothing happens."""
-    return [answer.token_ids for answer in stack.play()]
+    return [answer.token_ids for answer in stack.run_streams()]
 
 
 def test_streams_go_on_in_an_engine_that_docker_starts_again(
@@ -27,7 +27,7 @@ def test_streams_go_on_in_an_engine_that_docker_starts_again(
     restarts = stack.inspect("engine")["RestartCount"]
     engine = stack.container("engine")
     with stack.slow_engines() as speed_up:
-        answers = stack.play(at_token=5, act=lambda: (docker("exec", engine, "sh", "-c", CRASH), speed_up()))
+        answers = stack.run_streams(at_token=5, act=lambda: (docker("exec", engine, "sh", "-c", CRASH), speed_up()))
     assert [answer.token_ids for answer in answers] == undisturbed
     assert all(answer.finished.timing.moved.ToMilliseconds() > 0 for answer in answers)
     assert stack.inspect("engine")["RestartCount"] == restarts + 1
@@ -61,7 +61,7 @@ def test_killed_frontend_comes_back(stack: Any, docker: Callable[..., str], undi
     error = stack.cut_off(lambda: docker("kill", stack.container("frontend")))
     assert error.status is grpc.StatusCode.UNAVAILABLE
     stack.scale(1)
-    assert [answer.token_ids for answer in stack.play()] == undisturbed
+    assert [answer.token_ids for answer in stack.run_streams()] == undisturbed
 
 
 @pytest.mark.parametrize("service", ["engine", "frontend"])
@@ -69,10 +69,10 @@ def test_restarted_service_finishes_its_streams_and_comes_back(
     stack: Any, undisturbed: list[list[int]], service: str
 ) -> None:
     num_drains = _num_drains(stack, service)
-    answers = stack.play(at_token=50, act=lambda: stack.compose("restart", service))
+    answers = stack.run_streams(at_token=50, act=lambda: stack.compose("restart", service))
     assert [answer.token_ids for answer in answers] == undisturbed
     stack.scale(1)
-    assert [answer.token_ids for answer in stack.play()] == undisturbed
+    assert [answer.token_ids for answer in stack.run_streams()] == undisturbed
     assert _num_drains(stack, service) == num_drains + 1
 
 

@@ -128,7 +128,7 @@ def test_prometheus_watches_the_frontend(stack: Any) -> None:
     stack.wait_until(lambda: targets() == [("chairlift", "up")], "prometheus")
 
 
-def test_grafana_shows_the_dashboard_to_everybody_and_lets_nobody_change_it(stack: Any) -> None:
+def test_grafana_shows_the_dashboard_read_only(stack: Any) -> None:
     start_watcher(stack, "grafana")
     shown = json.loads(stack.get("/api/dashboards/uid/chairlift", "GRAFANA_PORT"))
     assert shown["meta"]["provisioned"] is True

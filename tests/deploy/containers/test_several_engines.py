@@ -31,13 +31,13 @@ def engine_lines(stack: Any) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed(stack: Any) -> list[list[int]]:
     """The tokens of each seed from a single engine that nothing happens to."""
-    return token_ids(stack.play())
+    return token_ids(stack.run_streams())
 
 
 def test_both_get_requests(stack: Any, undisturbed: list[list[int]]) -> None:
     stack.scale(2)
     before = stack.metric("request_success_total")
-    assert token_ids(stack.play()) == undisturbed
+    assert token_ids(stack.run_streams()) == undisturbed
     assert num_used(stack, before) == 2
 
 
@@ -48,7 +48,7 @@ def test_killed_engine_is_felt_by_its_own_requests_alone_and_used_again_when_it_
     victim = stack.containers("engine")[1]
     lost_before = sum(stack.metric("requests_lost_engine_total").values())
     with stack.slow_engines() as speed_up:
-        answers = stack.play(at_token=5, act=lambda: (docker("kill", victim), speed_up()))
+        answers = stack.run_streams(at_token=5, act=lambda: (docker("kill", victim), speed_up()))
     assert token_ids(answers) == undisturbed
     lost = sum(stack.metric("requests_lost_engine_total").values()) - lost_before
     assert 0 < lost < len(answers)
@@ -56,17 +56,17 @@ def test_killed_engine_is_felt_by_its_own_requests_alone_and_used_again_when_it_
     assert stack.inspect("frontend")["State"]["Health"]["Status"] == "healthy"
     stack.scale(2)
     before = stack.metric("request_success_total")
-    assert token_ids(stack.play()) == undisturbed
+    assert token_ids(stack.run_streams()) == undisturbed
     assert num_used(stack, before) == 2
 
 
 def test_engine_that_is_taken_away_finishes_what_it_has(stack: Any, undisturbed: list[list[int]]) -> None:
     stack.scale(2)
-    answers = stack.play(at_token=50, act=lambda: stack.compose("up", "--detach", "--scale", "engine=1"))
+    answers = stack.run_streams(at_token=50, act=lambda: stack.compose("up", "--detach", "--scale", "engine=1"))
     assert token_ids(answers) == undisturbed
     assert len(stack.containers("engine")) == 1
     stack.scale(1)
-    assert token_ids(stack.play()) == undisturbed
+    assert token_ids(stack.run_streams()) == undisturbed
 
 
 def test_engine_gives_way_to_the_one_on_a_gpu_and_is_left_alone(
@@ -97,12 +97,12 @@ def test_engine_gives_way_to_the_one_on_a_gpu_and_is_left_alone(
     )
     try:
         stack.wait_until(lambda: " serving on " in docker("logs", name), "engine")
-        assert token_ids(stack.play(at_token=50, act=name_it)) == undisturbed
+        assert token_ids(stack.run_streams(at_token=50, act=name_it)) == undisturbed
         stack.wait_until(lambda: list(stack.metric("engine_up").values()).count(1.0) == 1, "frontend")
         before, said = stack.metric("request_success_total"), engine_lines(stack)
-        assert token_ids(stack.play()) == undisturbed
+        assert token_ids(stack.run_streams()) == undisturbed
         assert num_used(stack, before) == 1
-        # Its address stays among those of the name: for two health checks, 10 s, nobody says a word about it.
+        # Its address stays among those of the name: for two health checks, 10 s, nothing is logged about it.
         checks = {check["Start"] for check in stack.health("frontend")}
         stack.wait_until(lambda: len({c["Start"] for c in stack.health("frontend")} - checks) >= 2, "frontend")
         assert engine_lines(stack) == said
@@ -112,7 +112,7 @@ def test_engine_gives_way_to_the_one_on_a_gpu_and_is_left_alone(
         docker("kill", name)
     stack.compose("restart", "engine")
     stack.scale(1)
-    assert token_ids(stack.play()) == undisturbed
+    assert token_ids(stack.run_streams()) == undisturbed
 
 
 def test_down_leaves_nothing(stack: Any, docker: Callable[..., str]) -> None:

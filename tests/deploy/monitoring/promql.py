@@ -109,7 +109,7 @@ def _complaints(node: Any, known: Mapping[str, Series], inside: tuple[str, ...])
 def _selector_complaints(node: Any, known: Mapping[str, Series], inside: tuple[str, ...]) -> Iterator[str]:
     series = known.get(node.name)
     if series is None:
-        yield f"nobody exports {node.name}"
+        yield f"{node.name} is not exported"
         return
     around = inside[-1] if inside else ""
     if (series.kind in ("counter", "bucket")) != (around in COUNTERS_ONLY):

@@ -152,14 +152,14 @@ def series_of(page: str, instance: str, courses: list[Course]) -> list[dict[str,
     return found
 
 
-def check_fired(worlds: list[list[dict[str, str]]], expected: str | None, monitoring: Path, folder: Path) -> None:
-    """Asserts that in each of some worlds, made of series, this alert has fired within the hour and no other."""
+def check_fired(cases: list[list[dict[str, str]]], expected: str | None, monitoring: Path, folder: Path) -> None:
+    """Asserts that in each set of series this alert, and no other, has fired within the hour."""
     fired = {
         "expr": 'count by (alertname) (last_over_time(ALERTS{alertstate="firing"}[1h]))',  # now or before
         "eval_time": "1h",
         "exp_samples": [{"labels": f'{{alertname="{expected}"}}', "value": 1}] if expected else [],
     }
-    tests = [{"interval": "10s", "input_series": series, "promql_expr_test": [fired]} for series in worlds]
+    tests = [{"interval": "10s", "input_series": series, "promql_expr_test": [fired]} for series in cases]
     rules = str(monitoring / "prometheus" / "alerts.yml")
     (folder / "test.yml").write_text(
         yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "10s", "tests": tests})
@@ -176,8 +176,8 @@ def test_alert_fires_when_it_should_and_no_other(page: str, monitoring: Path, tm
     sick = series_of(page, "10.0.0.1:8000", [*HEALTHY, *courses])
     # Another frontend on the same engine, which it may know under another number, and feels nothing.
     well = series_of(page.replace('engine="0"', 'engine="1"'), "10.0.0.2:8000", HEALTHY)
-    worlds = [sick] if state == "no frontend found" else [sick, sick + well]
-    check_fired(worlds, expected, monitoring, tmp_path)
+    cases = [sick] if state == "no frontend found" else [sick, sick + well]
+    check_fired(cases, expected, monitoring, tmp_path)
 
 
 @needs_promtool
@@ -188,11 +188,11 @@ def test_alert_fires_when_it_should_and_no_other(page: str, monitoring: Path, tm
 def test_one_engine_of_two_that_stays_away_is_a_ticket(
     page: str, monitoring: Path, tmp_path: Path, course: str, expected: str | None
 ) -> None:
-    """Nobody is woken; and one that its name no longer has is no loss."""
+    """It pages nobody, and an engine removed from its name fires no alert."""
     told = [Course(f"chairlift:{name}", None, lambda labels: labels["engine"] == "1") for name in TOLD_BY_ENGINE]
     up = Course("chairlift:engine_up", course, lambda labels: labels["engine"] == "1")
-    world = series_of(of_two_engines(page), "10.0.0.1:8000", [*HEALTHY, *told, up])
-    check_fired([world], expected, monitoring, tmp_path)
+    case = series_of(of_two_engines(page), "10.0.0.1:8000", [*HEALTHY, *told, up])
+    check_fired([case], expected, monitoring, tmp_path)
 
 
 def test_every_alert_is_seen_firing(monitoring: Path) -> None:

@@ -183,7 +183,7 @@ class AttachClient:
     async def until_read(self) -> None:
         """Takes in messages until the engine has read every command sent so far, whatever its step loop does.
 
-        A request with the handle 0 is refused by whoever reads the stream, when its turn comes.
+        The reader of the stream refuses a request with the handle 0 when its turn comes.
         """
         await self.submit(submission(0, [1]))
         await self.ended(0)

@@ -153,7 +153,7 @@ class ChainOps(ReferenceOps):
         model: draws.
         requests: what each asked for, by its seed, which no two share.
         fails_at: by seed, the first output position at which logits are broken.
-        sizes: decode steps of so many rows read the persistent buffers and nothing else, as a CUDA graph does.
+        sizes: decode steps of these numbers of rows read the persistent buffers and nothing else, as a CUDA graph does.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class ChainOps(ReferenceOps):
     def _request_of(self, row: int, seed: int) -> Request:
         request = self._requests.get(seed % 2**64)
         if request is None:
-            raise OracleViolation(f"row {row} has seed {seed}, which nobody has")
+            raise OracleViolation(f"row {row} has seed {seed}, which no request has")
         return request
 
     def _check_hints(self, batch: SamplingBatch, rows: Sequence[SamplingParams]) -> None:

@@ -263,7 +263,7 @@ class FakeModelRunner:
         start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
         detail = self._fail(row.request_id, stop - 1)
         if sequence.has_failed or detail is not None:
-            # What a broken row writes is as useless as NaN: whoever shares it must notice.
+            # What a broken row writes is as useless as NaN: a request that shares it must fail.
             sequence.has_failed = True
             launched.failures[index] = detail or "an earlier row failed"
             self._write(sequence, start, [-1] * (stop - start))
@@ -367,7 +367,7 @@ class AnswerLedger:
             if answer.completion is not None:
                 raise OracleViolation(f"{what} has more to say after its completion: {output}")
             if output.start_index != len(answer.token_ids):
-                raise OracleViolation(f"{what} goes on at {output.start_index}, {len(answer.token_ids)} are here")
+                raise OracleViolation(f"{what} continues at {output.start_index}, {len(answer.token_ids)} are here")
             if not output.token_ids and output.completion is None and output.prompt_logprobs is None:
                 raise OracleViolation(f"{what} has an output without news")
             if output.prompt_logprobs is not None:

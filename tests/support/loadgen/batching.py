@@ -15,7 +15,7 @@ from loadgen.experiments.batching.step_log import Step, Usage
 from tests.support.loadgen.runs import Answered, run_of, workload_of
 
 StepMs = Callable[[int], float]
-"""What a step of so many rows takes."""
+"""Duration of a step by its number of rows."""
 
 
 def engine_steps(
@@ -45,11 +45,11 @@ def ideal_case_run(usages: Sequence[Usage], num_slots: int, *, static: bool, ste
     """What such an engine and a client that sees every token at once make of queued requests."""
     steps = engine_steps(usages, num_slots, static=static, step_ms=step_ms)
     ends_s = [(step.started_ms + step.busy_ms) / 1e3 for step in steps]
-    played = []
+    answered = []
     for number, usage in enumerate(usages, 1):
         seen_s = [end_s for step, end_s in zip(steps, ends_s, strict=True) if number in step.rows]
-        played.append(Answered(0.0, tuple((at_s, 1) for at_s in seen_s), input_tokens=usage.prompt))
-    return case_run_of(run_of(played), 0, steps, num_slots)
+        answered.append(Answered(0.0, tuple((at_s, 1) for at_s in seen_s), input_tokens=usage.prompt))
+    return case_run_of(run_of(answered), 0, steps, num_slots)
 
 
 def ideal_result(

@@ -64,7 +64,7 @@ class Answered:
 
 
 def run_of(
-    played: Sequence[Answered],
+    answered: Sequence[Answered],
     *,
     blocks: Blocks | None = None,
     workers: Sequence[WorkerHealth] | None = None,
@@ -73,10 +73,10 @@ def run_of(
     settings: Mapping[str, Any] | None = None,
 ) -> RunData:
     """The run in which exactly this happened; requests in order of `due_s`, settings on top of SETTINGS."""
-    requests = new_requests(len(played))
-    errors = tuple(dict.fromkeys(one.error for one in played if one.error))
+    requests = new_requests(len(answered))
+    errors = tuple(dict.fromkeys(one.error for one in answered if one.error))
     rows: list[tuple[int, int, int]] = []
-    for index, one in enumerate(played):
+    for index, one in enumerate(answered):
         row = requests[index]
         row["status"], row["worker"], row["scheduled_ns"] = one.status, one.worker, _ns(one.due_s)
         if one.status not in _NEVER_SENT:
@@ -97,12 +97,12 @@ def run_of(
     if ended_s is None:
         ended_s = _end_s(requests)
     planned = [
-        sum(tokens for _, tokens in one.chunks) if one.output_tokens is None else one.output_tokens for one in played
+        sum(tokens for _, tokens in one.chunks) if one.output_tokens is None else one.output_tokens for one in answered
     ]
     return RunData(
         workload=workload_of(
-            np.array([one.due_s for one in played], dtype=np.float64),
-            np.array([one.input_tokens for one in played], dtype=np.int64),
+            np.array([one.due_s for one in answered], dtype=np.float64),
+            np.array([one.input_tokens for one in answered], dtype=np.int64),
             np.maximum(np.array(planned, dtype=np.int64), 1),
             blocks,
         ),
