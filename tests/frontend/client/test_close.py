@@ -1,4 +1,4 @@
-"""After close() both clients raise their own error, whatever is asked of them, and whatever was under way."""
+"""Calls of a closed client fail with its own error, also if they were running."""
 
 import asyncio
 

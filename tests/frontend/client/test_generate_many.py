@@ -67,7 +67,7 @@ async def test_first_error_ends_everything(generate_many, engine, pair):
     await engine.wait_for(lambda: engine.num_open == 0)
 
 
-async def test_errors_take_the_place_of_answers_if_asked_for(generate_many):
+async def test_return_errors_puts_errors_in_the_place_of_answers(generate_many):
     outcomes = await generate_many(["ab", "x" * 9000, "cd"], return_errors=True)
     assert (outcomes[0].text, outcomes[2].text) == ("ab", "cd")
     assert outcomes[1].reason == "REQUEST_TOO_LONG"
@@ -94,7 +94,7 @@ async def test_cancelled_batch_leaves_nothing_in_the_engine(target, engine):
     assert len(engine.submissions) == 5
 
 
-async def test_progress_is_drawn_if_asked_for(generate_many, capsys):
+async def test_progress_is_drawn_on_request(generate_many, capsys):
     await generate_many(["ab"] * 3, progress=True)
     drawn = capsys.readouterr().err
     assert "3/3" in drawn

@@ -117,7 +117,7 @@ def test_sums_hold_over_random_operations():
         assert admission.num_tokens == sum(permit.num_tokens for permit in permits) <= 500
 
 
-def test_group_takes_all_its_places_or_none():
+def test_permits_of_a_prompt_are_granted_all_or_none():
     admission = Admission(max_requests=4, max_tokens=100)
     admission.admit(1, 0.0)
     with pytest.raises(QueueFull, match="1 requests wait for their first token, at most 4 may; 4 more are too many"):
@@ -146,7 +146,7 @@ def test_request_larger_than_the_queue_is_invalid():
     assert (admission.num_requests, admission.num_tokens) == (0, 0)
 
 
-def test_a_call_gets_all_places_or_none():
+def test_permits_of_a_call_are_granted_all_or_none():
     admission = Admission(max_requests=6, max_tokens=100)
     first = admission.admit_call([10, 20], 2, 0.0)
     assert [[permit.num_tokens for permit in permits] for permits in first] == [[10, 0], [20, 0]]
@@ -162,7 +162,7 @@ def test_a_call_gets_all_places_or_none():
     assert (admission.num_requests, admission.num_tokens) == (0, 0)
 
 
-def test_a_full_queue_is_known_before_a_request_is_read():
+def test_full_queue_refuses_a_request_before_it_is_read():
     admission = Admission(max_requests=1, max_tokens=100)
     admission.check_capacity(0.0)
     permit = admission.admit(10, 0.0)

@@ -1,4 +1,4 @@
-"""How requests end other than well, and that nothing of them is left: cancelled, late, stalled, refused."""
+"""Requests that are cancelled, late, stalled or refused leave nothing behind."""
 
 import asyncio
 import resource
@@ -116,7 +116,7 @@ async def test_queue_full_of_tokens_is_refused_before_tokenizing(make_pair, text
     await pair.idle()
 
 
-async def test_guess_that_was_too_low_is_corrected_after_tokenizing(make_pair, text_request):
+async def test_low_estimate_is_corrected_after_tokenizing(make_pair, text_request):
     pair = await make_pair(max_queued_tokens=1000)
     pair.engine.pause()
     stub = pair.stub()

@@ -1,4 +1,4 @@
-"""Answers that end well when their time is used up."""
+"""Answers that end when their time budget is used up."""
 
 import asyncio
 
@@ -111,7 +111,7 @@ async def test_text_that_may_have_become_a_stop_text_comes_out_at_the_end(skip, 
     assert "".join(message.chunk.text for message in messages) == "ab"
 
 
-async def test_one_budget_for_all_answers_and_those_that_never_began_are_empty(skip, pair, text_request):
+async def test_answers_share_the_budget_and_unstarted_ones_are_empty(skip, pair, text_request):
     pair.engine.pause()
     request = text_request("abc", time_budget=BUDGET, **ENDLESS)
     request.spec.num_answers = 3

@@ -1,11 +1,11 @@
-"""What wakes at once is spread over several turns of the event loop, in order."""
+"""Tasks that wake together resume over several iterations of the event loop, in order."""
 
 import asyncio
 
 from frontend.generation.turn_limiter import TurnLimiter
 
 
-async def test_as_many_pass_in_a_turn_as_may_and_the_others_follow_in_order():
+async def test_max_per_turn_tasks_pass_and_the_others_follow_in_order():
     turn_limiter, passed, turns = TurnLimiter(3), [], []
 
     async def one(number):

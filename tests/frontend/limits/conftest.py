@@ -1,4 +1,4 @@
-"""A pair with both APIs, and a neighbour whose answer runs while limits are tried out."""
+"""A shared pair with both APIs, and a stream that must not be disturbed while limits are tested."""
 
 import asyncio
 

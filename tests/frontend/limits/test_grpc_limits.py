@@ -1,4 +1,4 @@
-"""Limits on sizes and counts at the gRPC API: what is at the limit passes, one more is refused with the numbers."""
+"""Limits on sizes and counts over gRPC: a request at the limit passes, one above is refused with the numbers."""
 
 import asyncio
 import json
@@ -241,7 +241,7 @@ async def test_a_request_that_does_not_arrive_is_given_up(make_pair):
     assert await call.details() == "the request has not arrived within 0.2 s"
 
 
-async def test_a_connection_that_says_nothing_is_closed(make_pair, monkeypatch):
+async def test_silent_connection_is_closed(make_pair, monkeypatch):
     monkeypatch.setattr(app, "_HANDSHAKE_TIMEOUT_S", 0.3)
     pair = await make_pair()
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.app.port)
@@ -250,7 +250,7 @@ async def test_a_connection_that_says_nothing_is_closed(make_pair, monkeypatch):
     writer.close()
 
 
-async def test_a_generation_without_a_deadline_gets_the_servers(skip, make_pair):
+async def test_generation_without_a_deadline_gets_the_servers_default(skip, make_pair):
     pair = await make_pair(default_timeout_s=20.0)
     pair.engine.pause()
     spec = pb.GenerationSpec(text="x")

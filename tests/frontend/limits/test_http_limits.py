@@ -1,4 +1,4 @@
-"""Limits on sizes and counts at the HTTP API: what is at the limit passes, one more is refused with the numbers."""
+"""Limits on sizes and counts over HTTP: a request at the limit passes, one above is refused with the numbers."""
 
 import asyncio
 import io
@@ -135,7 +135,7 @@ async def test_tokenize_and_detokenize_have_bounds_too(post):
     assert (await post(("/detokenize", {"tokens": [1] * 4096})))[0] == 200
 
 
-async def test_a_generation_without_a_deadline_gets_the_servers(skip, make_pair):
+async def test_generation_without_a_deadline_gets_the_servers_default(skip, make_pair):
     pair = await make_pair(http=True, default_timeout_s=20.0)
     pair.engine.pause()
     url = f"http://127.0.0.1:{pair.app.http_port}/v1/completions"

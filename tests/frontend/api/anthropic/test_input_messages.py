@@ -1,4 +1,4 @@
-"""Requests as other clients write them, and what a chat template gets of them."""
+"""Conversion of Messages requests to the turns that a chat template gets."""
 
 import pytest
 

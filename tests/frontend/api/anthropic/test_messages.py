@@ -192,7 +192,7 @@ ENDS = {
 
 @pytest.mark.parametrize("case", ENDS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_reason_says_why_it_ended(shared_pairs, case, stream):
+async def test_stop_reason_names_the_cause_of_the_end(shared_pairs, case, stream):
     options, end, beginning = ENDS[case]
     pair, client = await shared_pairs()
     pair.engine.tokens_per_step = 64

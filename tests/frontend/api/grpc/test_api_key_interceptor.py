@@ -1,4 +1,4 @@
-"""API keys over gRPC. The methods are not listed here: they are whatever the frontend registers."""
+"""API keys over gRPC, for every method that the frontend registers."""
 
 import contextlib
 import logging

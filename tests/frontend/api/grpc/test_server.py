@@ -143,7 +143,7 @@ async def test_stop_token_is_counted_but_is_no_text(pair):
     assert answer.finished.stop_token_id == ids[1]
 
 
-async def test_end_token_is_text_only_if_asked_for(pair):
+async def test_end_token_is_text_only_on_request(pair):
     spec = pb.GenerationSpec(text="abc", output=pb.OutputOptions(keep_special_tokens=True))
     assert (await pair.stub().Generate(pb.GenerateRequest(spec=spec))).text == "abc<|end|>"
 

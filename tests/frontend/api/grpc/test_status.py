@@ -42,7 +42,7 @@ def test_field_error_names_its_field():
     assert values == {}
 
 
-def test_retry_time_is_said_twice():
+def test_retry_delay_is_in_details_and_pushback():
     code, found, values = unpacked(errors.QueueFull("full", retry_after_s=1.2345))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert found[error_details_pb2.RetryInfo].retry_delay.ToMilliseconds() == 1235

@@ -1,4 +1,4 @@
-"""Requests over gRPC are counted before they are parsed."""
+"""Fields of gRPC requests are counted before the request is parsed."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -70,7 +70,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_as_many_as_allowed_pass_and_one_more_is_refused_by_name(name):
+def test_maximum_number_passes_and_one_more_is_refused_by_name(name):
     make, most, field = COUNTED[name]
     scan(make(most))
     with pytest.raises(InvalidRequest, match=rf"has {most + 1} entries or more, at most {most}") as caught:
@@ -101,7 +101,7 @@ def test_all_fields_together_are_bounded():
         scan(b"\xf8\x07\x01" * (limits.MAX_WIRE_FIELDS + 1))  # fields that nobody knows
 
 
-def test_ids_that_are_not_packed_are_fields():
+def test_unpacked_ids_are_counted_as_fields():
     data = b"\x08\x01" * (limits.MAX_WIRE_FIELDS + 1)
     with pytest.raises(InvalidRequest, match="fields"):
         at_once(check_counts(data, pb.TokenIds.DESCRIPTOR))

@@ -1,4 +1,4 @@
-"""Keys over HTTP. The routes are not listed here: they are whatever the application has."""
+"""API keys over HTTP, for every route of the application."""
 
 import logging
 

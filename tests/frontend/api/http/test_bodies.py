@@ -1,4 +1,4 @@
-"""How bodies are read: lax numbers and booleans, nulls, and what clients send back of earlier answers."""
+"""Reading of bodies: lax numbers and booleans, nulls, and answers that clients send back."""
 
 import json
 from typing import Any
@@ -57,7 +57,7 @@ def test_numbers_booleans_and_empty_values_are_read_leniently(name, sent, read):
 
 
 @pytest.mark.parametrize(("prompt", "read"), [(["5", "6"], ["5", "6"]), ([5, 6], [5, 6]), ([[5], [6]], [[5], [6]])])
-def test_a_list_of_texts_that_look_like_numbers_stays_one(prompt, read):
+def test_texts_that_look_like_numbers_are_not_token_ids(prompt, read):
     assert completion(prompt=prompt).prompt == read
 
 
@@ -117,7 +117,7 @@ def test_arguments_of_calls_are_a_text_or_an_object(arguments):
     assert message.tool_calls == (ToolCall("", "f", '{"a": 1}'),)
 
 
-def test_a_call_in_the_older_form_is_a_call():
+def test_deprecated_function_call_is_read_as_a_call():
     message = turn(role="assistant", content=None, function_call={"name": "f", "arguments": "{}"})
     assert message.tool_calls == (ToolCall("", "f", "{}"),)
 

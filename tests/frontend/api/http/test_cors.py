@@ -1,4 +1,4 @@
-"""What a browser is told about pages of other origins."""
+"""CORS headers for pages of other origins."""
 
 import aiohttp
 import pytest
@@ -25,7 +25,7 @@ async def connect_to(make_pair):
         await session.close()
 
 
-async def test_by_default_no_page_may_call(connect_to):
+async def test_no_origin_is_allowed_by_default(connect_to):
     session = await connect_to()
     async with session.options("/v1/completions", headers=PREFLIGHT) as response:
         assert response.status == 405

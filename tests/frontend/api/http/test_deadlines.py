@@ -91,7 +91,7 @@ async def test_call_expires_while_its_engine_is_silent(skip, make_pair, connect,
     assert outcomes(pair) == {"deadline": 2}
 
 
-async def test_call_that_is_in_time_is_not_disturbed(shared_pair, shared_client):
+async def test_call_within_its_deadline_completes(shared_pair, shared_client):
     answer = await shared_client.completions.create(
         model="fake", prompt="abc", extra_body={"timeout": 60}, extra_headers={"x-request-timeout": "59.5"}
     )

@@ -71,9 +71,7 @@ async def test_client_that_leaves_inside_a_stream_is_cancelled_in_the_engine(htt
     ("kind", "at_once", "status"),
     [(b"application/json", True, b"400"), (b"text/plain", True, b"400"), (b"text/plain", False, b"415")],
 )
-async def test_a_body_that_turns_out_to_be_no_http_is_refused_once_and_is_no_error_in_the_log(
-    http_pair, kind, at_once, status, caplog
-):
+async def test_body_that_is_not_valid_http_is_refused_once_and_logs_no_error(http_pair, kind, at_once, status, caplog):
     reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n" % kind
     writer.write(head + b"no chunk\r\n" if at_once else head)
@@ -123,7 +121,7 @@ async def test_head_that_does_not_end_closes_the_connection(http_pair, monkeypat
     writer.close()
 
 
-async def test_connection_that_says_nothing_is_closed(http_pair, monkeypatch):
+async def test_silent_connection_is_closed(http_pair, monkeypatch):
     monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", http_pair.app.http_port)
     async with asyncio.timeout(10):
@@ -241,7 +239,7 @@ async def test_port_in_use_is_a_config_error(http_pair):
     await app.stop()
 
 
-async def test_http_has_a_host_of_its_own(make_pair):
+async def test_http_host_can_differ_from_the_grpc_host(make_pair):
     pair = await make_pair(http=True, http_host="127.0.0.2")
     _, writer = await asyncio.open_connection("127.0.0.2", pair.app.http_port)
     writer.close()

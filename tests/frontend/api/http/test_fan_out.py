@@ -1,4 +1,4 @@
-"""Many prompts in one body: all get their places or none, and what can never fit is no reason to try again."""
+"""Many prompts in one body: all are admitted or none, and a call larger than the queue is not retryable."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ async def test_call_larger_than_the_queue_is_400_with_the_numbers(make_pair, pos
     assert not pair.engine.submissions
 
 
-async def test_a_call_without_room_for_all_its_prompts_begins_none(make_pair, post):
+async def test_call_that_exceeds_the_queue_starts_none_of_its_prompts(make_pair, post):
     pair = await make_pair(http=True, max_queued_requests=5)
     pair.engine.pause()
     first = asyncio.create_task(post(pair, prompt=["x"] * 3))
@@ -67,7 +67,7 @@ async def test_2048_prompts_are_served_by_default_a_few_hundred_at_a_time(make_p
     assert [choice["text"] for choice in answer["choices"]] == prompts
 
 
-async def test_of_many_prompts_one_that_is_wrong_ends_all_and_gives_everything_back(make_pair, post):
+async def test_one_invalid_prompt_ends_the_call_and_releases_all_permits(make_pair, post):
     pair = await make_pair(http=True)
     pair.engine.pause()
     status, answer = await post(pair, prompt=[[1]] * 100 + [[258]])

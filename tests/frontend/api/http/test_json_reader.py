@@ -1,4 +1,4 @@
-"""JSON in slices: the same values as pydantic's parser, refused as soon as there is too much, never long at one go."""
+"""The sliced JSON parser: pydantic's values, early refusal over a limit, short slices."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""JSON made in pieces is the same JSON."""
+"""JSON written in pieces equals JSON written at once."""
 
 import json
 from array import array

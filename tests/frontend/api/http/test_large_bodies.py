@@ -1,4 +1,4 @@
-"""A large body is read in slices, and means what a small one means."""
+"""Large bodies are parsed in slices, with the same result as small ones."""
 
 import json
 from array import array
@@ -42,14 +42,14 @@ def everything_is_large(monkeypatch):
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_the_same_body_comes_out(name, everything_is_large):
+async def test_large_body_is_read_as_a_small_one(name, everything_is_large):
     kind, body = BODIES[name]
     data = json.dumps(body).encode()
     assert await parsed_body(data, kind) == kind.model_validate_json(data)
 
 
 @pytest.mark.parametrize("name", WRONG)
-async def test_the_same_complaint_comes_out(name, monkeypatch):
+async def test_large_body_gets_the_error_of_a_small_one(name, monkeypatch):
     kind, body = WRONG[name]
     data = json.dumps(body).encode()
     with pytest.raises(BodyError) as small:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, read by an independent validator, and held against what the server serves and takes."""
+"""The OpenAPI document: valid for an independent validator, and equal to the routes and body models."""
 
 import json
 
@@ -76,7 +76,7 @@ async def test_document_is_served_as_json(shared_pair, document):
         assert await response.json() == document
 
 
-async def test_errors_are_described_in_the_form_of_their_api(document):
+async def test_error_schemas_are_those_of_their_api(document):
     forms = {
         path: operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         for path, operations in document["paths"].items()

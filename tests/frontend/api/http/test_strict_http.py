@@ -1,4 +1,4 @@
-"""Requests that two parsers could read in two ways: each is refused, its connection closed, and nothing is logged."""
+"""Ambiguous HTTP requests are refused, their connection is closed, and nothing is logged."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Parameters that the server does not know, and those that it knows and does not have."""
+"""Unknown parameters, and known parameters that are not served."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ def body_of(**members: Any) -> Body:
         ("/detokenize", {"tokens": [1]}),
     ],
 )
-async def test_a_header_of_the_answer_names_them(shared_pair, path, body):
+async def test_response_header_names_unknown_parameters(shared_pair, path, body):
     url = f"http://127.0.0.1:{shared_pair.app.http_port}{path}"
     async with aiohttp.ClientSession() as session:
         async with session.post(url, json={**body, "temprature": 1}) as response:
@@ -133,7 +133,7 @@ def warn(caplog):
     return at
 
 
-def test_the_log_has_a_line_a_minute_that_names_all_since_the_last_one(warn, caplog):
+def test_log_has_one_line_a_minute_with_all_names_since_the_last_one(warn, caplog):
     warn(0, a=1)
     warn(1, b=1)
     warn(LOG_INTERVAL_S - 1, c=1, a=1)

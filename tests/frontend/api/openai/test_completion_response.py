@@ -42,7 +42,7 @@ async def test_streamed_text_adds_up_to_the_answer(shared_client):
     assert all(event.usage is None for event in events)
 
 
-async def test_usage_comes_last_if_asked_for(shared_client):
+async def test_usage_is_the_last_event_on_request(shared_client):
     stream = await shared_client.completions.create(
         model="fake", prompt=TEXT, max_tokens=100, stream=True, stream_options={"include_usage": True}
     )
@@ -51,7 +51,7 @@ async def test_usage_comes_last_if_asked_for(shared_client):
     assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], NUM_BYTES, NUM_BYTES + 1)
 
 
-async def test_usage_grows_with_every_event_if_asked_for(shared_client):
+async def test_usage_is_in_every_event_on_request(shared_client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     stream = await shared_client.completions.create(
         model="fake", prompt="abcdef", max_tokens=100, stream=True, stream_options=options
@@ -141,7 +141,7 @@ async def test_logprobs_are_columns(shared_client, shared_pair, stream):
     assert shared_pair.engine.submissions[0].top_logprobs == 2
 
 
-async def test_no_alternatives_are_asked_for_with_logprobs_0(shared_client):
+async def test_logprobs_0_requests_no_alternatives(shared_client):
     answer = await shared_client.completions.create(model="fake", prompt="ab", logprobs=0)
     assert (answer.choices[0].logprobs.token_logprobs, answer.choices[0].logprobs.top_logprobs) == ([-0.5] * 3, None)
 

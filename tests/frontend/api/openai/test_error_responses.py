@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's client and a bare connection see it."""
+"""Error responses, as OpenAI's client and a bare connection see them."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def test_too_long_prompt_begins_as_clients_expect(shared_client):
     assert (error.code, error.param, error.type) == ("context_length_exceeded", "prompt", "invalid_request_error")
 
 
-async def test_too_many_tokens_asked_for_name_max_tokens(shared_client):
+async def test_too_large_max_tokens_is_named(shared_client):
     error = await refused(shared_client.completions.create(model="fake", prompt="x", max_tokens=5000))
     assert (error.status_code, error.code, error.param) == (400, "context_length_exceeded", "max_tokens")
 

@@ -1,4 +1,4 @@
-"""The endpoints that generate nothing."""
+"""The endpoints that do not generate."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ async def test_health_follows_the_engine(http_pair):
     assert (await fetch(http_pair, "/health"))[0] == 503
 
 
-async def test_ping_answers_while_the_process_does(http_pair):
+async def test_ping_succeeds_while_draining(http_pair):
     http_pair.engine.set_state(engine_pb.ENGINE_STATE_DRAINING)
     while http_pair.app.engines.serving:
         await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def test_version_is_the_packages(shared_pair):
     assert await fetch_json(shared_pair, "/version") == (200, {"version": version("chairlift")})
 
 
-async def test_metrics_count_what_came_through_http(http_pair, client):
+async def test_metrics_count_http_requests(http_pair, client):
     await client.completions.create(model="fake", prompt="abc")
     status, content_type, text = await fetch(http_pair, "/metrics")
     assert (status, content_type.partition(";")[0]) == (200, "text/plain")

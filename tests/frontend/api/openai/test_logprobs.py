@@ -16,7 +16,7 @@ def tokenizer():
     tokenizer.close()
 
 
-def test_minus_infinity_is_a_number_that_json_can_say(tokenizer):
+def test_minus_infinity_becomes_a_json_number(tokenizer):
     logprobs = pb.TokenLogprobs(
         chosen=[-math.inf], top_width=1, top_ids=[256], top_values=[-math.inf], chosen_bytes=[b"a"]
     )
@@ -31,7 +31,7 @@ def test_chosen_token_is_always_among_the_alternatives(tokenizer):
     assert completion_logprobs(logprobs, tokenizer, TextOffsets())["top_logprobs"] == [{"<|end|>": -0.5, "a": -7.0}]
 
 
-def test_bytes_that_are_no_character_are_whole_in_bytes(tokenizer):
+def test_bytes_of_an_incomplete_character_are_complete(tokenizer):
     logprobs = pb.TokenLogprobs(chosen=[-1.0], chosen_bytes=["é".encode()[:1]])
     (row,) = chat_logprobs(logprobs, tokenizer)["content"]
     assert (row["token"], row["bytes"], row["top_logprobs"]) == ("\ufffd", [0xC3], [])

@@ -1,4 +1,4 @@
-"""OpenAI's client for Node.js, where npm can be had."""
+"""OpenAI's client for Node.js, if npm is available."""
 
 import shutil
 import subprocess

@@ -218,7 +218,7 @@ async def test_without_cache_prompt_no_prompt_shares_its_cache(shared_client, sh
     assert not any(salts[2:])
 
 
-async def test_n_probs_asks_for_log_probabilities(shared_client, connect_to):
+async def test_n_probs_requests_log_probabilities(shared_client, connect_to):
     logprobs = (await complete(shared_client, "ab", n_probs=1)).choices[0].logprobs
     assert len(logprobs.top_logprobs[0]) == 1
     assert (await complete(shared_client, "ab", n_probs=0)).choices[0].logprobs is None
@@ -242,7 +242,7 @@ async def test_llama_cpp_grammar_and_json_schema_constrain_the_answer(shared_cli
     assert not shared_pair.engine.submissions[-1].grammar
 
 
-async def test_a_grammar_that_is_none_is_refused_by_its_name(shared_client):
+async def test_invalid_grammar_is_refused_by_its_parameter(shared_client):
     with pytest.raises(openai.BadRequestError, match="grammar cannot be served") as caught:
         await complete(shared_client, "a", grammar="root ::= missing")
     assert caught.value.param == "grammar"

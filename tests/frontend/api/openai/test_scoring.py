@@ -94,7 +94,7 @@ def files_with_bos():
     return {**files, "tokenizer.json": tokenizer.to_str().encode()}
 
 
-async def test_token_that_the_tokenizer_puts_before_the_prompt_takes_no_place_in_its_text(make_pair, connect):
+async def test_token_added_before_the_prompt_has_no_width_in_its_text(make_pair, connect):
     client = connect(await make_pair(engine=FakeEngine(files=files_with_bos()), http=True))
     answer = await client.completions.create(model="fake", prompt="abc", echo=True, logprobs=0, max_tokens=0)
     (choice,) = answer.choices
@@ -182,7 +182,7 @@ async def test_large_answer_is_the_same_json_as_a_small_one(shared_client, share
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(shared_client, monkeypatch, stream):
+async def test_prompt_logprobs_are_built_in_a_thread(shared_client, monkeypatch, stream):
     threads = []
 
     def noted(make):
@@ -198,7 +198,7 @@ async def test_scores_of_a_prompt_are_put_together_off_the_event_loop(shared_cli
     assert threading.main_thread() not in threads
 
 
-async def test_more_than_one_answer_can_hold_is_refused(shared_client, monkeypatch):
+async def test_too_many_prompt_logprobs_for_one_call_are_refused(shared_client, monkeypatch):
     monkeypatch.setattr(completions, "MAX_CALL_PROMPT_LOGPROBS", 20)
     body = {"model": "fake", "echo": True, "logprobs": 1, "max_tokens": 1}
     await shared_client.completions.create(prompt=["abcdef", "abcdef"], **body)

@@ -91,7 +91,7 @@ async def test_token_that_ends_the_answer(tokenizer, reason, keep, text, stop_te
     assert (delta.text, delta.num_tokens) == (text, 3)
 
 
-async def test_text_that_is_not_wanted_is_still_searched(tokenizer):
+async def test_stop_texts_are_matched_without_text_output(tokenizer):
     ids = await tokenizer.encode("abcdef")
     delta = AnswerText(make_request(stop_texts=["cd"], text=False), tokenizer).push(TokenBatch(0, ids, None, None))
     assert delta == ("", 4, "cd")

@@ -1,4 +1,4 @@
-"""Several answers to one request: one prompt, a seed for each, one end for all."""
+"""Several answers to one request: one prompt, a seed for each answer, one end for all."""
 
 import asyncio
 import gc
@@ -58,7 +58,7 @@ async def running(pair, spec, **options):
     return call
 
 
-async def test_other_answers_are_submitted_when_the_first_one_has_its_first_token(pair):
+async def test_further_answers_are_submitted_at_the_first_token(pair):
     pair.engine.pause()
     call = stream(pair, several("abc", 4, seed=7))
     await pair.engine.wait_for(lambda: pair.engine.num_open == 1)
@@ -194,7 +194,7 @@ def full():
     return rejection(engine_pb.REJECTION_REASON_QUEUE_FULL, "256 wait", retry_after_s=0)
 
 
-async def test_other_answer_that_finds_the_queue_full_comes_later(pair):
+async def test_further_answer_that_the_full_queue_rejects_is_submitted_again(pair):
     pair.engine.rejections = [None, None, full(), None, full(), full()]
     answer = await pair.stub().Generate(pb.GenerateRequest(spec=several("abc", 4, seed=5)))
     assert [answer.text, *(other.text for other in answer.other_answers)] == ["abc"] * 4
@@ -204,14 +204,14 @@ async def test_other_answer_that_finds_the_queue_full_comes_later(pair):
     await pair.idle()
 
 
-async def test_first_answer_that_finds_the_queue_full_ends_the_call(pair):
+async def test_first_answer_that_the_full_queue_rejects_ends_the_call(pair):
     pair.engine.rejections = [full()]
     error = await failure(stream(pair, several("abc", 4, **ENDLESS)))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert len(pair.engine.submissions) == 1
 
 
-async def test_other_answer_that_is_refused_for_good_ends_the_call(pair):
+async def test_further_answer_with_a_permanent_error_ends_the_call(pair):
     pair.engine.rejections = [None, None, rejection(engine_pb.REJECTION_REASON_TOO_LONG, "9 blocks, 8 in all")]
     error = await failure(stream(pair, several("abc", 4, **ENDLESS)))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""What comes back of a prompt over gRPC: text, token ids, log-probabilities."""
+"""Echo of a prompt over gRPC: text, token ids, log-probabilities."""
 
 import grpc
 import pytest
@@ -20,7 +20,7 @@ async def generate(pair, request):
     return await pair.stub().Generate(pb.GenerateRequest(spec=request))
 
 
-async def test_prompt_comes_back_only_if_asked_for(pair):
+async def test_prompt_is_echoed_only_on_request(pair):
     assert not (await generate(pair, spec())).HasField("prompt")
     assert not pair.engine.submissions[0].HasField("prompt_logprobs")
 
@@ -55,7 +55,7 @@ async def test_every_token_but_the_first_has_its_log_probability(pair, width):
     assert not answer.HasField("logprobs")
 
 
-async def test_they_come_with_started_and_once_for_all_answers(pair):
+async def test_prompt_logprobs_come_with_started_once_for_all_answers(pair):
     request = spec(prompt_logprobs=2, echo=True)
     request.num_answers = 3
     call = pair.stub().StreamGenerate(pb.StreamGenerateRequest(spec=request))
@@ -74,7 +74,7 @@ async def test_prompt_of_one_token_has_an_empty_list(pair):
 
 
 @pytest.mark.parametrize("output", [{"echo": True}, {"prompt_logprobs": 1}])
-async def test_prompt_alone_can_be_asked_about(pair, output):
+async def test_max_tokens_0_returns_only_the_prompt(pair, output):
     request = spec(**output)
     request.stop.max_tokens = 0
     answer = await generate(pair, request)

@@ -1,4 +1,4 @@
-"""Stop texts: found over any chunk border where a look at the whole text finds them; nothing is sent too early."""
+"""Stop texts are found across chunk borders as in the whole text; nothing is sent too early."""
 
 import random
 
@@ -50,7 +50,7 @@ def test_matches_brute_force_over_random_texts_and_chunk_borders(include):
     assert 1000 < num_matched < 3900  # both outcomes were exercised
 
 
-def test_sent_text_never_holds_back_more_than_the_longest_possible_beginning():
+def test_held_back_text_is_at_most_the_longest_possible_prefix():
     rng = random.Random(7)
     for _ in range(500):
         stop_texts = ["".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(3)]

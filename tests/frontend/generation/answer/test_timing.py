@@ -1,4 +1,4 @@
-"""The parts of a time account add up to the whole, whatever the clocks say, and each stands where it belongs."""
+"""The parts of a latency breakdown add up to the total and belong to the right phase."""
 
 import asyncio
 import random

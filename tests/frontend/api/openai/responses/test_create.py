@@ -159,7 +159,7 @@ async def test_reasoning_tokens_do_not_depend_on_how_tokens_were_batched(shared_
     assert answer.usage.output_tokens_details.reasoning_tokens == 0
 
 
-async def test_reasoning_comes_as_a_summary_if_one_is_asked_for(shared_pairs):
+async def test_reasoning_is_a_summary_on_request(shared_pairs):
     pair, _ = await shared_pairs(ALL)
     body = {"input": "<think>hm</think>so", "reasoning": {"summary": "auto"}}
     events = await all_events(pair, **body, include=["reasoning.encrypted_content"])
@@ -271,7 +271,7 @@ async def test_cut_off_answer_is_incomplete(shared_pair, shared_client, stream):
     assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "<us")
 
 
-async def test_more_tokens_than_fit_are_as_many_as_fit(shared_client, shared_pair):
+async def test_max_tokens_above_the_context_is_reduced_to_what_fits(shared_client, shared_pair):
     await shared_client.responses.create(model="fake", input="hi", max_output_tokens=100_000)
     assert shared_pair.engine.submissions[0].stops.max_tokens == 4096 - len("<user>hi<assistant>")
 
