@@ -32,7 +32,7 @@ from frontend.errors import ConfigError
 from frontend.text.chat import REASONING_FORMATS, TOOL_FORMATS
 
 _ANY_HOST = text("an address", lambda _: True, metavar="HOST")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*,]+")  # as browsers write it; they compare it letter by letter
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*,]+")  # in the format of browsers, which compare it literally
 
 
 def _is_address(address: str) -> bool:
@@ -55,7 +55,7 @@ class FrontendConfig:
     """The frontend's settings, each with its flag; all are checked when the config is created.
 
     Raises:
-        ConfigError: a value that cannot work; the message names the flag, the value and what is allowed.
+        ConfigError: an invalid value; the message names the flag, the value and the allowed range.
     """
 
     host: str = flag(
@@ -145,7 +145,7 @@ class FrontendConfig:
     stall_timeout_s: float = flag(
         60.0, number(0.001), "seconds after which a client that does not read its answer is disconnected"
     )
-    # The default is what OpenAI's clients wait, and how long a closing connection waits for its streams.
+    # The default equals the timeout of OpenAI's clients, and the grace period of closing connections.
     default_timeout_s: float = flag(
         600.0, number(0), "deadline in seconds of generations whose client sets none; 0: no deadline"
     )
@@ -207,7 +207,7 @@ class FrontendConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Checks each value, and what must fit together."""
+        """Checks all values and their combinations."""
         try:
             check_flags(self)
         except FlagError as error:
@@ -245,7 +245,7 @@ class FrontendConfig:
 
 
 def parse_arguments(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> FrontendConfig:
-    """Parses a command line. A mistake ends the process with one line on stderr and status 2."""
+    """Parses a command line. An error ends the process with one line on stderr and status 2."""
     parser = FlagParser(
         "chairlift-frontend",
         description="Serves chairlift.v1 over gRPC, and OpenAI's and Anthropic's APIs over HTTP, in front of one or "

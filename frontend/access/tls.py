@@ -1,5 +1,6 @@
-"""The server's certificate, for gRPC (as bytes) and HTTP (as an SSLContext). It can be replaced while they serve; open
-connections are not affected.
+"""The server's certificate for gRPC (as bytes) and HTTP (as an SSLContext).
+
+It can be replaced while the server runs; open connections are not affected.
 """
 
 import ssl
@@ -37,7 +38,7 @@ class ServerTls:
             except (ssl.SSLError, ValueError) as error:
                 raise ConfigError(f"--tls-client-ca {client_ca} contains no PEM certificates") from error
             self.context.verify_mode = ssl.CERT_REQUIRED
-        self._next: grpc.ServerCertificateConfiguration | None = None  # for gRPC's next connection
+        self._next: grpc.ServerCertificateConfiguration | None = None  # for new gRPC connections
         self.credentials = grpc.dynamic_ssl_server_credentials(
             self._load(),
             self._take_next,  # type: ignore[arg-type]  # None: no change
@@ -59,10 +60,10 @@ class ServerTls:
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
         cert, key = _read("--tls-cert", self._cert), _read("--tls-key", self._key)
-        # First into another context: a pair that does not match must not leave half of itself in this one.
+        # First into another context: a certificate without its matching key must not replace half of the current pair.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             try:
-                context.load_cert_chain(self._cert, self._key, password="")  # "": an encrypted key must not ask
+                context.load_cert_chain(self._cert, self._key, password="")  # "": an encrypted key must not prompt
             except (ssl.SSLError, ValueError, OSError) as error:
                 raise ConfigError(
                     f"--tls-cert {self._cert} and --tls-key {self._key} are not a PEM certificate and its "

@@ -1,1 +1,1 @@
-"""Requests of clients: checked and converted, with defaults filled in."""
+"""Checks and converts requests of clients, and fills in defaults."""

@@ -1,4 +1,4 @@
-"""Constraints on answers as the engine takes them: bad words as token ids, structured output as a grammar."""
+"""Converts constraints for the engine: bad words to token ids, structured output to a grammar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ class Constraints:
     """Constraints on the answers to one request.
 
     Attributes:
-        grammar: for llguidance; empty: none.
-        bad_sequences: sequences of token ids that are never generated, each of at least one id.
+        grammar: grammar for llguidance; empty without one.
+        bad_sequences: sequences of at least one token id that are never generated.
     """
 
     grammar: str = ""
@@ -25,7 +25,7 @@ class Constraints:
 async def constraints_of(
     request: GenerationRequest, model: ServedModel, grammars: GrammarCompiler, *, before: str
 ) -> Constraints:
-    """Makes the constraints of a checked request.
+    """Returns the constraints of a checked request.
 
     Args:
         before: rules for the output before the structured part; see `OutputConstraint`.
@@ -43,6 +43,6 @@ async def constraints_of(
 
 
 async def bad_sequences(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token ids of words at the start of a text and after a space, as in vLLM."""
+    """Returns the token ids of words at the start of a text and after a space, as in vLLM."""
     texts = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
     return tuple(dict.fromkeys(tuple(ids) for ids in await tokenizer.encode_words(texts) if ids))

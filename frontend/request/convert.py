@@ -1,4 +1,4 @@
-"""Public protos to checked dataclasses. Every field is checked here, before any work is done for the request.
+"""Converts public protos to checked dataclasses. Every field is checked before any work is done for the request.
 
 `with_token_budget` checks what depends on the prompt's length in tokens, after tokenizing.
 """
@@ -28,7 +28,7 @@ from frontend.text.served_model import ServedModel
 from frontend.text.structured.output_constraint import OutputConstraint
 
 MAX_CHARS_PER_TOKEN = 8
-"""Longer prompts, in characters per token of context, are rejected untokenized. Ordinary text has four or five."""
+"""Prompts with more characters per token of context are rejected before tokenizing. Ordinary text has four or five."""
 
 
 def generation_request(
@@ -42,9 +42,9 @@ def generation_request(
     """Checks a request and fills in the defaults.
 
     Args:
-        given: the prompt, if it is checked already or the proto cannot express it.
-        constraint: the output constraint, likewise.
-        truncated: the prompt will be truncated, so it may be longer than the context.
+        given: the prompt, if it is already checked or the proto cannot express it.
+        constraint: the output constraint, in the same cases.
+        truncated: whether the prompt will be truncated and may exceed the context.
 
     Raises:
         InvalidRequest: a field is invalid.
@@ -84,7 +84,7 @@ def check_model(name: str, model: ServedModel) -> None:
     """Checks the model name of a request.
 
     Raises:
-        ModelNotFound: it is not the model that is served.
+        ModelNotFound: another model is served.
     """
     if name not in ("", model.name):
         raise ModelNotFound(f"model {name[:MAX_ID_CHARS]!r} is not served here; {model.name!r} is")
@@ -96,7 +96,7 @@ def prompt(
     """Returns the checked prompt of a request, not yet tokenized.
 
     Args:
-        path: of `message` in the request, such as "spec.", for error messages.
+        path: path of `message` in the request, such as "spec.", for error messages.
         truncated: see `generation_request`.
 
     Raises:
@@ -150,8 +150,8 @@ def check_chat(chat: ChatPrompt, model: ServedModel, field: str, *, truncated: b
 
 
 def num_output_tokens(stop: pb.StopOptions, model: ServedModel, default: int) -> int:
-    """Output tokens for which a truncated prompt leaves capacity: max_tokens or the default, or 1 if that fills the
-    context.
+    """Returns the output tokens for which a truncated prompt leaves capacity: max_tokens or the default, or 1 if that
+    exceeds the context.
     """
     asked = stop.max_tokens if stop.HasField("max_tokens") else default
     return max(asked, 1) if asked < model.max_model_len else 1
@@ -160,8 +160,7 @@ def num_output_tokens(stop: pb.StopOptions, model: ServedModel, default: int) ->
 def with_token_budget(
     request: GenerationRequest, num_prompt_tokens: int, model: ServedModel, default: int = DEFAULT_MAX_TOKENS
 ) -> GenerationRequest:
-    """Decides max_tokens of a request whose prompt has been tokenized: the value that it sets, else the default if that
-    many fit.
+    """Sets max_tokens of a request with a tokenized prompt: its own value, or the default limited by the context.
 
     Raises:
         RequestTooLong: prompt and answer do not fit the model's context.

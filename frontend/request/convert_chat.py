@@ -1,4 +1,4 @@
-"""Conversations from the public proto, with their JSON texts parsed."""
+"""Converts conversations from the public proto, and parses their JSON texts."""
 
 import json
 from typing import Any
@@ -12,10 +12,10 @@ from frontend.text.chat.messages import ChatMessage, ChatOptions, ToolCall
 
 
 def chat_prompt(message: pb.ChatPrompt, path: str) -> ChatPrompt:
-    """Converts a conversation; `convert.check_chat` checks its turns.
+    """Converts a conversation; `convert.check_chat` checks its messages.
 
     Args:
-        path: of `message` in the request, such as "spec.chat.", for error messages.
+        path: path of `message` in the request, such as "spec.chat.", for error messages.
 
     Raises:
         InvalidRequest: a field is not a JSON object, fields exclude each other, or there are too many tools.

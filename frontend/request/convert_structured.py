@@ -1,4 +1,4 @@
-"""Structured output from the public proto, checked. Grammars are validated when they are compiled."""
+"""Converts and checks structured output from the public proto. Compilation validates the grammars."""
 
 import json
 
@@ -11,7 +11,7 @@ from frontend.text.structured.output_constraint import ConstraintKind, OutputCon
 
 
 def output_constraint(spec: pb.GenerationSpec) -> OutputConstraint | None:
-    """Returns the output constraint of a request; None: unconstrained.
+    """Returns the output constraint of a request; None without one.
 
     Raises:
         InvalidRequest: none of its fields is set, or the constraint is empty or too large.
@@ -39,7 +39,7 @@ def output_constraint(spec: pb.GenerationSpec) -> OutputConstraint | None:
 
 
 def text_constraint(kind: ConstraintKind, text: str, field: str) -> OutputConstraint:
-    """Makes a constraint that is one text.
+    """Returns a constraint that consists of one text.
 
     Raises:
         InvalidRequest: it is empty or too large.
@@ -51,7 +51,7 @@ def text_constraint(kind: ConstraintKind, text: str, field: str) -> OutputConstr
 
 
 def choice_constraint(texts: list[str], field: str) -> OutputConstraint:
-    """Makes a choice between texts.
+    """Returns a constraint to one of several texts.
 
     Raises:
         InvalidRequest: there are none or too many, or one is empty.

@@ -25,7 +25,7 @@ class PromptOptions:
     keep_first: bool = False
 
     def truncation(self, model: ServedModel, num_output_tokens: int) -> "Truncation | None":
-        """Returns the truncation to apply; None: none.
+        """Returns the truncation to apply, or None.
 
         Args:
             num_output_tokens: capacity left for the answer.

@@ -1,4 +1,4 @@
-"""Checked generation requests, frozen, with defaults filled in. `convert.py` makes them from the public proto."""
+"""Checked generation requests with defaults filled in. `convert.py` creates them from the public proto."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from chairlift.service.sampling_fields import SamplingOptions, StopOptions
 from frontend.text.chat.messages import ChatMessage, ChatOptions
 from frontend.text.structured.output_constraint import OutputConstraint
 
-_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: any few multiples lie far apart
+_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: its first multiples are far apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ChatPrompt:
 
     @property
     def num_chars(self) -> int:
-        """Characters of everything the template may render."""
+        """Number of characters that the template may insert."""
         return sum(turn.num_chars for turn in self.messages) + self.options.num_chars
 
 
@@ -42,13 +42,13 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What is returned.
+    """What the answer contains.
 
     Attributes:
-        top_logprobs: alternatives per token; None: no log-probabilities at all.
+        top_logprobs: alternatives per token; None: no log-probabilities.
         prompt_logprobs: the same for the prompt's tokens.
-        echo: the prompt's text, and its token ids if `token_ids` is set.
-        parse: reasoning and tool calls separate from the text.
+        echo: whether to return the prompt's text, and its token ids if `token_ids` is set.
+        parse: whether to separate reasoning and tool calls from the text.
     """
 
     text: bool
@@ -66,8 +66,8 @@ class GenerationRequest:
 
     Attributes:
         constraint: structured output that the answers must match; None: unconstrained.
-        prompt_only: nothing but the prompt comes back. `stop.max_tokens` is then 1: the engine computes no prompt
-            without a token.
+        prompt_only: whether only the prompt is returned. `stop.max_tokens` is then 1, because the engine computes a
+            prompt only to generate a token.
     """
 
     request_id: str

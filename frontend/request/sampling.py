@@ -1,4 +1,4 @@
-"""Sampling and stopping options: public proto to checked dataclasses and back, driven by the shared table of fields."""
+"""Converts sampling and stopping options between the public proto and checked dataclasses, by the table of fields."""
 
 import secrets
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _Message = pb.SamplingOptions | pb.StopOptions
 
 
 def sampling_options(message: pb.SamplingOptions, model: ServedModel) -> SamplingOptions:
-    """Checks how tokens are drawn and fills in the defaults of the model and the API.
+    """Checks the sampling options and fills in the defaults of the model and the API.
 
     Raises:
         InvalidRequest: names the field, its value and the allowed range.
@@ -39,10 +39,10 @@ def sampling_options(message: pb.SamplingOptions, model: ServedModel) -> Samplin
 
 
 def stop_options(message: pb.StopOptions, model: ServedModel, *, may_be_empty: bool) -> StopOptions:
-    """Checks when an answer ends.
+    """Checks the stopping options.
 
     Args:
-        may_be_empty: max_tokens may be 0, because the prompt itself comes back.
+        may_be_empty: whether max_tokens may be 0, because the prompt itself is returned.
 
     Raises:
         InvalidRequest: names the field, its value and the allowed range.
@@ -66,13 +66,13 @@ def stop_options(message: pb.StopOptions, model: ServedModel, *, may_be_empty: b
 
 
 def effective_sampling(request: GenerationRequest) -> pb.SamplingOptions:
-    """The sampling values in force, every one set."""
+    """Returns all effective sampling values."""
     values = {name: getattr(request.sampling, name) for name in SAMPLING}
     return pb.SamplingOptions(**{**values, "logit_bias": dict(request.sampling.logit_bias)})
 
 
 def effective_stop(request: GenerationRequest) -> pb.StopOptions:
-    """The stopping values in force; the length limit has been decided."""
+    """Returns the effective stopping values, with the final max_tokens."""
     stop = replace(request.stop, max_tokens=0) if request.prompt_only else request.stop
     values = {parameter.public_name: getattr(stop, name) for name, parameter in STOPPING.items()}
     if stop.time_budget_s is not None:
@@ -102,7 +102,7 @@ def _checked_values(
 
 
 def _value(message: _Message, parameter: Parameter, field: str) -> Any:
-    """Returns the value that a message sets; None: it sets none."""
+    """Returns the value that a message sets, or None."""
     name = parameter.public_name
     if parameter.kind in _REPEATED:
         value = getattr(message, name)

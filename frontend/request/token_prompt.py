@@ -1,4 +1,4 @@
-"""Prompts of token ids, checked in slices: a million ids would block the event loop."""
+"""Checks prompts of token ids in slices, because a million ids would block the event loop."""
 
 from array import array
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ _IDS_AT_ONCE = 1 << 14
 def token_prompt(
     spec: pb.GenerationSpec, model: ServedModel, truncation: Truncation | None = None
 ) -> Sliced[TokenPrompt | None]:
-    """Returns the prompt of a request with token ids; None: it has no token ids.
+    """Returns the prompt of a request with token ids; None without token ids.
 
     Args:
-        truncation: which ids are kept; None: all.
+        truncation: which ids to keep; None for all.
 
     Raises:
         InvalidRequest: an id is not in the vocabulary, or there are too many.

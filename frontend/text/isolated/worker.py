@@ -1,7 +1,7 @@
 """Main loop of an isolated process: length-prefixed JSON frames on stdin and stdout.
 
-    -> {"limits": {...}, and what the kind of job needs}      <- {}
-    -> a job                                                  <- its answer, again and again
+    -> {"limits": {...}, settings of the kind of job}         <- {}
+    -> a job                                                  <- its answer, repeatedly
 
 Either answer may be {"error": ...}. A job that takes too long ends the process by a timer's signal. One that takes too
 much memory ends it with `OUT_OF_MEMORY_STATUS`, or crashes it. The process exits when its stdin ends.
@@ -25,7 +25,7 @@ OUT_OF_MEMORY_STATUS = 97
 
 Frame = dict[str, Any]
 Handler = Callable[[Frame], Frame]
-"""A job to its answer."""
+"""Returns the answer to a job."""
 
 
 class Clock(StrEnum):
@@ -40,7 +40,7 @@ TIMER_SIGNALS = (signal.SIGALRM, signal.SIGPROF)
 
 
 class CannotStart(Exception):  # noqa: N818
-    """The first frame is invalid; says why."""
+    """The first frame is invalid; the message says why."""
 
 
 def serve(start: Callable[[Frame], Handler], *, niceness: int = 0) -> None:
@@ -48,7 +48,7 @@ def serve(start: Callable[[Frame], Handler], *, niceness: int = 0) -> None:
 
     Args:
         start: makes the handler from the first frame; raises CannotStart.
-        niceness: how far other processes come first.
+        niceness: increment of the nice value.
     """
     os.nice(niceness)
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the parent decides when to stop

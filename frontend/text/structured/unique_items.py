@@ -8,7 +8,7 @@ from typing import Any
 from frontend.text.structured.schema_walk import Schema, referred
 
 MAX_ARRAYS = 1_024
-"""All orders of 5 values, all choices of 10. The library compiles this many in 0.1 s."""
+"""Allows all orders of 5 values, and all subsets of 10. The library compiles this many arrays in 0.1 s."""
 
 _COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf")
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
@@ -27,21 +27,22 @@ _CONSTRAINTS = _BOUNDS.union(
     ),
     ("minProperties", "maxProperties", "propertyNames"),
 )
-"""Keywords that decide over values; all others say something about them."""
+"""Keywords that restrict values; all others are annotations."""
 
 
 class NotEnumerable(Exception):  # noqa: N818
-    """The arrays cannot be enumerated; says why."""
+    """The arrays cannot be enumerated; the message says why."""
 
 
 def distinct_arrays(root: Schema, schema: Schema) -> list[list[Any]] | None:
-    """The arrays of distinct items that a schema with `uniqueItems` allows, in any order where these are few enough,
-    else in the order in which the schema lists its values.
+    """Returns the arrays of distinct items that a schema with `uniqueItems` allows.
+
+    They contain all orders of the values if these are few enough, otherwise only the schema's order.
 
     Args:
         root: the whole schema, for references.
-        schema: of the array.
-    Returns: None if there is nothing to do: it has at most one item.
+        schema: the array's schema.
+    Returns: None if nothing is needed, because the array has at most one item.
     Raises: NotEnumerable: the items may have too many values.
     """
     least, most = _count(schema.get("minItems"), 0), _count(schema.get("maxItems"), None)

@@ -148,7 +148,7 @@ async def test_timeout_does_not_run_while_a_suspect_waits_for_its_trial(make_que
 
 
 async def test_requests_rejected_at_once_are_retried_together(queue, engines):
-    """Not all of them each time that one is rejected: with 1000 that would be a million attempts."""
+    """Retrying all of them at each rejection would be a million attempts."""
     requests = make_requests(1000)
     lose(queue, requests)
     engines.take()
@@ -198,7 +198,7 @@ async def test_rejected_request_is_retried_after_its_pause_even_if_an_engine_was
 
 
 async def test_new_request_beside_the_suspect_on_trial_may_be_the_cause_as_well(queue, engines):
-    """The innocent suspect must not fail for what a new one does, nor the new one stay unsuspected."""
+    """An innocent suspect must not fail because of a new request, which must become a suspect itself."""
     suspect, new = make_requests(2)
     for _ in range(2):
         lose(queue, [suspect])
@@ -249,7 +249,7 @@ async def test_isolated_suspect_does_not_starve(queue, engines):
 
 
 async def test_suspect_paused_by_backpressure_does_not_block_the_others(queue, engines):
-    """No engine computes anything for it: until its reader comes it can neither pass its trial nor fail."""
+    """No engine computes it: until its client reads, it can neither pass its trial nor fail."""
     (suspect,), (other,) = make_requests(1, window=4), make_requests(1)
     for _ in range(2):
         lose(queue, [suspect, other])
@@ -314,7 +314,7 @@ async def test_without_a_failover_timeout_no_request_waits_for_a_restart(make_qu
 
 
 async def test_kills_from_outside_make_suspects_only_after_many(queue, supervisor, engines):
-    """A memory watcher in user space kills as an operator does, and a request may be its reason."""
+    """A memory watcher in user space may kill engines because of a request."""
     supervisor.end = EngineEnd.KILLED
     requests = make_requests(5)
     for _ in range(20):

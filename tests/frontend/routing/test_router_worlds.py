@@ -1,7 +1,7 @@
-"""The router under engines that die, hang, drain, fill up, come back and change their model, by a clock of its own.
+"""Simulates a router with engines that die, hang, drain, fill up, restart and change their model, on its own clock.
 
-Sessions, failover, placement and streams are real; only sockets are missing. After every world all
-requests have ended in the one way that the oracle allows, and nothing is left anywhere.
+Sessions, failover, placement and streams are real, only sockets are replaced. At the end, all requests have ended as
+the oracle expects, and no state is left.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def key(name):
 
 
 class MemoryConnection:
-    """One engine and the connection to it, with nothing between them but a tick."""
+    """An engine and the connection to it, without a socket; messages take one tick."""
 
     def __init__(self, address, tokenizers, metrics, *, events, **_):
         self.address, self.metrics, self._events = address, metrics, events
@@ -149,7 +149,7 @@ class MemoryConnection:
 
 
 class Client:
-    """One request, and what became of it."""
+    """One request and its outcome."""
 
     def __init__(self, request, expected, *, may_be_late, born_at_s):
         self.request, self.stream, self.expected = request, request.stream, expected
@@ -305,7 +305,7 @@ class NoMetrics:
 
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(60))
-async def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_left(seed, clock):
+async def test_every_request_ends_once_with_the_right_tokens(seed, clock):
     rng = random.Random(seed)
     world = World(rng, clock, NoMetrics())
     world.engines[0].come("a")
