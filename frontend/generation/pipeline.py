@@ -165,127 +165,110 @@ class GenerationPipeline:
         """
         observers = self._observers(spec, is_chat=chat is not None or spec.HasField("chat"))
         with RequestWatch(observers, deadline.passed, streamed=streamed) as watch:
-            async with self._open(
-                spec, chat, constraint, default_max_tokens, prompt_options, deadline, watch, permits
-            ) as answers:
-                yield answers
-
-    @asynccontextmanager
-    async def _open(
-        self,
-        spec: pb.GenerationSpec,
-        chat: ChatPrompt | None,
-        constraint: OutputConstraint | None,
-        default_max_tokens: int,
-        prompt_options: PromptOptions,
-        deadline: Deadline,
-        watch: RequestWatch,
-        permits: Sequence[Permit],
-    ) -> AsyncIterator[AnswerGroup]:
-        attachment = self._engines.attachment()
-        model = attachment.model
-        convert.check_model(spec.model, model)
-        prompt: Prompt | None = chat
-        room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
-        truncation = prompt_options.truncation(model, room)
-        if prompt is None:
-            prompt = await in_slices(token_prompt(spec, model, truncation))
-        request = convert.generation_request(spec, model, prompt, constraint, truncated=truncation is not None)
-        parsing = self._parsing(request, model)
-        accepted_at_s = time.monotonic()
-        watch.accept(
-            request.request_id,
-            request.num_answers,
-            model.name,
-            attachment.engine,
-            partial(_prompt_text, request.prompt),
-            now_s=accepted_at_s,
-        )
-        num_tokens = _estimated_tokens(request.prompt)
-        if truncation is not None:
-            num_tokens = min(num_tokens, truncation.max_tokens)
-        if isinstance(request.prompt, TokenPrompt):
-            self._admission.check_fits(request.num_answers, num_tokens)
-        if not permits:
-            (permits,) = self._admission.admit_call([num_tokens], request.num_answers, accepted_at_s)
-        streams: dict[int, RequestStream] = {}  # of the answers
-        answers: AnswerGroup | None = None
-        reason = CancelReason.CLIENT
-        try:
-            began_at_s = time.monotonic()
-            prompt_ids = await tokenize(
-                request.prompt, model, "spec.", self._chats, add_special_tokens=prompt_options.add_special_tokens
+            attachment = self._engines.attachment()
+            model = attachment.model
+            convert.check_model(spec.model, model)
+            prompt: Prompt | None = chat
+            room = convert.num_output_tokens(spec.stop, model, default_max_tokens)
+            truncation = prompt_options.truncation(model, room)
+            if prompt is None:
+                prompt = await in_slices(token_prompt(spec, model, truncation))
+            request = convert.generation_request(spec, model, prompt, constraint, truncated=truncation is not None)
+            parsing = self._parsing(request, model)
+            accepted_at_s = time.monotonic()
+            watch.accept(
+                request.request_id,
+                request.num_answers,
+                model.name,
+                attachment.engine,
+                partial(_prompt_text, request.prompt),
+                now_s=accepted_at_s,
             )
+            num_tokens = _estimated_tokens(request.prompt)
             if truncation is not None:
-                prompt_ids = truncation.of(prompt_ids)
-            tokenized_s = time.monotonic() - began_at_s
-            limited = convert.with_token_budget(request, len(prompt_ids), model, default_max_tokens)
-            self._admission.check_fits(request.num_answers, len(prompt_ids))
-            permits[0].correct(len(prompt_ids), time.monotonic())
-            before = ""
-            if parsing is not None and request.constraint is not None:
-                before = parsing.before_constraint(
-                    prompt_ids, with_calls=request.constraint.kind is ConstraintKind.PARTS
+                num_tokens = min(num_tokens, truncation.max_tokens)
+            if isinstance(request.prompt, TokenPrompt):
+                self._admission.check_fits(request.num_answers, num_tokens)
+            if not permits:
+                (permits,) = self._admission.admit_call([num_tokens], request.num_answers, accepted_at_s)
+            streams: dict[int, RequestStream] = {}  # of the answers
+            answers: AnswerGroup | None = None
+            reason = CancelReason.CLIENT
+            try:
+                began_at_s = time.monotonic()
+                prompt_ids = await tokenize(
+                    request.prompt, model, "spec.", self._chats, add_special_tokens=prompt_options.add_special_tokens
                 )
-            constraints = await constraints_of(request, model, self._grammars, before=before)
-            echo = await _echo(request, prompt_ids, model)
-            if parsing is not None and parsing.needs_special_tokens:
-                limited = with_special_tokens(limited)
+                if truncation is not None:
+                    prompt_ids = truncation.of(prompt_ids)
+                tokenized_s = time.monotonic() - began_at_s
+                limited = convert.with_token_budget(request, len(prompt_ids), model, default_max_tokens)
+                self._admission.check_fits(request.num_answers, len(prompt_ids))
+                permits[0].correct(len(prompt_ids), time.monotonic())
+                before = ""
+                if parsing is not None and request.constraint is not None:
+                    before = parsing.before_constraint(
+                        prompt_ids, with_calls=request.constraint.kind is ConstraintKind.PARTS
+                    )
+                constraints = await constraints_of(request, model, self._grammars, before=before)
+                echo = await _echo(request, prompt_ids, model)
+                if parsing is not None and parsing.needs_special_tokens:
+                    limited = with_special_tokens(limited)
 
-            def submit(index: int) -> Answer:
-                answer_request = nth_answer(limited, index)
-                submitted_at_s = time.monotonic()
-                remaining_s = _checked_remaining_s(deadline.remaining_s())
-                submission = wire.submission(
-                    answer_request,
-                    prompt_ids,
-                    remaining_s=remaining_s,
-                    elapsed_s=submitted_at_s - accepted_at_s,
-                    constraints=constraints,
-                )
-                pending = PendingRequest(
-                    submission,
-                    model.key,
-                    window=self._token_window,
-                    coalesce=self._coalesce,
-                    now_s=submitted_at_s,
-                    on_first_token=lambda: permits[index].release(time.monotonic(), served=True),
-                    on_account=None if index else watch.account,
-                )
-                engine = self._engines.submit(pending)
-                stream = streams[index] = pending.stream
-                if not index:
-                    watch.submit(max_tokens=limited.stop.max_tokens or 0, engine=engine, now_s=submitted_at_s)
-                return Answer(
-                    answer_request,
-                    model,
-                    stream,
-                    num_prompt_tokens=len(prompt_ids),
-                    times=AnswerTimes(
-                        accepted_at_s=accepted_at_s, tokenized_s=tokenized_s, submitted_at_s=submitted_at_s
-                    ),
-                    index=index,
-                    prompt=None if index else echo,
-                    parser=None if parsing is None else parsing.parser(prompt_ids),
-                    turn_limiter=self._turn_limiter,
-                )
+                def submit(index: int) -> Answer:
+                    answer_request = nth_answer(limited, index)
+                    submitted_at_s = time.monotonic()
+                    remaining_s = _checked_remaining_s(deadline.remaining_s())
+                    submission = wire.submission(
+                        answer_request,
+                        prompt_ids,
+                        remaining_s=remaining_s,
+                        elapsed_s=submitted_at_s - accepted_at_s,
+                        constraints=constraints,
+                    )
+                    pending = PendingRequest(
+                        submission,
+                        model.key,
+                        window=self._token_window,
+                        coalesce=self._coalesce,
+                        now_s=submitted_at_s,
+                        on_first_token=lambda: permits[index].release(time.monotonic(), served=True),
+                        on_account=None if index else watch.account,
+                    )
+                    engine = self._engines.submit(pending)
+                    stream = streams[index] = pending.stream
+                    if not index:
+                        watch.submit(max_tokens=limited.stop.max_tokens or 0, engine=engine, now_s=submitted_at_s)
+                    return Answer(
+                        answer_request,
+                        model,
+                        stream,
+                        num_prompt_tokens=len(prompt_ids),
+                        times=AnswerTimes(
+                            accepted_at_s=accepted_at_s, tokenized_s=tokenized_s, submitted_at_s=submitted_at_s
+                        ),
+                        index=index,
+                        prompt=None if index else echo,
+                        parser=None if parsing is None else parsing.parser(prompt_ids),
+                        turn_limiter=self._turn_limiter,
+                    )
 
-            answers = AnswerGroup(request.num_answers, submit, watch)
-            yield answers
-        except ClientStalled:
-            reason = CancelReason.STALLED
-            raise
-        except asyncio.CancelledError:
-            if deadline.passed():
-                reason = CancelReason.DEADLINE
-            raise
-        finally:
-            for permit in permits:
-                permit.release(time.monotonic())
-            if answers is not None:
-                answers.close()
-            for stream in streams.values():
-                stream.close(reason)
+                answers = AnswerGroup(request.num_answers, submit, watch)
+                yield answers
+            except ClientStalled:
+                reason = CancelReason.STALLED
+                raise
+            except asyncio.CancelledError:
+                if deadline.passed():
+                    reason = CancelReason.DEADLINE
+                raise
+            finally:
+                for permit in permits:
+                    permit.release(time.monotonic())
+                if answers is not None:
+                    answers.close()
+                for stream in streams.values():
+                    stream.close(reason)
 
     @contextmanager
     def reserve(self, specs: Sequence[pb.GenerationSpec]) -> Iterator[list[list[Permit]]]:
