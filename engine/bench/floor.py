@@ -8,7 +8,6 @@ counted as a decode row, the first included.
 Pure: no torch, no clock.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -134,12 +133,6 @@ class Floor:
     def prefill_s(self, num_tokens: int) -> float:
         """Returns the seconds of a single prompt, to its first token."""
         return self.linear_s(num_tokens, 1) + self.prefill_attention_s(num_tokens)
-
-    def batch_that_fits(self, lengths: Sequence[Length], memory_bytes: float, *, most: int = 1024) -> int:
-        """Returns the requests that fit beside the weights at their mean lengths; at least 1."""
-        total = _Totals.of(lengths)
-        per_request = total.context_tokens / total.output_tokens * self.kv_bytes_per_token
-        return max(1, min(most, math.floor((memory_bytes - self.weight_bytes) / per_request)))
 
     def seconds_per_output_token(self, lengths: Sequence[Length], batch: int) -> float:
         """Returns the sequential floor of serving requests of these lengths in steady state, `batch` at a time.

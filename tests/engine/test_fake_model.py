@@ -1,4 +1,4 @@
-"""The oracle must turn red: every kind of wrong plan, by hand."""
+"""The fake model detects every kind of wrong plan."""
 
 import subprocess
 import sys
@@ -62,21 +62,21 @@ class TestRunner:
     def test_shared_prefix_is_accepted(self, started: FakeModelRunner) -> None:
         execute(started, plan(2, row(2, 4, 3), new_requests=[new(2, [1] * 4 + [2] * 3, 0, 5)]))
 
-    def test_foreign_prefix_is_refused(self, started: FakeModelRunner) -> None:
+    def test_prefix_of_other_tokens_is_detected(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="request 2 attends to position 3, block 0, slot 3"):
             execute(started, plan(2, row(2, 4, 3), new_requests=[new(2, [1, 1, 1, 2, 2, 2, 2], 0, 5)]))
 
-    def test_other_tenants_prefix_is_refused(self) -> None:
+    def test_prefix_of_another_tenant_is_detected(self) -> None:
         runner = FakeModelRunner(num_blocks=8, block_size=4, salt_of=lambda request_id: bytes([request_id]))
         execute(runner, plan(1, row(1, 0, 6), new_requests=[new(1, [1] * 6, 0, 1)]))
         with pytest.raises(OracleViolation, match="request 2 attends to position 0"):
             execute(runner, plan(2, row(2, 4, 2), new_requests=[new(2, [1] * 6, 0, 5)]))
 
-    def test_equal_tokens_at_another_position_are_refused(self, started: FakeModelRunner) -> None:
+    def test_equal_tokens_at_another_position_are_detected(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="request 2 attends to position 4, block 0"):
             execute(started, plan(2, row(2, 8, 1), new_requests=[new(2, [1] * 9, 0, 0, 5)]))
 
-    def test_missing_recompute_is_refused(self, started: FakeModelRunner) -> None:
+    def test_missing_recompute_is_detected(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="request 2 attends to position 0, block 6"):
             execute(started, plan(2, row(2, 5, 1), new_requests=[new(2, [3] * 6, 6, 7)]))
 
@@ -85,7 +85,7 @@ class TestRunner:
         with pytest.raises(OracleViolation, match="request 1 attends to position 4, block 1"):
             execute(started, plan(3, row(1, 6, 1)))
 
-    def test_write_beyond_the_block_table_is_refused(self, started: FakeModelRunner) -> None:
+    def test_write_beyond_the_block_table_is_detected(self, started: FakeModelRunner) -> None:
         for position in (6, 7):
             execute(started, plan(position, row(1, position, 1)))
         with pytest.raises(OracleViolation, match="request 1, positions 8 to 8: its block table has 2 blocks"):
@@ -101,13 +101,13 @@ class TestRunner:
             (row(9, 0, 1), "request 9, which is not known"),
         ],
     )
-    def test_rows_that_contradict_the_progress_are_refused(
+    def test_rows_that_contradict_the_progress_are_detected(
         self, started: FakeModelRunner, bad_row: ScheduledRow, message: str
     ) -> None:
         with pytest.raises(OracleViolation, match=message):
             execute(started, plan(2, bad_row))
 
-    def test_plans_that_contradict_themselves_are_refused(self, started: FakeModelRunner) -> None:
+    def test_inconsistent_plans_are_detected(self, started: FakeModelRunner) -> None:
         with pytest.raises(OracleViolation, match="removes request 5, which was never new"):
             started.launch(plan(2, removed=[5]))
         with pytest.raises(OracleViolation, match="introduces request 1 again"):
@@ -143,7 +143,7 @@ class TestRunner:
             ahead.launch(each)
         assert [ahead.collect().token_ids for _ in plans] == [execute(stepwise, each).token_ids for each in plans]
 
-    def test_failed_row_fails_alone_and_spoils_its_slots(self) -> None:
+    def test_a_failed_row_fails_alone_and_invalidates_its_slots(self) -> None:
         runner = FakeModelRunner(num_blocks=8, block_size=4, fail=lambda i, _: "NaN logits" if i == 1 else None)
         requests = [new(1, [1] * 6, 0, 1), new(2, [1] * 6, 2, 3)]
         result = execute(runner, plan(1, row(1, 0, 6), row(2, 0, 6), new_requests=requests))
@@ -152,7 +152,7 @@ class TestRunner:
         with pytest.raises(OracleViolation, match="request 3 attends to position 0, block 0"):
             execute(runner, plan(2, row(3, 4, 2), new_requests=[new(3, [1] * 6, 0, 5)]))
 
-    def test_hook_sees_every_plan_before_it_runs(self) -> None:
+    def test_on_step_is_called_before_each_plan_runs(self) -> None:
         seen: list[int] = []
         runner = FakeModelRunner(num_blocks=8, on_step=lambda plan: seen.append(plan.step))
         execute(runner, plan(1))
@@ -161,7 +161,7 @@ class TestRunner:
         runner.collect()
         assert (seen, runner.num_executed_steps) == ([1, 2], 2)
 
-    def test_logprobs_are_reported_to_those_who_ask(self) -> None:
+    def test_logprobs_are_reported_to_requests_that_ask(self) -> None:
         runner = FakeModelRunner(num_blocks=8)
         asks = replace(new(1, [1], 0), params=replace(PARAMS, top_logprobs=3))
         result = execute(runner, plan(1, row(1, 0, 1), row(2, 0, 1), new_requests=[asks, new(2, [1], 1)]))
@@ -229,7 +229,7 @@ class TestLedger:
             (RequestOutput(RequestId(1), 2, (5,), num_cached_tokens=0), "two first tokens"),
         ],
     )
-    def test_broken_outputs_are_refused(self, ledger: AnswerLedger, output: RequestOutput, message: str) -> None:
+    def test_invalid_outputs_are_detected(self, ledger: AnswerLedger, output: RequestOutput, message: str) -> None:
         with pytest.raises(OracleViolation, match=message):
             ledger.record([output])
 
@@ -257,7 +257,7 @@ def test_drive_yields_the_solo_answers(max_steps_in_flight: int) -> None:
     assert reasons == [solo.reason for solo in expected]
 
 
-def test_drive_gives_up_on_work_without_end() -> None:
+def test_drive_fails_after_max_steps() -> None:
     config = SchedulerConfig(num_blocks=4, max_num_seqs=1, max_num_batched_tokens=4, max_model_len=64)
     request = Request(RequestId(1), (1,), SamplingParams(seed=0, max_tokens=60, ignore_end_token=True), 0.0)
     with pytest.raises(OracleViolation, match="work is left after 5 steps"):

@@ -40,7 +40,7 @@ def test_serving_compiles_nothing(target, options):
 
 
 @pytest.mark.slow
-def test_a_form_that_the_start_up_leaves_out_is_found():
+def test_a_specialization_missing_at_start_up_is_detected():
     """Decode rows in several parts, and a sampler with biases."""
     result = run(
         "-c",

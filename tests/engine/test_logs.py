@@ -14,7 +14,7 @@ FORGED = "\n2026-01-01 00:00:00.000 INFO engine: forged\n\x1b[2J\x9b31m\u2028"
 
 
 def goaway(text: bytes) -> bytes:
-    """What an HTTP/2 client sends that leaves at once and says why: preface, SETTINGS, GOAWAY."""
+    """Bytes of an HTTP/2 client that disconnects at once with a reason: preface, SETTINGS, GOAWAY."""
 
     def frame(kind: int, payload: bytes) -> bytes:
         return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload

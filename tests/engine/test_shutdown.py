@@ -14,7 +14,7 @@ from engine.startup.progress import StartupProgress
 
 
 class Engine:
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -27,7 +27,7 @@ class Engine:
 
 
 class Clock:
-    """Stands still until told."""
+    """Blocks until released."""
 
     now_s = 100.0
 
@@ -82,13 +82,13 @@ def test_a_parent_that_ends_right_after_its_signal_stops_the_engine(
 
 
 def test_a_signal_that_comes_twice_while_loading_interrupts_once(signals: ShutdownSignals) -> None:
-    """What it interrupts cleans up; that must not be interrupted too."""
+    """The interrupted code cleans up, and a second signal must not interrupt that."""
     with pytest.raises(StoppedWhileLoading):
         os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_signal_during_the_load_is_not_lost_if_somebody_swallows_it(signals: ShutdownSignals) -> None:
+def test_a_signal_during_the_load_takes_effect_even_if_its_exception_is_suppressed(signals: ShutdownSignals) -> None:
     """As a callback from C does, which cannot raise."""
     with contextlib.suppress(StoppedWhileLoading):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -97,7 +97,7 @@ def test_a_signal_during_the_load_is_not_lost_if_somebody_swallows_it(signals: S
 
 
 def test_a_signal_while_llvm_compiles_ends_the_load_at_its_next_progress(signals: ShutdownSignals) -> None:
-    """What is raised in LLVM's callbacks is printed with a traceback, and lost."""
+    """An exception raised in a callback of LLVM is printed with a traceback and lost."""
     startup = StartupProgress(check=signals.check)
     startup.begin("kernels", "compiling")
     library: dict[str, Any] = {"__name__": "llvmlite.binding.executionengine"}
@@ -112,9 +112,7 @@ def test_a_signal_while_llvm_compiles_ends_the_load_at_its_next_progress(signals
         startup.begin("weights", "loading weights")
 
 
-def test_standard_input_that_cannot_be_read_has_ended(
-    signals: ShutdownSignals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_standard_input_counts_as_closed(signals: ShutdownSignals, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(_fd: int, _n: int) -> bytes:
         raise OSError(5, "Input/output error")
 

@@ -1,4 +1,4 @@
-"""Which addresses an engine takes, whom it serves there, and what it says about the others."""
+"""Addresses that need TLS, peers that are served, and log lines about the others."""
 
 import logging
 import shutil
@@ -51,7 +51,7 @@ async def ask(address: str, credentials: grpc.ChannelCredentials) -> pb.EngineSt
         return answer.status.state
 
 
-async def test_only_peers_with_a_signed_certificate_are_served_and_the_log_tells_of_others(
+async def test_only_peers_with_a_signed_certificate_are_served_and_others_are_logged(
     make_authority: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "engine")
@@ -88,7 +88,7 @@ async def test_only_peers_with_a_signed_certificate_are_served_and_the_log_tells
         await listener.stop(0)
 
 
-def test_a_frontend_that_never_gets_in_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_handshakes_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     handshakes = Handshakes()
     for now_s in range(150):
         handshakes.begin(float(now_s))

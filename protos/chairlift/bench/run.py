@@ -52,11 +52,6 @@ class Run:
         """Output tokens per second of wall clock."""
         return self.num_output_tokens / self.wall_s
 
-    @property
-    def execute_share(self) -> float:
-        """Share of step time spent in the runner."""
-        return sum(step.execute_s for step in self.steps) / sum(step.seconds for step in self.steps)
-
     def ttft_s(self, index: int) -> float:
         """Seconds from the arrival of a request to its first token."""
         return self.token_times_s[index][0] - self.arrivals_s[index]

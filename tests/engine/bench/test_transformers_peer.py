@@ -1,4 +1,4 @@
-"""`transformers` as a peer: its answers are greedy, complete and those of each prompt alone, whatever the way."""
+"""`transformers` as a peer: its answers are greedy, complete and independent of the batch."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> object:
     return load_reference(save_checkpoint("tiny", tmp_path_factory.mktemp("model")))
 
 
-def test_padded_answers_are_those_of_each_prompt_alone(model: object) -> None:
+def test_padded_answers_equal_those_of_each_prompt_alone(model: object) -> None:
     answers, batches = generate(model, WORKLOAD, 3)
     assert tuple(map(len, answers)) == WORKLOAD.max_tokens
     assert batches == [(5, 6), (2, 1)]

@@ -21,7 +21,7 @@ def drawable(constraint, vocab_size):
 
 
 class ScriptedMatcher:
-    """Allows what the test says next."""
+    """Allows the tokens that the test sets."""
 
     def __init__(self, *steps):
         self.error = ""
@@ -68,7 +68,7 @@ def test_nothing_drawn_ever_completes_a_bad_sequence():
             assert constraint.num_accepted == len(output)
 
 
-def test_bad_sequences_are_found_in_a_replayed_output_as_in_one_drawn_token_by_token():
+def test_bad_sequences_are_found_in_replayed_and_in_new_output():
     rng = random.Random(3)
     for _ in range(100):
         bad = [[rng.randrange(3) for _ in range(rng.randint(2, 5))] for _ in range(4)]
@@ -87,7 +87,7 @@ def test_only_what_depends_on_the_answer_is_dynamic():
     assert Constraint(9, matcher=ScriptedMatcher()).is_dynamic
 
 
-def test_a_grammar_is_narrowed_by_everything_else():
+def test_other_constraints_restrict_a_grammar():
     matcher = ScriptedMatcher({1, 2, 3, 4, 5}, {1, 2, 3, 4, 5})
     constraint = Constraint(64, allowed_ids=[1, 2, 3, 60], bad_sequences=[[1], [2, 3]], matcher=matcher)
     assert drawable(constraint, 64) == {2, 3}

@@ -46,7 +46,7 @@ def allowed(matcher, vocab_size=VOCAB_SIZE):
 
 
 def test_whatever_is_drawn_keeps_to_the_grammar(tokenizer):
-    """At random among what is allowed; the end token is allowed where, and only where, the text is complete."""
+    """Draws allowed tokens at random; the end token must be allowed exactly where the text is complete."""
     complete = {"yes", "no", "not yet", "yesterday"}
     rng = random.Random(0)
     seen = set()
@@ -103,7 +103,7 @@ def test_a_copy_goes_its_own_way(tokenizer):
     assert allowed(matcher) == beginning
 
 
-def test_a_token_that_does_not_fit_is_an_error_that_stays(tokenizer):
+def test_a_token_outside_the_grammar_is_a_permanent_error(tokenizer):
     matcher = GrammarMatcher.compile('start: "a"', tokenizer)
     matcher.accept(TEXT.encode("b", add_special_tokens=False).ids)
     assert matcher.error.startswith("grammar: ")
@@ -121,7 +121,7 @@ def test_a_token_that_does_not_fit_is_an_error_that_stays(tokenizer):
         ("start: " + " | ".join(f'"{i}"' for i in range(60_000)), "number of symbols"),
     ],
 )
-def test_a_bad_grammar_is_refused_in_the_librarys_words(tokenizer, grammar, message):
+def test_a_bad_grammar_is_rejected_with_the_error_of_the_library(tokenizer, grammar, message):
     with pytest.raises(InvalidRequest, match=r"^grammar: ") as refused:
         GrammarMatcher.compile(grammar, tokenizer)
     assert message in str(refused.value)
@@ -154,7 +154,7 @@ def test_rules_that_lead_to_rules_do_not_end_the_process():
         (dict(FILES.files)["tokenizer.json"], VOCAB_SIZE, set(), "no end token"),
     ],
 )
-def test_a_model_that_no_grammar_fits_says_so(data, vocab_size, ends, message):
+def test_a_tokenizer_without_grammar_support_is_an_error(data, vocab_size, ends, message):
     with pytest.raises(InvalidRequest, match=message):
         GrammarTokenizer(data, vocab_size, ends)
 
@@ -202,7 +202,7 @@ def test_the_least_recently_used_grammars_are_forgotten(compiler, monkeypatch):
     assert compiled == [grammars[1]]
 
 
-def test_a_refused_grammar_leaves_the_compiler_as_it_was(compiler):
+def test_a_rejected_grammar_does_not_change_the_compiler(compiler):
     assert isinstance(compiler.compile("start: foo", lambda matcher: matcher).exception(), InvalidRequest)
     assert compiler.compile('start: "a"', allowed).result()
 
@@ -228,7 +228,7 @@ def test_once_prepared_no_grammar_reads_the_tokenizer(compiler, monkeypatch):
     assert compiler.compile('start: "a"', allowed).result()
 
 
-def test_a_tokenizer_that_cannot_be_used_is_read_once_and_said(caplog):
+def test_an_unusable_tokenizer_is_read_once_and_logged(caplog):
     compiler = MatcherCompiler(TokenizerFiles((("tokenizer.json", b"{}"),)), VOCAB_SIZE, frozenset({END_ID}))
     compiler.prepare()
     assert "Structured output is not available: grammar: this model's tokenizer cannot be used" in caplog.text

@@ -60,7 +60,7 @@ def test_far_deadlines_of_finished_requests_are_forgotten(make_request: MakeRequ
 
 
 def test_the_earliest_is_first_after_many_were_discarded(make_request: MakeRequest) -> None:
-    """What is left is put in order again when the discarded ones are dropped."""
+    """Removing the discarded entries restores the order of the others."""
     deadlines = Deadlines()
     deadlines.add(make_request(1, 1, deadline_s=9.0))
     deadlines.add(make_request(2, 1, deadline_s=5.0))

@@ -45,7 +45,7 @@ def test_allocate_slots_returns_none_and_changes_nothing_when_there_is_no_room(
     manager.check_integrity([], [new])
 
 
-def test_hits_of_idle_blocks_count_as_room_taken(manager: KVCacheManager, make_request: MakeRequest) -> None:
+def test_hits_on_idle_blocks_reduce_the_free_blocks(manager: KVCacheManager, make_request: MakeRequest) -> None:
     old, other, new = make_request(1, 8), make_request(2, [2] * 16), make_request(3, 20)
     compute(manager, old)
     manager.free(old)

@@ -1,4 +1,4 @@
-"""The time of a request, told apart by hand. Steps end at 1, 2, 3, ... s; each begins and ends at the same moment."""
+"""Time account of a request, computed by hand. Steps end at 1, 2, 3, ... s; each begins and ends at the same time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ def test_time_out_of_the_batch_is_preempted_and_not_prefill(make_engine: MakeEng
     assert time.queued_s + time.prefill_s + time.preempted_s == second.first_token_s
 
 
-def test_time_is_told_with_the_first_token_and_after_every_pause_only(
+def test_time_is_reported_only_with_the_first_token_and_after_every_pause(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine(max_num_batched_tokens=4)

@@ -1,4 +1,4 @@
-"""Who yields when the blocks run out, what happens to it, and why that ends."""
+"""Preemption when blocks run out: the choice of the victim, its recomputation, and bounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +65,9 @@ def test_better_class_never_yields_to_a_worse_one(make_engine: MakeEngine, make_
     assert engine.is_solo_answer(worse)
 
 
-def test_within_a_class_whoever_loses_least_yields(make_engine: MakeEngine, make_request: MakeRequest) -> None:
+def test_within_a_class_the_request_with_the_least_to_recompute_is_preempted(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
     engine = make_engine(num_blocks=12, max_model_len=48, enable_prefix_caching=False)
     requests = [make_request(1, [1] * 19), make_request(2, [2] * 6), make_request(3, [3] * 15)]
     for request in requests:
@@ -86,9 +88,7 @@ def test_cached_tokens_are_not_lost_and_do_not_count(make_engine: MakeEngine, ma
     assert requests[0].num_discarded_tokens == 28
 
 
-def test_request_that_is_itself_the_cheapest_yields_to_nobody_else(
-    make_engine: MakeEngine, make_request: MakeRequest
-) -> None:
+def test_the_cheapest_request_is_preempted_itself(make_engine: MakeEngine, make_request: MakeRequest) -> None:
     engine = make_engine(num_blocks=8, max_model_len=32, enable_prefix_caching=False)
     big, small = make_request(1, [1] * 21, max_tokens=3), make_request(2, [2] * 7, max_tokens=8)
     engine.add(big, small)
@@ -115,7 +115,7 @@ def test_preempted_request_keeps_its_place_ahead_of_later_ones(
     )
 
 
-def test_row_of_a_request_preempted_in_the_same_plan_is_taken_out(
+def test_the_row_of_a_request_preempted_in_the_same_plan_is_removed(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine(num_blocks=4, max_model_len=16, enable_prefix_caching=False)
@@ -133,7 +133,7 @@ def test_row_of_a_request_preempted_in_the_same_plan_is_taken_out(
     assert engine.is_solo_answer(first)
 
 
-def test_nobody_is_preempted_for_blocks_that_steps_in_flight_will_release(
+def test_no_request_is_preempted_for_blocks_that_steps_in_flight_will_release(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine(num_blocks=8, max_model_len=32, max_steps_in_flight=2, enable_prefix_caching=False)
@@ -219,7 +219,7 @@ def test_preemptions_per_request_are_bounded_and_everyone_ends(
         assert engine.scheduler.stats().num_preemptions_total > 0
 
 
-def test_nobody_is_admitted_into_what_others_have_just_given_up(
+def test_no_request_is_admitted_into_blocks_of_a_preempted_one_in_the_same_step(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine(num_blocks=8, max_model_len=32, policy="priority", enable_prefix_caching=False)

@@ -39,7 +39,9 @@ def test_positions_that_want_logits_are_those_before_prompt_tokens() -> None:
     assert list(row.prompt_logits(30)) == [7, 8, 9]
 
 
-def test_with_every_seat_taken_it_goes_on_a_token_at_a_time(make_engine: MakeEngine, make_request: MakeRequest) -> None:
+def test_with_all_slots_in_use_it_progresses_one_token_per_step(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
     engine = make_engine(max_num_seqs=3)
     decoders = [make_request(i, 2, max_tokens=60) for i in (1, 2)]
     scored, late = make_request(3, 12, prompt_logprobs=2), make_request(4, 3)
@@ -90,7 +92,7 @@ def test_a_preempted_request_owes_only_what_it_has_not_reported(
     assert engine.is_solo_answer(scored)
 
 
-def test_no_prefix_is_taken_where_logits_are_owed_and_blocks_serve_others(
+def test_prompt_logprobs_use_no_cached_prefix_but_their_blocks_are_cached(
     make_engine: MakeEngine, make_request: MakeRequest
 ) -> None:
     engine = make_engine(max_num_seqs=20)

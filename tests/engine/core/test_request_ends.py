@@ -179,7 +179,7 @@ class TestEnds:
         assert [logprobs.top_ids for logprobs in engine.answer(chosen_only).logprobs] == [()] * 4
         assert engine.answer(without).logprobs == []
 
-    def test_answer_to_another_plan_is_refused(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    def test_the_result_of_another_plan_is_rejected(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
         engine = make_engine()
         plan = engine.scheduler.schedule(0.0)
         with pytest.raises(AssertionError, match="step 7 for plan 1, expected step 1"):

@@ -65,7 +65,7 @@ class TestBudget:
         engine.add(make_request(1, [2] * 4), make_request(2, [3] * 8))
         assert list(engine.step().items()) == [(2, 1), (1, 4)]
 
-    def test_more_riders_than_budget_progress_in_order_of_admission(
+    def test_more_running_requests_than_the_budget_progress_in_order_of_admission(
         self, make_engine: MakeEngine, make_request: MakeRequest
     ) -> None:
         engine = make_engine(max_num_batched_tokens=2)
@@ -76,7 +76,7 @@ class TestBudget:
 
 
 class TestAdmission:
-    def test_needs_a_seat(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    def test_needs_a_slot(self, make_engine: MakeEngine, make_request: MakeRequest) -> None:
         engine = make_engine(max_num_seqs=2)
         engine.add(*(make_request(i, 2, max_tokens=3) for i in range(3)))
         assert [step.keys() for step in engine.run()] == [{0, 1}, {0, 1}, {0, 1}, {2}, {2}, {2}]

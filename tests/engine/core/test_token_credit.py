@@ -1,4 +1,4 @@
-"""Requests without credit are paused: they keep what they have, and hold up nobody."""
+"""Requests without credit are paused: they keep their blocks and do not block others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ class TestCredit:
         assert len(engine.launch().rows) == 1
         assert len(engine.launch().rows) == 0
 
-    def test_request_without_credit_in_the_queue_holds_up_nobody(
+    def test_a_queued_request_without_credit_does_not_block_others(
         self, make_engine: MakeEngine, make_request: MakeRequest
     ) -> None:
         engine = make_engine()
@@ -67,7 +67,7 @@ class TestCredit:
         assert engine.is_solo_answer(stalled)
 
     @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
-    def test_paused_requests_give_way_when_nobody_else_can_run(
+    def test_paused_requests_are_preempted_when_no_other_request_can_run(
         self, make_engine: MakeEngine, make_request: MakeRequest, max_steps_in_flight: int
     ) -> None:
         engine = make_engine(num_blocks=8, max_model_len=32, max_preemptions=0, max_steps_in_flight=max_steps_in_flight)

@@ -22,7 +22,7 @@ def test_lowest_key_is_the_head_and_ties_go_by_arrival(make_request: MakeRequest
     assert order == [1, 2, 0, 3]
 
 
-def test_requests_without_credit_hold_up_nobody(make_request: MakeRequest) -> None:
+def test_requests_without_credit_do_not_block_others(make_request: MakeRequest) -> None:
     queue = WaitingQueue(lambda request: request.arrival_index)
     stalled, ready = make_request(1, 1, token_credit=0), make_request(2, 1, token_credit=1)
     fill(queue, stalled, ready)

@@ -1,4 +1,4 @@
-"""The 3-gram baseline is a probability distribution and learns what it sees."""
+"""The 3-gram baseline is a probability distribution and learns from its data."""
 
 import numpy as np
 

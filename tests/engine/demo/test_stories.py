@@ -52,7 +52,7 @@ def test_kind_list_and_documents_hold_plain_texts_and_chats(documents: list[Docu
 
 
 @pytest.mark.parametrize("length", list(Length))
-def test_story_names_nobody_but_its_own_two_characters(length: Length) -> None:
+def test_a_story_names_only_its_two_characters(length: Length) -> None:
     for seed in range(60):
         story = Story.begin(random.Random(seed), length)
         cast = {str(story.draw.bound["H_name"]), str(story.draw.bound["F_name"])}
@@ -61,7 +61,7 @@ def test_story_names_nobody_but_its_own_two_characters(length: Length) -> None:
         assert named - cast <= {"Will", "May", "Robin", "Rose", "Daisy", "Poppy", "Ivy", "Pearl", "Ruby", "Opal"}
 
 
-def test_hero_alone_keeps_one_pronoun() -> None:
+def test_a_single_character_keeps_one_pronoun() -> None:
     checked = 0
     for seed in range(300):
         story = Story.begin(random.Random(seed), Length.SHORT)

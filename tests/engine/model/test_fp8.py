@@ -1,4 +1,4 @@
-"""Checkpoints in 8-bit floats: which are taken, and that they compute what their dequantised twins compute."""
+"""Checkpoints in 8-bit floats: supported formats, and results equal to those of their dequantised copies."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def compressed_tensors(*, weights=None, activations=None, group=None, **fields):
 
 
 def quantised(weight, kind):
-    """Values and scales as tools write them."""
+    """Quantises like the tools that write checkpoints; returns values and scales."""
     largest = weight.float().abs().amax() if kind == "tensor" else weight.float().abs().amax(1, keepdim=True)
     scale = largest / 448
     shape = {"tensor": (), "channel": (len(weight), 1)}[kind]
@@ -84,7 +84,7 @@ def loaded_parts(path):
 
 
 def layer_outputs(path, ops):
-    """What every linear layer of the last decoder layer makes of the same rows, and the head."""
+    """Returns the outputs of the output head and of the linear layers of the last decoder layer, for fixed inputs."""
     model = load_model(path, ModelConfig.from_dir(path), ops)
     layer = model.layers[-1]
     generator = torch.Generator().manual_seed(0)
@@ -96,14 +96,14 @@ def layer_outputs(path, ops):
 
 @pytest.mark.parametrize("kind", ["tensor", "channel"])
 @pytest.mark.parametrize("make_ops", [reference_ops, cpu_ops])
-def test_a_checkpoint_computes_exactly_what_its_dequantised_twin_does(make_twins, kind, make_ops):
+def test_an_8_bit_checkpoint_computes_the_same_as_its_dequantised_copy(make_twins, kind, make_ops):
     config = DYNAMIC if kind == "tensor" else compressed_tensors()
     small, twin = make_twins(kind, config, architecture="qwen2")
     outputs, expected = layer_outputs(small, make_ops()), layer_outputs(twin, make_ops())
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
 
-def test_transformers_makes_the_same_of_the_dequantised_twin(make_twins):
+def test_loaded_8_bit_weights_equal_those_of_transformers(make_twins):
     import transformers
 
     small, twin = make_twins("channel", compressed_tensors())
@@ -115,7 +115,7 @@ def test_transformers_makes_the_same_of_the_dequantised_twin(make_twins):
         assert torch.equal(part.tensor.float() * scale, parameter)
 
 
-def test_a_scale_of_a_tensor_becomes_one_of_each_of_its_rows(make_twins):
+def test_a_scale_per_tensor_is_repeated_for_each_row(make_twins):
     """Queries, keys and values are one matrix, their scales are three."""
     small, _ = make_twins("tensor", DYNAMIC)
     stored, parts = load_file(small / FILE), loaded_parts(small)
@@ -128,7 +128,7 @@ def test_a_scale_of_a_tensor_becomes_one_of_each_of_its_rows(make_twins):
 
 @pytest.mark.parametrize("field", ["modules_to_not_convert", "ignored_layers"])
 @pytest.mark.parametrize("pattern", ["model.layers.1.mlp.down_proj", "layers.1.mlp.down_proj", "re:.*1.mlp.down_proj"])
-def test_layers_that_are_not_quantised_stay_as_they_are(make_twins, field, pattern):
+def test_layers_that_are_not_quantised_keep_their_dtype(make_twins, field, pattern):
     except_for = ("model.layers.1.mlp.down_proj",)
     small, twin = make_twins("tensor", {**DYNAMIC, field: ["lm_head", pattern]}, except_for=except_for)
     parts = loaded_parts(small)
@@ -138,13 +138,13 @@ def test_layers_that_are_not_quantised_stay_as_they_are(make_twins, field, patte
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
 
-def test_one_matrix_cannot_be_half_in_8_bits(make_twins):
+def test_projections_of_one_matrix_must_all_be_in_8_bits(make_twins):
     small, _ = make_twins("tensor", {**DYNAMIC, "ignored_layers": [PROJECTION]}, except_for=(PROJECTION,))
     with pytest.raises(CheckpointError, match=f"they form one matrix; {PROJECTION} is not"):
         load_model(small, ModelConfig.from_dir(small), reference_ops())
 
 
-def test_scales_of_static_schemes_are_left_aside_and_that_is_said(make_twins, caplog):
+def test_scales_of_static_schemes_are_ignored_and_logged(make_twins, caplog):
     static = {**DYNAMIC, "activation_scheme": "static"}
     small, twin = make_twins("tensor", static, input_scales=True)
     with caplog.at_level("INFO"):
@@ -181,7 +181,7 @@ def rewrite(path, change):
         ),
     ],
 )
-def test_what_does_not_fit_the_configuration_is_named(make_twins, change, message):
+def test_a_tensor_that_contradicts_the_configuration_is_named(make_twins, change, message):
     small, _ = make_twins("tensor", DYNAMIC)
     rewrite(small, change)
     with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
@@ -189,14 +189,14 @@ def test_what_does_not_fit_the_configuration_is_named(make_twins, change, messag
     assert str(small / FILE) in str(caught.value) or "missing" in message
 
 
-def test_8_bits_without_a_quantization_config_are_refused(make_twins):
+def test_8_bits_without_a_quantization_config_are_rejected(make_twins):
     small, twin = make_twins("tensor", DYNAMIC)
     shutil.copy(twin / "config.json", small / "config.json")
     with pytest.raises(CheckpointError, match=r"is F8_E4M3, supported for|is not part of this architecture"):
         load_model(small, ModelConfig.from_dir(small), reference_ops())
 
 
-def test_memory_counts_weights_as_they_are_kept(make_twins):
+def test_weights_bytes_count_weights_in_the_dtype_in_memory(make_twins):
     small, twin = make_twins("tensor", DYNAMIC)
     config, plain = ModelConfig.from_dir(small), ModelConfig.from_dir(twin)
     num_scales = sum(part.tensor.numel() for part in loaded_parts(small).values() if part.is_scale)
@@ -249,7 +249,7 @@ def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins):
         ),
     ],
 )
-def test_other_ways_to_quantise_are_refused_by_name(make_checkpoint, tmp_path, quantization_config, message):
+def test_unsupported_quantisations_are_rejected(make_checkpoint, tmp_path, quantization_config, message):
     config = json.loads((make_checkpoint("llama") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization_config}))
     with pytest.raises(CheckpointError, match=re.escape(message)) as caught:

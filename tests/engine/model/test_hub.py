@@ -1,4 +1,4 @@
-"""Names to folders, with the hub replaced."""
+"""Resolves names to folders, with a fake hub."""
 
 import gc
 import warnings
@@ -27,7 +27,7 @@ def refused(error_class):
 
 @pytest.fixture
 def fetch(monkeypatch):
-    """Lets the hub answer with a folder, or fail with an error; records what it was asked."""
+    """Makes the fake hub return a folder or raise an error; records the calls."""
     asked = []
 
     def set_answer(answer):
@@ -47,13 +47,13 @@ def fetch(monkeypatch):
     return set_answer
 
 
-def test_folder_is_taken_as_it_is(tmp_path, fetch):
+def test_a_folder_is_returned_without_asking_the_hub(tmp_path, fetch):
     asked = fetch(AssertionError("the hub was asked for a folder that is here"))
     assert resolve_model(str(tmp_path)) == tmp_path
     assert not asked
 
 
-def test_what_has_been_fetched_is_told_and_no_bar_is_drawn(tmp_path, fetch, capfd):
+def test_progress_is_reported_and_no_bar_is_drawn(tmp_path, fetch, capfd):
     fetch(str(tmp_path))
     told = []
     resolve_model("owner/name", told.append)
@@ -61,7 +61,7 @@ def test_what_has_been_fetched_is_told_and_no_bar_is_drawn(tmp_path, fetch, capf
     assert capfd.readouterr().err == ""
 
 
-def test_bars_of_a_failed_fetch_tell_nobody(tmp_path, monkeypatch):
+def test_a_failed_download_reports_no_progress_afterwards(tmp_path, monkeypatch):
     told, bars = [], []
 
     def snapshot_download(repo_id, *, allow_patterns, tqdm_class):
@@ -95,7 +95,7 @@ def test_hub_id_is_fetched_without_other_weight_formats(tmp_path, fetch):
 
 
 def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
-    """One that were left out would give a hub model another digest than the same model in a folder."""
+    """Without one of them, a hub model would have another digest than the same model in a folder."""
     asked = fetch(str(tmp_path))
     resolve_model("owner/name")
     ((_, patterns),) = asked
@@ -117,13 +117,13 @@ def test_every_file_of_the_tokenizer_is_fetched(tmp_path, fetch):
         (OSError("disk full"), "x/y/z: .* cannot be fetched from the Hugging Face hub: disk full$"),
     ],
 )
-def test_what_cannot_be_fetched_says_why(fetch, error, message):
+def test_a_failed_download_is_an_error_with_the_reason(fetch, error, message):
     fetch(error)
     with pytest.raises(CheckpointError, match=message):
         resolve_model("x/y/z")
 
 
-def test_file_is_refused(tmp_path):
+def test_a_file_is_rejected(tmp_path):
     file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is a file, expected a checkpoint folder"):
@@ -137,13 +137,13 @@ def test_file_is_refused(tmp_path):
         (PermissionError(13, "Permission denied", "/cache/token"), "Permission denied: '/cache/token'"),
     ],
 )
-def test_a_cache_that_cannot_be_written_is_one_line(fetch, error, words):
+def test_a_cache_folder_that_cannot_be_written_is_a_one_line_error(fetch, error, words):
     fetch(error)
     with pytest.raises(CheckpointError, match=f"owner/name: no such folder, and cannot be fetched .*{words}"):
         resolve_model("owner/name")
 
 
-def test_a_folder_that_this_user_may_not_look_into_says_so(monkeypatch):
+def test_a_folder_without_permission_is_an_error(monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 

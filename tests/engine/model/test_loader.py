@@ -29,11 +29,11 @@ def test_names_are_those_of_the_field(config, name, dtype):
     assert resolve_dtype(name, config, GPU) is dtype
 
 
-def test_other_names_are_refused(config):
+def test_an_unknown_dtype_is_rejected(config):
     with pytest.raises(ConfigError, match="dtype is 'int8', supported are auto, float32"):
         resolve_dtype("int8", config, CPU)
 
 
-def test_sixteen_bits_are_refused_on_a_cpu(config):
+def test_16_bit_dtypes_are_rejected_on_a_cpu(config):
     with pytest.raises(ConfigError, match=re.escape("dtype is 'bfloat16', supported on a CPU are float32 and auto")):
         resolve_dtype("bfloat16", config, CPU)

@@ -1,6 +1,6 @@
-"""A model dealt out to ranks: nothing is lost, nothing is held twice but what must be, and all of them get its logits.
+"""A model divided among ranks: the shards are the whole model, and all ranks compute its logits.
 
-Ranks are threads here, which meet at a barrier in every collective; processes are tested in tests/engine/parallel.
+Ranks are threads here, with a barrier in every collective; tests/engine/parallel tests processes.
 """
 
 import threading
@@ -36,8 +36,8 @@ CHECKPOINTS = {
 }
 
 
-class Meeting:
-    """Where the threads of a group bring their tensors."""
+class SharedTensors:
+    """Shared state of a group of threads: a barrier and one tensor per rank."""
 
     def __init__(self, size):
         self.barrier = threading.Barrier(size, timeout=HANG_S)
@@ -45,35 +45,35 @@ class Meeting:
 
 
 class ThreadGroup:
-    """One rank's end of a meeting."""
+    """The collectives of one rank."""
 
-    def __init__(self, rank, size, meeting=None):
+    def __init__(self, rank, size, shared=None):
         self.rank = rank
         self.size = size
-        self._meeting = meeting
+        self._shared = shared
 
-    def _everybodys(self, x):
-        self._meeting.tensors[self.rank] = x.clone()
-        self._meeting.barrier.wait()
-        tensors = list(self._meeting.tensors)
-        self._meeting.barrier.wait()
+    def _gather(self, x):
+        self._shared.tensors[self.rank] = x.clone()
+        self._shared.barrier.wait()
+        tensors = list(self._shared.tensors)
+        self._shared.barrier.wait()
         return tensors
 
     def all_reduce(self, x):
-        return x.copy_(sum(self._everybodys(x)))
+        return x.copy_(sum(self._gather(x)))
 
     def all_gather_columns(self, x):
-        return torch.cat(self._everybodys(x), dim=1)
+        return torch.cat(self._gather(x), dim=1)
 
     def broadcast(self, x):
-        x.copy_(self._everybodys(x)[0])
+        x.copy_(self._gather(x)[0])
 
 
 def on_all_ranks(size, function):
-    """function(group) of every rank, at once."""
-    meeting = Meeting(size)
+    """Calls function(group) for every rank in parallel; returns the results."""
+    shared = SharedTensors(size)
     with ThreadPoolExecutor(size) as executor:
-        futures = [executor.submit(function, ThreadGroup(rank, size, meeting)) for rank in range(size)]
+        futures = [executor.submit(function, ThreadGroup(rank, size, shared)) for rank in range(size)]
         return [future.result() for future in futures]
 
 
@@ -83,7 +83,7 @@ def load(path, group=None, **options):
 
 
 def logits_of(model, group=None):
-    """Of the last token of each prompt, all computed in one ragged step."""
+    """Returns the logits of the last token of each prompt, computed in one ragged step."""
     config = model.config
     if group is not None:
         config = Sharding.of(config, group.rank, group.size).config_of(config)
@@ -177,7 +177,7 @@ def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads, mon
         ({"intermediate_size": 111}, 2, "intermediate_size 111 is not a multiple of tensor_parallel_size 2"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused_with_numbers(make_checkpoint, overrides, size, message):
+def test_a_model_that_cannot_be_divided_evenly_is_rejected(make_checkpoint, overrides, size, message):
     config = ModelConfig.from_dir(make_checkpoint("llama", **overrides))
     with pytest.raises(ConfigError, match=message):
         Sharding.of(config, 0, size)

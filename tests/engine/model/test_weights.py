@@ -1,4 +1,4 @@
-"""Loading by name, and every way in which a checkpoint can be broken."""
+"""Loads weights by name; errors of broken checkpoints."""
 
 import json
 import shutil

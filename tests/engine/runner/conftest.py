@@ -1,6 +1,4 @@
-"""The scheduler and the real runner driven together on tiny checkpoints, and the greedy answer of `transformers` as the
-truth.
-"""
+"""Runs the scheduler and the real runner on tiny checkpoints; greedy answers of `transformers` are the reference."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,7 +30,7 @@ NEAR_TIE = 1e-4
 
 @dataclass
 class Prompt:
-    """A request to be made: a fresh `Request` is needed for every run."""
+    """A template of a request; every run needs a fresh `Request`."""
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
@@ -42,7 +40,7 @@ class Prompt:
 
 @dataclass
 class Run:
-    """What came out, and how it came about."""
+    """The answers of a run, and how they were computed."""
 
     answers: list[Answer]
     plans: list[SchedulerOutput] = field(default_factory=list)
@@ -51,7 +49,7 @@ class Run:
 
 
 class TinyEngine:
-    """One model; every `serve` has a scheduler, runner and cache of its own."""
+    """One model; every `serve` uses a new scheduler, runner and cache."""
 
     def __init__(self, path: Path, ops: KernelOps, device: torch.device | None = None) -> None:
         self.config = ModelConfig.from_dir(path)
@@ -75,7 +73,7 @@ class TinyEngine:
         decode_buckets: Sequence[int] = (),
         **config: Any,
     ) -> Run:
-        """Submits all prompts at once and steps until all have ended, checking all books after every step."""
+        """Submits all prompts at once and runs steps until all have ended; checks the invariants after every step."""
         limits = {
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,

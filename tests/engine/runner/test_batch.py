@@ -140,7 +140,7 @@ def _assert_equal_sampling(batch, wanted):
     assert torch.equal(batch.device_state_rows, wanted.device_state_rows)
 
 
-def test_the_sampler_is_told_of_these_rows_and_not_of_those_before():
+def test_batches_do_not_depend_on_earlier_ones():
     """A builder that has built every other batch before says the same as one that has built nothing."""
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 2, "max_model_len": 4, "block_size": 4}
     changes = [

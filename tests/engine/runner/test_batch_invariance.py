@@ -1,5 +1,6 @@
-"""With `batch_invariant`, logits and tokens of a request are the same bits however its work was cut into steps, and
-whatever rode along: over 100,000 positions in all.
+"""With `batch_invariant`, logits and tokens of a request are the same bits for any division into steps and any batch.
+
+Over 100,000 positions are compared.
 
 Each case is served once alone, request after request, and then in every scenario with random arrivals.
 """
@@ -152,7 +153,7 @@ def draw_arrivals(seed):
 
 
 class Case:
-    """A checkpoint in one mode, and what its requests yield alone, one after the other.
+    """A checkpoint in one mode, and the answers to its requests served one after the other.
 
     Attributes:
         answers: one per request.

@@ -1,4 +1,4 @@
-"""Constrained rows on a real model: what is drawn, beside whom, after what, and with how many steps in flight."""
+"""Constrained rows on a real model, in mixed batches, after preemption and with several steps in flight."""
 
 import json
 import random
@@ -56,7 +56,7 @@ def ids(run):
     return [tuple(answer.token_ids) for answer in run.answers]
 
 
-def test_allowed_tokens_are_drawn_as_if_all_others_were_hopeless(tiny_engine, prompt):
+def test_allowed_tokens_are_drawn_as_if_all_others_had_no_probability(tiny_engine, prompt):
     """Truth: a bias of -100 on every other token, which no random number makes up for."""
     engine = tiny_engine("llama")
     for allowed in ((7,), (3, 4, 5), tuple(range(0, SMALL, 3)), (SMALL - 1, 0)):
@@ -180,7 +180,7 @@ def test_a_matcher_in_error_fails_its_own_request_with_its_message(engine, crowd
     assert ids(run)[:-1] == ids(engine.serve(free))
 
 
-def test_a_row_with_nothing_left_to_draw_fails_alone_and_says_what_may_be_the_reason(engine, crowd, prompt):
+def test_a_row_without_candidates_fails_alone_with_possible_reasons(engine, crowd, prompt):
     free, _ = crowd
     nothing = prompt([5], DRAWN, constraint=lambda: Constraint(LARGE, allowed_ids=[7], bad_sequences=[[7]]))
     run = engine.serve([*free, nothing])

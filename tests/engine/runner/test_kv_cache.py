@@ -1,4 +1,4 @@
-"""How large the cache gets, and what is said when it cannot hold one request."""
+"""Size of the cache, and errors if it cannot hold one request."""
 
 import re
 from dataclasses import replace
@@ -34,12 +34,12 @@ def test_plan_takes_the_whole_blocks_that_fit(config):
     assert plan.num_bytes == 100 * 16 * BYTES_PER_TOKEN
 
 
-def test_length_nobody_asked_for_is_cut_to_what_fits(config):
+def test_the_default_length_is_reduced_to_what_fits(config):
     assert plan_kv_cache(config, torch.float32, 16, 20 * 16 * BYTES_PER_TOKEN, None).max_model_len == 320
     assert plan_kv_cache(config, torch.float32, 16, 2**30, None).max_model_len == 512
 
 
-def test_length_that_was_asked_for_is_held_or_refused(config):
+def test_a_requested_length_is_kept_or_rejected(config):
     budget = 20 * 16 * BYTES_PER_TOKEN
     assert plan_kv_cache(config, torch.float32, 16, budget, 320).max_model_len == 320
     with pytest.raises(ConfigError) as error:
@@ -52,18 +52,18 @@ def test_length_that_was_asked_for_is_held_or_refused(config):
 
 
 @pytest.mark.parametrize("available_bytes", [-5, 0, 16 * BYTES_PER_TOKEN - 1])
-def test_budget_below_one_block_is_refused(config, available_bytes):
+def test_a_budget_below_one_block_is_rejected(config, available_bytes):
     with pytest.raises(ConfigError, match="enough for a max_model_len of 0"):
         plan_kv_cache(config, torch.float32, 16, available_bytes, None)
 
 
-def test_more_positions_than_the_model_has_are_refused(config):
+def test_a_length_above_the_positions_of_the_model_is_rejected(config):
     with pytest.raises(ConfigError, match="--max-model-len is 513, the model has 512"):
         plan_kv_cache(config, torch.float32, 16, 2**30, 513)
 
 
 @pytest.mark.parametrize(("available_bytes", "says"), [(1000, "1000 bytes"), (1536, "1.5 KiB"), (2**16, "64 KiB")])
-def test_small_caches_are_told_in_units_one_can_read(config, available_bytes, says):
+def test_sizes_of_small_caches_have_readable_units(config, available_bytes, says):
     with pytest.raises(ConfigError, match=f" {says} is available"):
         plan_kv_cache(config, torch.float32, 16, available_bytes, 512)
 

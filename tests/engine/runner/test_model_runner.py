@@ -1,4 +1,4 @@
-"""Scheduler and model runner together give the tokens of `transformers`, however the work was cut into steps."""
+"""Scheduler and model runner together give the tokens of `transformers`, for any division into steps."""
 
 import random
 from dataclasses import replace
@@ -250,8 +250,8 @@ def test_steps_in_flight_change_no_token(tiny_engine, prompts, solo_answers, sce
     assert (run.num_preemptions >= 4) == (scenario == "preempted")
 
 
-def test_a_row_of_nan_fails_alone_when_it_is_learned_a_step_late(tiny_engine, prompts):
-    """The row goes on for one more step; what it computes then is nobody's."""
+def test_a_row_of_nan_fails_alone_when_detected_a_step_late(tiny_engine, prompts):
+    """The row takes part in one more step, whose result is dropped."""
     engine = tiny_engine("llama", seed=7)
     want = engine.serve(prompts).answers
     engine.model.embed_tokens[205] = float("nan")
@@ -293,7 +293,7 @@ def test_a_failed_step_is_an_error_of_one_line(
     assert str(caught.value) == f"step 1 with 3 rows, 7 tokens: {message}"
 
 
-def test_more_steps_than_there_are_buffers_for_are_refused(tiny_engine):
+def test_more_steps_in_flight_than_buffers_are_rejected(tiny_engine):
     kv_plan = KVCachePlan(num_blocks=8, block_size=16, bytes_per_token=1, max_model_len=32)
     runner = tiny_engine("llama").runner(kv_plan, max_num_seqs=2, max_num_batched_tokens=8, max_steps_in_flight=2)
     runner.launch(SchedulerOutput(1, (), (), (), 0))

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts are those of `transformers`, however the work was cut into steps."""
+"""Log-probabilities of prompts equal those of `transformers`, for any division into steps."""
 
 import random
 from dataclasses import replace
@@ -19,7 +19,7 @@ SCENARIOS = {
     "batched": {},
     "wide": {"max_num_seqs": 64, "max_num_batched_tokens": 512},
     "chunked-7": {"max_num_batched_tokens": 7},
-    "few seats": {"max_num_seqs": 2},
+    "few slots": {"max_num_seqs": 2},
     "preempted": {"num_blocks": 5},
     "preempted-uncached": {"num_blocks": 5, "enable_prefix_caching": False, "max_num_batched_tokens": 29},
     "static": {"policy": "static", "max_num_seqs": 3},
@@ -28,8 +28,9 @@ SCENARIOS = {
 
 @pytest.fixture
 def prompts(prompt):
-    """Seven prompts of 1 to 41 tokens, two of them equal, every second of which wants log-probabilities. Whoever wants
-    them has penalties, biases and filters, which must not show.
+    """Seven prompts of 1 to 41 tokens, two of them equal; all but one request prompt log-probabilities.
+
+    Those have penalties, biases and filters, which must not affect the log-probabilities.
     """
     rng = random.Random(5)
     lengths = [23, 9, 1, 2, 41, 17]
@@ -64,7 +65,7 @@ def _assert_true(answers, prompts, reference):
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
 def test_prompt_logprobs_are_those_of_transformers(tiny_engine, hf_reference, prompts, scenario, max_steps_in_flight):
-    """And the tokens of all, logprobs wanted or not, are those of requests that want none."""
+    """Tokens equal those of the same requests without prompt log-probabilities."""
     config = SCENARIOS[scenario]
     run = tiny_engine("llama").serve(
         prompts,
@@ -79,7 +80,7 @@ def test_prompt_logprobs_are_those_of_transformers(tiny_engine, hf_reference, pr
     assert [answer.token_ids for answer in run.answers] == [answer.token_ids for answer in plain.answers]
     max_num_logits = max(sum(row.samples + row.num_prompt_logits for row in plan.rows) for plan in run.plans)
     assert max_num_logits <= config.get("max_num_seqs", 16)
-    if scenario == "few seats":  # a prompt is scored one token at a time, beside one that decodes
+    if scenario == "few slots":  # a prompt is scored one token at a time, beside one that decodes
         assert any(row.num_prompt_logits == 1 == row.num_scheduled_tokens for plan in run.plans for row in plan.rows)
 
 
@@ -91,8 +92,8 @@ def test_only_alternatives_that_were_asked_for_are_reported(tiny_engine, prompts
         assert [len(row.top_ids) for row in answer.logprobs] == [one.top_logprobs] * (12 if answer.logprobs else 0)
 
 
-def test_a_prompt_in_the_cache_is_computed_again_where_logprobs_are_owed(tiny_engine, hf_reference, prompts):
-    """The second of two equal requests takes no block of the first, and one that wants no logprobs takes them all."""
+def test_a_cached_prompt_is_recomputed_for_its_logprobs(tiny_engine, hf_reference, prompts):
+    """The second of two equal requests uses no block of the first; one without log-probabilities uses all of them."""
     want_none = replace(prompts[4], params=replace(PARAMS, prompt_logprobs=None))
     trio = [prompts[4], prompts[4], want_none]
     run = tiny_engine("llama").serve(trio, max_num_seqs=1)
@@ -112,7 +113,7 @@ def test_a_continuation_reports_its_prompt_if_it_asks(tiny_engine, hf_reference,
 
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
 def test_a_prompt_of_nan_fails_alone(tiny_engine, hf_reference, prompts, max_steps_in_flight):
-    """From where the NaN is on; its chunks before have been reported."""
+    """Log-probabilities of the chunks before the NaN are reported."""
     engine = tiny_engine("llama", seed=8)
     engine.model.embed_tokens[205] = float("nan")
     broken = replace(prompts[0], prompt_ids=(*prompts[0].prompt_ids[:19], 205, *prompts[0].prompt_ids[19:]))

@@ -1,4 +1,4 @@
-"""What the host reads per row: tokens, log-probabilities for those who asked, failures in words."""
+"""Results per row on the host: tokens, requested log-probabilities, and failures."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sampling parameters as columns, and what is forbidden while an answer is shorter than its min_tokens."""
+"""Sampling parameters as columns, and tokens forbidden in answers shorter than min_tokens."""
 
 import math
 
@@ -99,7 +99,7 @@ def test_what_ends_an_answer_is_forbidden_before_min_tokens(state, ignore_end_to
         assert _biases(_gather(state, [0], [num_output_tokens]), 0) == want
 
 
-def test_biases_that_do_not_fit_the_buffer_are_left_to_be_sent_alone(state):
+def test_biases_that_exceed_the_buffer_are_sent_separately(state):
     ids = tuple((i % 100, float(i)) for i in range(BIAS_CAPACITY))
     state.set_row(0, SamplingParams(seed=0, max_tokens=1, logit_bias=ids))
     state.set_row(1, SamplingParams(seed=0, max_tokens=1, logit_bias=((3, 4.0),)))

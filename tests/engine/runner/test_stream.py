@@ -1,4 +1,4 @@
-"""When the work of a stream is done, in whose order, and on which memory."""
+"""Time, order and memory of work on a stream."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Calls that are wrong, or whose client leaves: a status, and no line above a warning in the log."""
+"""Invalid calls and disconnecting clients cause a status, and no log line above a warning."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ async def test_bytes_that_are_no_message_are_the_clients_error(channel: grpc.aio
     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_garbage_inside_a_stream_ends_it_alone(address: str, channel: grpc.aio.Channel) -> None:
+async def test_an_invalid_message_ends_only_its_stream(address: str, channel: grpc.aio.Channel) -> None:
     async with AttachClient.open(address) as client:
         hello = pb.AttachRequest(command_seq=1, hello=pb.Hello(protocol_major=1))
         call = channel.stream_stream(SERVICE + "Attach", response_deserializer=pb.AttachResponse.FromString)()

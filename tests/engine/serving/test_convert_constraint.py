@@ -1,4 +1,4 @@
-"""What a submission lets its answer go on with, and every way to get it wrong."""
+"""Constraints of a submission, and errors in them."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_most_requests_have_no_constraint():
     assert convert(submission(1, [1])).constraint is None
 
 
-def test_allowed_tokens_and_bad_sequences_arrive():
+def test_allowed_tokens_and_bad_sequences_are_converted():
     constraint = convert(constrained([5, 999, 7], [[7], [5, 999]])).constraint
     assert drawable(constraint) == {5, 999}
     constraint.accept([5])

@@ -16,7 +16,7 @@ ENDLESS = FakeModel(end_probability=0.0)
 
 
 class Hold:
-    """Holds the step loop in a step until it is let go."""
+    """Blocks the step loop in a step until it is released."""
 
     def __init__(self) -> None:
         self.has_step = threading.Event()

@@ -1,6 +1,4 @@
-"""Requests with grammars on the wire: each ends once, whatever happens while its grammar is compiled, and nobody waits
-for it.
-"""
+"""Requests with grammars: each ends exactly once, whatever happens during compilation, and others do not wait."""
 
 import asyncio
 import itertools
@@ -45,7 +43,7 @@ async def client(server):
 
 
 class Compiling:
-    """Grammars that are being compiled until they are let go."""
+    """Blocks the compilation of grammars until `finish`."""
 
     def __init__(self):
         self.has_begun = threading.Event()
@@ -73,8 +71,8 @@ def compiling(monkeypatch):
     compiling.finish()
 
 
-async def test_a_request_with_a_grammar_is_served_like_any_other(client):
-    """By a model that knows no masks: what is tested here is its way."""
+async def test_a_request_with_a_grammar_is_served(client):
+    """The fake model ignores masks; this tests the path of the request."""
     (answer,) = await client.generate(submission(1, [5], 10, grammar=GRAMMAR))
     assert answer.completion.reason == pb.COMPLETION_REASON_MAX_TOKENS
     assert len(answer.token_ids) == 10
@@ -88,7 +86,7 @@ async def test_a_request_with_a_grammar_is_served_like_any_other(client):
         ({"grammar": "x" * 300_000}, "300000 characters"),
     ],
 )
-async def test_a_bad_grammar_is_refused_alone_and_by_name(client, fields, detail):
+async def test_a_bad_grammar_rejects_only_its_request(client, fields, detail):
     bad, good = await client.generate(submission(1, [5], **fields), submission(2, [5], 3))
     assert bad.rejection.reason == pb.REJECTION_REASON_INVALID
     assert bad.rejection.detail.startswith("grammar")
@@ -98,7 +96,7 @@ async def test_a_bad_grammar_is_refused_alone_and_by_name(client, fields, detail
     assert len(again.token_ids) == 2
 
 
-async def test_without_a_thread_to_compile_on_the_request_alone_is_refused(client, monkeypatch):
+async def test_a_missing_compile_thread_rejects_only_the_request(client, monkeypatch):
     """Their stacks are large: a host that promises no more memory than it has may deny them."""
 
     def no_thread(executor):
@@ -114,7 +112,7 @@ async def test_without_a_thread_to_compile_on_the_request_alone_is_refused(clien
     assert len(again.token_ids) == 3
 
 
-async def test_nobody_waits_for_a_grammar(client, compiling):
+async def test_other_requests_do_not_wait_for_a_grammar(client, compiling):
     await client.submit(submission(1, [5], 3, grammar=GRAMMAR), submission(2, [6], 3))
     await compiling.begun()
     await client.ended(2)
@@ -147,7 +145,7 @@ async def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(client, 
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_credit_that_comes_while_a_grammar_is_compiled_counts(client, compiling):
+async def test_credit_granted_while_a_grammar_is_compiled_counts(client, compiling):
     await client.submit(submission(1, [5], 50, grammar=GRAMMAR, token_credit=2))
     await compiling.begun()
     await client.grant(1, 3)
@@ -179,7 +177,7 @@ async def test_requests_whose_grammars_are_compiled_count_as_open(client, compil
     assert all(answer.has_ended for answer in answers)
 
 
-async def test_a_frontend_may_leave_while_its_grammar_is_compiled(server, client, compiling):
+async def test_a_frontend_may_disconnect_while_its_grammar_is_compiled(server, client, compiling):
     async with AttachClient.open(server.address) as leaver:
         await leaver.submit(submission(1, [5], 3, grammar=GRAMMAR))
         await compiling.begun()
@@ -192,7 +190,7 @@ async def test_a_frontend_may_leave_while_its_grammar_is_compiled(server, client
     assert client.steps[-1].load.num_generated_tokens_total == 3
 
 
-async def test_draining_refuses_what_is_still_compiled(server, client, compiling):
+async def test_draining_rejects_requests_whose_grammar_is_compiled(server, client, compiling):
     await client.submit(submission(1, [5], 3, grammar=GRAMMAR))
     await compiling.begun()
     server.engine.drain(5.0)
@@ -208,8 +206,8 @@ async def test_draining_refuses_what_is_still_compiled(server, client, compiling
         ({"stops": pb.TokenStops(time_budget_ms=1)}, pb.COMPLETION_REASON_TIME_BUDGET),
     ],
 )
-async def test_time_that_runs_out_does_not_wait_for_a_grammar(client, compiling, fields, expected):
-    """Another's grammar is in the way of both threads, and nobody lets it go."""
+async def test_a_deadline_does_not_wait_for_a_grammar(client, compiling, fields, expected):
+    """Grammars of other requests occupy both threads."""
     await client.submit(*(submission(handle, [5], 3, grammar=GRAMMAR) for handle in (1, 2)))
     await client.submit(submission(3, [5, 6], 3, grammar=GRAMMAR, output_ids=[9], **fields))
     (answer,) = await client.ended(3)
@@ -221,7 +219,7 @@ async def test_time_that_runs_out_does_not_wait_for_a_grammar(client, compiling,
     assert [len(other.token_ids) for other in await client.ended(1, 2)] == [3, 3]
 
 
-async def test_time_that_runs_out_as_the_cancel_comes_ends_a_request_once():
+async def test_a_deadline_at_the_same_time_as_a_cancel_ends_a_request_once():
     """Both in one turn of the event loop, the cancel first."""
     defects = []
     loop = asyncio.get_running_loop()

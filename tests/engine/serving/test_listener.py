@@ -1,4 +1,4 @@
-"""Addresses: what can be bound, who may reach it, and what is said about the rest."""
+"""Addresses: which can be bound, who may reach them, and errors for the others."""
 
 import socket
 import stat
@@ -24,7 +24,7 @@ async def test_port_zero_picks_a_free_one() -> None:
         await listener.stop(0)
 
 
-async def test_a_taken_port_is_a_config_error_even_for_another_engine() -> None:
+async def test_a_port_in_use_is_a_config_error_also_for_another_engine() -> None:
     first = Listener(EngineService(), "127.0.0.1:0")
     await first.start()
     second = Listener(EngineService(), first.address)
@@ -54,7 +54,7 @@ async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
         assert (await engine_status(server.address)).status.state == pb.ENGINE_STATE_SERVING
 
 
-async def test_a_socket_that_somebody_listens_on_is_left_alone(tmp_path: Path) -> None:
+async def test_a_socket_with_a_listener_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with socket.socket(socket.AF_UNIX) as live:
         live.bind(str(path))
@@ -66,7 +66,9 @@ async def test_a_socket_that_somebody_listens_on_is_left_alone(tmp_path: Path) -
         assert path.exists()
 
 
-async def test_a_socket_that_may_not_be_dialled_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_without_permission_to_connect_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is another user's, and perhaps served."""
 
     def connect(_self: socket.socket, _address: str) -> None:
@@ -132,7 +134,7 @@ async def test_impossible_paths_are_explained(tmp_path: Path, name: str, words: 
         ),  # or no DNS
     ],
 )
-async def test_what_is_wrong_with_an_address_is_said_once_and_by_nobody_else(
+async def test_an_invalid_address_is_reported_once(
     address: str, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen on {address}: {reason}; choose another --host"):

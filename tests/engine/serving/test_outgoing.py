@@ -1,4 +1,4 @@
-"""Messages to one frontend: their order, their merging and their bounds."""
+"""Messages to one frontend: order, merging and bounds."""
 
 import asyncio
 import dataclasses
@@ -53,7 +53,7 @@ async def test_admission_comes_first_and_status_is_replaced() -> None:
     assert messages[2].status.engine_step == 2
 
 
-async def test_columns_leave_out_what_is_trivial() -> None:
+async def test_columns_omit_default_values() -> None:
     outgoing = Outgoing()
     outgoing.see_commands(6)
     outgoing.add_output(4, 0, output(0, 5, num_cached_tokens=16), SNAPSHOT, 77)
@@ -101,7 +101,7 @@ async def test_steps_are_merged_into_one_row_per_request() -> None:
     assert (done.decode_us, done.parked_us, done.preempted_us) == (1_500_000, 2_000_000, 3_000_000)
 
 
-async def test_pieces_of_a_prompt_stay_apart_when_steps_are_merged() -> None:
+async def test_prompt_logprobs_of_merged_steps_remain_separate_messages() -> None:
     outgoing = Outgoing()
     tokens = [TokenLogprobs(-0.5 * i, (i, i + 1), (-0.25, -1.0 * i)) for i in range(1, 4)]
     outgoing.add_output(1, 3, output(0, prompt_logprobs=PromptLogprobs(1, (tokens[0],))), SNAPSHOT, 1)
@@ -146,7 +146,7 @@ async def test_newest_time_account_of_a_request_replaces_an_older_one() -> None:
     )
 
 
-async def test_a_closed_window_holds_rows_until_an_acknowledgement() -> None:
+async def test_a_full_window_delays_rows_until_an_acknowledgement() -> None:
     outgoing = Outgoing()
     for index in range(STEP_WINDOW):
         outgoing.add_output(1, 0, output(index, 5), SNAPSHOT, 1)
@@ -160,7 +160,7 @@ async def test_a_closed_window_holds_rows_until_an_acknowledgement() -> None:
     assert (await next_step(outgoing)).step_seq == STEP_WINDOW + 1
 
 
-async def test_a_stream_that_closes_sends_all_whatever_the_window_says(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closing_stream_sends_everything_despite_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.serving.outgoing.STEP_WINDOW", 0)
     outgoing = Outgoing()
     outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 1)
@@ -170,7 +170,7 @@ async def test_a_stream_that_closes_sends_all_whatever_the_window_says(monkeypat
     assert await outgoing.next_message() is None
 
 
-async def test_a_stream_that_closes_does_not_wait_for_ever_for_its_acknowledgement() -> None:
+async def test_a_closing_stream_waits_for_its_acknowledgement_for_a_limited_time() -> None:
     outgoing = Outgoing()
     outgoing.add_output(1, 0, output(0, 5), SNAPSHOT, 1)
     outgoing.close(linger_s=0.05)
@@ -178,12 +178,12 @@ async def test_a_stream_that_closes_does_not_wait_for_ever_for_its_acknowledgeme
     assert await outgoing.next_message() is None
 
 
-async def test_an_acknowledgement_of_the_future_is_refused() -> None:
+async def test_an_acknowledgement_of_an_unsent_step_is_an_error() -> None:
     with pytest.raises(StreamRefused, match="ack of step_seq 1, but only 0 were sent"):
         Outgoing().acknowledge(1)
 
 
-async def test_a_receiver_that_is_hopelessly_behind_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_receiver_that_lags_too_far_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.serving.outgoing.MAX_UNSENT_TOKENS", 3)
     outgoing = Outgoing()
     outgoing.add_output(1, 0, output(0, 5, 6, 7), SNAPSHOT, 1)
@@ -193,7 +193,7 @@ async def test_a_receiver_that_is_hopelessly_behind_is_cut_off(monkeypatch: pyte
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_unsent_answers_to_submissions_are_bounded() -> None:
+async def test_unsent_admissions_are_bounded() -> None:
     outgoing = Outgoing()
     for handle in range(MAX_UNSENT_ADMISSIONS):
         assert not outgoing.is_full
@@ -208,7 +208,7 @@ FAST = dataclasses.replace(SNAPSHOT, step_us=5_000)
 
 
 def step(outgoing: Outgoing, number: int, *, num_streams: int = 8, **fields: object) -> None:
-    """Tokens for all streams; `fields` are the first one's."""
+    """Adds a token for each stream; `fields` belong to the first."""
     snapshot = dataclasses.replace(FAST, engine_step=number)
     for handle in range(1, num_streams + 1):
         extra = fields if handle == 1 else {}
@@ -217,7 +217,7 @@ def step(outgoing: Outgoing, number: int, *, num_streams: int = 8, **fields: obj
 
 
 async def sent(outgoing: Outgoing) -> pb.StepResult | None:
-    """What leaves at once; None: it waits."""
+    """Returns the message that is sent at once; None if rows wait."""
     waiting = asyncio.create_task(outgoing.next_message())
     for _ in range(3):
         await asyncio.sleep(0)
@@ -239,14 +239,14 @@ async def sent(outgoing: Outgoing) -> pb.StepResult | None:
         (64, 0.0, 0.026, False),  # long steps are not worth waiting for
     ],
 )
-def test_rows_wait_while_many_streams_run_and_the_next_step_comes_in_time(
+def test_rows_are_coalesced_if_many_streams_run_and_the_next_step_is_soon(
     num_rows: int, waited_s: float, step_s: float, holds: bool
 ) -> None:
     assert CoalescePolicy(0.025).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s) is holds
     assert not CoalescePolicy(0.0).holds(num_rows=num_rows, waited_s=waited_s, step_s=step_s)
 
 
-async def test_steps_leave_in_one_message_that_says_how_many_they_were() -> None:
+async def test_coalesced_steps_are_one_message_with_their_number() -> None:
     outgoing = Outgoing(CoalescePolicy(HOUR_S))
     for number in range(3):
         step(outgoing, number)
@@ -270,7 +270,9 @@ async def test_steps_leave_in_one_message_that_says_how_many_they_were() -> None
         {"time": NO_TIME},  # of a request that has used its last credit, or comes back
     ],
 )
-async def test_first_tokens_ends_and_the_last_token_of_a_credit_leave_at_once(fields: dict[str, object]) -> None:
+async def test_first_tokens_completions_and_the_last_token_of_a_credit_are_sent_at_once(
+    fields: dict[str, object],
+) -> None:
     outgoing = Outgoing(CoalescePolicy(HOUR_S))
     step(outgoing, 0, num_streams=20, **fields)
     assert await sent(outgoing) is not None
@@ -282,7 +284,7 @@ async def test_seven_streams_are_never_delayed() -> None:
     assert await sent(outgoing) is not None
 
 
-async def test_tokens_leave_after_the_delay_though_no_step_follows() -> None:
+async def test_tokens_are_sent_after_the_delay_without_a_further_step() -> None:
     outgoing = Outgoing(CoalescePolicy(0.02))
     step(outgoing, 0)
     message = await outgoing.next_message()
@@ -290,7 +292,7 @@ async def test_tokens_leave_after_the_delay_though_no_step_follows() -> None:
     assert message.step.num_steps == 1
 
 
-async def test_an_end_without_a_step_and_a_closing_stream_take_along_what_waits() -> None:
+async def test_a_completion_without_a_step_and_a_closing_stream_send_waiting_rows() -> None:
     for end in (lambda o: o.complete(pb.Completion(handle=3)), lambda o: o.close()):
         outgoing = Outgoing(CoalescePolicy(HOUR_S))
         step(outgoing, 0)
@@ -299,7 +301,7 @@ async def test_an_end_without_a_step_and_a_closing_stream_take_along_what_waits(
         assert await sent(outgoing) is not None
 
 
-async def test_what_waits_does_not_hold_up_admissions_and_heartbeats() -> None:
+async def test_waiting_rows_do_not_delay_admissions_and_heartbeats() -> None:
     outgoing = Outgoing(CoalescePolicy(HOUR_S))
     step(outgoing, 0)
     outgoing.accept(9)
@@ -313,7 +315,7 @@ async def test_what_waits_does_not_hold_up_admissions_and_heartbeats() -> None:
     assert await sent(outgoing) is None
 
 
-async def test_steps_that_wait_for_the_window_are_sent_with_its_acknowledgement() -> None:
+async def test_steps_that_wait_for_the_window_are_sent_after_an_acknowledgement() -> None:
     outgoing = Outgoing(CoalescePolicy(HOUR_S))
     for number in range(STEP_WINDOW):
         step(outgoing, number, time=NO_TIME)

@@ -31,7 +31,7 @@ def test_a_step_of_any_length_that_gets_on_is_none() -> None:
     assert looks_until_stalled(mark // 2 for mark in range(4 * 3600)) is None
 
 
-def test_a_machine_whose_pauses_are_long_gets_longer_ones() -> None:
+def test_the_limit_grows_with_the_pauses_of_the_machine() -> None:
     assert looks_until_stalled(itertools.repeat("spins"), after=pauses(8, 2)) == 1 + 4 * 8
 
 

@@ -21,7 +21,9 @@ def test_a_file_that_cannot_be_opened_is_a_config_error(tmp_path: Path) -> None:
         StepLog(tmp_path / "missing" / "x")
 
 
-def test_lines_that_find_no_room_are_counted_and_block_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_exceed_the_queue_are_counted_and_do_not_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("engine.serving.step_log.MAX_QUEUED_STEPS", 2)
     writing, release = threading.Event(), threading.Event()
     line_of = StepLog._line

@@ -29,7 +29,7 @@ def model_dir(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.Tem
 
 
 def _tokens(parts: EngineParts) -> list[int]:
-    """What a request of three tokens is answered."""
+    """Returns the answer to a request of three tokens."""
     parts.scheduler.add_request(Request(RequestId(1), (5, 6), SamplingParams(seed=0, max_tokens=3), arrival_s=0.0))
     tokens: list[int] = []
     in_flight: deque[SchedulerOutput] = deque()
@@ -54,7 +54,9 @@ def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
     assert len(tokens[0]) == 3
 
 
-def test_the_parts_fit_each_other_and_progress_is_told(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_parts_have_consistent_limits_and_progress_is_reported(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     details: list[str] = []
     config = EngineConfig(model=str(model_dir), max_num_seqs=4, kv_cache_memory_bytes=2**18, max_num_queued_reqs=6)
     parts = build_engine(config, StartupProgress(details.append))
@@ -99,7 +101,7 @@ def test_int8_engines_serve(model_dir: Path, quantization: Quantization | None, 
         (CpuFeatures(avx512=True, vnni=False), ["no AVX-512 VNNI"]),
     ],
 )
-def test_what_the_cpu_lacks_is_said(
+def test_missing_cpu_features_are_reported(
     model_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -114,7 +116,7 @@ def test_what_the_cpu_lacks_is_said(
     assert all(part in warning for part, warning in zip(words, warnings, strict=True))
 
 
-def test_reading_and_packing_weights_are_told_apart(
+def test_reading_and_packing_weights_are_logged_separately(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     details: list[str] = []
@@ -147,9 +149,7 @@ def test_the_model_length_is_cut_to_the_cache_unless_it_was_asked_for(model_dir:
         )
 
 
-def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_do_not_fit_are_rejected_before_loading(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     details: list[str] = []
     monkeypatch.setattr("engine.startup.cpu_memory.available_memory_bytes", lambda: 200_000)
     with pytest.raises(ConfigError, match=r"the weights take 0\.00\d\d GiB in float32, 0\.0002 GiB of memory is free"):
@@ -157,7 +157,7 @@ def test_weights_that_do_not_fit_are_refused_with_numbers_before_they_are_loaded
     assert not [detail for detail in details if "loading" in detail]
 
 
-def test_weights_that_are_of_no_use_are_refused_before_kernels_are_compiled(
+def test_unusable_weights_are_rejected_before_kernels_are_compiled(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.startup.rank.cpu_ops", pytest.fail)
@@ -180,7 +180,7 @@ def test_the_cache_is_sized_by_what_the_weights_leave(model_dir: Path, monkeypat
     assert 0 <= parts.info.num_kv_blocks - 2**20 // 512 // 16 <= header_blocks
 
 
-def test_a_model_without_its_tokenizer_is_refused(model_dir: Path, tmp_path: Path) -> None:
+def test_a_model_without_its_tokenizer_is_rejected(model_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "broken"
     shutil.copytree(model_dir, path)
     (path / "tokenizer.json").unlink()
@@ -212,7 +212,9 @@ def test_a_shipped_shape_is_served_by_name_without_weights_or_tokenizer(
         ({"dtype": "bfloat16"}, "bfloat16.*float32"),
     ],
 )
-def test_what_this_machine_cannot_do_is_said(model_dir: Path, fields: dict[str, object], words: str) -> None:
+def test_settings_that_this_machine_does_not_support_are_rejected(
+    model_dir: Path, fields: dict[str, object], words: str
+) -> None:
     config = EngineConfig(model=str(model_dir), device="cpu", **fields)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         build_engine(config, StartupProgress())

@@ -8,7 +8,7 @@ from engine.errors import ConfigError
 from engine.startup.cpu_memory import kv_cache_bytes
 
 
-def test_more_cache_than_there_is_memory_is_refused_with_numbers() -> None:
+def test_a_cache_larger_than_the_memory_is_rejected() -> None:
     config = EngineConfig(model="any", kv_cache_memory_bytes=3 * 2**30)
     words = r"--kv-cache-memory-bytes 3221225472 is 3 GiB, the weights leave 1\.5 GiB"
     with pytest.raises(ConfigError, match=words):

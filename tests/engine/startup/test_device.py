@@ -1,4 +1,4 @@
-"""Which device, and what is refused there."""
+"""Selection of the device, and settings that it does not support."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
     ("asked", "has_gpu", "device"),
     [("auto", True, GPU), ("auto", False, CPU), ("cpu", True, CPU), ("cuda", False, GPU), ("cuda", True, GPU)],
 )
-def test_a_gpu_is_taken_if_it_is_there_or_asked_for(
+def test_a_gpu_is_used_if_present_or_requested(
     monkeypatch: pytest.MonkeyPatch, asked: str, has_gpu: bool, device: torch.device
 ) -> None:
     monkeypatch.setattr("engine.startup.device.has_gpu", lambda: has_gpu)
@@ -31,7 +31,9 @@ def test_a_gpu_is_taken_if_it_is_there_or_asked_for(
         ({"batch_invariant": True}, GPU, "--batch-invariant is not .* --device cpu"),
     ],
 )
-def test_numbers_that_the_device_lacks_are_refused(fields: dict[str, object], device: torch.device, words: str) -> None:
+def test_dtypes_that_the_device_does_not_support_are_rejected(
+    fields: dict[str, object], device: torch.device, words: str
+) -> None:
     config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         check_numbers(config, device)
@@ -45,7 +47,9 @@ def test_numbers_that_the_device_lacks_are_refused(fields: dict[str, object], de
         ({"quantization": "int8", "kv_cache_dtype": "int8", "batch_invariant": True}, CPU, torch.int8),
     ],
 )
-def test_numbers_that_it_has_are_taken(fields: dict[str, object], device: torch.device, dtype: torch.dtype) -> None:
+def test_dtypes_that_the_device_supports_are_accepted(
+    fields: dict[str, object], device: torch.device, dtype: torch.dtype
+) -> None:
     config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
     check_numbers(config, device)
     assert kv_cache_dtype(config, torch.bfloat16) is dtype

@@ -1,4 +1,4 @@
-"""What is said of GPUs that are not there, or not like others; torch's view of the machine is made up."""
+"""Errors about missing or unsupported GPUs, with a fake torch.cuda."""
 
 from types import SimpleNamespace
 
@@ -34,19 +34,19 @@ def test_a_gpu_is_opened(machine: SimpleNamespace) -> None:
     assert (gpu.memory.free_bytes, gpu.memory.budget_bytes) == (139 * GIB, 70 * GIB)
 
 
-def test_a_machine_without_one_says_what_torch_sees(machine: SimpleNamespace) -> None:
+def test_the_error_without_a_gpu_says_what_torch_detects(machine: SimpleNamespace) -> None:
     machine.count = 0
     assert not has_gpu()
     with pytest.raises(ConfigError, match=r"--device cuda: torch .* sees no GPU; .*--device cpu"):
         open_gpu(0, 0.9)
 
 
-def test_more_ranks_than_gpus_are_refused(machine: SimpleNamespace) -> None:
+def test_more_ranks_than_gpus_are_rejected(machine: SimpleNamespace) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size needs GPU 2, torch sees 2"):
         open_gpu(2, 0.9)
 
 
-def test_a_gpu_without_kernels_is_left_alone_unless_asked_for(
+def test_an_unsupported_gpu_is_not_used_unless_requested(
     machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.name, machine.major = "V100", 7

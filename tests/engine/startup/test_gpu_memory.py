@@ -1,4 +1,4 @@
-"""How a GPU's memory is divided, and what is said where it does not suffice."""
+"""Division of GPU memory, and errors if it is insufficient."""
 
 import logging
 
@@ -11,7 +11,7 @@ GIB = 2**30
 H200 = GpuMemory("an H200", 140 * GIB, 139 * GIB, 0.9)
 
 
-def test_the_cache_gets_what_the_rest_leaves(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cache_gets_the_remaining_memory(caplog: pytest.LogCaptureFixture) -> None:
     use = MemoryUse(weights_bytes=15 * GIB, step_bytes=2 * GIB, graphs_bytes=1 * GIB)
     with caplog.at_level(logging.INFO):
         assert kv_cache_bytes(H200, use) == 126 * GIB - 18 * GIB
@@ -25,7 +25,7 @@ def test_when_nothing_is_left_the_missing_bytes_and_the_flags_are_named() -> Non
         kv_cache_bytes(H200, use)
 
 
-def test_a_gpu_that_others_use_is_refused_with_the_share_that_is_left() -> None:
+def test_a_gpu_with_too_little_free_memory_is_rejected() -> None:
     H200.check()
     shared = GpuMemory("an H200", 140 * GIB, 70 * GIB, 0.9)
     with pytest.raises(
@@ -34,7 +34,7 @@ def test_a_gpu_that_others_use_is_refused_with_the_share_that_is_left() -> None:
         shared.check()
 
 
-def test_weights_that_do_not_fit_are_refused_with_what_is_missing() -> None:
+def test_weights_that_do_not_fit_are_rejected_with_the_missing_bytes() -> None:
     H200.check_weights(125 * GIB)
     with pytest.raises(ConfigError, match=r"141\.00 GiB.* 15\.00 GiB too little\. .* --tensor-parallel-size"):
         H200.check_weights(141 * GIB)

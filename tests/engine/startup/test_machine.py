@@ -31,7 +31,7 @@ def test_a_memory_limit_cuts_what_is_free(tmp_path: Path, limit: str, used: str,
 
 
 def test_page_cache_counts_as_free(tmp_path: Path) -> None:
-    """Else an engine that is started anew finds its memory taken by the weights that the first one has read."""
+    """Otherwise a restarted engine would count the page cache with the weights as used memory."""
     (tmp_path / "memory.max").write_text("3000")
     (tmp_path / "memory.current").write_text("2900")
     (tmp_path / "memory.stat").write_text("anon 900\nfile 2000\nshmem 0\ninactive_file 1500\nactive_file 500\n")

@@ -1,4 +1,4 @@
-"""How far the start is: told at once, logged in phases, shown on a terminal."""
+"""Progress of the start: reported at once, logged by phase, shown on a terminal."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_a_phase_is_told_at_once_and_its_progress_at_most_ten_times_a_second(clock: Clock) -> None:
+def test_a_phase_is_reported_at_once_and_its_progress_at_most_ten_times_a_second(clock: Clock) -> None:
     told: list[str] = []
     startup = StartupProgress(told.append)
     startup.begin("weights", "loading weights")
@@ -44,7 +44,7 @@ def test_the_breakdown_adds_up_phases_of_the_same_name(clock: Clock) -> None:
     assert startup.end() == "8.0 s (kernels 4.0, weights 2.0)"
 
 
-def test_what_is_counted_is_told(clock: Clock) -> None:
+def test_counts_are_reported(clock: Clock) -> None:
     told: list[str] = []
     startup = StartupProgress(told.append)
     for _ in startup.count(iter("abc"), desc="recording CUDA graphs", total=3):

@@ -1,4 +1,4 @@
-"""What a service manager hears of an engine that serves."""
+"""Notifications to a service manager."""
 
 import socket
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_ready_is_sent_once_with_the_instance_id(tmp_path: Path, is_abstract: bo
             manager.recv(1000)
 
 
-def test_without_a_manager_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_sent_or_logged_without_a_service_manager(caplog: pytest.LogCaptureFixture) -> None:
     notify_ready("abc", {})
     assert not caplog.messages
 
