@@ -223,8 +223,8 @@ class TestLedger:
         ("output", "message"),
         [
             (RequestOutput(RequestId(2), 0, (5,)), "request 2 was never accepted"),
-            (RequestOutput(RequestId(1), 3, (5,)), "goes on at 3, 2 are here"),
-            (RequestOutput(RequestId(1), 1, (5,)), "goes on at 1, 2 are here"),
+            (RequestOutput(RequestId(1), 3, (5,)), "continues at 3, 2 are here"),
+            (RequestOutput(RequestId(1), 1, (5,)), "continues at 1, 2 are here"),
             (RequestOutput(RequestId(1), 2, ()), "an output without news"),
             (RequestOutput(RequestId(1), 2, (5,), num_cached_tokens=0), "two first tokens"),
         ],
