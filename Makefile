@@ -29,7 +29,7 @@ help:  ## this list
 run: setup  ## engine + frontend on 127.0.0.1:50051, HTTP on 8000, with one completion as a smoke test (MODEL=... ARGS="...")
 	@exec $(BIN)/chairlift up --smoke-test $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: setup-dev  ## the test suite, minutes (TEST_WORKERS=... processes, 1.5 GB each)
+test: setup-dev  ## the test suite, minutes (TEST_WORKERS=... processes, 2.5 GB each)
 	$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow and not docker" $(PYTEST_ARGS)
 
 test-slow: setup-dev  ## the long and the timing-bound tests, and those of containers where there is a Docker engine

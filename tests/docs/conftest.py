@@ -1,4 +1,4 @@
-"""One reader for all pages, with the pair running as README.md says to run it."""
+"""One reader for all pages, with the pair running as README.md says to run it; both end with the module."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 from tests.docs.reader import Reader, Server, find, write_traces
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fresh_reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     """In a folder of its own, with nothing running."""
     reader = Reader(tmp_path_factory.mktemp("clone"))
@@ -15,7 +15,7 @@ def fresh_reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return reader
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(fresh_reader: Reader) -> Iterator[list[Server]]:
     """The engine and the frontend, both saying in their logs all that the pages show of them."""
     reader = fresh_reader
@@ -29,7 +29,7 @@ def servers(fresh_reader: Reader) -> Iterator[list[Server]]:
             yield [engine, frontend]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reader(fresh_reader: Reader, servers: list[Server]) -> Reader:
     """At the pair."""
     assert len(servers) == 2
