@@ -14,12 +14,11 @@ from typing import NamedTuple
 from rich.console import Console
 
 from loadgen.cli.exit_status import ExitStatus
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     Outcome,
-    add_load_arguments,
-    add_report_arguments,
-    add_target_arguments,
+    add_run_arguments,
     measure_options,
     run_and_report,
     target_spec,
@@ -42,6 +41,17 @@ class _System(NamedTuple):
     server: servers.ServerSpec | None
 
 
+_SERVER_FLAGS = (
+    Flag("--target-a", "URL of server A, see --target of `run`", str, "URL"),
+    Flag("--target-b", "URL of server B", str, "URL"),
+    Flag("--label-a", "label of A in the report (default: a)", str, "TEXT"),
+    Flag("--label-b", "label of B in the report (default: b)", str, "TEXT"),
+    Flag("--servers", "TOML file with the commands that start both servers, see below", Path),
+    Flag("--repeats", "pairs of runs (default: 5)", at_least_one, default=5),
+    Flag("--force", "compare even if a run is INVALID; the report notes it", bool),
+)
+
+
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb."""
     parser = subparsers.add_parser(
@@ -52,27 +62,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=f"--servers FILE. {servers.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    group = parser.add_argument_group("servers")
-    group.add_argument("--target-a", metavar="URL", help="URL of server A, see --target of `run`")
-    group.add_argument("--target-b", metavar="URL", help="URL of server B")
-    group.add_argument("--label-a", metavar="TEXT", help="label of A in the report (default: a)")
-    group.add_argument("--label-b", metavar="TEXT", help="label of B in the report (default: b)")
-    group.add_argument(
-        "--servers",
-        type=Path,
-        metavar="FILE",
-        help="TOML file with the commands that start both servers, see below",
-    )
-    group.add_argument("--repeats", type=at_least_one, default=5, metavar="N", help="pairs of runs (default: 5)")
-    group.add_argument("--force", action="store_true", help="compare even if a run is INVALID; the report notes it")
+    add_flags(parser.add_argument_group("servers"), _SERVER_FLAGS)
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
-    parser.add_argument(
-        "--concurrency", type=at_least_one, metavar="N", help="closed loop with this many requests in flight"
-    )
-    add_target_arguments(parser, with_target=False)
-    add_load_arguments(parser)
-    add_report_arguments(parser)
+    add_flags(parser, [Flag("--concurrency", "closed loop with this many requests in flight", at_least_one)])
+    add_run_arguments(parser, with_target=False)
     parser.set_defaults(run=run)
 
 

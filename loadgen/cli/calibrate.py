@@ -3,9 +3,17 @@
 import argparse
 from typing import cast
 
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.values import duration_s
 from loadgen.run.calibrate import Protocol, calibrate
 from loadgen.run.ceiling import Ceiling, ceiling_file, store_ceiling
+
+_FLAGS = (
+    Flag("--protocol", "protocol to calibrate (default: %(default)s)", default="grpc", choices=("grpc", "http")),
+    Flag("--hold", "duration of each load (default: %(default)g s)", duration_s, default=3.0),
+    Flag("--keep", "store the ceiling, so that later runs warn when they approach it (default: yes)", bool, "", True),
+    Flag("--dry-run", "describe the calibration without running it", bool),
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -16,23 +24,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Finds how many messages a second this machine can take in before its own load shows in the "
         "latencies, and how exactly known latencies are found again. Leave it alone meanwhile: a minute or two.",
     )
-    parser.add_argument(
-        "--protocol", choices=("grpc", "http"), default="grpc", help="protocol to calibrate (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--hold",
-        type=duration_s,
-        default=3.0,
-        metavar="DURATION",
-        help="duration of each load (default: %(default)g s)",
-    )
-    parser.add_argument(
-        "--keep",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="store the ceiling, so that later runs warn when they approach it (default: yes)",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="describe the calibration without running it")
+    add_flags(parser, _FLAGS)
     parser.set_defaults(run=run)
 
 

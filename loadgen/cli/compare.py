@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.checks.selfcheck import judge
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, slo
 from loadgen.comparison.bootstrap import RESAMPLES
@@ -16,6 +17,15 @@ from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.report.comparison_files import PAGE, write_comparison
 from loadgen.report.comparison_text import comparison_lines
 from loadgen.store import load
+
+_FLAGS = (
+    Flag("--warmup", "exclude this first part (default: as in the first run)", duration_s),
+    Flag("--goodput", "latency limits of goodput (default: as in the first run)", slo, more={"nargs": "+"}),
+    Flag("--force", "compare even if workloads differ or a run is INVALID; the report notes it", bool),
+    Flag("--resamples", "bootstrap resamples (default: 10000)", at_least_one, default=RESAMPLES),
+    Flag("--seed", "random seed of the bootstrap (default: 0)", int, default=0),
+    Flag("--result-dir", "folder for the report (default: loadgen-results/compare-TIME)", Path, "DIR"),
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -27,26 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "the same LABEL are repeats of one side, in the order in which they were run.",
     )
     parser.add_argument("runs", nargs="+", metavar="[LABEL=]DIR", help="folder of a run, or its result.json")
-    parser.add_argument(
-        "--warmup", type=duration_s, metavar="DURATION", help="exclude this first part (default: as in the first run)"
-    )
-    parser.add_argument(
-        "--goodput",
-        nargs="+",
-        type=slo,
-        metavar="METRIC:MS",
-        help="latency limits of goodput (default: as in the first run)",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="compare even if workloads differ or a run is INVALID; the report notes it"
-    )
-    parser.add_argument(
-        "--resamples", type=at_least_one, default=RESAMPLES, metavar="N", help="bootstrap resamples (default: 10000)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the bootstrap (default: 0)")
-    parser.add_argument(
-        "--result-dir", type=Path, metavar="DIR", help="folder for the report (default: loadgen-results/compare-TIME)"
-    )
+    add_flags(parser, _FLAGS)
     parser.set_defaults(run=run)
 
 

@@ -3,9 +3,7 @@
 import argparse
 
 from loadgen.cli.run_options import (
-    add_load_arguments,
-    add_report_arguments,
-    add_target_arguments,
+    add_run_arguments,
     run_or_describe,
 )
 from loadgen.cli.workload_options import add_trace_arguments, workload
@@ -19,9 +17,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Runs a trace on its own clock, whatever the server does; latency counts from when it was due.",
     )
     add_trace_arguments(parser)
-    add_target_arguments(parser)
-    add_load_arguments(parser)
-    add_report_arguments(parser)
+    add_run_arguments(parser)
     parser.set_defaults(run=run)
 
 

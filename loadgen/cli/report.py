@@ -8,7 +8,8 @@ from rich.console import Console
 
 from loadgen.checks.selfcheck import judge
 from loadgen.cli.exit_status import ExitStatus
-from loadgen.cli.run_options import add_measure_arguments
+from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.run_options import STRICT_FLAG, add_measure_arguments
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
 from loadgen.report.files import write_report
@@ -27,8 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the run")
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
-    group.add_argument("--result-dir", type=Path, metavar="OTHER", help="folder for the reports (default: DIR)")
-    group.add_argument("--strict", action="store_true", help="exit with status 3 when the run is INVALID")
+    add_flags(group, [Flag("--result-dir", "folder for the reports (default: DIR)", Path, "OTHER"), STRICT_FLAG])
     parser.set_defaults(run=run, warmup=None, goodput=None, metric_percentiles=None)
 
 

@@ -2,10 +2,9 @@
 
 import argparse
 
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.run_options import (
-    add_load_arguments,
-    add_report_arguments,
-    add_target_arguments,
+    add_run_arguments,
     run_or_describe,
 )
 from loadgen.cli.values import at_least_one
@@ -21,15 +20,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Runs drawn requests at a rate (open loop), or always so many at once (closed loop).",
     )
     add_synthetic_arguments(parser)
-    parser.add_argument(
-        "--concurrency",
-        type=at_least_one,
-        metavar="N",
-        help="closed loop with this many requests in flight; a slow server lowers its own load",
-    )
-    add_target_arguments(parser)
-    add_load_arguments(parser)
-    add_report_arguments(parser)
+    text = "closed loop with this many requests in flight; a slow server lowers its own load"
+    add_flags(parser, [Flag("--concurrency", text, at_least_one)])
+    add_run_arguments(parser)
     parser.set_defaults(run=run)
 
 

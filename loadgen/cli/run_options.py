@@ -13,6 +13,7 @@ from rich.console import Console
 
 from loadgen.checks.selfcheck import Verdict, judge
 from loadgen.cli.exit_status import ExitStatus
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
 from loadgen.cli.workload_options import asked_rate, describe
@@ -31,6 +32,10 @@ from loadgen.target.base import Api, PromptMode, TargetFacts, TargetSpec
 from loadgen.trace.schema import Trace
 
 DEFAULT_TARGET = "grpc://127.0.0.1:50051"
+_TARGET_HELP = (
+    "grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1 (OpenAI-compatible), or null:; the API key is "
+    "CHAIRLIFT_API_KEY, for HTTP OPENAI_API_KEY [CHAIRLIFT_TARGET] (default: %(default)s)"
+)
 
 
 class Outcome(NamedTuple):
@@ -42,151 +47,99 @@ class Outcome(NamedTuple):
     folder: Path
 
 
-def add_target_arguments(parser: argparse.ArgumentParser, *, with_target: bool = True) -> None:
-    """Adds the flags of `target_spec`; without `--target` where a verb has its own way to name servers."""
+STRICT_FLAG = Flag("--strict", "exit with status 3 when the run is INVALID", bool)
+_TARGET_FLAGS = (
+    Flag(
+        "--api",
+        "API of the server (default: grpc for grpc URLs, completions for http URLs)",
+        choices=("grpc", "completions", "chat"),
+    ),
+    Flag("--model", "model name in requests (default: the only model of the server)", str, "NAME", ""),
+    Flag(
+        "--prompt-mode",
+        "send prompts as token ids or as text (default: text for chat, else ids)",
+        choices=("ids", "text"),
+    ),
+    Flag("--vocab-size", "token ids to draw prompts from (default: reported by the server)", at_least_one),
+    Flag("--temperature", "sampling temperature (default: %(default)g, greedy)", not_negative, "T", 0.0),
+    Flag("--ignore-eos", "generate exactly the planned number of tokens (default: yes)", bool, default=True),
+    Flag("--timeout", "timeout of one request, counted from sending (default: none)", duration_s),
+    Flag("--tls-ca", "trusted CA certificates for grpcs and https (default: those of the system)", Path),
+    Flag("--tls-cert", "client certificate for mutual TLS", Path),
+    Flag("--tls-key", "private key of --tls-cert", Path),
+    Flag("--metrics-url", "Prometheus endpoint to save before and after the run (default: none)", str, "URL"),
+)
+_LOAD_FLAGS = (
+    Flag(
+        "--workers",
+        "client processes (default: auto, as many as the load needs)",
+        lambda text: None if text == "auto" else at_least_one(text),
+        "N|auto",
+    ),
+    Flag(
+        "--max-concurrency",
+        "limit of requests in flight; the wait of the others counts as latency (default: none)",
+        at_least_one,
+    ),
+    Flag(
+        "--overflow",
+        "whether requests over --max-concurrency wait or are dropped (default: %(default)s)",
+        default="queue",
+        choices=("queue", "drop"),
+    ),
+    Flag("--cancel-rate", "share of calls to cancel deliberately, 0 to 1 (default: 0)", share, default=0.0),
+    Flag(
+        "--drain-timeout",
+        "time for answers to finish after the last request was due (default: %(default)g s)",
+        duration_s,
+        default=600.0,
+    ),
+    Flag(
+        "--prompt-salt", "fix the prompts (default: new prompts in every run, so that nothing is cached)", str, "TEXT"
+    ),
+)
+_MEASURE_FLAGS = (
+    Flag("--warmup", "exclude this first part from latencies (default: 0)", duration_s, default=0.0),
+    Flag(
+        "--goodput",
+        "latency limits of goodput in ms, such as ttft:500 tpot:50 e2el:15000",
+        slo,
+        default=[],
+        more={"nargs": "+"},
+    ),
+    Flag(
+        "--metric-percentiles",
+        "percentiles to report (default: 50,90,95,99,99.9)",
+        percentiles,
+        "P,P,...",
+        (50.0, 90.0, 95.0, 99.0, 99.9),
+    ),
+)
+_RESULT_FLAGS = (
+    Flag("--max-error-rate", "share of errors and timeouts above which a run is INVALID (default: 0.05)", share),
+    Flag("--result-dir", "folder for the results (default: loadgen-results/VERB-TIME)", Path, "DIR"),
+    Flag("--tag", "stored with the results; may be repeated", str, "KEY=VALUE", [], more={"action": "append"}),
+    STRICT_FLAG,
+    Flag("--dry-run", "describe the workload without sending it", bool),
+)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, with_target: bool = True) -> None:
+    """Adds the flags of every run; without `--target` where a verb has its own way to name servers."""
     group = parser.add_argument_group("server")
     if with_target:
-        group.add_argument(
-            "--target",
-            default=_target_of(os.environ.get("CHAIRLIFT_TARGET", "")) or DEFAULT_TARGET,
-            metavar="URL",
-            help="grpc(s)://HOST:PORT, grpc+unix:PATH, http(s)://HOST:PORT/v1 (OpenAI-compatible), or null:; the API "
-            "key is CHAIRLIFT_API_KEY, for HTTP OPENAI_API_KEY [CHAIRLIFT_TARGET] (default: %(default)s)",
-        )
-    group.add_argument(
-        "--api",
-        choices=("grpc", "completions", "chat"),
-        help="API of the server (default: grpc for grpc URLs, completions for http URLs)",
-    )
-    group.add_argument(
-        "--model", default="", metavar="NAME", help="model name in requests (default: the only model of the server)"
-    )
-    group.add_argument(
-        "--prompt-mode",
-        choices=("ids", "text"),
-        help="send prompts as token ids or as text (default: text for chat, else ids)",
-    )
-    group.add_argument(
-        "--vocab-size",
-        type=at_least_one,
-        metavar="N",
-        help="token ids to draw prompts from (default: reported by the server)",
-    )
-    group.add_argument(
-        "--temperature",
-        type=not_negative,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature (default: %(default)g, greedy)",
-    )
-    group.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="generate exactly the planned number of tokens (default: yes)",
-    )
-    group.add_argument(
-        "--timeout",
-        type=duration_s,
-        metavar="DURATION",
-        help="timeout of one request, counted from sending (default: none)",
-    )
-    group.add_argument(
-        "--tls-ca",
-        type=Path,
-        metavar="FILE",
-        help="trusted CA certificates for grpcs and https (default: those of the system)",
-    )
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="client certificate for mutual TLS")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of --tls-cert")
-    group.add_argument(
-        "--metrics-url", metavar="URL", help="Prometheus endpoint to save before and after the run (default: none)"
-    )
-
-
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `run_options`."""
-    group = parser.add_argument_group("load")
-    group.add_argument(
-        "--workers", type=_workers, metavar="N|auto", help="client processes (default: auto, as many as the load needs)"
-    )
-    group.add_argument(
-        "--max-concurrency",
-        type=at_least_one,
-        metavar="N",
-        help="limit of requests in flight; the wait of the others counts as latency (default: none)",
-    )
-    group.add_argument(
-        "--overflow",
-        choices=("queue", "drop"),
-        default="queue",
-        help="whether requests over --max-concurrency wait or are dropped (default: %(default)s)",
-    )
-    group.add_argument(
-        "--cancel-rate",
-        type=share,
-        default=0.0,
-        metavar="SHARE",
-        help="share of calls to cancel deliberately, 0 to 1 (default: 0)",
-    )
-    group.add_argument(
-        "--drain-timeout",
-        type=duration_s,
-        default=600.0,
-        metavar="DURATION",
-        help="time for answers to finish after the last request was due (default: %(default)g s)",
-    )
-    group.add_argument(
-        "--prompt-salt",
-        metavar="TEXT",
-        help="fix the prompts (default: new prompts in every run, so that nothing is cached)",
-    )
-
-
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `measure_options` and of where results go."""
+        default = _target_of(os.environ.get("CHAIRLIFT_TARGET", "")) or DEFAULT_TARGET
+        add_flags(group, [Flag("--target", _TARGET_HELP, str, "URL", default)])
+    add_flags(group, _TARGET_FLAGS)
+    add_flags(parser.add_argument_group("load"), _LOAD_FLAGS)
     group = parser.add_argument_group("results")
     add_measure_arguments(group)
-    group.add_argument(
-        "--max-error-rate",
-        type=share,
-        metavar="SHARE",
-        help="share of errors and timeouts above which a run is INVALID (default: 0.05)",
-    )
-    group.add_argument(
-        "--result-dir", type=Path, metavar="DIR", help="folder for the results (default: loadgen-results/VERB-TIME)"
-    )
-    group.add_argument(
-        "--tag", action="append", default=[], metavar="KEY=VALUE", help="stored with the results; may be repeated"
-    )
-    group.add_argument("--strict", action="store_true", help="exit with status 3 when the run is INVALID")
-    group.add_argument("--dry-run", action="store_true", help="describe the workload without sending it")
+    add_flags(group, _RESULT_FLAGS)
 
 
 def add_measure_arguments(group: Any) -> None:
     """Adds the flags of `measure_options` to a parser or a group."""
-    group.add_argument(
-        "--warmup",
-        type=duration_s,
-        default=0.0,
-        metavar="DURATION",
-        help="exclude this first part from latencies (default: 0)",
-    )
-    group.add_argument(
-        "--goodput",
-        nargs="+",
-        type=slo,
-        default=[],
-        metavar="METRIC:MS",
-        help="latency limits of goodput in ms, such as ttft:500 tpot:50 e2el:15000",
-    )
-    group.add_argument(
-        "--metric-percentiles",
-        type=percentiles,
-        default=(50.0, 90.0, 95.0, 99.0, 99.9),
-        metavar="P,P,...",
-        help="percentiles to report (default: 50,90,95,99,99.9)",
-    )
+    add_flags(group, _MEASURE_FLAGS)
 
 
 def _target_of(address: str) -> str:
@@ -356,7 +309,3 @@ def _tags(texts: Sequence[str]) -> dict[str, str]:
             raise OptionError(f"--tag {text}: must be KEY=VALUE")
         tags[key] = value
     return tags
-
-
-def _workers(text: str) -> int | None:
-    return None if text == "auto" else at_least_one(text)

@@ -9,11 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.cli.exit_status import ExitStatus
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
-    add_load_arguments,
-    add_report_arguments,
-    add_target_arguments,
+    add_run_arguments,
     measure_options,
     run_and_report,
 )
@@ -30,6 +29,21 @@ from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, cut
 
 
+def _retries(text: str) -> int:
+    return 0 if text == "0" else at_least_one(text)
+
+
+_LEVEL_FLAGS = (
+    Flag("--level-duration", "approximate duration of each load level (default: all requests at each)", duration_s),
+    Flag("--rung-duration", argparse.SUPPRESS, duration_s, more={"dest": "level_duration"}),  # former name
+    Flag("--bisect", "search between load levels for the highest load within the limits", bool),
+    Flag("--precision", "--bisect: relative precision (default: 0.05)", positive, "SHARE", 0.05),
+    Flag("--probes", "--bisect: maximum runs per limit (default: 8)", at_least_one, default=8),
+    Flag("--retries", "maximum repetitions of an INVALID load level (default: 1)", _retries, "N", 1),
+    Flag("--keep-going", "continue beyond saturation", bool),
+)
+
+
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb."""
     parser = subparsers.add_parser(
@@ -40,45 +54,28 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     group = parser.add_argument_group("load levels")
     loads = group.add_mutually_exclusive_group(required=True)
-    loads.add_argument("--rates", metavar="LEVELS", help="open loop: request rates, in requests/s on average")
-    loads.add_argument("--concurrencies", metavar="LEVELS", help="closed loop: numbers of requests in flight")
-    group.add_argument(
-        "--level-duration",
-        type=duration_s,
-        metavar="DURATION",
-        help="approximate duration of each load level (default: all requests at each)",
+    add_flags(
+        loads,
+        [
+            Flag("--rates", "open loop: request rates, in requests/s on average", str, "LEVELS"),
+            Flag("--concurrencies", "closed loop: numbers of requests in flight", str, "LEVELS"),
+        ],
     )
-    group.add_argument("--rung-duration", dest="level_duration", type=duration_s, help=argparse.SUPPRESS)  # former name
-    group.add_argument(
-        "--bisect", action="store_true", help="search between load levels for the highest load within the limits"
-    )
-    group.add_argument(
-        "--precision", type=positive, default=0.05, metavar="SHARE", help="--bisect: relative precision (default: 0.05)"
-    )
-    group.add_argument(
-        "--probes", type=at_least_one, default=8, metavar="N", help="--bisect: maximum runs per limit (default: 8)"
-    )
-    group.add_argument(
-        "--retries",
-        type=_retries,
-        default=1,
-        metavar="N",
-        help="maximum repetitions of an INVALID load level (default: 1)",
-    )
-    group.add_argument("--keep-going", action="store_true", help="continue beyond saturation")
+    add_flags(group, _LEVEL_FLAGS)
     add_trace_arguments(parser)
     add_synthetic_arguments(parser)
-    add_target_arguments(parser)
-    add_load_arguments(parser)
-    add_report_arguments(parser)
-    parser.add_argument(
-        "--slo",
-        dest="goodput",
-        nargs="+",
-        type=slo,
-        default=argparse.SUPPRESS,
-        metavar="METRIC:MS",
-        help="alias of --goodput",
+    add_run_arguments(parser)
+    add_flags(
+        parser,
+        [
+            Flag(
+                "--slo",
+                "alias of --goodput",
+                slo,
+                default=argparse.SUPPRESS,
+                more={"dest": "goodput", "nargs": "+"},
+            )
+        ],
     )
     parser.set_defaults(run=run)
 
@@ -135,10 +132,6 @@ def _run_once(options: argparse.Namespace, axis: Axis, load: float, requests: Tr
     with part_of_results(folder / name) as own:
         outcome = run_and_report(requests, chosen, own, salt=salt)
     return load_level_of(load, outcome.run, outcome.metrics, outcome.verdict, name)
-
-
-def _retries(text: str) -> int:
-    return 0 if text == "0" else at_least_one(text)
 
 
 def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]) -> Callable[[float], Trace]:

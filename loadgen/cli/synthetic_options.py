@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from loadgen import arrivals
 from loadgen.arrivals import Step
-from loadgen.cli.trace_options import add_fit_arguments, add_seed_argument, fitted
+from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.trace_options import FIT_FLAGS, SEED_FLAG, fitted
 from loadgen.cli.values import at_least_one, duration_s, number, positive
 from loadgen.errors import OptionError
 from loadgen.synthetic import (
@@ -43,67 +44,41 @@ _OWN_FLAGS = {
 
 def add_dataset_arguments(group: Any) -> None:
     """Adds the flags of a data set to a parser or a group."""
-    group.add_argument("--dataset", choices=DATASETS, help="kind of workload (default: random)")
-    group.add_argument(
-        "--num-prompts",
-        type=at_least_one,
-        metavar="N",
-        help=f"number of requests (default: {_NUM_PROMPTS}; jsonl: all)",
+    flags = (
+        Flag("--dataset", "kind of workload (default: random)", choices=DATASETS),
+        Flag("--num-prompts", f"number of requests (default: {_NUM_PROMPTS}; jsonl: all)", at_least_one),
+        Flag("--dataset-path", "jsonl: file with lengths and shared blocks of requests", Path),
+        Flag("--random-input-len", f"prompt tokens: {_LENGTHS} (default: 1024)", _lengths, "LEN"),
+        Flag("--random-output-len", "output tokens, in the same notation (default: 128)", _lengths, "LEN"),
+        Flag("--random-range-ratio", "vary lengths by factors from 1 - R to 1 + R (default: 0)", _below_one, "R"),
+        Flag(
+            "--prefix-repetition-num-prefixes",
+            "shared-prefix: number of different prefixes (default: 10)",
+            at_least_one,
+        ),
+        Flag("--prefix-repetition-prefix-len", "shared-prefix: tokens of each prefix (default: 256)", at_least_one),
+        Flag(
+            "--prefix-repetition-suffix-len", "shared-prefix: tokens after the prefix (default: 256)", _lengths, "LEN"
+        ),
+        Flag("--prefix-repetition-output-len", "shared-prefix: output tokens (default: 128)", _lengths, "LEN"),
+        *FIT_FLAGS,
+        SEED_FLAG,
     )
-    group.add_argument(
-        "--dataset-path", type=Path, metavar="FILE", help="jsonl: file with lengths and shared blocks of requests"
-    )
-    group.add_argument(
-        "--random-input-len", type=_lengths, metavar="LEN", help=f"prompt tokens: {_LENGTHS} (default: 1024)"
-    )
-    group.add_argument(
-        "--random-output-len", type=_lengths, metavar="LEN", help="output tokens, in the same notation (default: 128)"
-    )
-    group.add_argument(
-        "--random-range-ratio",
-        type=_below_one,
-        metavar="R",
-        help="vary lengths by factors from 1 - R to 1 + R (default: 0)",
-    )
-    for name, kind, default, what in (
-        ("num-prefixes", at_least_one, "10", "shared-prefix: number of different prefixes"),
-        ("prefix-len", at_least_one, "256", "shared-prefix: tokens of each prefix"),
-        ("suffix-len", _lengths, "256", "shared-prefix: tokens after the prefix"),
-        ("output-len", _lengths, "128", "shared-prefix: output tokens"),
-    ):
-        group.add_argument(
-            f"--prefix-repetition-{name}",
-            type=kind,
-            metavar="N" if kind is at_least_one else "LEN",
-            help=f"{what} (default: {default})",
-        )
-    add_fit_arguments(group)
-    add_seed_argument(group)
+    add_flags(group, flags)
 
 
 def add_schedule_arguments(group: Any) -> None:
     """Adds the flags of a schedule to a parser or a group."""
-    group.add_argument(
-        "--request-rate", type=_rate, metavar="R|inf", help="requests/s on average (default: inf, all at once)"
+    flags = (
+        Flag("--request-rate", "requests/s on average (default: inf, all at once)", _rate, "R|inf"),
+        Flag("--burstiness", "shape of intervals: 1 is Poisson (default), less is burstier, inf is even", _rate, "B"),
+        Flag("--on-off", "alternate bursts and pauses of these mean durations, such as 5s:20s", _on_off, "ON:OFF"),
+        Flag("--rate-steps", "sequence of rates and durations, such as 2:1m,4:1m", _steps, "R:TIME,.."),
+        Flag("--ramp-up-strategy", "change the rate over the run", choices=("linear", "exponential")),
+        Flag("--ramp-up-start-rps", "requests/s at the start", positive, "R"),
+        Flag("--ramp-up-end-rps", "requests/s at the end", positive, "R"),
     )
-    group.add_argument(
-        "--burstiness",
-        type=_rate,
-        metavar="B",
-        help="shape of intervals: 1 is Poisson (default), less is burstier, inf is even",
-    )
-    group.add_argument(
-        "--on-off",
-        type=_on_off,
-        metavar="ON:OFF",
-        help="alternate bursts and pauses of these mean durations, such as 5s:20s",
-    )
-    group.add_argument(
-        "--rate-steps", type=_steps, metavar="R:TIME,..", help="sequence of rates and durations, such as 2:1m,4:1m"
-    )
-    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="change the rate over the run")
-    group.add_argument("--ramp-up-start-rps", type=positive, metavar="R", help="requests/s at the start")
-    group.add_argument("--ramp-up-end-rps", type=positive, metavar="R", help="requests/s at the end")
+    add_flags(group, flags)
 
 
 def asked_rate(options: argparse.Namespace) -> float | None:

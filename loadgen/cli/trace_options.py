@@ -1,11 +1,11 @@
 """Flags that read, cut and scale a trace, and their order."""
 
 import argparse
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.values import at_least_one, duration_s, positive
 from loadgen.errors import OptionError
 from loadgen.trace.formats import ReadOptions
@@ -14,70 +14,64 @@ from loadgen.trace.schema import Trace
 from loadgen.trace.window import at_rate, at_speed, cut, dequantize, fit, from_zero, limit, scale_lengths, tick_s
 
 
+def _window_s(text: str) -> tuple[float, float]:
+    start, colon, end = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a window such as 600:1200, 10m:20m or 10m:")
+    return duration_s(start) if start else 0.0, duration_s(end) if end else inf
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+SEED_FLAG = Flag("--seed", "random seed (default: %(default)s)", _seed, "N", 0)
+FIT_FLAGS = (
+    Flag("--max-model-len", "maximum tokens of prompt and answer together (default: no limit)", at_least_one, "L"),
+    Flag(
+        "--overlong",
+        "drop and count, clip, or refuse requests over --max-model-len (default: drop)",
+        choices=("drop", "clip", "fail"),
+    ),
+)
+_READING_FLAGS = (
+    Flag(
+        "--trace-format",
+        "format of the file (default: %(default)s, from its first line)",
+        default="auto",
+        choices=FORMATS,
+    ),
+    Flag("--trace-model", "keep only requests to this model (burstgpt)", str, "NAME", ""),
+    Flag("--sort", "sort rows by arrival where timestamps are out of order", bool),
+    Flag("--skip-malformed", "skip and count malformed rows", bool),
+    SEED_FLAG,
+)
+_CUTTING_FLAGS = (
+    Flag("--window", "keep only this part of the trace, such as 600:1200, 10m:20m or 10m:", _window_s, "FROM:TO"),
+    Flag("--limit", "keep only the first N of the remaining requests", at_least_one),
+    Flag("--speed", "speed up the schedule by X: 2 sends 10 min in 5 min", positive),
+    Flag("--rate", "scale the schedule to R requests/s on average", positive, "R"),
+    Flag("--length-scale", "scale prompt and output lengths by X; shared prefixes stay shared", positive),
+    Flag(
+        "--dequantize",
+        "spread requests over the ticks of a coarse clock (default: %(default)s, where one is detected)",
+        default="auto",
+        choices=("auto", "off"),
+    ),
+    *FIT_FLAGS,
+)
+
+
 def add_reading_arguments(group: Any) -> None:
     """Adds the flags of `read` to a parser or a group."""
-    group.add_argument(
-        "--trace-format",
-        choices=FORMATS,
-        default="auto",
-        help="format of the file (default: %(default)s, from its first line)",
-    )
-    group.add_argument("--trace-model", default="", metavar="NAME", help="keep only requests to this model (burstgpt)")
-    group.add_argument("--sort", action="store_true", help="sort rows by arrival where timestamps are out of order")
-    group.add_argument("--skip-malformed", action="store_true", help="skip and count malformed rows")
-    add_seed_argument(group)
+    add_flags(group, _READING_FLAGS)
 
 
 def add_cutting_arguments(group: Any) -> None:
     """Adds the flags of `transformed` to a parser or a group."""
-    group.add_argument(
-        "--window",
-        type=_window_s,
-        metavar="FROM:TO",
-        help="keep only this part of the trace, such as 600:1200, 10m:20m or 10m:",
-    )
-    group.add_argument(
-        "--limit", type=at_least_one, metavar="N", help="keep only the first N of the remaining requests"
-    )
-    group.add_argument(
-        "--speed", type=positive, metavar="X", help="speed up the schedule by X: 2 sends 10 min in 5 min"
-    )
-    group.add_argument("--rate", type=positive, metavar="R", help="scale the schedule to R requests/s on average")
-    group.add_argument(
-        "--length-scale",
-        type=positive,
-        metavar="X",
-        help="scale prompt and output lengths by X; shared prefixes stay shared",
-    )
-    group.add_argument(
-        "--dequantize",
-        choices=("auto", "off"),
-        default="auto",
-        help="spread requests over the ticks of a coarse clock (default: %(default)s, where one is detected)",
-    )
-    add_fit_arguments(group)
-
-
-def add_fit_arguments(group: Any) -> None:
-    """Adds the flags of `fitted`, unless they are there."""
-    with suppress(argparse.ArgumentError):
-        group.add_argument(
-            "--max-model-len",
-            type=at_least_one,
-            metavar="L",
-            help="maximum tokens of prompt and answer together (default: no limit)",
-        )
-        group.add_argument(
-            "--overlong",
-            choices=("drop", "clip", "fail"),
-            help="drop and count, clip, or refuse requests over --max-model-len (default: drop)",
-        )
-
-
-def add_seed_argument(group: Any) -> None:
-    """Adds `--seed`, unless it is there."""
-    with suppress(argparse.ArgumentError):
-        group.add_argument("--seed", type=_seed, default=0, metavar="N", help="random seed (default: %(default)s)")
+    add_flags(group, _CUTTING_FLAGS)
 
 
 def read(path: Path, options: argparse.Namespace) -> Trace:
@@ -134,16 +128,3 @@ def fitted(trace: Trace, options: argparse.Namespace) -> Trace:
             raise OptionError(f"--overlong {options.overlong} needs --max-model-len to say what is too long")
         return trace
     return fit(trace, options.max_model_len, options.overlong or "drop")
-
-
-def _window_s(text: str) -> tuple[float, float]:
-    start, colon, end = text.partition(":")
-    if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a window such as 600:1200, 10m:20m or 10m:")
-    return duration_s(start) if start else 0.0, duration_s(end) if end else inf
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 from chairlift.bench.alternate import Samples, alternate
@@ -126,9 +125,7 @@ class _IdleMeter:
         self._cpu_s -= sum(map(cpu_s, self._pids))
         self._wall_s -= time.monotonic()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cpu_s += sum(map(cpu_s, self._pids))
         self._wall_s += time.monotonic()
 

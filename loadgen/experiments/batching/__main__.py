@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.values import at_least_one, positive
 from loadgen.errors import LoadgenError, OptionError
 from loadgen.experiments.batching.cases import (
@@ -148,67 +149,47 @@ def _result_folder(out: Path) -> Path:
     return folder
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadgen.experiments.batching",
-        description="Compares static and continuous batching in the same engine: equal ids, steps against a "
-        "simulation of the slots, time, latencies, and slot occupancy.",
-    )
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="checkpoint folder (default: a 15M shape with random weights)"
-    )
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="production trace of the fourth case (default: skip it)"
-    )
-    parser.add_argument(
-        "--window",
-        type=_window,
-        default=(600.0, 1200.0),
-        metavar="FROM:TO",
-        help="part of the trace in seconds (default: 600:1200)",
-    )
-    parser.add_argument(
-        "--length-scale",
-        type=positive,
-        default=0.25,
-        metavar="X",
-        help="scale of its prompt and output lengths (default: 0.25)",
-    )
-    parser.add_argument(
-        "--load",
-        type=positive,
-        default=0.7,
-        metavar="SHARE",
-        help="arrival rate of the trace, relative to the capacity of the continuous engine (default: 0.7)",
-    )
-    parser.add_argument(
-        "--sweep-slots",
-        type=at_least_one,
-        nargs="+",
-        metavar="N",
-        help="slots of the engines in the sweep (default: 4 8 16 32 64 128)",
-    )
-    parser.add_argument("--sweep-seats", dest="sweep_slots", type=at_least_one, nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--rounds", type=at_least_one, default=3, metavar="N", help="measured rounds (default: 3)")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes, one minute: checks that it runs, measures nothing"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench-results"),
-        metavar="DIR",
-        help="folder for the results (default: bench-results)",
-    )
-    return parser.parse_args(argv)
-
-
 def _window(text: str) -> tuple[float, float]:
     begin, _, end = text.partition(":")
     try:
         return float(begin or 0), float(end or "inf")
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO in seconds") from error
+
+
+_FLAGS = (
+    Flag("--model", "checkpoint folder (default: a 15M shape with random weights)", Path, "DIR"),
+    Flag("--trace", "production trace of the fourth case (default: skip it)", Path),
+    Flag("--window", "part of the trace in seconds (default: 600:1200)", _window, "FROM:TO", (600.0, 1200.0)),
+    Flag("--length-scale", "scale of its prompt and output lengths (default: 0.25)", positive, default=0.25),
+    Flag(
+        "--load",
+        "arrival rate of the trace, relative to the capacity of the continuous engine (default: 0.7)",
+        positive,
+        "SHARE",
+        0.7,
+    ),
+    Flag(
+        "--sweep-slots",
+        "slots of the engines in the sweep (default: 4 8 16 32 64 128)",
+        at_least_one,
+        more={"nargs": "+"},
+    ),
+    Flag("--sweep-seats", argparse.SUPPRESS, at_least_one, more={"nargs": "+", "dest": "sweep_slots"}),  # former name
+    Flag("--rounds", "measured rounds (default: 3)", at_least_one, default=3),
+    Flag("--quick", "tiny sizes, one minute: checks that it runs, measures nothing", bool),
+    Flag("--out", "folder for the results (default: bench-results)", Path, "DIR", Path("bench-results")),
+)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadgen.experiments.batching",
+        description="Compares static and continuous batching in the same engine: equal ids, steps against a "
+        "simulation of the slots, time, latencies, and slot occupancy.",
+    )
+    add_flags(parser, _FLAGS)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from loadgen.errors import ResultError
@@ -93,10 +92,8 @@ class System:
         self._pair.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pair.__exit__(kind, value, trace)
+    def __exit__(self, *_: object) -> None:
+        self._pair.__exit__()
 
     def wait_until_served(self) -> None:
         """Raises TargetError: see `Pair`."""

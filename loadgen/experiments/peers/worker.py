@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from chairlift.bench.agreement import Agreement
@@ -42,9 +41,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended without reading the last request
