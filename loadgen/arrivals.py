@@ -5,6 +5,10 @@ server cannot slow its own load down (open loop), and latency can be counted fro
 
 Rates that change are made by stretching time: a process of rate 1 is run through the inverse of the rate's integral,
 which gives a Poisson process the changing rate exactly (Çinlar, "Introduction to Stochastic Processes", 1975).
+
+Every schedule returns [count] float64, ascending seconds from the start, and raises ValueError for a value out of range
+(names it). Common arguments: `count` arrivals, at least 0; `burstiness`, the shape of the gamma distribution of the
+gaps, above 0: their coefficient of variation is burstiness ** -0.5; `seed` of everything random.
 """
 
 from collections.abc import Sequence
@@ -24,24 +28,13 @@ class Step(NamedTuple):
 
 
 def at_once(count: int) -> Floats:
-    """`count` arrivals at 0: everything is offered and the server takes what it can.
-
-    Returns: [count] float64.
-    Raises: ValueError: count is negative.
-    """
+    """`count` arrivals at 0: everything is offered and the server takes what it can."""
     _check_count(count)
     return np.zeros(count)
 
 
 def constant(rate: float, count: int) -> Floats:
-    """`count` arrivals, one every 1/rate seconds from 0.
-
-    Args:
-        rate: requests per second, > 0.
-        count: arrivals, >= 0.
-    Returns: [count] float64, seconds from the start, ascending.
-    Raises: ValueError: a rate or count out of range (names it).
-    """
+    """`count` arrivals, one every 1/rate seconds from 0; the rate is above 0."""
     _check_rate("rate", rate)
     _check_count(count)
     return np.arange(count, dtype=np.float64) / rate
@@ -50,13 +43,7 @@ def constant(rate: float, count: int) -> Floats:
 def gamma(rate: float, count: int, *, burstiness: float = 1.0, seed: int = 0) -> Floats:
     """Arrivals with gamma-distributed gaps: a Poisson process at burstiness 1, burstier below, smoother above.
 
-    Args:
-        rate: mean requests per second, > 0.
-        count: arrivals, >= 0.
-        burstiness: shape of the gamma distribution, > 0; the gaps' coefficient of variation is burstiness ** -0.5.
-        seed: of the gaps.
-    Returns: [count] float64, seconds from the start, ascending; the first arrival is one gap after the start.
-    Raises: ValueError: a value out of range (names it).
+    The mean rate is above 0; the first arrival is one gap after the start.
     """
     _check_rate("rate", rate)
     return _at_rate_one(count, burstiness, seed) / rate
@@ -70,11 +57,7 @@ def on_off(rate: float, count: int, *, on_s: float, off_s: float, seed: int = 0)
 
     Args:
         rate: mean requests per second over both states, > 0; inside bursts it is rate * (on_s + off_s) / on_s.
-        count: arrivals, >= 0.
         on_s, off_s: mean seconds of a burst and of a silence, > 0. The first burst begins at 0.
-        seed: of everything.
-    Returns: [count] float64, seconds from the start, ascending.
-    Raises: ValueError: a value out of range (names it).
     """
     _check_rate("rate", rate)
     _check_duration("on_s", on_s)
@@ -98,10 +81,6 @@ def linear_ramp(start_rate: float, end_rate: float, count: int, *, burstiness: f
     Args:
         start_rate, end_rate: requests per second at the first and the last moment, >= 0, not both 0.
         count: arrivals, >= 0; the ramp lasts 2 * count / (start_rate + end_rate) seconds.
-        burstiness: as for `gamma`.
-        seed: of the gaps.
-    Returns: [count] float64, seconds from the start, ascending.
-    Raises: ValueError: a value out of range (names it).
     """
     for name, rate in (("start rate", start_rate), ("end rate", end_rate)):
         if not (rate >= 0 and np.isfinite(rate)):
@@ -124,10 +103,6 @@ def exponential_ramp(
     Args:
         start_rate, end_rate: requests per second at the first and the last moment, > 0.
         count: arrivals, >= 0; the ramp lasts count * ln(end / start) / (end - start) seconds.
-        burstiness: as for `gamma`.
-        seed: of the gaps.
-    Returns: [count] float64, seconds from the start, ascending.
-    Raises: ValueError: a value out of range (names it).
     """
     _check_rate("start rate", start_rate)
     _check_rate("end rate", end_rate)
@@ -142,16 +117,7 @@ def exponential_ramp(
 
 
 def stepped(steps: Sequence[Step], count: int, *, burstiness: float = 1.0, seed: int = 0) -> Floats:
-    """Arrivals whose rate goes from step to step; the last step's rate continues.
-
-    Args:
-        steps: at least one.
-        count: arrivals, >= 0.
-        burstiness: as for `gamma`.
-        seed: of the gaps.
-    Returns: [count] float64, seconds from the start, ascending.
-    Raises: ValueError: a value out of range (names it).
-    """
+    """Arrivals whose rate goes from step to step, of at least one; the last step's rate continues."""
     if not steps:
         raise ValueError("there are no steps, must be at least 1")
     for step in steps:

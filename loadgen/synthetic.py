@@ -45,11 +45,6 @@ class Lengths(NamedTuple):
         return np.clip(np.rint(drawn), 1, MAX_TOKENS).astype(np.int64)
 
 
-def fixed(tokens: int) -> Lengths:
-    """Always the same."""
-    return choice(tokens)
-
-
 def choice(*tokens: int) -> Lengths:
     """One of these, each as likely as the others. Raises: OptionError: none, or one below 1."""
     if not tokens or min(tokens) < 1:
@@ -78,26 +73,18 @@ def exponential(mean: float) -> Lengths:
     return Lengths("exponential", (mean,))
 
 
-def random_requests(
-    count: int,
-    input_len: Lengths | int,
-    output_len: Lengths | int,
-    *,
-    arrival_s: NDArray[np.float64] | None = None,
-    seed: int = 0,
-) -> Trace:
-    """Requests that share nothing.
+def random_requests(count: int, input_len: Lengths, output_len: Lengths, *, seed: int = 0) -> Trace:
+    """Requests that share nothing, all due at 0.
 
     Args:
         count: requests, at least 1.
-        input_len, output_len: of prompts and answers.
-        arrival_s: [count] float64, seconds, ascending; None for all at 0.
+        input_len, output_len: lengths of prompts and answers.
         seed: of the lengths.
     Raises: OptionError: a value out of range.
     """
     random = np.random.default_rng(seed)
-    input_tokens = _lengths(input_len).sample(_checked(count), random)
-    return _trace("random", input_tokens, _lengths(output_len).sample(count, random), None, arrival_s)
+    input_tokens = input_len.sample(_checked(count), random)
+    return _trace("random", input_tokens, output_len.sample(count, random), None)
 
 
 def shared_prefix(
@@ -105,12 +92,11 @@ def shared_prefix(
     *,
     num_prefixes: int,
     prefix_len: int,
-    own_len: Lengths | int,
-    output_len: Lengths | int,
-    arrival_s: NDArray[np.float64] | None = None,
+    own_len: Lengths,
+    output_len: Lengths,
     seed: int = 0,
 ) -> Trace:
-    """Requests that each begin with one of some prefixes, chosen with equal chance, and go on alone.
+    """Requests that each begin with one of some prefixes, chosen with equal chance, and go on alone; all are due at 0.
 
     Args:
         count: requests, at least 1.
@@ -118,7 +104,6 @@ def shared_prefix(
         prefix_len: tokens of each, at least 1; also the tokens of a block.
         own_len: of what follows the prefix, at least a token.
         output_len: of answers.
-        arrival_s: [count] float64, seconds, ascending; None for all at 0.
         seed: of lengths and choice.
     Raises: OptionError: a value out of range.
     """
@@ -126,13 +111,13 @@ def shared_prefix(
         if value < 1:
             raise OptionError(f"{name} is {value}, must be at least 1")
     random = np.random.default_rng(seed)
-    own_tokens = _lengths(own_len).sample(_checked(count), random)
-    output_tokens = _lengths(output_len).sample(count, random)
+    own_tokens = own_len.sample(_checked(count), random)
+    output_tokens = output_len.sample(count, random)
     per_request = 1 + -(-own_tokens // prefix_len)
     offsets = np.concatenate(([0], np.cumsum(per_request)))
     ids = num_prefixes + np.arange(offsets[-1], dtype=np.int64)  # everybody's own, but for the first of each
     ids[offsets[:-1]] = random.integers(0, num_prefixes, count)
-    return _trace("shared-prefix", prefix_len + own_tokens, output_tokens, Blocks(ids, offsets, prefix_len), arrival_s)
+    return _trace("shared-prefix", prefix_len + own_tokens, output_tokens, Blocks(ids, offsets, prefix_len))
 
 
 def with_arrivals(trace: Trace, arrival_s: NDArray[np.float64]) -> Trace:
@@ -141,13 +126,7 @@ def with_arrivals(trace: Trace, arrival_s: NDArray[np.float64]) -> Trace:
     return replace(trace, arrival_s=arrival_s)
 
 
-def _trace(
-    name: str,
-    input_tokens: Integers,
-    output_tokens: Integers,
-    blocks: Blocks | None,
-    arrival_s: NDArray[np.float64] | None,
-) -> Trace:
+def _trace(name: str, input_tokens: Integers, output_tokens: Integers, blocks: Blocks | None) -> Trace:
     count = len(input_tokens)
     trace = Trace(
         name=name,
@@ -160,12 +139,7 @@ def _trace(
         accounting=Accounting(count),
         blocks=blocks,
     )
-    identified = replace(trace, digest=workload_digest(trace))  # of the requests: the same at every rate
-    return identified if arrival_s is None else with_arrivals(identified, arrival_s)
-
-
-def _lengths(lengths: Lengths | int) -> Lengths:
-    return fixed(lengths) if isinstance(lengths, int) else lengths
+    return replace(trace, digest=workload_digest(trace))  # of the requests: the same at every rate
 
 
 def _checked(count: int) -> int:

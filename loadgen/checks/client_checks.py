@@ -37,7 +37,7 @@ def _why_not_open(run: RunData) -> str:
 
 
 def _complete(run: RunData, metrics: Metrics) -> Finding:
-    title = "run complete"
+    title, unsent = "run complete", metrics.whole.counts.unsent
     if run.interrupted:
         planned_s = float(run.workload.arrival_s[-1]) if len(run.workload) else 0.0
         text = (
@@ -45,21 +45,14 @@ def _complete(run: RunData, metrics: Metrics) -> Finding:
             "part; let it run to its end"
         )
         return yes_or_no("complete", title, "DEGRADED", text)
-    if metrics.whole.counts.unsent:
-        text = f"{metrics.whole.counts.unsent} of {len(run.requests)} requests were never sent: look at the workers"
-        return yes_or_no("complete", title, "INVALID", text)
-    return yes_or_no("complete", title, "VALID", "")
+    text = f"{unsent} of {len(run.requests)} requests were never sent: look at the workers" if unsent else ""
+    return yes_or_no("complete", title, "INVALID", text)
 
 
 def _workers_alive(run: RunData) -> Finding:
-    title = "workers alive to the end"
-    died = [worker for worker in run.workers if worker.exit_code != 0]
-    if not died:
-        return yes_or_no("workers_alive", title, "VALID", "")
-    names = ", ".join(f"worker {worker.worker} (exit code {worker.exit_code})" for worker in died)
-    return yes_or_no(
-        "workers_alive", title, "INVALID", f"{names} died, and its requests with it: look for memory or a crash"
-    )
+    died = [f"worker {worker.worker} (exit code {worker.exit_code})" for worker in run.workers if worker.exit_code]
+    text = f"{', '.join(died)} died, and its requests with it: look for memory or a crash" if died else ""
+    return yes_or_no("workers_alive", "workers alive to the end", "INVALID", text)
 
 
 def _dispatch_lag(run: RunData, metrics: Metrics, samples: Samples, limits: Limits) -> Finding:

@@ -89,5 +89,5 @@ def not_judged(check: str, title: str, bounds: Bounds | None, unit: str, why: st
 
 
 def yes_or_no(check: str, title: str, level: Level, text: str) -> Finding:
-    """The finding of a check without a figure."""
-    return Finding(check, title, level, math.nan, None, "", text)
+    """The finding of a check without a figure: it passed if there is no text, else has this level."""
+    return Finding(check, title, level if text else "VALID", math.nan, None, "", text)

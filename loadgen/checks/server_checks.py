@@ -29,12 +29,9 @@ def server_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
 
 
 def _answered(metrics: Metrics) -> Finding:
-    counts, title = metrics.whole.counts, "requests answered"
-    if counts.ok == 0:
-        return yes_or_no(
-            "answered", title, "INVALID", f"none of {counts.offered} requests was answered: see the errors"
-        )
-    return yes_or_no("answered", title, "VALID", "")
+    counts = metrics.whole.counts
+    text = "" if counts.ok else f"none of {counts.offered} requests was answered: see the errors"
+    return yes_or_no("answered", "requests answered", "INVALID", text)
 
 
 def _errors(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
@@ -125,10 +122,8 @@ def _saturation(run: RunData, metrics: Metrics, samples: Samples) -> Finding:
     found = saturation(run, samples, metrics.steady.span)
     if found is None:
         return not_judged(check, title, None, "", "too few requests to see a trend")
-    if not found.unstable:
-        return yes_or_no(check, title, "VALID", "")
     text = (
         f"unstable: latency depends on duration. Over the window, requests in the system rose by "
         f"{found.in_system.rise:.0%} of their mean, TTFT by {found.ttft.rise:.0%}: lower the rate"
     )
-    return yes_or_no(check, title, "DEGRADED", text)
+    return yes_or_no(check, title, "DEGRADED", text if found.unstable else "")

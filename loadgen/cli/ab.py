@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from loadgen.cli.exit_status import ExitStatus
-from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.flags import ExitStatus, Flag, add_flags
 from loadgen.cli.result_folder import part_of_results, result_folder
 from loadgen.cli.run_options import (
     Outcome,

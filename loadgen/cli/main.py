@@ -8,8 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from loadgen.cli.exit_status import ExitStatus
-from loadgen.cli.parser import Parser
+from loadgen.cli.flags import ExitStatus, Parser
 from loadgen.cli.printing import outlasting_readers
 from loadgen.errors import LoadgenError
 

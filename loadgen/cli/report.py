@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.checks.selfcheck import judge
-from loadgen.cli.exit_status import ExitStatus
-from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.flags import ExitStatus, Flag, add_flags
 from loadgen.cli.run_options import STRICT_FLAG, add_measure_arguments
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of

@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 from rich.console import Console
 
 from loadgen.checks.selfcheck import Verdict, judge
-from loadgen.cli.exit_status import ExitStatus
-from loadgen.cli.flags import Flag, add_flags
+from loadgen.cli.flags import ExitStatus, Flag, add_flags
 from loadgen.cli.result_folder import result_folder
 from loadgen.cli.values import at_least_one, duration_s, not_negative, percentiles, share, slo
 from loadgen.cli.workload_options import asked_rate, describe
@@ -28,7 +27,8 @@ from loadgen.report.terminal import print_summary
 from loadgen.run.controller import RunOptions, run_workload
 from loadgen.server_metrics import read_server_metrics
 from loadgen.store import save
-from loadgen.target.base import Api, PromptMode, TargetFacts, TargetSpec
+from loadgen.target.base import PromptMode, TargetFacts, TargetSpec
+from loadgen.target.open import SCHEMES, api_key_of
 from loadgen.trace.schema import Trace
 
 DEFAULT_TARGET = "grpc://127.0.0.1:50051"
@@ -158,29 +158,23 @@ def target_spec(options: argparse.Namespace, url: str | None = None) -> TargetSp
     """
     url = options.target if url is None else url
     scheme = url.partition(":")[0]
-    apis: dict[str, tuple[str, ...]] = {
-        "grpc": ("grpc",),
-        "grpcs": ("grpc",),
-        "grpc+unix": ("grpc",),
-        "http": ("completions", "chat"),
-        "https": ("completions", "chat"),
-        "null": ("null",),
-    }
-    if scheme not in apis:
+    apis = [api for api, schemes in SCHEMES.items() if scheme in schemes]
+    if not apis:
         meant = f"; did you mean {_target_of(url)}?" if re.fullmatch(r"unix:.+|[^/]+:\d+", url) else ""
-        raise OptionError(f"--target {url}: must begin with {', '.join(f'{known}:' for known in apis)}{meant}")
-    api = options.api or apis[scheme][0]
-    if api not in apis[scheme]:
-        raise OptionError(f"--api {api}: a target {scheme}: speaks {' or '.join(apis[scheme])}")
+        known = ", ".join(dict.fromkeys(f"{each}:" for schemes in SCHEMES.values() for each in schemes))
+        raise OptionError(f"--target {url}: must begin with {known}{meant}")
+    api = options.api or apis[0]
+    if api not in apis:
+        raise OptionError(f"--api {api}: a target {scheme}: speaks {' or '.join(apis)}")
     return TargetSpec(
         url=url,
-        api=cast("Api", api),
+        api=api,
         model=options.model,
         prompt_mode=cast("PromptMode", options.prompt_mode or ("text" if api == "chat" else "ids")),
         temperature=options.temperature,
         ignore_eos=options.ignore_eos,
         timeout_s=options.timeout,
-        api_key=os.environ.get("CHAIRLIFT_API_KEY" if api == "grpc" else "OPENAI_API_KEY", ""),
+        api_key=api_key_of(api),
         tls_ca=options.tls_ca,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,

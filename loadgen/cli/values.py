@@ -4,8 +4,9 @@ import argparse
 import math
 import re
 
+from loadgen.measure.goodput import SLO_METRICS
+
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
 def number(text: str) -> float:

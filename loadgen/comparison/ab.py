@@ -42,13 +42,11 @@ class AbRuns(Generic[T]):
 
     Attributes:
         pairs: (A, B) of every pair that is whole, in order.
-        rest: the turn that has no partner because the other one failed, with what came of it; at most one.
         failure: what went wrong, and where; "" if nothing did.
         interrupted: stopped by Ctrl-C.
     """
 
     pairs: tuple[tuple[T, T], ...]
-    rest: tuple[tuple[Turn, T], ...]
     failure: str
     interrupted: bool
 
@@ -77,19 +75,19 @@ def ab(order: Iterator[Turn], run_once: Callable[[Turn], T], labels: tuple[str, 
         labels: what people call A and B.
     """
     pairs: list[tuple[T, T]] = []
-    waiting: tuple[Turn, T] | None = None
+    waiting: T | None = None
     for turn in order:
         try:
             outcome = run_once(turn)
         except LoadgenError as error:
             text = f"{labels[turn.side]}, run {turn.pair + 1}: {error}"
-            return AbRuns(tuple(pairs), () if waiting is None else (waiting,), text, interrupted=False)
+            return AbRuns(tuple(pairs), text, interrupted=False)
         if outcome.run.interrupted:
             text = f"{labels[turn.side]}, run {turn.pair + 1}: stopped before its end"
-            return AbRuns(tuple(pairs), () if waiting is None else (waiting,), text, interrupted=True)
+            return AbRuns(tuple(pairs), text, interrupted=True)
         if waiting is None:
-            waiting = (turn, outcome)
+            waiting = outcome
         else:
-            pairs.append((waiting[1], outcome) if turn.side else (outcome, waiting[1]))
+            pairs.append((waiting, outcome) if turn.side else (outcome, waiting))
             waiting = None
-    return AbRuns(tuple(pairs), (), "", interrupted=False)
+    return AbRuns(tuple(pairs), "", interrupted=False)

@@ -148,11 +148,10 @@ def _server(path: Path, name: str, table: Any) -> ServerSpec:
         command=tuple(shlex.split(command) if isinstance(command, str) else map(str, command)),
         target=table["target"],
         ready=_ready(where, table),
-        ready_timeout_s=float(table.get("ready_timeout_s", 120)),
         env={key: str(value) for key, value in table.get("env", {}).items()},
         cwd=Path(table["cwd"]) if "cwd" in table else None,
         stop_signal=signal.Signals[stop_signal],
-        stop_timeout_s=float(table.get("stop_timeout_s", 30)),
+        **{key: float(table[key]) for key in ("ready_timeout_s", "stop_timeout_s") if key in table},
     )
 
 

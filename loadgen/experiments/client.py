@@ -6,7 +6,7 @@ They are thin on purpose: the client shares the machine's cores with the server,
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -155,6 +155,37 @@ async def ask_http(port: int, num_tokens: int) -> Stream:
     if not counts:
         raise BenchmarkError(f"a call failed: {first_line.decode().strip()}")
     return Stream(started_s, tuple(times_s), tuple(counts))
+
+
+class Cost(NamedTuple):
+    """CPU microseconds per delivered token of each process, tokens per message, and tokens per second."""
+
+    cpu_us: dict[str, float]
+    tokens_per_message: float
+    tokens_per_s: float
+
+
+def delivered(
+    name: str, deliver: Callable[[], Sequence[Stream]], num_tokens: int, clocks: Mapping[str, Callable[[], float]]
+) -> tuple[Sequence[Stream], Cost]:
+    """Delivers streams and returns them with their cost.
+
+    Args:
+        name: in the error.
+        deliver: runs them.
+        num_tokens: that have to arrive.
+        clocks: CPU seconds so far, by process.
+    Raises: BenchmarkError: another number of tokens arrived.
+    """
+    before_s = {process: clock() for process, clock in clocks.items()}
+    started_s = time.monotonic()
+    streams = deliver()
+    wall_s = time.monotonic() - started_s
+    arrived = sum(stream.num_tokens for stream in streams)
+    if arrived != num_tokens:
+        raise BenchmarkError(f"{name}: {arrived} tokens of {num_tokens} arrived")
+    cpu_us = {process: 1e6 * (clock() - before_s[process]) / num_tokens for process, clock in clocks.items()}
+    return streams, Cost(cpu_us, num_tokens / sum(len(stream.counts) for stream in streams), num_tokens / wall_s)
 
 
 class Client:

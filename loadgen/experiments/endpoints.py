@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import os
 import statistics
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -29,7 +28,7 @@ import numpy as np
 from chairlift.bench.alternate import alternate
 from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import Result
-from loadgen.experiments.client import Stream, ask_grpc, ask_http
+from loadgen.experiments.client import Stream, ask_grpc, ask_http, delivered
 from loadgen.processes import cpu_s, held_port, start_module, wait_until
 
 _ASK: Mapping[str, Callable[[int, int], Awaitable[Stream]]] = {"gRPC": ask_grpc, "HTTP": ask_http}
@@ -152,32 +151,22 @@ class _Comparison:
         return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f}..{max(ratios):.2f})"
 
     def _turn(self, runner: asyncio.Runner, name: str, endpoint: str, frontend: _Frontend) -> float:
-        before = self._cpu_s(frontend)
-        started_s = time.monotonic()
         asks = [partial(_ASK[endpoint], frontend.ports[endpoint], self._output_len) for _ in range(self._num_streams)]
-        streams = runner.run(_all(asks))
-        wall_s = time.monotonic() - started_s
-        num_tokens = sum(stream.num_tokens for stream in streams)
-        if num_tokens != self._num_streams * self._output_len:
-            raise BenchmarkError(f"{name}: {num_tokens} tokens of {self._num_streams * self._output_len} arrived")
-        frontend_s, engine_s, client_s = (
-            after - start for after, start in zip(self._cpu_s(frontend), before, strict=True)
-        )
+        clocks = {"frontend": frontend.cpu_s, "engine": self._engine.cpu_s, "client": lambda: cpu_s(os.getpid())}
+        num_tokens = self._num_streams * self._output_len
+        streams, cost = delivered(name, lambda: runner.run(_all(asks)), num_tokens, clocks)
         p50_s, p99_s = np.percentile([stream.ttft_s for stream in streams], [50, 99])
         turn = _Turn(
-            tokens_per_s=num_tokens / wall_s,
-            frontend_us=1e6 * frontend_s / num_tokens,
-            engine_us=1e6 * engine_s / num_tokens,
-            client_us=1e6 * client_s / num_tokens,
-            tokens_per_message=num_tokens / sum(len(stream.counts) for stream in streams),
+            tokens_per_s=cost.tokens_per_s,
+            frontend_us=cost.cpu_us["frontend"],
+            engine_us=cost.cpu_us["engine"],
+            client_us=cost.cpu_us["client"],
+            tokens_per_message=cost.tokens_per_message,
             ttft_p50_ms=1e3 * float(p50_s),
             ttft_p99_ms=1e3 * float(p99_s),
         )
         self.turns.setdefault(name, []).append(turn)
         return turn.frontend_us / 1e6
-
-    def _cpu_s(self, frontend: _Frontend) -> tuple[float, float, float]:
-        return frontend.cpu_s(), self._engine.cpu_s(), cpu_s(os.getpid())
 
 
 async def _all(asks: Iterable[Callable[[], Awaitable[Stream]]]) -> list[Stream]:

@@ -9,11 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from chairlift.bench.agreement import Agreement, require_same_ids
 from chairlift.bench.alternate import Samples, alternate
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.run import Run
 from chairlift.bench.workload import Workload
 from loadgen.processes import cpu_s
+
+# Share of int8's greedy choices that are fp32's, after the same tokens. Random weights spread the logits of the best
+# tokens less than trained ones, so many choices are close; below this the quantized model is another model.
+_MIN_INT8_SHARE = 0.5
 
 
 class System(Protocol):
@@ -142,6 +147,20 @@ def check_lengths(name: str, run: Run, workload: Workload) -> None:
     for index, (ids, limit) in enumerate(zip(run.output_ids, workload.max_tokens, strict=True)):
         if len(ids) != limit:
             raise BenchmarkError(f"{name}: request {index} got {len(ids)} tokens of {limit}")
+
+
+def require_agreement(name: str, agreement: Agreement, *, is_exact: bool) -> None:
+    """Raises BenchmarkError if a system's ids are not those of the reference, or int8 ids are far from them.
+
+    Args:
+        name: of the system.
+        agreement: of its ids with the reference.
+        is_exact: only near-ties may differ; otherwise half of the choices may.
+    """
+    if is_exact:
+        require_same_ids(name, agreement)
+    elif agreement.share_same < _MIN_INT8_SHARE:
+        raise BenchmarkError(f"{name}: int8 is far off: {agreement}")
 
 
 def ttfts_s(run: Run) -> list[float]:

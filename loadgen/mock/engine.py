@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -113,3 +114,45 @@ class MockEngine:
             if left_s <= _TIMER_BIAS_S:
                 return
             await asyncio.sleep(left_s - _TIMER_BIAS_S)
+
+
+class MockServer(ABC):
+    """Serves on one address until it is closed.
+
+    Args:
+        behaviour: how it answers.
+        host, port: to listen on; port 0 takes a free one.
+        shares_port: other processes may listen on the same port.
+        api_key: bearer token that HTTP requests need; "" for none.
+
+    Attributes:
+        url: of the server, once it has started.
+    """
+
+    def __init__(
+        self,
+        behaviour: MockBehaviour,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        shares_port: bool = False,
+        api_key: str = "",
+    ) -> None:
+        self._engine = MockEngine(behaviour)
+        self._host, self._port = host, port
+        self._shares_port = shares_port
+        self._api_key = api_key
+        self.url = ""
+
+    @property
+    def record(self) -> MockRecord:
+        """What it saw."""
+        return self._engine.record
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Listens. Raises: OSError: the port is taken."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stops listening and aborts what is in flight."""

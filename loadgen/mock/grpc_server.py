@@ -12,41 +12,17 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from chairlift.v1 import generation_service_pb2 as pb
-from loadgen.mock.behaviour import MockBehaviour
-from loadgen.mock.engine import MockEngine, MockFailureError, MockRecord
+from loadgen.mock.engine import MockFailureError, MockServer
 
 _SERVICE = "chairlift.v1.GenerationService"
 _MAX_MESSAGE_BYTES = 64 << 20
 
 
-class MockGrpcServer:
-    """Serves on one address until it is closed.
-
-    Args:
-        behaviour: how it answers.
-        host, port: to listen on; port 0 takes a free one.
-        shares_port: other processes may listen on the same port.
-
-    Attributes:
-        url: of the server, once it has started.
-        record: what it saw.
-    """
-
-    def __init__(
-        self, behaviour: MockBehaviour, host: str = "127.0.0.1", port: int = 0, *, shares_port: bool = False
-    ) -> None:
-        self._engine = MockEngine(behaviour)
-        self._host, self._port = host, port
-        self._shares_port = shares_port
-        self.url = ""
-
-    @property
-    def record(self) -> MockRecord:
-        """What it saw."""
-        return self._engine.record
+class MockGrpcServer(MockServer):
+    """A mock server of Chairlift's gRPC API."""
 
     async def start(self) -> None:
-        """Listens. Raises: OSError: the port is taken."""
+        """See MockServer."""
         options = [
             ("grpc.so_reuseport", int(self._shares_port)),
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -74,7 +50,7 @@ class MockGrpcServer:
         socket.create_server(address, family=family, reuse_port=self._shares_port).close()
 
     async def close(self) -> None:
-        """Breaks off what is in flight."""
+        """See MockServer."""
         await self._server.stop(None)
 
     async def _stream_generate(self, request: bytes, context: Any) -> AsyncIterator[bytes]:

@@ -7,48 +7,16 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from loadgen.mock.behaviour import MockBehaviour
-from loadgen.mock.engine import MockEngine, MockFailureError, MockRecord
+from loadgen.mock.engine import MockFailureError, MockServer
 
 _MAX_BODY_BYTES = 64 << 20
 
 
-class MockHttpServer:
-    """Serves on one address until it is closed.
-
-    Args:
-        behaviour: how it answers.
-        host, port: to listen on; port 0 takes a free one.
-        api_key: to be sent as a bearer token; "" wants none.
-        shares_port: other processes may listen on the same port.
-
-    Attributes:
-        url: of the API, once the server has started: http://HOST:PORT/v1.
-        record: what it saw.
-    """
-
-    def __init__(
-        self,
-        behaviour: MockBehaviour,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        api_key: str = "",
-        shares_port: bool = False,
-    ) -> None:
-        self._engine = MockEngine(behaviour)
-        self._host, self._port = host, port
-        self._api_key = api_key
-        self._shares_port = shares_port
-        self.url = ""
-
-    @property
-    def record(self) -> MockRecord:
-        """What it saw."""
-        return self._engine.record
+class MockHttpServer(MockServer):
+    """A mock server of OpenAI's HTTP API; its url is http://HOST:PORT/v1."""
 
     async def start(self) -> None:
-        """Listens. Raises: OSError: the port is taken."""
+        """See MockServer."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.add_routes(
             [
@@ -67,7 +35,7 @@ class MockHttpServer:
         self.url = f"http://{self._host}:{port}/v1"
 
     async def close(self) -> None:
-        """Breaks off what is in flight."""
+        """See MockServer."""
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:  # noqa: ARG002 - the signature is aiohttp's

@@ -1,21 +1,20 @@
-"""Mock servers in a thread (their record at hand) or in processes of their own (their work on another core)."""
+"""Starts mock servers, in this process or in processes of their own, where their work is on another core."""
 
 import asyncio
 import contextlib
 import multiprocessing
 import signal
-import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Literal
 
 from loadgen.errors import LoadgenError
 from loadgen.mock.behaviour import MockBehaviour
+from loadgen.mock.engine import MockServer
 from loadgen.mock.grpc_server import MockGrpcServer
 from loadgen.mock.http_server import MockHttpServer
 
 MockApi = Literal["grpc", "openai"]
-MockServer = MockGrpcServer | MockHttpServer
 _START_TIMEOUT_S = 60.0
 
 
@@ -25,25 +24,6 @@ def mock_server(
     """One that has not started yet."""
     kind = MockGrpcServer if api == "grpc" else MockHttpServer
     return kind(behaviour, host, port, shares_port=shares_port)
-
-
-@contextlib.contextmanager
-def mock_in_thread(api: MockApi, behaviour: MockBehaviour) -> Iterator[MockServer]:
-    """A server with an event loop of its own in a thread. Nothing else in this process may use grpc.aio meanwhile."""
-    server = mock_server(api, behaviour)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="mock-server", daemon=True)
-    thread.start()
-    try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result(_START_TIMEOUT_S)
-        try:
-            yield server
-        finally:
-            asyncio.run_coroutine_threadsafe(_close(server), loop).result(_START_TIMEOUT_S)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @contextlib.contextmanager
@@ -75,14 +55,6 @@ def mock_in_processes(api: MockApi, behaviour: MockBehaviour, num_processes: int
         for process, connection in processes:
             connection.close()  # tells it to end
             process.join(_START_TIMEOUT_S)
-
-
-async def _close(server: MockServer) -> None:
-    await server.close()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _serve_in_process(

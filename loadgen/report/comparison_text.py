@@ -14,6 +14,7 @@ from loadgen.report.figures import milliseconds, number, share
 
 SCHEMA = "loadgen.comparison/v1"
 SAME = "no significant difference"
+_DOCUMENTED = ("name", "unit", "contrast", "better", "block", "note", "significant")
 _WIDTH = 112
 _ONE_RUN = (
     "One run of each: the intervals know nothing of what differs from run to run, such as a restart or a neighbour. "
@@ -157,20 +158,18 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _figure_document(figure: Compared) -> dict[str, Any]:
+    effect = plain(figure.effect)
     return {
-        "name": figure.name,
-        "unit": figure.unit,
-        "contrast": figure.contrast,
-        "better": figure.better,
-        "baseline": plain(figure.effect.first),
-        "other": plain(figure.effect.second),
-        "effect": plain(figure.effect.value),
-        "low": plain(figure.effect.low),
-        "high": plain(figure.effect.high),
-        "significant": figure.significant,
+        **{
+            name: getattr(figure, name)
+            for name in ("name", "unit", "contrast", "better", "block", "note", "significant")
+        },
+        "baseline": effect["first"],
+        "other": effect["second"],
+        "effect": effect["value"],
+        "low": effect["low"],
+        "high": effect["high"],
         "conclusion": conclusion(figure),
-        "block": figure.block,
-        "note": figure.note,
     }
 
 

@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
-from loadgen.atomic_file import atomic_file, writing_to
 from loadgen.checks.selfcheck import Verdict
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples, samples_of
-from loadgen.plain_json import to_json
 from loadgen.record import RunData
-from loadgen.report.html import page
-from loadgen.report.pictures import pictures
-from loadgen.report.plot_style import png
+from loadgen.report.folder import json_text, write_folder
+from loadgen.report.html import run_page
+from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
+from loadgen.report.plot_requests import requests_in_time
+from loadgen.report.plot_style import Picture
+from loadgen.report.plot_timeline import timeline
 from loadgen.report.result import result_document
 
 RESULT, PAGE = "result.json", "report.html"
@@ -31,13 +32,19 @@ def write_report(
     """
     samples = samples or samples_of(run)
     drawn = pictures(run, metrics, samples)
-    contents = {
-        RESULT: (to_json(result_document(run, metrics, verdict, samples), indent=1) + "\n").encode(),
-        PAGE: page(run, metrics, verdict, drawn).encode(),
-        **{f"{picture.name}.png": png(picture) for picture in drawn},
+    texts = {
+        RESULT: json_text(result_document(run, metrics, verdict, samples)),
+        PAGE: run_page(run, metrics, verdict, drawn),
     }
-    with writing_to(folder):
-        for name, content in contents.items():
-            with atomic_file(folder / name) as file:
-                file.write(content)
-    return tuple(folder / name for name in contents)
+    return write_folder(folder, texts, drawn)
+
+
+def pictures(run: RunData, metrics: Metrics, samples: Samples) -> tuple[Picture, ...]:
+    """Draws all pictures in the order of the report; a run without requests gets empty axes."""
+    return (
+        timeline(run, metrics, samples),
+        cumulative(metrics, samples),
+        percentile_curves(metrics, samples),
+        ttft_by_prompt(run, metrics, samples),
+        requests_in_time(run, metrics, samples),
+    )

@@ -2,18 +2,15 @@
 
 import shlex
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import NamedTuple
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from loadgen.checks.selfcheck import Verdict
 from loadgen.measure.metrics import Metrics
 from loadgen.measure.quantiles import Distribution
 from loadgen.record import RunData
 from loadgen.report.figures import milliseconds, number, share
-from loadgen.report.plot_style import Picture, svg
+from loadgen.report.folder import page
+from loadgen.report.plot_style import Picture
 from loadgen.report.result import errors_by_number
 from loadgen.report.rows import (
     Fact,
@@ -39,23 +36,19 @@ class Tile(NamedTuple):
     note: str = ""
 
 
-def page(run: RunData, metrics: Metrics, verdict: Verdict, drawn: Sequence[Picture]) -> str:
-    """The page as text; whatever users or servers named is escaped."""
-    environment = Environment(
-        loader=PackageLoader("loadgen.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=False
-    )
-    environment.filters["ms"] = milliseconds
-    text = environment.get_template("report.html.j2").render(
+def run_page(run: RunData, metrics: Metrics, verdict: Verdict, drawn: Sequence[Picture]) -> str:
+    """Returns the page of a run."""
+    return page(
+        "report.html.j2",
+        drawn,
         title=_title(run),
         subtitle=_subtitle(run),
         command=_command(run),
-        css=Markup((files("loadgen.report") / "templates" / "report.css").read_text(encoding="utf-8")),
         run=run,
         verdict=verdict,
         meaning=MEANING[verdict.level],
         tiles=_tiles(metrics),
         window=window_text(metrics),
-        pictures=[(picture, Markup(svg(picture))) for picture in drawn],
         columns=percentile_columns(metrics),
         latency_rows=latency_rows(metrics.steady),
         parts_add_up=0 < metrics.steady.latencies.elsewhere.n == metrics.steady.latencies.ttft.n,
@@ -67,7 +60,6 @@ def page(run: RunData, metrics: Metrics, verdict: Verdict, drawn: Sequence[Pictu
         errors=errors_by_number(run),
         settings=settings_facts(run.settings),
     )
-    return f"{text.strip()}\n"
 
 
 def _title(run: RunData) -> str:
@@ -118,23 +110,16 @@ def _latency_tile(name: str, figures: Distribution) -> Tile:
 def _workload_facts(run: RunData) -> list[Fact]:
     trace = run.workload
     left_out = {**trace.accounting.dropped, **trace.accounting.altered}
-    facts = [
+    lengths = {"Prompt": trace.input_tokens, "Answer": trace.output_tokens} if len(trace) else {}
+    return [
         Fact("Name", trace.name),
         Fact("Format", trace.format),
         Fact("Requests", f"{len(trace):,}"),
+        *(
+            Fact(f"{name} tokens, mean and most", f"{number(tokens.mean())}, {tokens.max():,}")
+            for name, tokens in lengths.items()
+        ),
         Fact("Rows read", f"{trace.accounting.read:,}"),
         *(Fact(f"Rows {reason}", f"{count:,}") for reason, count in left_out.items()),
         Fact("Digest of the workload", workload_digest(trace)[:16]),
     ]
-    if len(trace):
-        facts.insert(
-            3,
-            Fact("Prompt tokens, mean and most", f"{number(trace.input_tokens.mean())}, {trace.input_tokens.max():,}"),
-        )
-        facts.insert(
-            4,
-            Fact(
-                "Answer tokens, mean and most", f"{number(trace.output_tokens.mean())}, {trace.output_tokens.max():,}"
-            ),
-        )
-    return facts

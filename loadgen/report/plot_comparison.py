@@ -6,31 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from loadgen.comparison.comparable import Side
 from loadgen.comparison.compare import Comparison
 from loadgen.comparison.contrasts import Compared, MeasuredRun, due, measured
 from loadgen.measure.metrics import MeasureOptions
-from loadgen.measure.quantiles import quantiles
 from loadgen.measure.timeseries import Timeseries, timeseries
 from loadgen.report.comparison_text import conclusion, effect_text, interval_text
-from loadgen.report.figures import duration
-from loadgen.report.plot_style import (
-    BLUE,
-    GREY,
-    INK,
-    MUTED,
-    ORANGE,
-    RED,
-    SURFACE,
-    TEAL,
-    Picture,
-    headline,
-    log_time,
-    new_figure,
-    styled,
-)
+from loadgen.report.palette import BLUE, GREY, INK, MUTED, ORANGE, RED, SURFACE, TEAL
+from loadgen.report.plot_latency import Curve, draw_curves, finish_panel
+from loadgen.report.plot_style import Picture, headline, log_ticks, named_ticks, new_figure, percent_axis, styled
+from loadgen.report.plot_timeline import bin_width_s
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,35 +26,12 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 SIDE_COLOURS = (BLUE, ORANGE, TEAL, RED, INK)
-_CURVE_POINTS = 300
 _MOST_BINS = 120
 _LONGEST_LABEL = 30
-_BINS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 _RATIO_TICKS = (
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.33,
-    0.5,
-    0.67,
-    0.8,
-    0.9,
-    0.95,
-    1,
-    1.05,
-    1.1,
-    1.25,
-    1.5,
-    2,
-    3,
-    5,
-    10,
-    20,
-    50,
-    100,
-)
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100,
+)  # fmt: skip
+_FEW_RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def comparison_pictures(comparison: Comparison, sides: Sequence[Side]) -> tuple[Picture, ...]:
@@ -98,7 +61,9 @@ def ratios(comparison: Comparison) -> Picture:
         low, high = min(ends) / 1.03, max(ends) * 1.03
         axes.set_xscale("log")
         axes.set_xlim(low, high)
-        _ratio_ticks(axes, low, high)
+        shown = [tick for tick in _RATIO_TICKS if low <= tick <= high]
+        few = [tick for tick in shown if tick in _FEW_RATIO_TICKS]
+        named_ticks(axes.xaxis, shown if len(shown) <= 10 else few, "{:g}".format)
         axes.axvline(1, color=INK, linewidth=1)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
@@ -137,10 +102,9 @@ def cumulative(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]], opt
     with styled():
         figure = new_figure(3.5)
         columns = figure.subplots(1, 3, sharey=True)
+        percent_axis(columns[0])
         for axes, (title, column, limit) in zip(columns, panels, strict=True):
             _draw_cumulative(axes, title, runs, column, options.slo.get(limit))
-        columns[0].set_ylim(0, 100)
-        columns[0].set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
         _name_sides(figure, labels)
     repeats = " Thin: each run by itself." if len(runs[0]) > 1 else ""
     return Picture(
@@ -155,8 +119,7 @@ def cumulative(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]], opt
 def timelines(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]]) -> Picture:
     """What was in flight, what came out and how long first tokens took, over the time of the runs."""
     longest_s = max(one.run.ended_s for side in runs for one in side) or 1.0
-    fitting = [width_s for width_s in _BINS_S if longest_s / width_s <= _MOST_BINS]
-    bin_s = fitting[0] if fitting else longest_s / _MOST_BINS
+    bin_s = bin_width_s(longest_s, _MOST_BINS)
     with styled():
         figure = new_figure(6.0)
         rows = figure.subplots(3, 1, sharex=True)
@@ -174,7 +137,7 @@ def timelines(labels: Sequence[str], runs: Sequence[Sequence[MeasuredRun]]) -> P
         rows[1].set_ylim(bottom=0)
         if rows[2].lines:
             rows[2].set_yscale("log")
-            log_time(rows[2].yaxis, *rows[2].get_ylim(), most_ticks=5)
+            log_ticks(rows[2].yaxis, *rows[2].get_ylim(), most_ticks=5)
         rows[2].set_xlim(0, longest_s)
         rows[2].set_xlabel("seconds from the start of each run")
     return Picture(
@@ -201,15 +164,6 @@ def _draw_ratio(axes: "Axes", one: Compared, place: float, colour: str) -> list[
     return [end for end in (value, low, high) if not math.isnan(end)]
 
 
-def _ratio_ticks(axes: "Axes", low: float, high: float) -> None:
-    ticks = [tick for tick in _RATIO_TICKS if low <= tick <= high]
-    if len(ticks) > 10:
-        ticks = [tick for tick in ticks if tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
 def _write_conclusions(axes: "Axes", row: Sequence[Compared]) -> None:
     """At the right of every line, in place of a second axis."""
     twin = axes.twinx()
@@ -230,30 +184,18 @@ def _write_conclusions(axes: "Axes", row: Sequence[Compared]) -> None:
 def _draw_cumulative(
     axes: "Axes", title: str, runs: Sequence[Sequence[MeasuredRun]], column: str, limit_ms: float | None
 ) -> None:
-    names, ends = [(title, INK)], []
-    shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
+    ends: list[float] = []
     for number, side in enumerate(runs):
         colour = SIDE_COLOURS[number % len(SIDE_COLOURS)]
         several = [values for one in side if len(values := _values(one, column))]
         if not several:
             continue
-        curve = quantiles(np.concatenate(several), shares.tolist())
-        axes.plot(curve, 100 * shares, color=colour, zorder=3)
+        together = np.concatenate(several)
+        ends += draw_curves(axes, [Curve("", together, colour)])
         if len(several) > 1:
-            for values in several:
-                axes.plot(quantiles(values, shares.tolist()), 100 * shares, color=colour, linewidth=0.7, alpha=0.4)
-        half = quantiles(np.concatenate(several), [0.5])[0]
-        axes.plot([half], [50], "o", color=colour, markersize=4.5, markeredgecolor=SURFACE, zorder=5)
-        ends += [curve[0], curve[-1]]
-    if limit_ms is not None:
-        axes.axvline(limit_ms, color=RED, linewidth=1.2, linestyle=(0, (1, 2)))
-        names.append((f"limit {duration(limit_ms)}", RED))
-        ends.append(limit_ms)
-    if ends:
-        axes.set_xscale("log")
-        axes.set_xlim(min(ends) * 0.9, max(ends) * 1.1)
-        log_time(axes.xaxis, min(ends) * 0.9, max(ends) * 1.1, most_ticks=4)
-    headline(axes, *names)
+            draw_curves(axes, [Curve("", values, colour, faint=True) for values in several])
+        axes.plot([np.median(together)], [50], "o", color=colour, markersize=4.5, markeredgecolor=SURFACE, zorder=5)
+    finish_panel(axes, ends, [(title, INK)], limit_ms)
 
 
 def _name_sides(figure: "Figure", labels: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """How latencies are spread: cumulative curves, percentiles far into the tail, and TTFT against prompt length."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -9,19 +9,8 @@ from loadgen.measure.metrics import Metrics
 from loadgen.measure.quantiles import quantiles
 from loadgen.measure.samples import Samples
 from loadgen.report.figures import duration
-from loadgen.report.plot_style import (
-    BLUE,
-    INK,
-    ORANGE,
-    RED,
-    SURFACE,
-    TEAL,
-    Picture,
-    headline,
-    log_time,
-    new_figure,
-    styled,
-)
+from loadgen.report.palette import BLUE, INK, ORANGE, RED, SURFACE, TEAL
+from loadgen.report.plot_style import Picture, headline, limit_line, log_ticks, new_figure, percent_axis, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,13 +31,14 @@ _PERCENT_TICKS = (0.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 99.999, 99.999
 
 
 class Curve(NamedTuple):
-    """Samples with a name and a look. `weights` as in `quantiles`."""
+    """Samples with a name and a look; `weights` as in `quantiles`, a faint curve is thin and pale."""
 
     name: str
     values: "Floats"
     colour: str
     dashed: bool = False
     weights: "Floats | None" = None
+    faint: bool = False
 
 
 class Median(NamedTuple):
@@ -64,36 +54,27 @@ def cumulative(metrics: Metrics, samples: Samples) -> Picture:
     """Share of requests at or below each latency: TTFT, TPOT with ITL, and E2E."""
     chosen = _window(metrics, samples)
     pooled = chosen[samples.gaps.request]
-    panels: Mapping[str, tuple[Sequence[Curve], str]] = {
-        "TTFT": (
-            [
-                Curve("since due", samples.ttft[chosen], BLUE),
-                Curve("since sent", samples.service_ttft[chosen], ORANGE, dashed=True),
-            ],
-            "ttft",
-        ),
-        "TPOT": (
-            [
-                Curve("per request", samples.tpot[chosen], BLUE),
-                Curve("ITL, per token", samples.gaps.per_token_ms[pooled], TEAL, weights=samples.gaps.tokens[pooled]),
-            ],
-            "tpot",
-        ),
-        "E2E": (
-            [
-                Curve("since due", samples.e2e[chosen], BLUE),
-                Curve("since sent", samples.service_e2e[chosen], ORANGE, dashed=True),
-            ],
-            "e2el",
-        ),
-    }
+    gaps = samples.gaps
+    tpot = [
+        Curve("per request", samples.tpot[chosen], BLUE),
+        Curve("ITL, per token", gaps.per_token_ms[pooled], TEAL, weights=gaps.tokens[pooled]),
+    ]
+    panels = (
+        ("TTFT", _since_due_and_sent(samples.ttft[chosen], samples.service_ttft[chosen]), "ttft"),
+        ("TPOT", tpot, "tpot"),
+        ("E2E", _since_due_and_sent(samples.e2e[chosen], samples.service_e2e[chosen]), "e2el"),
+    )
     with styled():
         figure = new_figure(3.1)
         columns = figure.subplots(1, 3, sharey=True)
-        for axes, (title, (curves, slo)) in zip(columns, panels.items(), strict=True):
-            _draw_cumulative(axes, title, curves, metrics.options.slo.get(slo))
-        columns[0].set_ylim(0, 100)
-        columns[0].set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+        percent_axis(columns[0])
+        for axes, (title, curves, limit) in zip(columns, panels, strict=True):
+            ends = draw_curves(axes, curves)
+            drawn = [curve for curve in curves if _has_place(curve)]
+            names = [(title, INK), *((curve.name, curve.colour) for curve in drawn)]
+            finish_panel(axes, ends, names, metrics.options.slo.get(limit))
+            if drawn:
+                _mark(axes, _known(drawn[0]))
     ttft, e2e = metrics.steady.latencies.ttft, metrics.steady.latencies.e2e
     return Picture(
         name="latency-cdf",
@@ -135,7 +116,7 @@ def percentile_curves(metrics: Metrics, samples: Samples) -> Picture:
         if ends:
             axes.set_yscale("log")
             axes.set_ylim(bottom=lowest * 0.8)
-            log_time(axes.yaxis, *axes.get_ylim())
+            log_ticks(axes.yaxis, *axes.get_ylim())
         axes.set_xlim(0, furthest)
         ticks = {2.0 - np.log10(100.0 - percent): f"{percent:.7g} %" for percent in _PERCENT_TICKS}
         ticks = {place: text for place, text in ticks.items() if place <= furthest + 1e-6}
@@ -186,7 +167,7 @@ def ttft_by_prompt(run: "RunData", metrics: Metrics, samples: Samples) -> Pictur
             names.append((f"median of {_LEAST_FOR_MEDIAN} or more of about one length", INK))
         if len(chosen):
             axes.set_yscale("log")
-            log_time(axes.yaxis, *axes.get_ylim(), most_ticks=6)
+            log_ticks(axes.yaxis, *axes.get_ylim(), most_ticks=6)
         axes.set_xlim(left=0)
         axes.set_xlabel("prompt tokens")
         headline(axes, *names)
@@ -244,31 +225,37 @@ def _above_zero(values: Sequence[float]) -> "Floats":
     return np.where(np.asarray(values) > 0, values, np.nan)
 
 
-def _draw_cumulative(axes: "Axes", title: str, curves: Sequence[Curve], limit_ms: float | None) -> None:
-    names = [(title, INK)]
+def _since_due_and_sent(due: "Floats", sent: "Floats") -> list[Curve]:
+    return [Curve("since due", due, BLUE), Curve("since sent", sent, ORANGE, dashed=True)]
+
+
+def draw_curves(axes: "Axes", curves: Iterable[Curve]) -> list[float]:
+    """Draws the share of samples at or below each latency; returns latencies that the axis has to include."""
     ends: list[float] = []
-    marked: Curve | None = None
-    for curve in map(_known, curves):
-        if not (curve.values > 0).any():
-            continue
-        shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
+    shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
+    for curve in filter(_has_place, map(_known, curves)):
         values = _above_zero(quantiles(curve.values, shares.tolist(), curve.weights))
-        axes.plot(values, 100 * shares, color=curve.colour, linestyle="--" if curve.dashed else "-")
-        names.append((curve.name, curve.colour))
+        look: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.4} if curve.faint else {}
+        axes.plot(values, 100 * shares, color=curve.colour, linestyle="--" if curve.dashed else "-", **look)
         ends += [float(np.nanmin(values[shares >= _LEAST_SHARE])), float(values[-1])]
-        if len(names) == 2:
-            marked = curve
+    return ends
+
+
+def finish_panel(axes: "Axes", ends: list[float], names: list[tuple[str, str]], limit_ms: float | None) -> None:
+    """Adds the limit, a logarithmic axis that includes `ends`, and the headline of `names`."""
     if limit_ms is not None:
-        axes.axvline(limit_ms, color=RED, linewidth=1.2, linestyle=(0, (1, 2)))
-        names.append((f"limit {duration(limit_ms)}", RED))
-        ends.append(limit_ms)
+        names = [*names, limit_line(axes.axvline, limit_ms)]
+        ends = [*ends, limit_ms]
     if ends:
         axes.set_xscale("log")
         axes.set_xlim(min(ends) * 0.9, max(ends) * 1.1)
-        log_time(axes.xaxis, min(ends) * 0.9, max(ends) * 1.1, most_ticks=4)
-    if marked is not None:
-        _mark(axes, marked)
+        log_ticks(axes.xaxis, *axes.get_xlim(), most_ticks=4)
     headline(axes, *names)
+
+
+def _has_place(curve: Curve) -> bool:
+    """Returns whether a curve has a value that a logarithmic axis can show."""
+    return bool((curve.values > 0).any())
 
 
 def _mark(axes: "Axes", curve: Curve) -> None:

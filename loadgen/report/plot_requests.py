@@ -9,20 +9,8 @@ from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
 from loadgen.record import RunData
 from loadgen.report.figures import duration
-from loadgen.report.plot_style import (
-    BLUE,
-    GREY,
-    INK,
-    MUTED,
-    ORANGE,
-    RED,
-    TEAL,
-    VIOLET,
-    Picture,
-    headline,
-    new_figure,
-    styled,
-)
+from loadgen.report.palette import BLUE, GREY, INK, MUTED, ORANGE, RED, TEAL, VIOLET
+from loadgen.report.plot_style import Picture, headline, new_figure, styled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

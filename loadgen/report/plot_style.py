@@ -1,12 +1,9 @@
-"""How every picture looks: one palette, quiet axes, names beside what they name instead of in a legend.
-
-Colours are roles. In the page each becomes a CSS variable, so that pictures follow a dark background as text does.
-"""
+"""How every picture looks: quiet axes, ticks with units, and coloured names above the axes instead of a legend."""
 
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,18 +17,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from loadgen.report.figures import duration
+from loadgen.report.palette import GRID, INK, MUTED, RED, ROLES, SURFACE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-INK, MUTED, GRID, SURFACE = "#1f2428", "#69727d", "#dfe3e8", "#fefefe"
-BLUE, ORANGE, TEAL, RED, GREY, VIOLET = "#2b6cb0", "#d0782a", "#2a8a7e", "#c0392f", "#a3abb5", "#8a63b3"
-SHADE = "#f1f3f6"
-ROLES = {
-    INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", SHADE: "shade",
-    BLUE: "blue", ORANGE: "orange", TEAL: "teal", RED: "red", GREY: "grey", VIOLET: "violet",
-}  # fmt: skip
-"""Colour to the name of its CSS variable, which templates/report.css defines for light and dark."""
+    from matplotlib.axis import Axis
 
 WIDTH_IN = 9.6
 _PNG_DPI = 150
@@ -122,19 +112,36 @@ def headline(axes: "Axes", *parts: tuple[str, str]) -> None:
     axes.add_artist(box)
 
 
-def log_time(axis: Any, low_ms: float, high_ms: float, *, most_ticks: int = 8) -> None:
-    """A logarithmic axis of milliseconds, its ticks with units: as many round figures as there is room for."""
+def log_ticks(
+    axis: "Axis", low: float, high: float, text: Callable[[float], str] = duration, *, most_ticks: int = 8
+) -> None:
+    """Puts as many round ticks on a logarithmic axis as there is room for; by default they are times in ms."""
     ticks: list[float] = []
     for leading in _LEADING_DIGITS:
-        decades = range(math.floor(math.log10(low_ms)), math.ceil(math.log10(high_ms)) + 1)
-        ticks = [digit * 10.0**decade for decade in decades for digit in leading]
-        ticks = [tick for tick in ticks if low_ms <= tick <= high_ms]
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [tick for decade in decades for digit in leading if low <= (tick := digit * 10.0**decade) <= high]
         if len(ticks) <= most_ticks:
             break
-    ticks = ticks[:: -(-len(ticks) // most_ticks) or 1]
+    named_ticks(axis, ticks[:: -(-len(ticks) // most_ticks) or 1], text)
+
+
+def named_ticks(axis: "Axis", ticks: Sequence[float], text: Callable[[float], str]) -> None:
+    """Puts exactly these ticks on an axis."""
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def percent_axis(axes: "Axes") -> None:
+    """Makes the vertical axis one of percent, from 0 to 100."""
+    axes.set_ylim(0, 100)
+    axes.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+
+
+def limit_line(draw: Callable[..., object], limit_ms: float) -> tuple[str, str]:
+    """Draws a latency limit with `axvline` or `axhline`; returns its part of the headline."""
+    draw(limit_ms, color=RED, linewidth=1.2, linestyle=(0, (1, 2)), zorder=1)
+    return f"limit {duration(limit_ms)}", RED
 
 
 def png(picture: Picture) -> bytes:
@@ -145,14 +152,19 @@ def png(picture: Picture) -> bytes:
     return target.getvalue()
 
 
-def svg(picture: Picture) -> str:
-    """The picture as an SVG element to stand in a page: text stays text, colours are the page's variables."""
+def svg(picture: Picture, dpi: int = 72) -> str:
+    """Returns the picture as an SVG element of a page: text stays text, colours become the page's variables.
+
+    Args:
+        picture: what to write.
+        dpi: resolution of rasterized parts.
+    """
     target = io.StringIO()
     with styled():
         picture.figure.savefig(
             target,
             format="svg",
-            dpi=72,
+            dpi=dpi,
             transparent=True,
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )

@@ -1,29 +1,15 @@
 """Pictures of a sweep: latency, normalized latency and goodput against load, and throughput against interactivity."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from loadgen.report.figures import duration, number, share
-from loadgen.report.plot_style import (
-    BLUE,
-    GREY,
-    INK,
-    MUTED,
-    ORANGE,
-    RED,
-    SURFACE,
-    TEAL,
-    Picture,
-    headline,
-    log_time,
-    new_figure,
-    styled,
-)
-from loadgen.report.sweep_text import AXIS_NAMES, limits_text
+from loadgen.report.palette import BLUE, GREY, INK, MUTED, ORANGE, RED, SURFACE, TEAL
+from loadgen.report.plot_style import Picture, headline, limit_line, log_ticks, new_figure, percent_axis, styled
+from loadgen.report.rows import limits_text
+from loadgen.report.sweep_text import AXIS_NAMES
 from loadgen.sweep.load_level import UNITS, LoadLevel
 from loadgen.sweep.sweep import Sweep
 
@@ -31,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOG_FROM = 4.0  # loads of which the highest is this many times the lowest
-_LEADING_DIGITS = ((1, 1.5, 2, 3, 4, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # the first with few enough ticks
 _MOST_TICKS = 9
 _ROOM_FOR_A_LABEL_PX = (44.0, 14.0)
 
@@ -62,8 +47,7 @@ def latency_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
             names = [(title, INK), ("p50", BLUE), ("p99", ORANGE)]
             _draw(axes, sweep, [_Line("p50", half, BLUE), _Line("p99", tail, ORANGE)])
             if limit_ms is not None:
-                axes.axhline(limit_ms, color=RED, linewidth=1.2, linestyle=(0, (1, 2)), zorder=1)
-                names.append((f"limit {duration(limit_ms)}", RED))
+                names.append(limit_line(axes.axhline, limit_ms))
             _log_time(axes, [limit_ms] if limit_ms else [])
             _load_axis(axes, sweep)
             headline(axes, *names)
@@ -120,8 +104,8 @@ def goodput_by_load(sweep: Sweep, slo: Mapping[str, float]) -> Picture:
         _load_axis(left, sweep)
         headline(left, *names)
         _draw(right, sweep, [_Line("share", lambda load_level: 100 * load_level.attainment, TEAL)])
+        percent_axis(right)
         right.set_ylim(0, 104)
-        right.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
         for one in sweep.answers:
             right.axhline(100 * one.target, color=RED, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
             if one.load is not None:
@@ -237,14 +221,7 @@ def _load_axis(axes: "Axes", sweep: Sweep) -> None:
     if _is_log(sweep):
         axes.set_xscale("log")
         axes.set_xlim(low, high)
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for leading in _LEADING_DIGITS:
-            ticks = [tick for decade in decades for digit in leading if low <= (tick := digit * 10.0**decade) <= high]
-            if len(ticks) <= _MOST_TICKS:
-                break
-        axes.xaxis.set_major_locator(FixedLocator(ticks))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        log_ticks(axes.xaxis, low, high, "{:g}".format, most_ticks=_MOST_TICKS)
     else:
         axes.set_xlim(0, high)
     axes.set_xlabel(AXIS_NAMES[sweep.axis])
@@ -258,4 +235,4 @@ def _log_time(axes: "Axes", also_ms: Sequence[float]) -> None:
         low, high = min(ends) / 1.25, max(ends) * 1.25
         axes.set_yscale("log")
         axes.set_ylim(low, high)
-        log_time(axes.yaxis, low, high, most_ticks=7)
+        log_ticks(axes.yaxis, low, high, most_ticks=7)

@@ -1,5 +1,6 @@
 """The run over time: what was asked, what was in flight, what came out, how long first tokens took."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -8,22 +9,9 @@ from loadgen.measure.metrics import Metrics
 from loadgen.measure.samples import Samples
 from loadgen.measure.timeseries import Timeseries, timeseries
 from loadgen.record import RunData
-from loadgen.report.bins import Bin, full_bins
 from loadgen.report.figures import number
-from loadgen.report.plot_style import (
-    BLUE,
-    GREY,
-    INK,
-    MUTED,
-    ORANGE,
-    RED,
-    SHADE,
-    Picture,
-    headline,
-    log_time,
-    new_figure,
-    styled,
-)
+from loadgen.report.palette import BLUE, GREY, INK, MUTED, ORANGE, RED, SHADE
+from loadgen.report.plot_style import Picture, headline, log_ticks, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +29,44 @@ _TAILS = ((99, 200), (95, 40), (90, 20))
 _LEAST_BINS_OF_TAIL = 5
 
 
+class Bin(NamedTuple):
+    """What lies from `low` up to `high`; the last bin holds its upper edge too.
+
+    Attributes:
+        low, high: its edges.
+        members: [samples] int64, indexes of what lies in it.
+    """
+
+    low: float
+    high: float
+    members: "NDArray[np.int64]"
+
+
+def full_bins(places: "NDArray[np.float64]", edges: "Sequence[float] | NDArray[np.float64]", least: int) -> list[Bin]:
+    """Lays neighbouring bins together until each holds at least `least` samples; what is left joins the last one.
+
+    Args:
+        places: [samples] float64; those outside the edges are in no bin.
+        edges: ascending, of the narrowest bins there can be.
+        least: samples of a bin, at least 1.
+    Returns: bins side by side over all edges, in order; none where there are fewer than `least` samples in all.
+    """
+    edges = np.asarray(edges, dtype=np.float64)
+    inside = np.flatnonzero((places >= edges[0]) & (places <= edges[-1]))
+    own = np.minimum(np.searchsorted(edges, places[inside], side="right") - 1, len(edges) - 2)
+    found: list[Bin] = []
+    first, held = 0, 0
+    for index, count in enumerate(np.bincount(own, minlength=len(edges) - 1).tolist()):
+        held += count
+        if held >= least:
+            found.append(Bin(float(edges[first]), float(edges[index + 1]), inside[(own >= first) & (own <= index)]))
+            first, held = index + 1, 0
+    if found and first < len(edges) - 1:
+        low, _, members = found.pop()
+        found.append(Bin(low, float(edges[-1]), np.sort(np.concatenate((members, inside[own >= first])))))
+    return found
+
+
 class Tail(NamedTuple):
     """The percentile that a run has enough requests for, and the bins to draw it in."""
 
@@ -51,8 +77,7 @@ class Tail(NamedTuple):
 def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
     """Four rows over one axis of time."""
     most_bins = min(_MOST_BINS, max(_LEAST_BINS, len(run.requests) // _REQUESTS_PER_BIN))
-    fitting = [width_s for width_s in _BINS_S if run.ended_s / width_s <= most_bins]
-    series = timeseries(run, samples, bin_s=fitting[0] if fitting else run.ended_s / most_bins)
+    series = timeseries(run, samples, bin_s=bin_width_s(run.ended_s, most_bins))
     mean = metrics.steady.throughput.output_tokens_per_s
     with styled():
         figure = new_figure(6.8)
@@ -80,6 +105,11 @@ def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
         ),
         figure=figure,
     )
+
+
+def bin_width_s(duration_s: float, most_bins: int) -> float:
+    """Returns the narrowest round width with which a duration has at most so many bins."""
+    return next((width_s for width_s in _BINS_S if duration_s / width_s <= most_bins), duration_s / most_bins)
 
 
 def _middle(series: Timeseries) -> "Floats":
@@ -138,7 +168,7 @@ def _draw_ttft(axes: "Axes", series: Timeseries, samples: Samples) -> str:
             axes.stairs(values, [bins[0].low, *(one.high for one in bins)], baseline=None, color=colour, linewidth=1.6)
             names.append((f"p{percentile}", colour))
     if len(chosen):
-        log_time(axes.yaxis, *axes.get_ylim(), most_ticks=4)
+        log_ticks(axes.yaxis, *axes.get_ylim(), most_ticks=4)
     headline(axes, *names)
     if len(shown) < len(chosen):
         return f" Dots: {len(shown):,} of {len(chosen):,} requests, evenly chosen."

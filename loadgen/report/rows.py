@@ -1,6 +1,7 @@
 """The tables every report shows, as names and figures; terminal and page lay them out, each its own way. Pure."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from loadgen.measure.metrics import Metrics, Part
@@ -9,6 +10,11 @@ from loadgen.record import RunData
 from loadgen.report.figures import number, share
 
 _SLO_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+
+
+def limits_text(slo: Mapping[str, float]) -> str:
+    """Returns latency limits in words, such as "TTFT 500 ms, TPOT 50 ms"."""
+    return ", ".join(f"{_SLO_NAMES[name]} {limit_ms:g} ms" for name, limit_ms in slo.items())
 
 
 class LatencyRow(NamedTuple):
@@ -91,9 +97,8 @@ def goodput_facts(metrics: Metrics) -> list[Fact]:
     goodput = metrics.steady.goodput
     if not goodput.limits_ms:
         return []
-    limits = ", ".join(f"{_SLO_NAMES[name]} {limit_ms:g} ms" for name, limit_ms in goodput.limits_ms.items())
     facts = [
-        Fact("Limits", limits),
+        Fact("Limits", limits_text(goodput.limits_ms)),
         Fact("Kept by", f"{share(goodput.attainment)}, {goodput.good:,} of {goodput.offered:,} offered"),
         *(Fact(f"Kept {_SLO_NAMES[name]}", share(kept)) for name, kept in goodput.kept.items()),
         Fact("Good requests (per s)", number(goodput.requests_per_s)),

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from loadgen.plain_json import plain
 from loadgen.report.figures import milliseconds, number, share
+from loadgen.report.rows import limits_text
 from loadgen.report.terminal import STYLES
 from loadgen.sweep.capacity import answer_text
 from loadgen.sweep.load_level import UNITS, LoadLevel
@@ -21,13 +22,7 @@ COLUMNS = (
     "tok/s/user", "goodput/s", "within",
 )  # fmt: skip
 """Of the table. Latencies in ms; `normalized` is the mean; `within` is the share that kept every limit."""
-_SLO_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 _WIDTH, _COLUMN_WIDTH = 126, 11
-
-
-def limits_text(slo: Mapping[str, float]) -> str:
-    """What good requests keep."""
-    return ", ".join(f"{_SLO_NAMES[name]} {limit_ms:g} ms" for name, limit_ms in slo.items())
 
 
 def cells(load_level: LoadLevel, *, limits: bool) -> list[str]:

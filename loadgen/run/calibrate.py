@@ -19,12 +19,10 @@ from loadgen.host import busy_now
 from loadgen.mock.behaviour import MockBehaviour
 from loadgen.mock.running import mock_in_processes
 from loadgen.record import RunData, Status
-from loadgen.run.ceiling import Ceiling, store_ceiling, stored_ceiling, this_host
+from loadgen.run.ceiling import Ceiling, this_host
 from loadgen.run.controller import RunOptions, run_workload
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Trace
-
-__all__ = ["Ceiling", "calibrate", "store_ceiling", "stored_ceiling"]
 
 Protocol = Literal["grpc", "http"]
 Say = Callable[[str], None]
@@ -81,7 +79,7 @@ class Trial:
         )
 
 
-def calibrate(protocol: Protocol = "grpc", *, hold_s: float = 3.0, say: Say | None = None) -> Ceiling:
+def calibrate(protocol: Protocol = "grpc", *, hold_s: float = 3.0, say: Say = lambda _: None) -> Ceiling:
     """Finds this host's figures; takes a minute or two. Nothing else should run meanwhile.
 
     Args:
@@ -91,7 +89,6 @@ def calibrate(protocol: Protocol = "grpc", *, hold_s: float = 3.0, say: Say | No
 
     Raises: TargetError: not even the lightest load was seen as it was sent: the host is too busy.
     """
-    say = say or _nobody_listens
     host, num_cpus, python = this_host()
     busy = busy_now()
     if busy is not None and busy > _BUSY_BEFORE:
@@ -214,10 +211,6 @@ def _gaps_ms(run: RunData) -> NDArray[np.float64]:
     chunks = run.chunks[np.lexsort((run.chunks["arrived_ns"], run.chunks["request"]))]
     gaps = np.diff(chunks["arrived_ns"])[np.diff(chunks["request"]) == 0]
     return np.asarray(gaps / 1e6, dtype=np.float64)
-
-
-def _nobody_listens(line: str) -> None:
-    """For `say`."""
 
 
 def _all_answered(run: RunData) -> RunData:

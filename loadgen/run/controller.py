@@ -217,31 +217,19 @@ def _health(handle: WorkerHandle, memory: _Memory) -> WorkerHealth:
 def _settings(
     workload: Trace, spec: TargetSpec, options: RunOptions, facts: TargetFacts, measure: TextMeasure | None
 ) -> dict[str, Any]:
+    """Returns how it was run, without secrets."""
+    of_spec = ("api", "prompt_mode", "temperature", "ignore_eos", "timeout_s")
+    of_run = ("concurrency", "max_concurrency", "overflow", "cancel_rate", "drain_timeout_s", "seed")
+    of_text = ("overhead_tokens", "tokens_per_word", "mismatch")
     return {
         "target": spec.url,
-        "api": spec.api,
-        "prompt_mode": spec.prompt_mode,
         "model": facts.model,
         "model_version": facts.version,
         "max_model_len": facts.max_model_len,
         "vocab_size": options.vocab_size or facts.vocab_size,
-        "temperature": spec.temperature,
-        "ignore_eos": spec.ignore_eos,
-        "timeout_s": spec.timeout_s,
         "closed_loop": options.concurrency is not None,
-        "concurrency": options.concurrency,
-        "max_concurrency": options.max_concurrency,
-        "overflow": options.overflow,
-        "cancel_rate": options.cancel_rate,
-        "drain_timeout_s": options.drain_timeout_s,
-        "seed": options.seed,
         "workload_digest": workload_digest(workload),
-        "text_prompts": None
-        if measure is None
-        else {
-            "words": len(measure.words),
-            "overhead_tokens": measure.overhead_tokens,
-            "tokens_per_word": measure.tokens_per_word,
-            "mismatch": measure.mismatch,
-        },
+        "text_prompts": measure and {"words": len(measure.words), **{name: getattr(measure, name) for name in of_text}},
+        **{name: getattr(spec, name) for name in of_spec},
+        **{name: getattr(options, name) for name in of_run},
     }

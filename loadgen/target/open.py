@@ -1,15 +1,16 @@
 """From a TargetSpec to the Target that talks to it."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 from loadgen.errors import TargetError
-from loadgen.target.base import Target, TargetSpec
+from loadgen.target.base import Api, Target, TargetSpec
 from loadgen.target.null import NullTarget
 from loadgen.target.probe import PROBE_TIMEOUT_S
 
-_SCHEMES = {
+SCHEMES: Mapping[Api, tuple[str, ...]] = {
     "grpc": ("grpc", "grpcs", "grpc+unix"),
     "completions": ("http", "https"),
     "chat": ("http", "https"),
@@ -27,8 +28,7 @@ def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -
     Raises: TargetError: URL and API do not belong together, the API takes no prompts of that kind, or a file for TLS is
         of no use.
     """
-    variable = "CHAIRLIFT_API_KEY" if spec.api == "grpc" else "OPENAI_API_KEY"
-    spec = replace(spec, api_key=spec.api_key or os.environ.get(variable, ""))
+    spec = replace(spec, api_key=spec.api_key or api_key_of(spec.api))
     check_spec(spec)
     if spec.api == "null":
         return NullTarget(spec)
@@ -41,12 +41,17 @@ def open_target(spec: TargetSpec, *, probe_timeout_s: float = PROBE_TIMEOUT_S) -
     return OpenAiTarget(replace(spec, url=spec.url.rstrip("/")), probe_timeout_s)
 
 
+def api_key_of(api: Api) -> str:
+    """Returns the API key in the environment; "" if there is none."""
+    return os.environ.get("CHAIRLIFT_API_KEY" if api == "grpc" else "OPENAI_API_KEY", "")
+
+
 def check_spec(spec: TargetSpec) -> None:
     """What can be known without asking the server.
 
     Raises: TargetError: see open_target.
     """
-    schemes = _SCHEMES[spec.api]
+    schemes = SCHEMES[spec.api]
     parts = urlsplit(spec.url)
     if parts.scheme not in schemes:
         wanted = " or ".join(f"{scheme}:" for scheme in schemes)

@@ -14,13 +14,12 @@ Other names are read past.
 """
 
 import gzip
-import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from loadgen.atomic_file import atomic_file
 from loadgen.errors import ResultError
 from loadgen.trace.formats import (
     MAX_TOKENS,
@@ -77,14 +76,19 @@ FORMAT = RowFormat(
 
 
 def write_jsonl(trace: Trace, path: Path) -> None:
-    """Writes a trace in this form, compressed if the name ends in `.gz`. Whole or not at all: an existing file is
-    replaced only when everything is written.
+    """Writes a trace in this form, compressed if the name ends in `.gz`; an existing file is replaced at the end.
 
     Raises: ResultError: it cannot be written.
     """
-    with _replacing(path) as text:
-        for index in range(len(trace)):
-            text.write(json.dumps(_as_record(trace, index)) + "\n")
+    try:
+        with atomic_file(path) as raw:
+            # Without name and time in the header, the same trace gives the same file.
+            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.name.endswith(".gz") else nullcontext(raw)
+            with packed as file:
+                for index in range(len(trace)):
+                    file.write(json.dumps(_as_record(trace, index)).encode() + b"\n")
+    except OSError as error:
+        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _as_record(trace: Trace, index: int) -> dict[str, Any]:
@@ -98,26 +102,3 @@ def _as_record(trace: Trace, index: int) -> dict[str, Any]:
     if trace.blocks is not None:
         record |= {"block_tokens": trace.blocks.block_tokens, "blocks": trace.blocks.of(index).tolist()}
     return record
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        with unfinished.open("wb") as raw:
-            if path.name.endswith(".gz"):
-                # no name and no time in the header: the same trace is the same file
-                with (
-                    gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-                    io.TextIOWrapper(packed, encoding="utf-8") as text,
-                ):
-                    yield text
-            else:
-                with io.TextIOWrapper(raw, encoding="utf-8") as text:
-                    yield text
-        unfinished.replace(path)
-    except OSError as error:
-        raise ResultError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()

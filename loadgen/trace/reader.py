@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import OptionError, TraceError
-from loadgen.trace import azure, bailian, burstgpt, jsonl, mooncake, servegen
+from loadgen.trace import jsonl, servegen
 from loadgen.trace.formats import LeftOut, MalformedRowError, ReadOptions, Row, RowFormat
+from loadgen.trace.published import AZURE, BAILIAN, BURSTGPT, MOONCAKE
 from loadgen.trace.records import Records, open_records
 from loadgen.trace.schema import Accounting, Blocks, Trace, workload_digest
 
-_ROW_FORMATS = (azure.FORMAT, mooncake.FORMAT, burstgpt.FORMAT, bailian.FORMAT, jsonl.FORMAT)
+_ROW_FORMATS = (AZURE, MOONCAKE, BURSTGPT, BAILIAN, jsonl.FORMAT)
 FORMATS = ("auto", *(form.name for form in _ROW_FORMATS), servegen.NAME)
 _DEFAULTS = ReadOptions()
 _LATEST_S = 3e10
@@ -60,7 +61,7 @@ def _read_file(path: Path, name: str, options: ReadOptions) -> Trace | None:
         if name == "auto" and servegen.recognises(records.names):
             return None
         form = _detect(records) if name == "auto" else _demand(records, name)
-        if options.model and form is not burstgpt.FORMAT:
+        if options.model and form is not BURSTGPT:
             raise OptionError(f"--trace-model {options.model}: {path} is of format {form.name}, which names no models")
         return _read_rows(path.name, records, form, options)
 

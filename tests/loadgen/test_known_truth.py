@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from loadgen.mock.behaviour import MockBehaviour
-from loadgen.mock.running import MockServer, mock_in_thread
+from loadgen.mock.running import MockServer
 from loadgen.record import RunData, Status
 from loadgen.run.controller import RunOptions, run_workload
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Trace
+from tests.support.loadgen.mock import mock_in_thread
 
 TTFT_MS, ITL_MS = 50.0, 10.0
 

@@ -5,7 +5,6 @@ from loadgen.errors import OptionError
 from loadgen.synthetic import (
     choice,
     exponential,
-    fixed,
     lognormal,
     random_requests,
     shared_prefix,
@@ -13,12 +12,18 @@ from loadgen.synthetic import (
     with_arrivals,
 )
 from loadgen.trace.oracle import ideal_cached_tokens, ideal_reuse
+from loadgen.trace.schema import Trace
 
 RANDOM = np.random.default_rng
 
 
-def test_fixed_lengths_are_fixed() -> None:
-    trace = random_requests(5, 100, fixed(7))
+def prefixes(num_prefixes: int = 1, prefix_len: int = 1) -> Trace:
+    lengths = choice(1)
+    return shared_prefix(1, num_prefixes=num_prefixes, prefix_len=prefix_len, own_len=lengths, output_len=lengths)
+
+
+def test_fixed_lengths_are_choice() -> None:
+    trace = random_requests(5, choice(100), choice(7))
     assert trace.input_tokens.tolist() == [100] * 5
     assert trace.output_tokens.tolist() == [7] * 5
     assert trace.arrival_s.tolist() == [0.0] * 5
@@ -51,16 +56,22 @@ def test_no_length_is_below_one() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fixed(0), r"lengths to choose from are \[0\]"),
+        (lambda: choice(0), r"lengths to choose from are \[0\]"),
         (lambda: choice(), r"lengths to choose from are \[\]"),
         (lambda: uniform(5, 4), "lengths from 5 to 4"),
         (lambda: uniform(0, 4), "lengths from 0 to 4"),
         (lambda: lognormal(0.5, 1), "log-normal lengths with mean 0.5"),
         (lambda: lognormal(5, 0), "sigma 0"),
         (lambda: exponential(0), "exponential lengths with mean 0"),
-        (lambda: random_requests(0, 1, 1), "number of requests is 0"),
-        (lambda: shared_prefix(1, num_prefixes=0, prefix_len=1, own_len=1, output_len=1), "number of prefixes is 0"),
-        (lambda: shared_prefix(1, num_prefixes=1, prefix_len=0, own_len=1, output_len=1), "prefix length is 0"),
+        (lambda: random_requests(0, choice(1), choice(1)), "number of requests is 0"),
+        (
+            lambda: shared_prefix(1, num_prefixes=0, prefix_len=1, own_len=choice(1), output_len=choice(1)),
+            "number of prefixes is 0",
+        ),
+        (
+            lambda: shared_prefix(1, num_prefixes=1, prefix_len=0, own_len=choice(1), output_len=choice(1)),
+            "prefix length is 0",
+        ),
     ],
 )
 def test_values_out_of_range_are_named(make, message) -> None:
@@ -69,26 +80,26 @@ def test_values_out_of_range_are_named(make, message) -> None:
 
 
 def test_the_seed_decides() -> None:
-    same, again, other = (random_requests(50, uniform(1, 99), 3, seed=seed) for seed in (1, 1, 2))
+    same, again, other = (random_requests(50, uniform(1, 99), choice(3), seed=seed) for seed in (1, 1, 2))
     assert same.digest == again.digest != other.digest
 
 
 def test_the_digest_is_the_same_on_every_schedule() -> None:
-    requests = random_requests(3, 5, 5)
+    requests = random_requests(3, choice(5), choice(5))
     timed = with_arrivals(requests, np.array([1.0, 2.0, 3.0]))
-    assert timed.digest == requests.digest == random_requests(3, 5, 5, arrival_s=np.array([1.0, 2.0, 3.0])).digest
+    assert timed.digest == requests.digest
     assert timed.arrival_s.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_random_requests_share_nothing() -> None:
-    assert ideal_reuse(random_requests(100, uniform(1, 99), 3)).token_reuse == 0
+    assert ideal_reuse(random_requests(100, uniform(1, 99), choice(3))).token_reuse == 0
 
 
 @pytest.mark.parametrize(
-    ("prefix_len", "own"), [(256, fixed(256)), (7, uniform(1, 40)), (1000, fixed(3)), (1, fixed(5))]
+    ("prefix_len", "own"), [(256, choice(256)), (7, uniform(1, 40)), (1000, choice(3)), (1, choice(5))]
 )
 def test_prefixes_and_nothing_else_are_shared(prefix_len, own) -> None:
-    trace = shared_prefix(200, num_prefixes=6, prefix_len=prefix_len, own_len=own, output_len=9, seed=3)
+    trace = shared_prefix(200, num_prefixes=6, prefix_len=prefix_len, own_len=own, output_len=choice(9), seed=3)
     first = [int(trace.blocks.of(index)[0]) for index in range(len(trace))]
     assert set(first) == set(range(6))
     assert len(np.unique(trace.blocks.ids)) == 6 + len(trace.blocks.ids) - 200

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from chairlift.bench.benchmark import BenchmarkError
 from loadgen.cli.flags import Flag, add_flags
 from loadgen.cli.values import at_least_one, positive
 from loadgen.errors import LoadgenError, OptionError
@@ -27,12 +28,11 @@ from loadgen.experiments.batching.cases import (
     trace_window,
 )
 from loadgen.experiments.batching.experiment import SweepPoint, Systems, running_systems, sweep
-from loadgen.experiments.batching.load_generator import run_trace
 from loadgen.experiments.batching.model import Model, chosen_model
 from loadgen.experiments.batching.policies import CONTINUOUS, ENGINE_FLAGS
 from loadgen.experiments.batching.report import Report, case_text, sweep_text, write_report
 from loadgen.experiments.batching.results import CaseResult
-from loadgen.experiments.batching.system import EngineSize, RunTrace
+from loadgen.experiments.batching.system import EngineSize, RunTrace, run_trace
 from loadgen.host import describe_host
 
 _TRACE_MODEL_LEN = 2048
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, run_trace: RunTrace = run_trace) -> 
     options = _parse(argv)
     try:
         _run(options, run_trace)
-    except LoadgenError as error:
+    except (BenchmarkError, LoadgenError) as error:
         print(f"loadgen.experiments.batching: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
 """Holds an engine back until every request of a run is in its queue, so that all policies start from the same queue.
 
-Without it the first requests to arrive would be the first batch, on their own: under a static policy the rest waits for
-them to end, and which requests share a batch would be left to chance. Barriers are requests too, run in front of the
-others: their prompts fill the token budget of every step to the brim, so that nobody is admitted beside them, and they
-ask for one token. When the last has gone, the engine is empty and the queue is complete; there the run begins.
+Without barriers the first requests to arrive would form the first batch alone, and chance would decide which requests
+share a batch. Barriers are requests that are sent first: their prompts fill the token budget of every step, so that no
+other request is admitted beside them, and they ask for one token. The run begins when the last barrier has finished:
+then the engine is empty and the queue is complete.
 """
 
 import hashlib
@@ -16,21 +16,21 @@ from loadgen.experiments.batching.step_log import Step
 from loadgen.trace.schema import Accounting, Blocks, Trace
 
 LEAD_S = 0.1
-"""The other requests are due this long after the barriers, which are then at work or in the queue."""
+"""Seconds from the barriers to the other requests."""
 SPACING_S = 0.002
-"""And this long after each other: on cores that compute, requests of different connections would else overtake each
-other. Behind the barriers they wait all the same.
+"""Seconds between two of the other requests. Sent closer together, requests of different connections overtake each
+other while the cores compute.
 """
 
-_FIRST_GATE_BLOCK = 1 << 32  # no workload shares it
+_FIRST_BARRIER_BLOCK = 1 << 32  # no workload shares it
 
 
 def with_barriers(trace: Trace, count: int, prompt_tokens: int) -> Trace:
-    """Barriers, due at 0, and behind them the requests of a trace, in its order.
+    """Returns barriers, due at 0, followed by the requests of a trace in its order.
 
     Args:
-        trace: its times do not count.
-        count: barriers.
+        trace: the requests; its arrival times are not used.
+        count: number of barriers.
         prompt_tokens: of each barrier, a multiple of the engine's token budget for a step.
     """
     return replace(
@@ -45,30 +45,30 @@ def with_barriers(trace: Trace, count: int, prompt_tokens: int) -> Trace:
 
 
 def only_barriers(count: int, prompt_tokens: int) -> Trace:
-    """Barriers without anything behind them, to see how long they take."""
+    """Returns barriers alone, to measure how long they take."""
     none = np.zeros(0, dtype=np.int64)
     nothing = Trace(
-        "gates", "synthetic", hashlib.sha256(b"gates").hexdigest(), np.zeros(0), none, none, none, Accounting(0)
+        "barriers", "synthetic", hashlib.sha256(b"barriers").hexdigest(), np.zeros(0), none, none, none, Accounting(0)
     )
     return with_barriers(nothing, count, prompt_tokens)
 
 
 def _with_barrier_blocks(blocks: Blocks, count: int, prompt_tokens: int) -> Blocks:
-    per_gate = -(-prompt_tokens // blocks.block_tokens)
-    ids = _FIRST_GATE_BLOCK + np.arange(count * per_gate, dtype=np.int64)
-    offsets = np.concatenate([np.arange(count, dtype=np.int64) * per_gate, blocks.offsets + count * per_gate])
+    per_barrier = -(-prompt_tokens // blocks.block_tokens)
+    ids = _FIRST_BARRIER_BLOCK + np.arange(count * per_barrier, dtype=np.int64)
+    offsets = np.concatenate([np.arange(count, dtype=np.int64) * per_barrier, blocks.offsets + count * per_barrier])
     return Blocks(np.concatenate([ids, blocks.ids]), offsets, blocks.block_tokens)
 
 
 def behind_barriers(steps: Sequence[Step], num_barriers: int, num_requests: int) -> Sequence[Step] | None:
-    """The steps of a run after its barriers.
+    """Returns the steps of a run after its barriers.
 
     Args:
         steps: of the run, barriers first.
-        num_barriers: how many there were; each fills all its steps alike.
-        num_requests: how many others.
-    Returns: the steps; None if there were too few barriers: a request had not arrived when the last one left, or was
-        admitted beside one.
+        num_barriers: number of barriers; each fills all its steps.
+        num_requests: number of other requests.
+    Returns: the steps; None if there were too few barriers: a request had not arrived when the last barrier finished,
+        or was admitted beside one.
     """
     if num_barriers == 0:
         return steps

@@ -199,3 +199,21 @@ def _trace(key: str, sizes: Sizes, outputs: "NDArray[np.int64]") -> Trace:
         accounting=Accounting(count),
         blocks=Blocks(ids.ravel(), np.arange(count + 1, dtype=np.int64) * per_prompt, BLOCK_TOKENS),
     )
+
+
+def prompts_of(trace: Trace, vocab_size: int) -> list[tuple[int, ...]]:
+    """Returns the same prompts in every call, with token ids from 1 on; prompts that share blocks begin alike.
+
+    Args:
+        trace: only its lengths, its blocks and its digest count.
+        vocab_size: of the model.
+    """
+    key = int(trace.digest[:16], 16)
+    prompts = []
+    for index, length in enumerate(trace.input_tokens.tolist()):
+        blocks, size = (
+            ([index], length) if trace.blocks is None else (trace.blocks.of(index), trace.blocks.block_tokens)
+        )
+        parts = [np.random.default_rng([key, int(block)]).integers(1, vocab_size, size) for block in blocks]
+        prompts.append(tuple(np.concatenate(parts)[:length].tolist()))
+    return prompts

@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from loadgen.experiments.batching.experiment import SweepPoint
 from loadgen.experiments.batching.policies import CACHED, CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import LATENCIES, CaseResult
-from loadgen.experiments.batching.timelines import FAINT, INK
+from loadgen.report.palette import GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +122,7 @@ def draw_sweep(points: Sequence[SweepPoint]) -> Figure:
 def _clean(axes: "Axes", grid: str = "x") -> None:
     """Frames and grid that stay behind the figures."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.spines[["left", "bottom"]].set_color(GRID)
     axes.tick_params(colors=INK, labelsize=9)
     axes.set_axisbelow(True)
-    axes.grid(axis=grid, color=FAINT, linewidth=0.6)  # type: ignore[arg-type]
+    axes.grid(axis=grid, color=GRID, linewidth=0.6)  # type: ignore[arg-type]

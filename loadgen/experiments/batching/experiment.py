@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.bench.agreement import require_equal_ids
 from loadgen.experiments.batching.barrier import SPACING_S
 from loadgen.experiments.batching.case_run import CaseRun
 from loadgen.experiments.batching.cases import Case, Sizes, sweep_case
-from loadgen.experiments.batching.ids import require_equal_answers
 from loadgen.experiments.batching.model import Model
 from loadgen.experiments.batching.policies import CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult
@@ -47,12 +47,12 @@ class Systems:
     def check_ids(self, case: Case) -> None:
         """Every system answers a case once; it warms up on the way.
 
-        Raises: ResultError: an answer depends on the policy.
+        Raises: BenchmarkError: an answer depends on the policy.
         """
         first, *others = self._systems
         expected = first.answers(case)
         for other in others:
-            require_equal_answers(other.name, other.answers(case), first.name, expected)
+            require_equal_ids(f"{other.name} and {first.name}", other.answers(case), expected)
         self._progress(
             f"{case.key}: the ids of all {len(expected):,} answers ({len(set(expected)):,} distinct ones, "
             f"{sum(map(len, expected)):,} tokens) are the same from every system"

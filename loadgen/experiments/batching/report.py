@@ -1,20 +1,13 @@
 """The experiment's results as text, as pictures, as one self-contained page, and as raw samples."""
 
-import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from loadgen.errors import ResultError
 from loadgen.experiments.batching.case_run import CaseRun
 from loadgen.experiments.batching.charts import draw_latencies, draw_ratios, draw_step_cost, draw_sweep
 from loadgen.experiments.batching.experiment import SweepPoint
@@ -22,8 +15,18 @@ from loadgen.experiments.batching.findings import findings, sweep_findings, swee
 from loadgen.experiments.batching.policies import CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult, Row, table
 from loadgen.experiments.batching.timelines import draw_timelines
+from loadgen.report.folder import page, write_folder
+from loadgen.report.plot_style import Picture
 
-_DPI = 160
+_CAPTIONS = {
+    "ratios": "Steps are the scheduler's, time is the machine's: the two differ by what a step costs.",
+    "cost": "What a step costs by the requests in it, steps with prompts left out.",
+    "slots": "Slot occupancy by step, from the engine's step log. One row per slot, colours in the order of the queue; "
+    "white is an empty slot.",
+    "latencies": "Share of the requests that had at most a latency, by system.",
+    "sweep": "The band reaches from the slowest round to the best.",
+}
+"""By the last part of a picture's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,64 +83,31 @@ def write_report(report: Report, folder: Path) -> None:
 
     Args:
         report: with at least one case whose requests were queued.
-        folder: must exist.
-    Raises: ResultError: the disk does not take it.
+        folder: made if it is missing.
+    Raises: ResultError: the folder cannot be written; names it.
     """
     queued = [result for result in report.results if result.case.is_queued]
-    pictures = {"ratios": draw_ratios(queued), "step-cost": draw_step_cost(report.results)}
+    figures = {"ratios": draw_ratios(queued), "step-cost": draw_step_cost(report.results)}
     for result in report.results:
-        pictures[f"{result.case.key}-seats"] = draw_timelines(result)
-        pictures[f"{result.case.key}-latencies"] = draw_latencies(result)
+        figures[f"{result.case.key}-slots"] = draw_timelines(result)
+        figures[f"{result.case.key}-latencies"] = draw_latencies(result)
     if report.points:
-        pictures["sweep"] = draw_sweep(report.points)
-    try:
-        for name, picture in pictures.items():
-            picture.savefig(folder / f"{name}.png", dpi=_DPI)
-        (folder / "report.html").write_text(_page(report, {name: _svg(p, name) for name, p in pictures.items()}))
-        (folder / "samples.json").write_text(json.dumps(_samples(report)) + "\n")
-    except OSError as error:
-        raise ResultError(f"results in {folder}: {error.strerror}") from error
-
-
-def _page(report: Report, svgs: Mapping[str, Markup]) -> str:
-    sections = [
-        {
-            "name": result.case.key,
-            "title": result.case.title,
-            "findings": findings(result),
-            "systems": list(result.rounds),
-            "rows": table(result),
-            "timelines": svgs[f"{result.case.key}-seats"],
-            "latencies": svgs[f"{result.case.key}-latencies"],
-        }
-        for result in report.results
+        figures["sweep"] = draw_sweep(report.points)
+    pictures = [
+        Picture(name, name, _CAPTIONS[name.rpartition("-")[2]], name, figure) for name, figure in figures.items()
     ]
-    sweep = None
-    if report.points:
-        sweep = {
-            "title": sweep_title(report.points),
-            "findings": sweep_findings(report.points),
-            "figure": svgs["sweep"],
-        }
-    environment = Environment(loader=PackageLoader("loadgen.experiments.batching", "."), autoescape=select_autoescape())
-    return environment.get_template("page.html").render(
-        about=report.about,
-        warnings=report.warnings,
-        ratios=svgs["ratios"],
-        step_cost=svgs["step-cost"],
-        sections=sections,
-        sweep=sweep,
+    html = page(
+        "page.html",
+        pictures,
+        package=("loadgen.experiments.batching", "."),
+        report=report,
+        sections=[(result, table(result), findings(result)) for result in report.results],
+        sweep_title=sweep_title(report.points) if report.points else "",
+        sweep_findings=sweep_findings(report.points) if report.points else [],
         settings=json.dumps(report.settings, indent=1, ensure_ascii=False),
     )
-
-
-def _svg(figure: Figure, name: str) -> Markup:
-    """The picture as an element of a page; text stays text, and ids differ from those of other pictures."""
-    text = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
-        figure.savefig(text, format="svg", dpi=_DPI, metadata={"Date": None})
-    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text.getvalue())  # names of parts, the same in every picture
-    return Markup(svg[svg.index("<svg") :])  # matplotlib's own, its text is escaped
+    texts = {"report.html": html, "samples.json": json.dumps(_samples(report)) + "\n"}
+    write_folder(folder, texts, pictures)
 
 
 def _samples(report: Report) -> dict[str, Any]:
@@ -146,7 +116,7 @@ def _samples(report: Report) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "settings": dict(report.settings),
         "cases": [_case_samples(result) for result in report.results],
-        "sweep": [{"num_seats": point.num_slots, **_case_samples(point.result)} for point in report.points],
+        "sweep": [{"num_slots": point.num_slots, **_case_samples(point.result)} for point in report.points],
     }
 
 
@@ -173,7 +143,7 @@ def _case_run_samples(case_run: CaseRun) -> dict[str, Any]:
         "rows_of_steps": case_run.steps.rows.tolist(),
         "tokens_of_steps": case_run.steps.tokens.tolist(),
         "ms_of_steps": _plain(case_run.steps.ms, 3),
-        "sittings": [list(asdict(occupancy).values()) for occupancy in case_run.slot_use.occupancies],
+        "occupancies": [list(asdict(occupancy).values()) for occupancy in case_run.slot_use.occupancies],
     }
 
 

@@ -1,9 +1,9 @@
-"""Slot occupancy, and when: requests on the slots of a batch, from the steps in which they had rows.
+"""Slot occupancy: which request had which slot in which steps, derived from the rows of each step.
 
 Pure. An engine has no numbered slots, only so many requests at once. Each is given the lowest slot that is free when it
 first has a row, and keeps it until the step in which it finishes or loses its cache blocks.
 
-Invariants: no two sittings share a slot in a step; no step has more sittings than slots.
+Invariants: no two occupancies share a slot in a step; no step has more occupancies than slots.
 """
 
 import heapq
@@ -34,7 +34,7 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """All sittings of a run, by begin, then by request."""
+    """All occupancies of a run, ordered by begin and request."""
 
     num_slots: int
     num_steps: int
@@ -56,7 +56,7 @@ class SlotUse:
         return [answers[request] for request in sorted(answers)]
 
     def batches(self) -> list[list[Occupancy]]:
-        """Sittings that belong together: a new batch begins in every step before which all slots were empty."""
+        """Returns the batches: a new one begins in every step before which all slots were empty."""
         batches: list[list[Occupancy]] = []
         end = 0
         for occupancy in self.occupancies:

@@ -8,21 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from chairlift.bench.workload import Workload
 from loadgen.errors import ResultError
 from loadgen.experiments.batching.barrier import behind_barriers, only_barriers, with_barriers
 from loadgen.experiments.batching.case_run import CaseRun, case_run_of, require_whole_answers
-from loadgen.experiments.batching.cases import Case
-from loadgen.experiments.batching.ids import Answers, greedy_answers
+from loadgen.experiments.batching.cases import Case, prompts_of
 from loadgen.experiments.batching.model import Model
 from loadgen.experiments.batching.policies import ENGINE_FLAGS
 from loadgen.experiments.batching.step_log import Step, read_steps
+from loadgen.experiments.client import Client
 from loadgen.experiments.pair import Pair
 from loadgen.record import RunData
+from loadgen.run.controller import RunOptions, run_workload
+from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Trace
 
+Answers = tuple[tuple[int, ...], ...]
 RunTrace = Callable[[Trace, str, str], RunData]
-"""Runs a trace against HOST:PORT with prompts of a salt, from the moment it is called; see `load_generator`."""
+"""Runs a trace against HOST:PORT with prompts of a salt, from the moment it is called; see `run_trace`."""
 
+_DRAIN_TIMEOUT_S = 1800.0
 _MOST_STEP_TOKENS = 2048
 _CALIBRATION_BARRIERS = 4
 _LOG_TIMEOUT_S = 20.0
@@ -33,6 +38,19 @@ _FRONTEND_FLAGS = (
     *("--no-reflection", "--max-queued-requests", str(1 << 16)),
     *("--max-queued-tokens", str(1 << 24), "--token-window", str(1 << 16)),
 )
+
+
+def run_trace(trace: Trace, address: str, salt: str) -> RunData:
+    """Runs a trace with the load generator, from one process, so that requests leave in their order.
+
+    Args:
+        trace: arrivals from 0.
+        address: HOST:PORT.
+        salt: of the prompts.
+    Raises: TargetError: the server cannot be reached.
+    """
+    options = RunOptions(workers=1, salt=salt, drain_timeout_s=_DRAIN_TIMEOUT_S)
+    return run_workload(trace, TargetSpec(url=f"grpc://{address}"), options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +119,11 @@ class System:
 
     def answers(self, case: Case) -> Answers:
         """The ids of every answer of a case."""
-        answers = greedy_answers(self._pair.address, case.trace, self._pair.model.vocab_size)
+        prompts = tuple(prompts_of(case.trace, self._pair.model.vocab_size))
+        with Client(self._pair.address) as client:
+            streams = client.streams(Workload(prompts, tuple(case.trace.output_tokens.tolist())))
         self._steps_of(case.trace)
-        return answers
+        return tuple(stream.token_ids for stream in streams)
 
     def seconds_per_barrier(self) -> float:
         """How long one barrier holds this engine back, at the mean."""

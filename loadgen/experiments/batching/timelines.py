@@ -14,13 +14,11 @@ from matplotlib.figure import Figure
 from loadgen.experiments.batching.policies import CONTINUOUS, STATIC
 from loadgen.experiments.batching.results import CaseResult
 from loadgen.experiments.batching.slots import SlotUse
+from loadgen.report.palette import GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
-
-INK, FAINT = "#2b2b2b", "#d0d0d0"
-"""Colours of text and of frames."""
 
 _ZOOM_FROM = 3.0  # times as many steps, from which the shorter run is drawn a second time at its own scale
 _WHITENED = (0.08, 0.42, 0.25)  # shares of white, in turn
@@ -28,15 +26,15 @@ _WHITENED = (0.08, 0.42, 0.25)  # shares of white, in turn
 
 def draw_timelines(result: CaseResult) -> Figure:
     """Both policies on one scale of steps, and again at the scale of the continuous run where that is much shorter."""
-    seatings = {name: result.best(name).slot_use for name in (STATIC, CONTINUOUS)}
-    longest = max(slot_use.num_steps for slot_use in seatings.values())
+    uses = {name: result.best(name).slot_use for name in (STATIC, CONTINUOUS)}
+    longest = max(slot_use.num_steps for slot_use in uses.values())
     ends = [longest]
     if result.step_ratio > _ZOOM_FROM:
-        ends.append(seatings[CONTINUOUS].num_steps)
+        ends.append(uses[CONTINUOUS].num_steps)
     figure = Figure(figsize=(12, 0.9 + 4.8 * len(ends)), layout="constrained")
     panels = iter(figure.subplots(2 * len(ends), 1))
     for end in ends:
-        for name, slot_use in seatings.items():
+        for name, slot_use in uses.items():
             axes = next(panels)
             _draw_slots(axes, slot_use, end)
             note = f"{100 * slot_use.utilisation:.1f} % of the slots in use"
@@ -49,7 +47,7 @@ def draw_timelines(result: CaseResult) -> Figure:
 
 
 def _draw_slots(axes: "Axes", slot_use: SlotUse, end: int) -> None:
-    """The sittings that begin before a step, as pixels: thousands of them would make a drawing of megabytes."""
+    """The occupancies that begin before a step, as pixels: thousands of them would make a drawing of megabytes."""
     colours = _colours(slot_use)
     shown = [occupancy for occupancy in slot_use.occupancies if occupancy.begin < end]
     boxes = np.array([[s.begin, s.slot, min(s.end, end), s.slot + 1] for s in shown])
@@ -77,8 +75,8 @@ def _draw_slots(axes: "Axes", slot_use: SlotUse, end: int) -> None:
             fontsize=10,
             color=INK,
         )
-    axes.spines[["top", "right"]].set_color(FAINT)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.spines[["top", "right"]].set_color(GRID)
+    axes.spines[["left", "bottom"]].set_color(GRID)
     axes.tick_params(colors=INK, labelsize=9)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 

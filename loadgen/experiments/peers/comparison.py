@@ -29,8 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from chairlift.bench.agreement import Agreement, require_same_ids
-from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
+from chairlift.bench.agreement import Agreement
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.run import Run
 from chairlift.bench.shapes import SHAPES
@@ -39,12 +39,11 @@ from loadgen.experiments.client import served_pair
 from loadgen.experiments.peers.figures import CHAIRLIFT, Figures, alone_figures, throughput_figures
 from loadgen.experiments.peers.openvino.pipelines import OPENVINO_CACHED, open_openvino
 from loadgen.experiments.peers.worker import BenchWorker
-from loadgen.experiments.systems import Comparison, System, check_lengths, compare, on_cpus, tpot_s
+from loadgen.experiments.systems import Comparison, System, check_lengths, compare, on_cpus, require_agreement, tpot_s
 
 TRANSFORMERS = "transformers"
 PRECISIONS = ("fp32", "int8")
 STEP_TOKENS = 512
-_MIN_INT8_SHARE = 0.5  # of fp32's choices; below it the quantized model is another model
 
 Judge = Callable[[Workload, Sequence[Sequence[int]]], Agreement]
 OpenPeers = Callable[[str, Path, int, Settings], AbstractContextManager[Mapping[str, System]]]
@@ -152,10 +151,8 @@ def judge_ids(systems: Mapping[str, System], workload: Workload, judge: Judge, p
         run = system.generate(workload)
         check_lengths(name, run, workload)
         agreement = judge(workload, run.output_ids)
-        if precision == "fp32":
-            require_same_ids(name, agreement)
-        elif name == CHAIRLIFT and agreement.share_same < _MIN_INT8_SHARE:
-            raise BenchmarkError(f"int8 is far off: {agreement}")
+        if precision == "fp32" or name == CHAIRLIFT:
+            require_agreement(name, agreement, is_exact=precision == "fp32")
         judgements[name] = str(agreement)
     return judgements
 

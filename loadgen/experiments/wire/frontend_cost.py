@@ -19,10 +19,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from chairlift.bench.alternate import Samples, alternate
-from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
+from chairlift.bench.benchmark import Outcome, Settings
 from chairlift.bench.report import Result
 from chairlift.bench.workload import Workload, shared_prefix_workload
-from loadgen.experiments.client import Client
+from loadgen.experiments.client import Client, delivered
 from loadgen.experiments.pair import Pair
 from loadgen.experiments.wire.bare_hop import BareHop
 from loadgen.processes import cpu_s
@@ -48,23 +48,17 @@ class _Tally:
 
     def deliver(self) -> float:
         """One run; returns the frontend's CPU seconds per token."""
-        before = self._cpu_s()
-        streams = self._client.streams(self._workload)
-        num_tokens = sum(stream.num_tokens for stream in streams)
-        if num_tokens != self._workload.num_output_tokens:
-            raise BenchmarkError(f"{num_tokens} tokens arrived of {self._workload.num_output_tokens}")
-        costs = {name: 1e6 * (value - before[name]) / num_tokens for name, value in self._cpu_s().items()}
-        for name, cost in costs.items():
-            self.cpu_us_per_token[name].append(cost)
-        self.tokens_per_message.append(num_tokens / sum(len(stream.counts) for stream in streams))
-        return costs["frontend"] / 1e6
-
-    def _cpu_s(self) -> dict[str, float]:
-        return {
-            "engine": self._pair.engine.cpu_s(),
-            "frontend": self._pair.frontend.cpu_s(),
-            "client": cpu_s(os.getpid()),
+        clocks = {
+            "engine": self._pair.engine.cpu_s,
+            "frontend": self._pair.frontend.cpu_s,
+            "client": lambda: cpu_s(os.getpid()),
         }
+        workload = self._workload
+        _, cost = delivered("a run", lambda: self._client.streams(workload), workload.num_output_tokens, clocks)
+        for name, cpu_us in cost.cpu_us.items():
+            self.cpu_us_per_token[name].append(cpu_us)
+        self.tokens_per_message.append(cost.tokens_per_message)
+        return cost.cpu_us["frontend"] / 1e6
 
 
 def run(settings: Settings) -> Outcome:

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.cli.main import main
 from loadgen.mock.behaviour import MockBehaviour
-from loadgen.mock.running import mock_in_thread
+from tests.support.loadgen.mock import mock_in_thread
 
 _FLAGS = ["--num-prompts", "12", "--random-output-len", "5", "--request-rate", "100", "--result-dir", "out"]
 

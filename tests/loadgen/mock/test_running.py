@@ -5,10 +5,11 @@ import pytest
 
 from loadgen.errors import LoadgenError
 from loadgen.mock.behaviour import MockBehaviour
-from loadgen.mock.running import mock_in_processes, mock_in_thread, mock_server
+from loadgen.mock.running import mock_in_processes, mock_server
 from loadgen.run.controller import run_workload
 from loadgen.target.base import TargetSpec
 from tests.hang import HANG_S
+from tests.support.loadgen.mock import mock_in_thread
 from tests.support.loadgen.runs import Answered, run_of
 
 QUICK = MockBehaviour(ttft_s=0.0, itl_s=0.0)

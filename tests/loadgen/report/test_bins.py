@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from loadgen.report.bins import full_bins
+from loadgen.report.plot_timeline import full_bins
 
 
 def test_thin_neighbours_are_laid_together() -> None:

@@ -11,8 +11,8 @@ from loadgen.checks.selfcheck import judge
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import ABSENT, RunData, Status
-from loadgen.report.html import page
-from loadgen.report.pictures import pictures
+from loadgen.report.files import pictures
+from loadgen.report.html import run_page
 from tests.support.loadgen.runs import Answered, run_of, synthetic_run, with_requests
 
 _VOID = {"meta", "br", "path", "use", "link", "img", "input", "hr"}
@@ -53,7 +53,7 @@ class _Page(HTMLParser):
 
 def _page(run: RunData, options: MeasureOptions | None = None) -> str:
     metrics, samples = measure(run, options), samples_of(run)
-    return page(run, metrics, judge(run, metrics), pictures(run, metrics, samples))
+    return run_page(run, metrics, judge(run, metrics), pictures(run, metrics, samples))
 
 
 def _usual() -> RunData:

@@ -6,8 +6,8 @@ import pytest
 from loadgen.measure.metrics import MeasureOptions, measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
+from loadgen.report.palette import BLUE, RED
 from loadgen.report.plot_latency import cumulative, percentile_curves, ttft_by_prompt
-from loadgen.report.plot_style import BLUE, RED
 from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 

@@ -6,8 +6,9 @@ import pytest
 from loadgen.measure.metrics import measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import RunData, Status
+from loadgen.report.palette import BLUE, GREY, INK, ORANGE, RED, TEAL, VIOLET
 from loadgen.report.plot_requests import requests_in_time
-from loadgen.report.plot_style import BLUE, GREY, INK, ORANGE, RED, TEAL, VIOLET, Picture
+from loadgen.report.plot_style import Picture
 from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 
 

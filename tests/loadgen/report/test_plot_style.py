@@ -3,7 +3,8 @@
 import pytest
 from matplotlib.figure import Figure
 
-from loadgen.report.plot_style import BLUE, Picture, headline, log_time, new_figure, png, styled, svg
+from loadgen.report.palette import BLUE
+from loadgen.report.plot_style import Picture, headline, log_ticks, new_figure, png, styled, svg
 
 
 @pytest.mark.parametrize("low_ms", [0.01, 0.7, 33.0, 4000.0])
@@ -13,7 +14,7 @@ def test_a_logarithmic_axis_has_some_ticks_and_never_too_many(low_ms: float, rat
     axes = Figure().subplots()
     axes.set_xlim(low_ms, low_ms * ratio)
     axes.set_xscale("log")
-    log_time(axes.xaxis, low_ms, low_ms * ratio, most_ticks=most)
+    log_ticks(axes.xaxis, low_ms, low_ms * ratio, most_ticks=most)
     ticks = [tick for tick in axes.xaxis.get_majorticklocs() if low_ms <= tick <= low_ms * ratio]
     assert 1 <= len(ticks) <= most
     assert all(axes.xaxis.get_major_formatter()(tick).endswith(("ms", "s", "min")) for tick in ticks)

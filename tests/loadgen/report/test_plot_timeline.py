@@ -10,7 +10,8 @@ from matplotlib.patches import StepPatch
 from loadgen.measure.metrics import measure
 from loadgen.measure.samples import samples_of
 from loadgen.record import RunData
-from loadgen.report.plot_style import BLUE, ORANGE, Picture
+from loadgen.report.palette import BLUE, ORANGE
+from loadgen.report.plot_style import Picture
 from loadgen.report.plot_timeline import timeline
 from tests.support.loadgen.runs import Answered, run_of, synthetic_run
 

@@ -18,13 +18,13 @@ import pytest
 from loadgen.errors import OptionError, TargetError
 from loadgen.mock.behaviour import MockAnswer, MockBehaviour, MockMessage
 from loadgen.mock.engine import MockEngine
-from loadgen.mock.running import mock_in_thread
 from loadgen.prompts.token_ids import PromptMaker, Vocabulary
 from loadgen.record import ABSENT, LiveView, RunData, Status
 from loadgen.run.controller import RunOptions, run_workload
 from loadgen.run.shards import cancellations
 from loadgen.target.base import TargetSpec
 from loadgen.trace.schema import Accounting, Blocks, Trace, workload_digest
+from tests.support.loadgen.mock import mock_in_thread
 
 QUICK = MockBehaviour(ttft_s=0.02, itl_s=0.002)
 ENDLESS, NEVER_S = 100, 3600.0

@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadgen.errors import OptionError
@@ -10,11 +11,13 @@ from loadgen.experiments.batching.cases import (
     QUICK,
     Sizes,
     paced_case,
+    prompts_of,
     queued_case,
     sweep_case,
     synthetic_cases,
     trace_window,
 )
+from tests.support.loadgen.runs import workload_of
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -97,3 +100,16 @@ def test_a_window_of_a_trace_is_scaled_and_what_does_not_fit_is_counted(tmp_path
 def test_a_window_without_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="1 requests are left of its seconds 4 to 9"):
         trace_window(trace_file(tmp_path), window_s=(4.0, 9.0), most=3, scale=0.5, max_model_len=100)
+
+
+def test_prompts_are_the_same_in_every_call_and_share_what_the_trace_says() -> None:
+    trace = synthetic_cases(QUICK)[2].trace
+    prompts = prompts_of(trace, 1000)
+    assert prompts == prompts_of(trace, 1000)
+    assert {len(prompt) for prompt in prompts} == {32}
+    assert 0 < min(map(min, prompts)) <= max(map(max, prompts)) < 1000
+    assert len({prompt[:16] for prompt in prompts}) == 1
+    assert len({prompt[16:] for prompt in prompts}) == len(prompts)
+    unshared = prompts_of(workload_of(np.zeros(3), np.array([5, 6, 7]), np.array([1, 1, 1])), 1000)
+    assert [len(prompt) for prompt in unshared] == [5, 6, 7]
+    assert len({prompt[:5] for prompt in unshared}) == 3
