@@ -1,1 +1,1 @@
-"""Whether a run may be quoted: each thing that can spoil it, its limit, and the verdict."""
+"""Checks whether a run is valid: everything that can distort it, with limits, and the verdict."""

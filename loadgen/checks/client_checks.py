@@ -1,4 +1,4 @@
-"""Did the client run what it was told to, on time, and could it see what came back? Pure."""
+"""Checks of the client: it sent everything on time, and recorded what came back. Pure."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ _SUSTAINED_S = 5
 
 
 def client_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limits) -> tuple[Finding, ...]:
-    """All of them, passed or not."""
+    """Returns all findings, passed or not."""
     return (
         _complete(run, metrics),
         _workers_alive(run),
@@ -28,7 +28,7 @@ def client_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limi
 
 
 def _why_not_open(run: RunData) -> str:
-    """Why sending late is not the client's fault; "" in an uncapped open loop."""
+    """Returns why late requests are not the client's fault; "" in an uncapped open loop."""
     if run.settings.get("closed_loop"):
         return "in a closed loop a request is due when another ends"
     if run.settings.get("max_concurrency"):

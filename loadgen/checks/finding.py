@@ -1,4 +1,4 @@
-"""What one check of a run found."""
+"""Result of one check of a run."""
 
 import math
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ LEVELS: tuple[Level, ...] = ("VALID", "DEGRADED", "INVALID")
 
 
 class Bounds(NamedTuple):
-    """Above `degraded` a figure is worth a warning; above `invalid` it voids the run (None: it never does)."""
+    """Above `degraded` a figure makes the run DEGRADED, above `invalid` INVALID (None: it never does)."""
 
     degraded: float
     invalid: float | None = None
 
     def level(self, measured: float) -> Level:
-        """NaN, which is nothing measured, is VALID."""
+        """Returns the level of a figure; NaN (nothing measured) is VALID."""
         if self.invalid is not None and measured > self.invalid:
             return "INVALID"
         return "DEGRADED" if measured > self.degraded else "VALID"
@@ -28,7 +28,7 @@ class Finding:
 
     Attributes:
         check: its key, as in result.json.
-        title: what is measured, for people.
+        title: what is measured, in reports.
         level: VALID when it passed or could not be judged.
         measured: NaN when it could not be judged.
         bounds: None for a check that is a yes or no.
@@ -48,18 +48,18 @@ class Finding:
 
     @property
     def measured_text(self) -> str:
-        """The figure with its unit; "-" when there is none."""
+        """Returns the figure with its unit; "-" when there is none."""
         return figure(self.measured, self.unit)
 
     @property
     def sentence(self) -> str:
-        """What was measured, the figure with its limits, and what it means."""
+        """Returns the title, the figure with its limits, and what it means."""
         measured = "" if self.bounds is None else f" {self.measured_text} (limit {self.bounds_text})"
         return f"{self.title}{measured}: {self.text}"
 
     @property
     def bounds_text(self) -> str:
-        """The limits with their unit."""
+        """Returns the limits with their unit."""
         if self.bounds is None:
             return ""
         limits = [limit for limit in self.bounds if limit is not None]
@@ -67,7 +67,7 @@ class Finding:
 
 
 def figure(value: float, unit: str) -> str:
-    """A figure as people read it: shares in percent, three digits."""
+    """Returns a figure as text: shares in percent, three digits."""
     if math.isnan(value):
         return "-"
     if unit == "share":
@@ -76,7 +76,7 @@ def figure(value: float, unit: str) -> str:
 
 
 def bounded(check: str, title: str, measured: float, bounds: Bounds, unit: str, text: str) -> Finding:
-    """The finding of a figure that has bounds; `text` says what to do where it is past one."""
+    """Returns the finding of a figure with bounds; `text` is the advice if it exceeds one."""
     level = bounds.level(measured)
     if math.isnan(measured):
         return not_judged(check, title, bounds, unit, "the run has no such figure")
@@ -84,10 +84,10 @@ def bounded(check: str, title: str, measured: float, bounds: Bounds, unit: str, 
 
 
 def not_judged(check: str, title: str, bounds: Bounds | None, unit: str, why: str) -> Finding:
-    """The finding of a check that does not apply."""
+    """Returns the finding of a check that does not apply."""
     return Finding(check, title, "VALID", math.nan, bounds, unit, f"not judged: {why}", judged=False)
 
 
 def yes_or_no(check: str, title: str, level: Level, text: str) -> Finding:
-    """The finding of a check without a figure: it passed if there is no text, else has this level."""
+    """Returns the finding of a check without a figure: passed if there is no text, else this level."""
     return Finding(check, title, level if text else "VALID", math.nan, None, "", text)

@@ -1,4 +1,4 @@
-"""Where a run stops being worth quoting."""
+"""Limits of the checks, above which a run is DEGRADED or INVALID."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Those a run was run with: the usual ones, but for a `max_error_rate` that was given."""
+        """Returns the limits of a run: the defaults, with its `max_error_rate`."""
         usual, rate = cls(), settings.get("max_error_rate")
         if rate is None:
             return usual

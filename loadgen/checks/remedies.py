@@ -1,4 +1,4 @@
-"""What to do about requests that failed, by why they did: a lower rate helps a full queue, not too long a prompt.
+"""Advice about failed requests, by cause: a lower rate helps against a full queue, not against too long a prompt.
 
 Pure.
 """
@@ -24,7 +24,7 @@ _BY_CODE = {code: remedy for codes, remedy in _REMEDIES.items() for code in code
 
 
 def remedy(run: RunData, num_unfinished: int) -> str:
-    """Against the most frequent cause.
+    """Returns advice against the most frequent cause.
 
     Args:
         run: with at least one failed request.
@@ -44,7 +44,7 @@ def remedy(run: RunData, num_unfinished: int) -> str:
 
 
 def _num_overlong(run: RunData) -> int:
-    """Requests that were refused and do not fit the server's context."""
+    """Returns how many requests were refused and do not fit the server's context."""
     max_model_len = run.settings.get("max_model_len")
     if max_model_len is None:
         return 0

@@ -1,4 +1,4 @@
-"""Does the load pile up? Then latency depends on how long the run lasts, and no figure of it says anything else.
+"""Detects saturation: if requests accumulate, latency depends on the length of the run, and no figure of it is valid.
 
 Pure. Both the requests in the system and the time to first token must rise: each is cut into equal parts of the window,
 a straight line is laid through the parts' means, and its slope must be significant (Student's t) and large.
@@ -27,7 +27,7 @@ _LARGE_RISE = 0.25
 
 
 class Trend(NamedTuple):
-    """A straight line through means.
+    """A straight line fitted to means.
 
     Attributes:
         rise: from the first part to the last, over the mean.
@@ -39,24 +39,24 @@ class Trend(NamedTuple):
 
     @property
     def up(self) -> bool:
-        """It rises, by more than chance and enough to matter."""
+        """Returns whether it rises significantly, and enough to matter."""
         return self.t > _SIGNIFICANT_T and self.rise > _LARGE_RISE
 
 
 class Saturation(NamedTuple):
-    """How load and latency went over the window."""
+    """Trends of load and latency over the window."""
 
     in_system: Trend
     ttft: Trend
 
     @property
     def unstable(self) -> bool:
-        """Both pile up."""
+        """Returns whether both rise."""
         return self.in_system.up and self.ttft.up
 
 
 def saturation(run: "RunData", samples: "Samples", span: "Span") -> Saturation | None:
-    """The trends in a window; None where too few requests were answered to see one."""
+    """Returns the trends in a window; None where too few requests were answered."""
     chosen = span.holds(samples.scheduled_s) & samples.completed
     if chosen.sum() < _LEAST_REQUESTS:
         return None

@@ -1,4 +1,4 @@
-"""Is a run worth quoting? Every report begins with this verdict.
+"""The verdict on a run: VALID, DEGRADED or INVALID. Every report begins with it.
 
 Pure: records and figures in, a verdict out. What is checked of the client is in `client_checks`, what
 is checked of the server in `server_checks`.
@@ -19,7 +19,7 @@ __all__ = ["Limits", "Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all checks come to.
+    """Result of all checks.
 
     Attributes:
         level: the worst of the findings.
@@ -31,18 +31,18 @@ class Verdict:
 
     @property
     def reasons(self) -> tuple[Finding, ...]:
-        """The checks that did not pass, the worst first."""
+        """Returns the checks that did not pass, the worst first."""
         failed = [finding for finding in self.findings if finding.level != "VALID"]
         return tuple(sorted(failed, key=lambda finding: -LEVELS.index(finding.level)))
 
     @property
     def notes(self) -> tuple[Finding, ...]:
-        """Checks that passed with something to say."""
+        """Returns the checks that passed with a remark."""
         return tuple(one for one in self.findings if one.level == "VALID" and one.text and one.judged)
 
     @property
     def partial(self) -> bool:
-        """The run was stopped before its end."""
+        """Returns whether the run was stopped before its end."""
         return any(finding.check == "complete" for finding in self.reasons)
 
 

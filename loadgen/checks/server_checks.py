@@ -1,4 +1,4 @@
-"""Did the server get and give what was planned, cold and in a steady state? Pure."""
+"""Checks of the server: planned lengths, a cold cache, a steady state. Pure."""
 
 import math
 
@@ -15,7 +15,7 @@ from loadgen.record import RunData
 
 
 def server_checks(run: RunData, metrics: Metrics, samples: Samples, limits: Limits) -> tuple[Finding, ...]:
-    """All of them, passed or not."""
+    """Returns all findings, passed or not."""
     return (
         _answered(metrics),
         _errors(run, metrics, limits),
@@ -61,14 +61,14 @@ def _in_flight(run: RunData, samples: Samples, limits: Limits) -> Finding:
     off = abs(1.0 - float(server_ms.sum() / client_ms.sum()))
     outside_ms = abs(float(np.median(client_ms - server_ms)))
     if outside_ms <= limits.in_flight_floor_ms:
-        why = f"{outside_ms:.1f} ms (median) are little more than the way there and back"
+        why = f"{outside_ms:.1f} ms (median) are hardly more than the network's round trip"
         return not_judged(check, title, limits.in_flight_off, "share", why)
     text = f"requests spent {outside_ms:.0f} ms (median) on the way: {what_held_back(run)}"
     return bounded(check, title, off, limits.in_flight_off, "share", text)
 
 
 def _input_tokens(run: RunData, metrics: Metrics, limits: Limits) -> Finding:
-    """By what the server counted of the requests; where it does not, by what the probe of text prompts found."""
+    """From the server's counts; where there are none, from the probe of text prompts."""
     off = metrics.tokens.input_off
     if math.isnan(off):
         off = (run.settings.get("text_prompts") or {}).get("mismatch", math.nan)

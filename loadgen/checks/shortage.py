@@ -13,7 +13,7 @@ _BUSY_SECOND, _BUSY_ON_AVERAGE = 0.9, 0.7
 
 
 def what_helps(run: RunData, limits: Limits) -> str:
-    """By what the workers used of their cores, and how busy the machine was, all its work together."""
+    """Returns advice, from the CPU use of the workers and of the whole machine."""
     shares = [float(worker.cpu_share.max()) for worker in run.workers if len(worker.cpu_share)]
     if not shares:
         return "more --workers, free cores, or a lower rate"
@@ -36,7 +36,7 @@ def what_helps(run: RunData, limits: Limits) -> str:
 
 
 def what_held_back(run: RunData) -> str:
-    """What keeps requests on the way between client and server, the likeliest first."""
+    """Returns why requests are delayed between client and server, the most likely cause first."""
     cap = "a cap on streams or connections, or a proxy, holds them back outside the server"
     host = run.settings.get("host_busy")
     if host is None or not _is_short(host):

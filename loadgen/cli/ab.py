@@ -71,7 +71,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(options: argparse.Namespace) -> int:
     """Runs and compares; returns the exit status."""
-    systems = _contenders(options)
+    systems = _systems(options)
     requests = workload(options)
     specs = [target_spec(options, system.url) for system in systems]
     one_server = options.servers is None and _same_server(systems[0].url, systems[1].url)
@@ -82,10 +82,10 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return 0
     with result_folder(options.result_dir, "ab") as folder:
-        return _play_all(options, systems, specs, requests, folder, one_server=one_server)
+        return _run_all(options, systems, specs, requests, folder, one_server=one_server)
 
 
-def _play_all(
+def _run_all(
     options: argparse.Namespace,
     systems: tuple[_System, _System],
     specs: list[TargetSpec],
@@ -152,7 +152,7 @@ def _valid_pairs(ab_runs: AbRuns[Outcome], sides: list[Side]) -> str:
     return f"; those of valid pairs: chairlift-loadgen compare {shlex.join(runs)}"
 
 
-def _contenders(options: argparse.Namespace) -> tuple[_System, _System]:
+def _systems(options: argparse.Namespace) -> tuple[_System, _System]:
     targets = (options.target_a, options.target_b)
     if options.servers is not None:
         if any(targets):

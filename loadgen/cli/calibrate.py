@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(ceiling: Ceiling) -> str:
-    """For people."""
+    """Returns the report as text."""
     workers = f"{ceiling.num_workers} worker{'s' * (ceiling.num_workers > 1)}"
     return (
         f"{ceiling.protocol} on {ceiling.host} ({ceiling.num_cpus} cores): {ceiling.messages_per_s:.0f} messages/s "

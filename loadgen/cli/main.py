@@ -1,4 +1,4 @@
-"""`chairlift-loadgen VERB ...`: finds the verb and imports it alone, so that one verb's needs are not another's.
+"""`chairlift-loadgen VERB ...`: finds the verb and imports only its module and dependencies.
 
 Exit status: 0 done; 2 a wrong flag, file or server, with one line that says what to do; 3 `--strict` and the run is not
 valid; 130 stopped by Ctrl-C, with a report of what there was.

@@ -38,7 +38,7 @@ class _Outlasting:
 
 @contextmanager
 def outlasting_readers() -> Iterator[None]:
-    """In its block nothing fails because nobody reads stdout or stderr any longer."""
+    """In its block a closed stdout or stderr is no error."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", _Outlasting(stream)) for stream in before)
     try:

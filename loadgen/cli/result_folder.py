@@ -12,7 +12,7 @@ from loadgen.errors import ResultError
 
 @contextmanager
 def result_folder(named: Path | None, verb: str) -> Iterator[Path]:
-    """Gives an empty folder that can be written to.
+    """Makes an empty folder that can be written to.
 
     Args:
         named: by `--result-dir`; None makes one of the verb and the time.
@@ -36,7 +36,7 @@ def result_folder(named: Path | None, verb: str) -> Iterator[Path]:
 
 @contextmanager
 def part_of_results(folder: Path) -> Iterator[Path]:
-    """Gives a folder of one run among several.
+    """Makes the folder of one run of several.
 
     Raises: ResultError: it cannot be made.
     """

@@ -17,7 +17,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "run",
         help="run a synthetic workload",
-        description="Runs drawn requests at a rate (open loop), or always so many at once (closed loop).",
+        description="Runs drawn requests at a rate (open loop), or a fixed number at once (closed loop).",
     )
     add_synthetic_arguments(parser)
     text = "closed loop with this many requests in flight; a slow server lowers its own load"

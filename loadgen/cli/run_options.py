@@ -264,7 +264,7 @@ def run_and_report(
 
 
 def run_or_describe(workload: Trace, options: argparse.Namespace, verb: str) -> int:
-    """What `replay` and `run` do with their workload: say what it is and, but for `--dry-run`, run it into a folder.
+    """Describes the workload of `replay` or `run` and, without `--dry-run`, runs it into a folder.
 
     Raises: as `result_folder` and `run_and_report`.
     """

@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 def _climb(
     options: argparse.Namespace, axis: Axis, loads: tuple[float, ...], at: Callable[[float], Trace], folder: Path
 ) -> int:
-    """Runs the ladder into a folder; returns the exit status."""
+    """Runs the sweep into a folder; returns the exit status."""
     limits = measure_options(options).slo
     result = sweep(
         loads,
@@ -134,9 +134,9 @@ def _run_once(options: argparse.Namespace, axis: Axis, load: float, requests: Tr
 
 
 def _workloads(options: argparse.Namespace, axis: Axis, loads: tuple[float, ...]) -> Callable[[float], Trace]:
-    """What is run at a load.
+    """Returns what is run at a load.
 
-    Raises: OptionError: flags set the rate beside the ladder, or there are too few requests for the duration.
+    Raises: OptionError: flags set the rate beside --rates, or there are too few requests for the duration.
     """
     for name in ("rate", "speed", "request_rate", "rate_steps", "ramp_up_strategy"):
         if axis == "rate" and getattr(options, name) is not None:

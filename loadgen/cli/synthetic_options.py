@@ -89,7 +89,7 @@ def asked_rate(options: argparse.Namespace) -> float | None:
 
 
 def synthetic_workload(options: argparse.Namespace) -> Trace:
-    """The workload that the flags say.
+    """Returns the workload that the flags describe.
 
     Raises:
         OptionError: flags contradict each other, or a number is out of range.

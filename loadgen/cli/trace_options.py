@@ -93,7 +93,7 @@ def read(path: Path, options: argparse.Namespace) -> Trace:
 
 
 def transformed(trace: Trace, options: argparse.Namespace) -> Trace:
-    """Cuts and scales as the flags say; arrivals from 0.
+    """Cuts and scales a trace by the flags; arrivals start at 0.
 
     A quantised clock is spread first, so that a window cuts the spread schedule; lengths are scaled before they are
     fitted; `--limit` counts what is left to run, and `--rate` is the rate of exactly that.
@@ -119,7 +119,7 @@ def transformed(trace: Trace, options: argparse.Namespace) -> Trace:
 
 
 def fitted(trace: Trace, options: argparse.Namespace) -> Trace:
-    """Fits requests to the context as the flags say.
+    """Fits requests to the context by the flags.
 
     Raises: OptionError: see `fit`; or `--overlong` without `--max-model-len`.
     """

@@ -29,7 +29,7 @@ def add_synthetic_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def workload(options: argparse.Namespace) -> Trace:
-    """What the flags say, ready to be run: arrivals in seconds from the start of the run.
+    """Returns the workload that the flags describe, with arrivals in seconds from the start of the run.
 
     Args:
         options: of a parser with the flags of one or both functions above.

@@ -1,4 +1,4 @@
-"""A workload in words: what `--dry-run` and `trace inspect` print. Text only."""
+"""Description of a workload: what `--dry-run` and `trace inspect` print."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -19,7 +19,7 @@ _LABEL = 10
 
 
 def describe(trace: Trace, asked_rps: float | None = None) -> str:
-    """What is going to be run: the schedule, the load, what a prefix cache can give, contexts, every row's fate.
+    """Describes a workload: schedule, load, prefix sharing, contexts, and what became of every row.
 
     Args:
         trace: arrivals from 0.
@@ -45,7 +45,7 @@ def describe(trace: Trace, asked_rps: float | None = None) -> str:
 
 
 def overlong_warning(trace: Trace, max_model_len: int | None, *, can_scale: bool) -> str:
-    """What a server with this context will do with the workload; "" if all of it fits, or the context is not known.
+    """Returns a warning about requests that exceed a server's context; "" if all fit, or it is not known.
 
     Args:
         trace: what is going to be run.

@@ -1,1 +1,1 @@
-"""Two sides, request by request: ratios with confidence intervals, from runs that lie there or are run in turn."""
+"""Compares two sides request by request: ratios with confidence intervals, of stored runs or of runs made in turn."""

@@ -1,4 +1,4 @@
-"""Two servers in turn: A B, B A, A B, ... so that a machine that warms up or fills up does so for both.
+"""Runs two servers in turn: A B, B A, A B, ..., so that changes of the machine affect both alike.
 
 Pure: it says who runs when and with which prompts, and keeps account; running itself is handed in.
 """
@@ -12,7 +12,7 @@ from loadgen.record import RunData
 
 
 class HasRun(Protocol):
-    """What came of a turn, as `loadgen.cli.run_options.Outcome`."""
+    """Result of a turn, as `loadgen.cli.run_options.Outcome`."""
 
     @property
     def run(self) -> RunData:
@@ -52,11 +52,11 @@ class AbRuns(Generic[T]):
 
 
 def turns(repeats: int, new_salt: Callable[[], str], *, one_server: bool) -> Iterator[Turn]:
-    """Who runs when: pairs of turns, every other pair the other way round.
+    """Returns the order of runs: pairs of turns, every other pair reversed.
 
     Args:
         repeats: pairs.
-        new_salt: a text that was never given before; prompts made with it are in nobody's cache.
+        new_salt: a text that was never given before; prompts made with it are in no cache.
         one_server: both sides ask the same server. Otherwise a pair shares its salt, so that both sides get the very
             same prompts; one server would have them in its cache the second time.
     """
@@ -67,7 +67,7 @@ def turns(repeats: int, new_salt: Callable[[], str], *, one_server: bool) -> Ite
 
 
 def ab(order: Iterator[Turn], run_once: Callable[[Turn], T], labels: tuple[str, str]) -> AbRuns[T]:
-    """Runs all turns, until one fails or is stopped; what was run before is kept.
+    """Runs all turns until one fails or is interrupted; earlier results are kept.
 
     Args:
         order: of the turns.

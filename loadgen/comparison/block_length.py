@@ -1,4 +1,4 @@
-"""How many requests in a row are alike? A queue makes neighbours alike, and a bootstrap that forgets it is too sure.
+"""Over how many consecutive requests latencies are correlated: a bootstrap that ignores it gives too narrow intervals.
 
 Pure: a series in, a length out.
 """

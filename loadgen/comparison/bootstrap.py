@@ -1,4 +1,4 @@
-"""How sure is a difference between two runs of one workload? Blocks of requests are drawn anew, then repeats.
+"""Confidence intervals of differences between runs of one workload: blocks of requests are resampled, then repeats.
 
 Pure. With repeats, pairs of runs are drawn, and the blocks within each pair anew, as for all nested data (Davison and
 Hinkley 1997, section 3.8).
@@ -26,7 +26,7 @@ _Z = NormalDist().inv_cdf(_UPPER)
 
 
 class Effect(NamedTuple):
-    """How the second runs differ from the first.
+    """Difference of the second runs from the first.
 
     Attributes:
         first, second: the statistic on each side; of several runs their mean (the geometric one for a ratio).
@@ -109,7 +109,7 @@ def student_t(degrees: float) -> float:
 def _over_repeats(
     drawn: "Floats", estimates: "Floats", blocks: float, rng: np.random.Generator
 ) -> tuple["Floats", float]:
-    """Draws of the mean over repeats, [resamples], and by how much their spread is to be stretched."""
+    """Returns draws of the mean over repeats, [resamples], and the factor by which their spread is widened."""
     repeats, resamples = drawn.shape
     within_degrees = repeats * max(1.0, blocks - 1)
     if repeats == 1:

@@ -1,4 +1,4 @@
-"""Did runs run the same workload, the same way, and is each worth comparing? If not, which field differs and where.
+"""Checks that runs have the same workload and settings and are valid; if not, which field differs and where.
 
 Pure.
 """

@@ -1,4 +1,4 @@
-"""Two or more runs of one workload, side by side: what differs, by how much, and whether it could be chance.
+"""Compares two or more runs of one workload: what differs, by how much, and whether it could be chance.
 
 Pure. The first side is the one that others are measured against.
 """

@@ -1,4 +1,4 @@
-"""What two sides are compared in: each figure as samples of both, paired by request, with its interval.
+"""The figures in which two sides are compared: samples of both, paired by request, with an interval.
 
 Pure.
 """
@@ -39,13 +39,13 @@ class Compared:
 
     Attributes:
         key: as in comparison.json, such as "ttft_p99".
-        name: for people.
+        name: in reports.
         unit: "ms", "tokens/s" or "share".
         contrast: whether `effect.value` is a ratio or a difference.
         better: which direction is.
         effect: the figures and the interval.
         block: length of the blocks that were drawn, in requests, or in moments for tokens/s.
-        note: why there is no interval, or what to bear in mind.
+        note: why there is no interval, or a caveat.
         of_servers: what differs may be said of the servers; otherwise only of the runs that are at hand, as where one
             run stands for each side or one should not have been compared.
     """
@@ -67,7 +67,7 @@ class Compared:
 
     @property
     def significant(self) -> bool:
-        """There is an interval and it leaves out "the same"."""
+        """There is an interval, and it excludes "the same"."""
         same = 1.0 if self.contrast == "ratio" else 0.0
         return self.judged and not self.effect.low <= same <= self.effect.high
 
@@ -98,7 +98,7 @@ def due(one: MeasuredRun) -> "Flags":
 
 
 class Figure(NamedTuple):
-    """What to compare of the latencies. `alike` names the column whose memory decides how long blocks are."""
+    """The latencies to compare. `alike` names the column whose autocorrelation decides the length of the blocks."""
 
     key: str
     name: str
@@ -146,7 +146,7 @@ def compare_latency(
 
 
 def compare_tokens(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]], resamples: int, seed: int) -> Compared:
-    """Output tokens per second, by moments of about a second."""
+    """Output tokens per second, in intervals of about a second."""
     shortest_s = min(one.span.duration_s for pair in pairs for one in pair)
     moments = int(np.clip(round(shortest_s), 20, 1000))
     rates = [tuple(_token_rates(one, moments) for one in pair) for pair in pairs]
@@ -188,14 +188,14 @@ def _sample(column: str, samples: Samples, chosen: "Flags", rank: "NDArray[np.in
 
 
 def _series(first: "Floats", second: "Floats") -> "list[Floats]":
-    """What a queue could make alike: each side by itself, and what is left when one is divided by the other."""
+    """Returns the series that a queue may correlate: each side by itself, and the ratio of both."""
     known = (first > 0) & (second > 0)
     logs = np.log(first[known]), np.log(second[known])
     return [*logs, logs[1] - logs[0]]
 
 
 def _why_not(statistic: Statistic, pairs: Sequence[tuple[Sample, Sample]], count: int, block: float) -> str:
-    """Why a figure is not judged; "" if it is."""
+    """Returns why a figure is not judged; "" if it is."""
     if count < LEAST_REQUESTS:
         return f"not judged: {count} requests were answered on both sides, {LEAST_REQUESTS} are needed"
     if statistic.share is None or statistic.share <= 0.9:

@@ -1,4 +1,4 @@
-"""What a figure of a run might have been: the run drawn anew from blocks of its own units, many times over.
+"""Bootstrap of a figure: the run is resampled many times from blocks of its own units.
 
 Pure. What happened in a run lies in a row of units: requests in order, or moments in time. Its ends are joined
 (circular blocks: Politis and Romano 1992). Both runs of a pair are drawn with the same blocks, so that what comes from
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LEAST_BLOCKS = 5
 """A run is never drawn from fewer: longer blocks are cut to a fifth of it."""
 # 10,000 draws of 1,000 units and 512 values are a product of 5 GFLOP: 0.2 s on two cores. More requests are drawn in
-# groups of neighbours, more values are rounded; both are far below what an interval shows.
+# groups of close values, more values are rounded; both are far below what an interval shows.
 _UNITS = 1000
 _VALUES = 512
 _DRAWN_AT_ONCE = 2000
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """What a sample comes to: a quantile, or the mean.
+    """Statistic of a sample: a quantile, or the mean.
 
     Attributes:
         share: of the quantile, 0..1; None is the mean.
@@ -54,7 +54,7 @@ class Statistic:
     share: float | None = None
 
     def of(self, sample: Sample) -> float:
-        """The exact figure; NaN of an empty sample."""
+        """Returns the exact figure; NaN of an empty sample."""
         if len(sample.values) == 0:
             return math.nan
         if self.share is None:
@@ -63,7 +63,7 @@ class Statistic:
 
 
 def draw_blocks(num_units: int, block_units: int, count: int, rng: np.random.Generator) -> "NDArray[np.float32]":
-    """How often each unit was drawn, [count, num_units]: whole blocks from anywhere, as many as fill the row."""
+    """Returns how often each unit was drawn, [count, num_units]: whole blocks, as many as fill the row."""
     blocks = -(-num_units // block_units)
     starts = rng.integers(0, num_units, (count, blocks)) + np.arange(count)[:, None] * num_units
     begun = np.bincount(starts.ravel(), minlength=count * num_units).reshape(count, num_units)
@@ -83,7 +83,7 @@ def replicates(
     resamples: int,
     rng: np.random.Generator,
 ) -> "Floats":
-    """What the contrast might have been, [resamples] float64: scale(second) - scale(first) in each draw of both.
+    """Returns the resampled contrast, [resamples] float64: scale(second) - scale(first) in each draw of both.
 
     Values are rounded where there are many; the shift that this gives the undrawn figures is taken off again.
     """

@@ -1,4 +1,4 @@
-"""Starts and stops the servers that `ab` compares, as a file in TOML says, one at a time.
+"""Starts and stops the servers that `ab` compares, one at a time, as described in a TOML file.
 
 [a]
 label = "static"
@@ -37,7 +37,7 @@ _CONNECT_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How to start one server, and how to know that it is there."""
+    """How to start one server, and how to see that it is ready."""
 
     label: str
     command: tuple[str, ...]
@@ -68,7 +68,7 @@ def read_servers(path: Path) -> tuple[ServerSpec, ServerSpec]:
 
 @contextmanager
 def running(spec: ServerSpec, log: Path) -> Iterator[None]:
-    """The server runs inside this block; it and all its children are gone after it.
+    """Runs the server in a block, which ends it and all its children.
 
     Args:
         spec: how to start it.
@@ -156,7 +156,7 @@ def _server(path: Path, name: str, table: Any) -> ServerSpec:
 
 
 def _ready(where: str, table: Mapping[str, Any]) -> str:
-    """What is asked whether the server is there: as given, or from the target."""
+    """Returns the URL that shows readiness: as given, or from the target."""
     target = str(table["target"])
     ready = str(table.get("ready", ""))
     if not ready:

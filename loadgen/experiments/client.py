@@ -1,4 +1,4 @@
-"""Thin clients of the frontend's gRPC and HTTP endpoints: tokens and their arrival times, and nothing else.
+"""Thin clients of the frontend's gRPC and HTTP endpoints: tokens and their arrival times.
 
 They are thin on purpose: the client shares the machine's cores with the server, so its cost is part of the measurement.
 """
@@ -35,7 +35,7 @@ _EVENT, _DONE = b"data: ", b"data: [DONE]"
 
 
 class Stream(NamedTuple):
-    """What one streamed answer delivered.
+    """One streamed answer.
 
     Attributes:
         started_s: when the request was sent, `time.monotonic`.
@@ -189,7 +189,7 @@ def delivered(
 
 
 class Client:
-    """One gRPC channel on an event loop that rests between calls. Use it in a `with` block.
+    """One gRPC channel on an event loop that is idle between calls. Use it in a `with` block.
 
     Args:
         address: gRPC endpoint of a frontend.

@@ -1,4 +1,4 @@
-"""Endpoints: what a token costs through gRPC and HTTP, and what workers, uvloop and coalescing change.
+"""Endpoints: cost of a token through gRPC and HTTP, with and without workers, uvloop and coalescing.
 
 Claim: a token costs the same through either endpoint. Tokens that accumulate are sent together, so a frontend cannot
 fall behind permanently. Workers help where one core is not enough.

@@ -29,7 +29,7 @@ class KillableServer(ABC):
     num_engines = 1
 
     def __init__(self, folder: Path, engine_flags: Sequence[str]) -> None:
-        """Prepares it.
+        """Prepares the server.
 
         Args:
             folder: for logs and sockets, created here; its path must be short.

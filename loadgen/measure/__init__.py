@@ -1,1 +1,1 @@
-"""What a record says: every metric, from the raw times alone."""
+"""All metrics, computed from the raw times alone."""

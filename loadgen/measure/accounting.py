@@ -1,4 +1,4 @@
-"""What came of what was asked for: requests by outcome, tokens against the plan, cached tokens against the ideal."""
+"""Counts: requests by outcome, tokens against the plan, cached tokens against the ideal."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests by what became of them; the sum is `offered`."""
+    """Requests by outcome; the sum is `offered`."""
 
     offered: int
     ok: int
@@ -56,7 +56,7 @@ class TokenAccount:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Prompt tokens found in a prefix cache, of the requests of which the server says so.
+    """Prompt tokens found in a prefix cache, of the requests for which the server reports them.
 
     Attributes:
         prompt_tokens: as planned.
@@ -80,7 +80,7 @@ class CacheUse:
 
     @property
     def above_ideal(self) -> float:
-        """Share of prompt tokens that were cached and could not have been; 0 at or below the ideal."""
+        """Share of prompt tokens that were cached beyond the ideal; 0 at or below it."""
         return max(0, self.cached_tokens - self.ideal_tokens) / self.prompt_tokens
 
 
@@ -117,7 +117,7 @@ def account_tokens(run: RunData, samples: "Samples") -> TokenAccount:
 
 
 def account_cache(run: RunData, samples: "Samples") -> CacheUse | None:
-    """The prefix cache's hits beside the trace's own sharing; None where the server does not say."""
+    """Returns the prefix cache's hits and the trace's own sharing; None where the server reports none."""
     told = samples.completed & (run.requests["server_cached_tokens"] != ABSENT)
     if not told.any():
         return None

@@ -1,4 +1,4 @@
-"""Answers that were good enough, out of all that were asked for.
+"""Goodput: answers within all latency limits, out of all requests that were offered.
 
 Pure. Only delaying tokens or dropping late requests could make these figures better than the service was, so everything
 that was offered counts: what failed, timed out, was dropped or never sent is bad. What we cancelled on purpose is not
@@ -28,7 +28,7 @@ SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """How many requests kept every limit.
+    """Number of requests within every limit.
 
     Attributes:
         limits_ms: by metric: ttft and e2el count from when a request was due; itl is its longest gap per token.
@@ -46,7 +46,7 @@ class Goodput:
 
     @property
     def attainment(self) -> float:
-        """Share of the offered that was good; NaN where nothing was offered."""
+        """Share of offered requests that were good; NaN where none were offered."""
         return self.good / self.offered if self.offered else float("nan")
 
 

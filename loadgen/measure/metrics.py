@@ -1,4 +1,4 @@
-"""All figures of a run, from its records alone, so that they can be made again with other limits or percentiles.
+"""All figures of a run, from its records alone, so that they can be computed again with other limits or percentiles.
 
 Pure. Definitions of the single latencies are in `samples`, of the measured part of a run in `steady_state`. Latencies
 are of completed requests; `Counts` says how many were not, and `Goodput` counts those as bad.
@@ -57,7 +57,7 @@ class MeasureOptions:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "MeasureOptions":
-        """What `as_json` wrote; what is missing gets its default."""
+        """Reads what `as_json` wrote; what is missing gets its default."""
         usual = cls()
         return cls(
             warmup_s=saved.get("warmup_s", usual.warmup_s),
@@ -93,7 +93,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What was delivered inside a span, per second of it; what came after it is not counted.
+    """Requests and tokens delivered within a span, per second of it.
 
     Attributes:
         requests_per_s: completed, their last token inside.
@@ -130,7 +130,7 @@ class Part:
 
     @property
     def interactivity(self) -> float:
-        """Tokens per second one reader sees, at the median: 1 / TPOT p50."""
+        """Tokens per second of one stream at the median: 1 / TPOT p50."""
         return 1000.0 / self.latencies.tpot.p50 if self.latencies.tpot.p50 > 0 else float("nan")
 
 

@@ -21,7 +21,7 @@ ALWAYS = (50.0, 99.0)
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What many samples come to. Every figure of an empty one is NaN.
+    """Summary of samples. Every figure of an empty one is NaN.
 
     Attributes:
         n: samples; of weighted ones the sum of weights, rounded.
@@ -56,7 +56,7 @@ class Distribution:
 
 
 def distribution(values: "Floats", percentiles: Sequence[float], weights: "Floats | None" = None) -> Distribution:
-    """Sums up samples; NaN ones are left out.
+    """Summarizes samples; NaN ones are left out.
 
     Args:
         values: [samples] float64.

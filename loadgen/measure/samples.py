@@ -1,4 +1,4 @@
-"""What each request went through, in columns: the definitions of the latencies, before anything is summed up.
+"""Latencies of each request, in columns. Their definitions are here.
 
 Pure: a RunData in, arrays out. In these definitions t_sched is when a request was due, t_send the moment before the
 call, t_i the arrival of message i, which carries k_i >= 1 tokens, and n the tokens of the answer.
@@ -43,7 +43,7 @@ class Gaps(NamedTuple):
 
     @property
     def per_token_ms(self) -> "Floats":
-        """[gaps] float64: ITL, to be counted `tokens` times."""
+        """[gaps] float64: ITL, which counts `tokens` times."""
         return self.ms / self.tokens
 
 
@@ -113,7 +113,7 @@ class Samples:
 
 
 def samples_of(run: RunData) -> Samples:
-    """The columns of a run."""
+    """Returns the columns of a run."""
     requests = run.requests
     scheduled = _time(requests["scheduled_ns"])
     if not run.settings.get("closed_loop"):  # the schedule is fixed beforehand, sent or not
@@ -165,7 +165,7 @@ def _time(values: "NDArray[Any]") -> "Floats":
 
 
 def _gaps(run: RunData, scale: "Floats") -> tuple[Gaps, "Floats"]:
-    """All gaps, and each request's first one."""
+    """Returns all gaps, and each request's first one."""
     whole = np.bincount(run.chunks["request"], minlength=len(run.requests)) == run.requests["num_chunks"]
     chunks = run.chunks[whole[run.chunks["request"]]]
     chunks = chunks[np.argsort(chunks["request"], kind="stable")]  # a request's messages are in order of arrival

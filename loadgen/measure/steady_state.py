@@ -1,4 +1,4 @@
-"""Which part of a run is measured: not the warm-up, not the drain after the last arrival.
+"""The part of a run that is measured: neither the warm-up nor the drain after the last arrival.
 
 Pure. Latencies are of the requests that were due in the window, tokens are those delivered in it.
 """
@@ -30,16 +30,16 @@ class Span(NamedTuple):
 
     @property
     def duration_s(self) -> float:
-        """Its length; 0 only for a run without requests."""
+        """Returns its length; 0 only for a run without requests."""
         return self.end_s - self.start_s
 
     def holds(self, at_s: "NDArray[np.float64]") -> "NDArray[np.bool_]":
-        """[times] bool: which lie in it; NaN never does."""
+        """[times] bool: those within it; NaN never is."""
         return (at_s >= self.start_s) & (at_s <= self.end_s)
 
 
 def whole_run(ended_s: float) -> Span:
-    """From the first arrival to the last status."""
+    """Returns the span from the first arrival to the last status."""
     return Span(0.0, ended_s, steady=False)
 
 

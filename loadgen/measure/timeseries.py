@@ -1,4 +1,4 @@
-"""A run second by second: what was due, in flight, delivered, and how long first tokens took.
+"""Time series of a run: requests due and in flight, tokens delivered, times to first tokens.
 
 Pure: arrays in, arrays out.
 """
@@ -74,7 +74,7 @@ def timeseries(run: RunData, samples: Samples | None = None, *, bin_s: float = 1
 
 
 def mean_present(from_s: "Floats", until_s: "Floats", edges: "Floats") -> "Floats":
-    """How many are there on average, between each two edges.
+    """Returns the mean number present between consecutive edges.
 
     Args:
         from_s, until_s: [requests] float64: when each comes and goes. NaN in `from_s`: never; in `until_s`: it stays.
@@ -89,7 +89,7 @@ def mean_present(from_s: "Floats", until_s: "Floats", edges: "Floats") -> "Float
 
 
 def peak_present(from_s: "Floats", until_s: "Floats", low_s: float, high_s: float) -> int:
-    """The most that are there at once between two times; NaN as in `mean_present`. Who goes makes room first."""
+    """Returns the largest number present between two times; NaN as in `mean_present`. Ends count before begins."""
     present = ~np.isnan(from_s)
     come = from_s[present]
     gone = np.where(np.isnan(until_s[present]), np.inf, np.maximum(until_s[present], come))
@@ -106,13 +106,13 @@ def waiting_until_s(run: RunData, samples: Samples) -> "Floats":
 
 
 def _spent(ordered: "Floats", at_s: "Floats") -> "Floats":
-    """Sum of max(0, at - x) over all x."""
+    """Returns the sum of max(0, at - x) over all x."""
     before = np.searchsorted(ordered, at_s, side="right")
     return before * at_s - np.concatenate(([0.0], np.cumsum(ordered)))[before]
 
 
 def _by_bin(bins: "NDArray[np.int64]", values: "Floats", count: int) -> tuple["Floats", "Floats"]:
-    """The median and the 99th percentile of each bin's values; NaN of an empty one."""
+    """Returns median and 99th percentile of each bin's values; NaN of an empty bin."""
     found = np.full((2, count), np.nan)
     order = np.argsort(bins, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(bins[order])) + 1):

@@ -1,4 +1,4 @@
-"""A comparison in words and figures: the table in the terminal, and comparison.json. Pure."""
+"""Text and JSON of a comparison: the table in the terminal, and comparison.json. Pure."""
 
 import math
 from textwrap import wrap
@@ -17,8 +17,8 @@ SAME = "no significant difference"
 _DOCUMENTED = ("name", "unit", "contrast", "better", "block", "note", "significant")
 _WIDTH = 112
 _ONE_RUN = (
-    "One run of each: the intervals know nothing of what differs from run to run, such as a restart or a neighbour. "
-    "`ab --repeats` does."
+    "One run of each: the intervals do not include what differs from run to run, such as a restart or other load on "
+    "the machine; those of `ab --repeats` do."
 )
 _FORCED = "FORCED: what differs may come of that, and says nothing of the servers."
 _MANY_ROWS = (
@@ -74,7 +74,7 @@ def good_or_bad(figure: Compared) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What to bear in mind with all of it."""
+    """Returns remarks that apply to the whole comparison."""
     texts = [f"FORCED: {problem}" for problem in comparison.problems]
     if comparison.problems:
         texts.append(_FORCED)
@@ -92,7 +92,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def title(comparison: Comparison) -> str:
-    """Who against whom."""
+    """Returns the sides that are compared."""
     others = ", ".join(versus.label for versus in comparison.versus)
     pairs = "" if comparison.repeats == 1 else f", {comparison.repeats} runs of each"
     return f"{others} against {comparison.baseline}{pairs}"
@@ -101,7 +101,7 @@ def title(comparison: Comparison) -> str:
 def basis(comparison: Comparison, versus: Versus) -> str:
     """What was compared."""
     part = "due in the steady state" if versus.steady else "of the whole run"
-    draws = f"{comparison.resamples:,} draws of blocks of neighbours"
+    draws = f"{comparison.resamples:,} draws of blocks of consecutive requests"
     return f"{versus.paired:,} requests {part}, paired; intervals from {draws}"
 
 

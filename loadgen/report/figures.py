@@ -1,4 +1,4 @@
-"""How figures are written for people: enough digits to tell two runs apart, no more."""
+"""Text of figures: as many digits as are needed to distinguish two runs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The flat keys that vLLM's serving benchmark writes, so that dashboards and scripts made for it read ours.
+"""The flat keys that vLLM's serving benchmark writes, so that its dashboards and scripts can read our results.
 
 Pure. Names are its own; the figures are ours, and differ from its where the definitions do: latencies count from when a
 request was due, rates are of the steady-state window, and `itl` counts a gap once per token. Counts, token totals and

@@ -1,4 +1,4 @@
-"""The run as it goes: a panel that is drawn anew four times a second, or a line now and then where nobody looks on."""
+"""Progress of a run: a panel drawn four times a second on a terminal, else a line every few seconds."""
 
 import math
 import time
@@ -29,7 +29,7 @@ _LATE_MS, _TOO_LATE_MS = 10.0, 100.0
 def live_panel(
     console: Console, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[LiveView], None]]:
-    """Gives what a run calls with each look at it, as often as it likes: what comes too soon is passed over.
+    """Returns a callback for a run's progress; calls that come too early are ignored.
 
     On a terminal a panel that stays as it last was; elsewhere a plain line every five seconds.
 

@@ -1,4 +1,4 @@
-"""What can be read off a run while it is on, from the shared array of requests alone.
+"""Figures of a run in progress, from the shared array of requests alone.
 
 Cheap enough for some times a second: a few passes over one row per request, nothing is kept but what `LiveFigures`
 says. Rates need two looks; `live` keeps them.
@@ -26,7 +26,7 @@ class Recent(NamedTuple):
 
 
 class LiveFigures(NamedTuple):
-    """One look at a run.
+    """Figures of a run at one time.
 
     Attributes:
         elapsed_s, duration_s: since the start, and until the last request is due.

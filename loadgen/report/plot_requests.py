@@ -30,7 +30,7 @@ _Line = tuple[int, float, float]
 
 
 def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
-    """Consecutive requests around the moment when most were in the system: waiting, prefill, decode, stalls.
+    """Draws consecutive requests around the moment when most were in the system: waiting, prefill, decode, stalls.
 
     Over the time of the run; where lines would be too short to read, over the time since each request was due.
     """
@@ -102,7 +102,7 @@ def requests_in_time(run: RunData, metrics: Metrics, samples: Samples) -> Pictur
 
 
 def _around_the_peak(samples: Samples) -> "Rows":
-    """Indexes of at most as many consecutive requests as can be told apart."""
+    """Indexes of at most as many consecutive requests as can be distinguished."""
     due = samples.scheduled_s
     if len(due) <= _MOST_ROWS:
         return np.arange(len(due))

@@ -30,7 +30,7 @@ _LEAST_BINS_OF_TAIL = 5
 
 
 class Bin(NamedTuple):
-    """What lies from `low` up to `high`; the last bin holds its upper edge too.
+    """Samples from `low` up to `high`; the last bin holds its upper edge too.
 
     Attributes:
         low, high: its edges.
@@ -43,7 +43,7 @@ class Bin(NamedTuple):
 
 
 def full_bins(places: "NDArray[np.float64]", edges: "Sequence[float] | NDArray[np.float64]", least: int) -> list[Bin]:
-    """Lays neighbouring bins together until each holds at least `least` samples; what is left joins the last one.
+    """Merges consecutive bins until each holds at least `least` samples; the rest joins the last one.
 
     Args:
         places: [samples] float64; those outside the edges are in no bin.
@@ -108,7 +108,7 @@ def timeline(run: RunData, metrics: Metrics, samples: Samples) -> Picture:
 
 
 def bin_width_s(duration_s: float, most_bins: int) -> float:
-    """Returns the narrowest round width with which a duration has at most so many bins."""
+    """Returns the narrowest round width with which a duration has at most `most_bins` bins."""
     return next((width_s for width_s in _BINS_S if duration_s / width_s <= most_bins), duration_s / most_bins)
 
 

@@ -1,4 +1,4 @@
-"""result.json: all that is known of a run but its single requests.
+"""result.json: everything about a run except its single requests.
 
 Pure. `templates/result.schema.json`, a JSON Schema (draft 2020-12), says what each key is; it travels with the package.
 """

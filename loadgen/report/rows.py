@@ -13,7 +13,7 @@ _SLO_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 
 
 def limits_text(slo: Mapping[str, float]) -> str:
-    """Returns latency limits in words, such as "TTFT 500 ms, TPOT 50 ms"."""
+    """Returns latency limits as text, such as "TTFT 500 ms, TPOT 50 ms"."""
     return ", ".join(f"{_SLO_NAMES[name]} {limit_ms:g} ms" for name, limit_ms in slo.items())
 
 
@@ -109,11 +109,11 @@ def goodput_facts(metrics: Metrics) -> list[Fact]:
 
 
 def schedule_facts(run: RunData, metrics: Metrics) -> list[Fact]:
-    """The schedule that was drawn or recorded, beside the one that was run; first the rate it was drawn for."""
+    """Returns the planned schedule and the one that was sent; first the rate that was requested."""
     facts = [] if metrics.planned is not None else [Fact("Arrivals", "when another request ended (closed loop)")]
     if asked := run.settings.get("asked_rate_per_s"):
         facts.append(Fact("Arrivals asked", f"{number(asked)} per s, of which the plan is one draw"))
-    for name, shape in (("planned", metrics.planned), ("played", metrics.played)):
+    for name, shape in (("planned", metrics.planned), ("sent", metrics.played)):
         if shape is None:
             continue
         rate = "all at once" if shape.mean_rate_rps is None else f"{number(shape.mean_rate_rps)} per s"

@@ -1,4 +1,4 @@
-"""A sweep in words and figures: the table in the terminal, and sweep.json. Pure."""
+"""Text and JSON of a sweep: the table in the terminal, and sweep.json. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -44,10 +44,10 @@ def cells(load_level: LoadLevel, *, limits: bool) -> list[str]:
 
 
 def conclusions(sweep: Sweep, slo: Mapping[str, float]) -> list[str]:
-    """The answers, and what stands in their way."""
+    """Returns the answers, and why there is none."""
     texts = [answer_text(one, sweep.load_levels, sweep.axis, limits_text(slo)) for one in sweep.answers]
     if sweep.stopped:
-        texts.append(f"The ladder was left early: {sweep.stopped}")
+        texts.append(f"The sweep ended before its last load: {sweep.stopped}")
     if sweep.failure:
         texts.append(f"BROKEN OFF {sweep.failure}")
     return texts

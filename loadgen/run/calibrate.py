@@ -30,7 +30,7 @@ _TTFT_S, _ITL_S = 0.05, 0.01
 _RAMP_S = 1.0  # streams are opened one after the other for so long, before anything is measured
 _MIN_DELIVERED, _MAX_GAP_ERROR_MS, _MAX_LAG_MS = 0.97, 5.0, 5.0
 _BUSY_BEFORE = 0.2
-_TRIES = 3  # a neighbour's moment of work must not count as the host's limit
+_TRIES = 3  # a moment of other load must not count as the host's limit
 _FIRST_STREAMS, _GROWTH, _MAX_STREAMS = 16, 1.4, 20_000
 _INPUT_TOKENS = 32
 
@@ -85,7 +85,7 @@ def calibrate(protocol: Protocol = "grpc", *, hold_s: float = 3.0, say: Say = la
     Args:
         protocol: to be measured.
         hold_s: how long each load is held.
-        say: told what is found, line by line.
+        say: called with each line of the result.
 
     Raises: TargetError: not even the lightest load was seen as it was sent: the host is too busy.
     """
@@ -138,7 +138,7 @@ def recovered_ms(protocol: Protocol, duration_s: float) -> tuple[float, float, f
 
 
 def try_load(protocol: Protocol, url: str, num_streams: int, num_workers: int, hold_s: float) -> Trial:
-    """Opens so many streams within a second and holds them; mock servers at `url` send every 10 ms on each."""
+    """Opens `num_streams` streams within a second and holds them; mock servers at `url` send every 10 ms on each."""
     arrival_s = np.linspace(0.0, _RAMP_S, num_streams, endpoint=False, dtype=np.float64)
     output_tokens = math.ceil((_RAMP_S + hold_s) / _ITL_S)
     run = _all_answered(

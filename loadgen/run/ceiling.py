@@ -41,7 +41,7 @@ class Ceiling:
     found_at: str
 
     def of(self, num_workers: int) -> float:
-        """Messages/s that so many workers can be expected to take."""
+        """Messages/s that this many workers can be expected to take."""
         return num_workers * min(self.messages_per_s_per_worker, self.messages_per_s / self.num_workers)
 
 

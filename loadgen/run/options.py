@@ -13,12 +13,12 @@ class RunOptions:
 
     Attributes:
         workers: client processes; None takes as many as the load needs and the host has cores for.
-        concurrency: closed loop: so many requests are always in flight and arrivals are ignored; None is open loop.
+        concurrency: closed loop: this many requests are always in flight and arrivals are ignored; None is open loop.
         max_concurrency: open loop: most requests in flight, shared out evenly among the workers; None is no limit.
         overflow: what a request does that `max_concurrency` holds back: wait its turn, or be dropped.
         salt: of the prompts; "" draws a fresh one.
         seed: of what is drawn here (which calls to cancel).
-        cancel_rate: shard of the calls that are cancelled on purpose, after some tokens, 0 to 1.
+        cancel_rate: share of the calls that are cancelled on purpose, after some tokens, 0 to 1.
         drain_timeout_s: how long answers may take after the last request was due; then they are broken off.
         vocab_size: ids prompts are made of; None is what the server says.
         probe_timeout_s: for a server to say what it serves.

@@ -20,7 +20,7 @@ class Recorder:
         requests: [all requests] of REQUEST.
         chunks: [room] of CHUNK.
         progress: [1] of PROGRESS.
-        on_new_error: told every distinct error text, in the order of their numbers.
+        on_new_error: called with every distinct error text, in the order of their numbers.
         clock: nanoseconds.
     """
 

@@ -85,7 +85,7 @@ class WorkerPool:
         self._end()
 
     def send(self, message: object) -> None:
-        """To every worker that lives."""
+        """Sends to every worker that runs."""
         for handle in self.handles:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 handle.connection.send(message)
@@ -169,7 +169,7 @@ class WorkerPool:
 
 @contextlib.contextmanager
 def _ctrl_c_is_ours() -> Iterator[None]:
-    """Processes started in here never hear Ctrl-C, not even while they import: they are told."""
+    """Processes started in here ignore Ctrl-C, also while they import: the pool ends them."""
     resource_tracker.ensure_running()  # it unblocks signals when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

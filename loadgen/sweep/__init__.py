@@ -1,1 +1,1 @@
-"""A ladder of loads: latency against rate, and the highest rate that keeps the targets."""
+"""Rising loads: latency against rate, and the highest rate that keeps the targets."""

@@ -1,4 +1,4 @@
-"""A ladder of loads: where do latencies bend, and how high may the load be?
+"""Sweep over rising loads: where latencies begin to rise, and the highest load that keeps the targets.
 
 Pure: running a load level is handed in.
 """
@@ -22,7 +22,7 @@ class Sweep:
         axis: what the load is.
         load levels: by ascending load; those of one load in the order in which they were run.
         answers: one for each target; empty without limits.
-        stopped: why the ladder was not run to its end; "" if it was.
+        stopped: why not all loads were run; "" if it was.
         failure: what broke the sweep off; "" if nothing did.
     """
 
@@ -50,7 +50,7 @@ def sweep(
     retries: int = 1,
     keep_going: bool = False,
 ) -> Sweep:
-    """Runs a ladder from below, then, if asked, looks between its load levels for the answers.
+    """Runs loads from the lowest up, then, if asked, looks between them for the answers.
 
     Args:
         loads: ascending.
@@ -61,7 +61,7 @@ def sweep(
         precision: a gap of this share of the load is small enough.
         most_probes: for each target.
         retries: how often a load is run again whose load level is INVALID: a busy client may have been to blame.
-        keep_going: climb on when saturated.
+        keep_going: continue when saturated.
 
     Raises: LoadgenError: not even the first load level could be run.
     """
@@ -113,7 +113,7 @@ def _why_stop(finished: Sequence[LoadLevel], axis: Axis, targets: Sequence[float
     load_levels, unit = settled(finished), UNITS[axis]
     this, below = load_levels[-1], [load_level for load_level in load_levels[:-1] if load_level.counts]
     if len(load_levels) > 1 and load_levels[-1].level == load_levels[-2].level == "INVALID":
-        return f"two load levels in a row are INVALID, up to {this.load:g} {unit}; --keep-going climbs on"
+        return f"two load levels in a row are INVALID, up to {this.load:g} {unit}; --keep-going continues"
     if not below or not this.counts or (targets and this.attainment >= min(targets)):
         return ""
     best = max(below, key=lambda load_level: load_level.output_tokens_per_s)
@@ -122,5 +122,5 @@ def _why_stop(finished: Sequence[LoadLevel], axis: Axis, targets: Sequence[float
         return ""
     return (
         f"saturated at {this.load:g} {unit}: {this.output_tokens_per_s:,.0f} tokens/s after "
-        f"{best.output_tokens_per_s:,.0f} at {best.load:g}; --keep-going climbs on"
+        f"{best.output_tokens_per_s:,.0f} at {best.load:g}; --keep-going continues"
     )

@@ -1,7 +1,7 @@
-"""What one row of a trace says, and how a format says it: the seam between files and the formats in their own modules.
+"""A row of a trace, and the interface of trace formats.
 
-A format is told by the names in a file's first line, never by the order of its columns. Its parser sees one row at a
-time and answers with a Row, with the reason to leave the row out, or with MalformedRowError.
+A format is recognized by the names in a file's first line, never by the order of its columns. Its parser sees one row
+at a time and returns a Row or the reason to leave the row out, or raises MalformedRowError.
 """
 
 import math
@@ -14,7 +14,7 @@ MAX_TOKENS = 2**31 - 1
 
 
 class MalformedRowError(Exception):
-    """A row that cannot be trusted.
+    """A malformed row.
 
     Attributes:
         field: what is wrong, one word: rows that are dropped are counted by it.
@@ -28,7 +28,7 @@ class MalformedRowError(Exception):
 
 
 class Row(NamedTuple):
-    """One request: arrival on the clock of its file in seconds, lengths in tokens, and what else the file knows.
+    """One request: arrival on the clock of its file in seconds, lengths in tokens, and what else the file contains.
 
     `blocks` are the ids of its prompt's blocks of `block_tokens` tokens; with `block_tokens` 0 the file does not say
     what prompts share. `session` is the conversation, None without one.
@@ -79,7 +79,7 @@ class RowFormat:
 
     Attributes:
         name: for `--trace-format`.
-        description: one line for people.
+        description: one line, for `--help`.
         kind: lines of comma-separated values under a header, or JSON objects.
         required: names that every such file has; the format with the most of them wins.
         new_parser: a parser for one file.
@@ -93,7 +93,7 @@ class RowFormat:
 
 
 def whole_number(record: Record, name: str, *, low: int, high: int = 2**63 - 1) -> int:
-    """A whole number, out of JSON or as text.
+    """Returns a whole number from JSON or text.
 
     Raises: MalformedRowError: it is missing, something else, or out of range.
     """
@@ -113,7 +113,7 @@ def tokens(record: Record, name: str) -> int:
 
 
 def real_number(record: Record, name: str) -> float:
-    """A finite number, out of JSON or as text.
+    """Returns a finite number from JSON or text.
 
     Raises: MalformedRowError: it is missing, something else, or not finite.
     """
@@ -128,7 +128,7 @@ def real_number(record: Record, name: str) -> float:
 
 
 def block_ids(record: Record, name: str, input_tokens: int, block_tokens: int) -> list[int]:
-    """The ids of a prompt's blocks: as many as cover its tokens.
+    """Returns the ids of a prompt's blocks: as many as cover its tokens.
 
     Raises: MalformedRowError: not a list of 64-bit whole numbers, or of another length.
     """

@@ -1,4 +1,4 @@
-"""Our own form of a trace: JSON lines, one object per request. What every other format can be converted to.
+"""Our own trace format: JSON lines, one object per request. Every other format can be converted to it.
 
 | name            | what                                                                                             |
 |-----------------|--------------------------------------------------------------------------------------------------|

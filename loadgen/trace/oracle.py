@@ -1,4 +1,4 @@
-"""What an infinite prefix cache would give a trace: the most that any server may claim.
+"""Hits of an infinite prefix cache on a trace: the upper limit for any server.
 
 Requests are taken in order of arrival; one finds in the cache the longest beginning of its prompt that it has in common
 with an earlier one, counted in tokens. A server caches whole blocks of its own size and computes at least one token of

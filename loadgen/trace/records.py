@@ -17,7 +17,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class Records:
-    """The records of one file, read as they are asked for; once.
+    """The records of one file, read lazily and once.
 
     Attributes:
         kind: "jsonl" if the first line with anything on it begins with a brace, else "csv".
@@ -68,7 +68,7 @@ class Records:
 
 @contextmanager
 def open_records(path: Path) -> Iterator[Records]:
-    """Opens a file, compressed or not, whatever its name.
+    """Opens a file, compressed or not, independent of its name.
 
     Raises: TraceError: it cannot be opened or read to its end, holds no text, or is empty (names the file).
     """

@@ -1,4 +1,4 @@
-"""What a trace is, whatever file it came from: requests in order of arrival, in columns.
+"""A trace, independent of its file's format: requests in order of arrival, in columns.
 
 Pure: arrays in, arrays out. It knows neither files nor prompts. The same form is what a run runs: a trace that was cut
 and scaled, its arrivals counted from the start of the run.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What prompts share. Prompt i is the blocks ids[offsets[i]:offsets[i + 1]], the last one cut to its length.
+    """Blocks that prompts share. Prompt i is the blocks ids[offsets[i]:offsets[i + 1]], the last one cut to its length.
 
     An id stands for the whole prefix up to the end of its block, as in Mooncake's traces: equal ids, equal prefixes.
 
@@ -48,7 +48,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Where every row of a file went: read == kept + all dropped.
+    """What became of every row of a file: read == kept + all dropped.
 
     Attributes:
         read: rows of the file.
@@ -79,7 +79,7 @@ class Trace:
     """Requests in order of arrival.
 
     Attributes:
-        name: of the file or the synthetic data set, for people.
+        name: of the file or the synthetic data set, for reports.
         format: such as "mooncake".
         digest: SHA-256 of the content as it was read, hexadecimal: the same after cutting and scaling. Prompts are
             derived from it.
@@ -131,7 +131,7 @@ def _with(counts: Mapping[str, int], key: str, count: int) -> Mapping[str, int]:
 
 
 def workload_digest(trace: Trace) -> str:
-    """SHA-256 of what a run runs: schedule (to the microsecond), lengths and shared blocks. Equal digests, equal
+    """SHA-256 of a workload: schedule (to the microsecond), lengths and shared blocks. Equal digests, equal
     workloads: only then may two runs be compared.
     """
     digest = hashlib.sha256()

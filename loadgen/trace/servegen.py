@@ -1,4 +1,4 @@
-"""ServeGen: traffic of production as a model, from which a trace is drawn (arXiv:2505.09999, Apache-2.0).
+"""ServeGen: a model of production traffic, from which a trace is drawn (arXiv:2505.09999, Apache-2.0).
 
 What is sampled, and what is not. Each client's windows of some minutes come with a number of requests, a family of gaps
 (gamma or Weibull) and its shape; the number is kept exactly, the gaps are drawn and stretched to fill the window, so

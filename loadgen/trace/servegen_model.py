@@ -28,7 +28,7 @@ _DEFAULT_WINDOW_S = 600.0
 
 
 class ArrivalWindow(NamedTuple):
-    """A stretch of time in which a client's requests are alike.
+    """A time window with one distribution of a client's requests.
 
     Attributes:
         client: its number.
@@ -69,7 +69,7 @@ class TrafficModel(NamedTuple):
     lengths: dict[int, list[LengthWindow]]
 
     def lengths_of(self, window: ArrivalWindow) -> LengthWindow:
-        """The lengths in force when the window begins: the last that are known, or the first if none are yet.
+        """Returns the lengths that apply when the window begins: the last known, or the first if there are none yet.
 
         Raises: TraceError: none are known of this client.
         """

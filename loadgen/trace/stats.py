@@ -1,4 +1,4 @@
-"""Statistics of traces and schedules, computed as in the tables that published traces are compared by.
+"""Statistics of traces and schedules, computed as in the tables of papers about published traces.
 
 Rates are requests over span. Bins of the index of dispersion begin at the first arrival and include the one in which
 the last falls. Deviations are those of the population; percentiles interpolate linearly. What is undefined is None.
@@ -102,7 +102,7 @@ def statistics(trace: Trace) -> TraceStatistics:
 
 
 def arrival_statistics(arrival_s: NDArray[np.float64]) -> ArrivalStatistics:
-    """Of a schedule, or of the times at which requests were really sent.
+    """Returns statistics of a schedule, or of the times at which requests were really sent.
 
     Args:
         arrival_s: [requests] float64, seconds, ascending, at least one.

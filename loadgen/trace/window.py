@@ -1,4 +1,4 @@
-"""Cutting, slowing and scaling a trace. Each step gives a new trace and keeps the account of its rows.
+"""Cutting, slowing and scaling a trace. Each step returns a new trace and keeps the count of its rows.
 
 There is no thinning. A random tenth of Mooncake's conversations keeps 11 of their 37 % of prefix reuse, a fifth of
 Azure's code trace half of its burstiness: cut a contiguous window and slow its clock instead. Slowing and speeding up
@@ -62,7 +62,7 @@ def at_speed(trace: Trace, speed: float) -> Trace:
 
 
 def at_rate(trace: Trace, rate: float) -> Trace:
-    """The same requests at the speed that makes their mean rate `rate` per second. The shape of the schedule stays.
+    """Returns the same requests with a mean rate of `rate` per second. The shape of the schedule stays.
 
     Raises: OptionError: rate is not above 0 and finite, or all requests arrive at once.
     """

@@ -223,12 +223,3 @@ def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(ResultError, match="taken: results cannot be written"):
         save(synthetic_run(2), tmp_path / "taken")
-
-
-def test_a_long_run_is_written_in_seconds(tmp_path: Path) -> None:
-    """A fifth of 20,000 answers of 200 messages, in a fifth of some ten seconds."""
-    run = synthetic_run(4000, rate=100.0, output_tokens=(200, 200))
-    started = os.times().user
-    save(run, tmp_path)
-    assert os.times().user - started < 4.0
-    assert len(load(tmp_path).chunks) == 800_000

@@ -1,4 +1,4 @@
-"""`python -m loadgen.experiments.batching`: the batching experiment, from starting engines to a page of pictures.
+"""`python -m loadgen.experiments.batching`: starts engines, measures static and continuous batching, writes a page.
 
 Exit status: 0 when it ran, whatever came out; 2 with one line when it could not; 130 after Ctrl-C.
 """

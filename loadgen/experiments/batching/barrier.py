@@ -1,4 +1,4 @@
-"""Holds an engine back until every request of a run is in its queue, so that all policies start from the same queue.
+"""Blocks an engine until every request of a run is in its queue, so that all policies start from the same queue.
 
 Without barriers the first requests to arrive would form the first batch alone, and chance would decide which requests
 share a batch. Barriers are requests that are sent first: their prompts fill the token budget of every step, so that no

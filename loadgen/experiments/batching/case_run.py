@@ -39,7 +39,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the engine computed, step by step.
+    """The engine's steps.
 
     Attributes:
         rows: [steps] requests in the batch.
@@ -57,7 +57,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class CaseRun:
-    """What came out.
+    """Result of a run.
 
     Attributes:
         seconds: from the start, see above, to the last token.
@@ -110,7 +110,7 @@ def require_whole_answers(run: RunData) -> None:
 def case_run_of(
     run: RunData, num_barriers: int, steps: Sequence[Step], num_slots: int, frontend_cpu_s: float = 0.0
 ) -> CaseRun:
-    """Brings both sides together.
+    """Joins the client's measurements with the engine's steps.
 
     Args:
         run: barriers first, with whole answers.
@@ -127,7 +127,7 @@ def case_run_of(
     if sorted(lengths) != sorted(planned.tolist()):
         raise ResultError(
             f"the engine's log has {len(lengths)} answers of {sum(lengths)} tokens, "
-            f"{len(planned)} of {int(planned.sum())} were asked for: is somebody else using the engine?"
+            f"{len(planned)} of {int(planned.sum())} were asked for: does another client use the engine?"
         )
     opened_ns = int(run.requests["last_ns"][:num_barriers].max(initial=0))
     start_ns = np.maximum(requests["scheduled_ns"], opened_ns)

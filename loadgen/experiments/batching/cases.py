@@ -99,7 +99,7 @@ class Case:
 
     Attributes:
         key: one word.
-        title: what it is, for people.
+        title: in reports.
         trace: its requests, arrivals from 0.
         is_queued: all requests are there before the first is admitted; else they arrive as the trace says.
     """
@@ -145,7 +145,7 @@ def sweep_case(sizes: Sizes, num_slots: int) -> Case:
 def trace_window(
     path: Path, *, window_s: tuple[float, float], most: int, scale: float, max_model_len: int
 ) -> tuple[Trace, str]:
-    """A window of a trace, fitted to the machine's model, and what it is, for people.
+    """A window of a trace, fitted to the machine's model, and its description for reports.
 
     Args:
         path: any file that `read_trace` knows.

@@ -23,19 +23,19 @@ _SECONDS_PER_REQUEST = 1.5 * SPACING_S
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The sweep's case on engines of so many slots."""
+    """The sweep's case on engines with this many slots."""
 
     num_slots: int
     result: CaseResult
 
 
 class Systems:
-    """Systems that are running, and turns.
+    """Running systems, which take turns.
 
     Args:
         systems: in the order of their turns.
         rounds: turns of each in a case.
-        progress: told every figure.
+        progress: gets every figure as text.
     """
 
     def __init__(self, systems: Sequence[System], rounds: int, progress: Progress) -> None:
@@ -45,7 +45,7 @@ class Systems:
         self._seconds_per_barrier = systems[0].seconds_per_barrier()
 
     def check_ids(self, case: Case) -> None:
-        """Every system answers a case once; it warms up on the way.
+        """Runs a case once on every system, which also warms it up.
 
         Raises: BenchmarkError: an answer depends on the policy.
         """

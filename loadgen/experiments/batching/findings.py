@@ -1,4 +1,4 @@
-"""What came out of each case, and why, in words made from its figures.
+"""Sentences about the result of each case and its causes, made from its figures.
 
 Pure. A sentence is there only if the figures say so.
 """
@@ -27,7 +27,7 @@ def findings(result: CaseResult) -> list[str]:
 
 
 def sweep_title(points: Sequence[SweepPoint]) -> str:
-    """What the sweep is, for people."""
+    """Returns what the sweep is, for reports."""
     first, last = points[0].result.case, points[-1].result.case
     return f"{first.title} at {points[0].num_slots} slots, {len(last.trace):,} such at {points[-1].num_slots}"
 

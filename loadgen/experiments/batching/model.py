@@ -1,4 +1,4 @@
-"""The model of the experiment: the shape of a 15M Llama with random weights, or a checkpoint of the user's.
+"""The model of the experiment: the shape of a 15M Llama with random weights, or a checkpoint.
 
 Speed depends on the shape alone, and both policies must give the same ids whatever the weights are.
 """
@@ -13,10 +13,10 @@ from loadgen.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What an engine is to load.
+    """The model that an engine loads.
 
     Attributes:
-        title: for people.
+        title: in reports.
         flags: of the engine.
         max_model_len: most tokens of prompt and answer.
     """

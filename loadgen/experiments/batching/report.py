@@ -31,7 +31,7 @@ _CAPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything there is to say.
+    """Content of the report.
 
     Attributes:
         about: what was measured, in a sentence or two.

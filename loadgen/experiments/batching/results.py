@@ -1,4 +1,4 @@
-"""What came out of a case, and the table made of it.
+"""Result of a case, and its table.
 
 Pure. Figures are those of each system's fastest round; ratios are static over continuous, so that above 1 means
 more under static batching: more steps, more time.
@@ -140,7 +140,7 @@ LATENCIES: Mapping[str, Callable[[CaseRun], "Floats"]] = {
     "normalized latency": lambda case_run: case_run.latencies.normalized,
     "TPOT": lambda case_run: case_run.latencies.tpot,
 }
-"""Names for people, and where the values are."""
+"""Names in reports, and where the values are."""
 
 
 def _simulation_note(result: CaseResult) -> str:

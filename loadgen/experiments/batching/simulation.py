@@ -1,4 +1,4 @@
-"""What slots alone would do with the same answers, counted slot by slot: no scheduler, no model, no clock.
+"""Simulation of both policies by counting slots: no scheduler, no model, no clock.
 
 An answer of n tokens runs for n steps, for its whole prompt fits into the first of them. Requests start in the order
 of the queue, and a slot is taken again either in the very next step, or only when all slots are empty: iteration-level
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def rows_of_steps(lengths: Sequence[int], num_slots: int, *, static: bool) -> list[int]:
-    """How many slots are taken in each step until all have left.
+    """Returns how many slots are taken in each step until all answers are complete.
 
     Args:
         lengths: tokens of each answer, at least 1, in the order of the queue.

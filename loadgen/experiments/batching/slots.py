@@ -1,7 +1,7 @@
 """Slot occupancy: which request had which slot in which steps, derived from the rows of each step.
 
-Pure. An engine has no numbered slots, only so many requests at once. Each is given the lowest slot that is free when it
-first has a row, and keeps it until the step in which it finishes or loses its cache blocks.
+Pure. An engine has no numbered slots, only a number of concurrent requests. Each is given the lowest slot that is free
+when it first has a row, and keeps it until the step in which it finishes or loses its cache blocks.
 
 Invariants: no two occupancies share a slot in a step; no step has more occupancies than slots.
 """
@@ -68,7 +68,7 @@ class SlotUse:
 
 
 def assign_slots(steps: Sequence[Step], num_slots: int) -> SlotUse:
-    """Gives every request a slot.
+    """Assigns every request a slot.
 
     Args:
         steps: of a run, from one moment at which nothing ran to another.
@@ -101,7 +101,7 @@ def assign_slots(steps: Sequence[Step], num_slots: int) -> SlotUse:
 
 
 def padded_tokens(batch: Sequence[Occupancy]) -> int:
-    """What a batch without ragged rows computes: every prompt padded to the longest, every row kept until the longest
+    """Tokens that a padded batch computes: every prompt padded to the longest, every row kept until the longest
     answer is there. The last token of an answer is sampled but never computed.
     """
     known = [occupancy.usage for occupancy in batch if occupancy.usage is not None]

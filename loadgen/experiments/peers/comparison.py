@@ -143,7 +143,7 @@ def judge_ids(systems: Mapping[str, System], workload: Workload, judge: Judge, p
         workload: what they answer.
         judge: compares answers with the choices of `transformers`.
         precision: fp32 ids must be right; for int8 only Chairlift's must be near.
-    Returns: the judgement in words, by name.
+    Returns: the judgement as text, by name.
     Raises: BenchmarkError: ids are wrong, so speed would mean nothing.
     """
     judgements = {}

@@ -13,7 +13,7 @@ MAX_IDLE_CORES = 0.05
 
 
 class Figures(NamedTuple):
-    """Rows of the table, and lines for people below it."""
+    """Rows of the table, and the lines below it."""
 
     results: tuple[Result, ...]
     lines: tuple[str, ...]

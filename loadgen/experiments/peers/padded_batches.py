@@ -123,7 +123,7 @@ class Judge:
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Agreement] = {}
 
     def require_same_ids(self, name: str, workload: Workload, answers: Sequence[tuple[int, ...]]) -> str:
-        """Returns the agreement in words; raises BenchmarkError if a token is wrong."""
+        """Returns the agreement as text; raises BenchmarkError if a token is wrong."""
         parts = []
         for prompt, answer in zip(workload.prompts, answers, strict=True):
             if (prompt, answer) not in self._known:
@@ -162,7 +162,7 @@ def _results(size: Size) -> list[Result]:
 
 
 def _summary(sizes: Sequence[Size]) -> str:
-    """Results in words."""
+    """Returns the results as text."""
     lines = []
     for name in (TRANSFORMERS, PAIR):
         best = max(sizes, key=lambda size: size.tokens_per_s(name))

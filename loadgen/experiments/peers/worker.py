@@ -76,7 +76,7 @@ class Worker:
 
 
 class WorkerSystem:
-    """Something that a worker has loaded, as a system under test.
+    """What a worker has loaded, as a system under test.
 
     Attributes:
         batches: columns and steps of each padded batch of the last run, where the way has any.

@@ -90,24 +90,12 @@ def test_sides_take_turns_with_the_same_prompts_within_a_pair(fake: Fake) -> Non
     assert {path.name for path in Path("out").iterdir() if path.is_dir()} == {name for name, *_ in fake.played}
 
 
-def test_five_pairs_unless_told(fake: Fake) -> None:
-    assert ab(*TARGETS, "--label-a", "old", "--label-b", "new") == 0
-    assert len(fake.played) == 10
-    assert (document()["baseline"], document()["versus"][0]["label"]) == ("old", "new")
-
-
 def test_prompts_of_two_invocations_differ_also_with_a_salt_given(fake: Fake) -> None:
     for out in ("first", "second"):
         assert main(["ab", "--result-dir", out, *WORKLOAD, *TARGETS, "--repeats", "1", "--prompt-salt", "mine"]) == 0
     salts = {salt for *_, salt in fake.played}
     assert len(salts) == 2
     assert all(salt.startswith("mine") for salt in salts)
-
-
-def test_one_server_never_gets_a_prompt_twice(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ab("--target-a", "grpc://h:1", "--target-b", "grpc://h:1/", "--repeats", "2") == 0
-    assert len({salt for *_, salt in fake.played}) == 4
-    assert "both are one server" in capsys.readouterr().out
 
 
 def test_a_side_that_fails_is_named_and_whole_pairs_are_compared(
@@ -120,24 +108,6 @@ def test_a_side_that_fails_is_named_and_whole_pairs_are_compared(
     assert document()["repeats"] == 1
     assert Path("out/b-2/run.json").exists()
     assert "a, run 2: nobody serves" in Path("out/comparison.html").read_text()
-
-
-def test_the_data_of_the_other_side_is_kept_when_one_never_worked(
-    fake: Fake, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake.fails = lambda name: name.startswith("b")
-    assert ab(*TARGETS) == 2
-    assert "b, run 1: nobody serves at http://127.0.0.1:2/v1; nothing to compare, what was run is in out" in (
-        capsys.readouterr().err
-    )
-    assert Path("out/a-1/run.json").exists()
-    assert not Path("out/comparison.json").exists()
-
-
-def test_ctrl_c_keeps_whole_pairs(fake: Fake) -> None:
-    fake.changed = lambda name, run: replace(run, interrupted=name == "b-2")
-    assert ab(*TARGETS, "--repeats", "3") == 130
-    assert document()["repeats"] == 1
 
 
 def test_an_invalid_run_is_refused_and_kept(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

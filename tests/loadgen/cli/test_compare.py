@@ -89,10 +89,3 @@ def test_bad_arguments_are_named(
 ) -> None:
     assert compare(*arguments) == 2
     assert why in capsys.readouterr().err
-
-
-def test_results_are_not_put_into_a_folder_with_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("out").mkdir()
-    Path("out/file").write_text("")
-    assert compare("old/1", "new/2") == 2
-    assert "out: is not empty" in capsys.readouterr().err

@@ -57,8 +57,7 @@ def test_saying_what_would_be_run_draws_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("buffering", ["", "1"])
-def test_results_are_written_though_nobody_reads_on(buffering: str, tmp_path: Path) -> None:
+def test_results_are_written_though_the_output_is_closed(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:
@@ -66,7 +65,7 @@ def test_results_are_written_though_nobody_reads_on(buffering: str, tmp_path: Pa
             [sys.executable, "-m", "loadgen", *_RUN, "--result-dir", str(tmp_path / "out")],
             stdout=closed,
             stderr=closed,
-            env={**os.environ, "PYTHONUNBUFFERED": buffering},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             timeout=100,
             check=False,
         )

@@ -30,27 +30,20 @@ def test_requests_over_the_context_are_counted_before_they_are_run(capsys: pytes
     assert len(seen) == 12
 
 
-def test_requests_that_fit_are_not_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0, max_model_len=100)) as server:
-        assert main(["run", "--target", server.url, *_FLAGS, "--random-input-len", "95"]) == 0
-    assert "warning" not in capsys.readouterr().err
-
-
 def test_a_server_that_is_not_there_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--target", "grpc://127.0.0.1:9", *_FLAGS]) == 2
     assert "nobody serves at grpc://127.0.0.1:9" in capsys.readouterr().err
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("prefix", ["grpc://", ""])
-def test_a_variable_says_where_the_server_is(
-    prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_variable_of_chairlift_names_the_target(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a URL, or as `chairlift` itself takes it."""
     with mock_in_thread("grpc", MockBehaviour(ttft_s=0.01, itl_s=0.0)) as server:
-        monkeypatch.setenv("CHAIRLIFT_TARGET", prefix + server.url.removeprefix("grpc://"))
+        monkeypatch.setenv("CHAIRLIFT_TARGET", server.url.removeprefix("grpc://"))
         assert main(["run", *_FLAGS, "--random-input-len", "5"]) == 0
         assert len(server.record.answered()) == 12
+    assert "warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,6 @@ def test_concurrency_is_a_closed_loop_of_the_same_requests(fake: Fake) -> None:
     assert document()["axis"] == "concurrency"
 
 
-def test_an_open_loop_has_no_concurrency(fake: Fake) -> None:
-    assert sweep(*RANDOM, "--rates", "2") == 0
-    assert fake.played[0][2] is None
-
-
 def test_a_load_level_lasts_as_long_as_asked(fake: Fake) -> None:
     assert sweep("--dataset", "random", "--rates", "2,8", "--level-duration", "10s") == 0
     assert [len(trace) for _, trace, *_ in fake.played] == [20, 80]
@@ -168,12 +163,6 @@ def test_a_server_that_goes_away_leaves_a_report(fake: Fake, capsys: pytest.Capt
     assert sweep(*RANDOM, "--rates", "2,4,8") == 2
     assert "error: at 4 requests/s: the server is gone" in capsys.readouterr().err
     assert [load_level["load"] for load_level in document()["rungs"]] == [2]
-
-
-def test_ctrl_c_leaves_a_report(fake: Fake) -> None:
-    fake.stopped_at = "rate-4"
-    assert sweep(*RANDOM, "--rates", "2,4,8") == 130
-    assert document()["interrupted"]
 
 
 def test_a_dry_run_runs_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

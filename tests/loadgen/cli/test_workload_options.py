@@ -169,13 +169,6 @@ def test_what_is_run_is_described(trace):
     assert "(as recorded)" in describe(replay("--trace", trace))
 
 
-def test_ten_minutes_in_five(tmp_path):
-    path = tmp_path / "t.jsonl"
-    rows = [{"arrival_s": at, "input_tokens": 1, "output_tokens": 1} for at in (0, 250, 600)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert "10 min of trace in 5 min (2x as fast as recorded)" in describe(replay("--trace", path, "--speed", 2))
-
-
 @pytest.mark.parametrize(
     ("flags", "asked"),
     [
@@ -256,12 +249,6 @@ def test_a_jsonl_data_set_gets_a_new_schedule(trace):
         run("--dataset", "jsonl", "--dataset-path", trace, "--num-prompts", 61)
 
 
-def test_a_jsonl_data_set_needs_no_arrivals(tmp_path):
-    path = tmp_path / "lengths.jsonl"
-    path.write_text('{"input_tokens": 9, "output_tokens": 2}\n' * 3)
-    assert run("--dataset", "jsonl", "--dataset-path", path).input_tokens.tolist() == [9, 9, 9]
-
-
 @pytest.mark.parametrize(
     ("arguments", "cv"),
     [
@@ -279,22 +266,6 @@ def test_schedules_have_their_rate_and_variation(arguments, cv):
         assert statistics.gap_cv > 3
     else:
         assert statistics.gap_cv == pytest.approx(cv, rel=0.05, abs=1e-9)
-
-
-def test_steps_follow_each_other():
-    requests = run("--num-prompts", 3000, "--rate-steps", "10:10s,100:10s,10:1m", "--burstiness", 50)
-    assert np.histogram(requests.arrival_s, [0, 10, 20, 30])[0] == pytest.approx([100, 1000, 100], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "duration_s", "share"),
-    [("linear", 10_000 / 12.5, 0.35), ("exponential", 10_000 * np.log(4) / 15, 1 / 3)],
-)
-def test_ramps_rise_over_the_whole_schedule(strategy, duration_s, share):
-    rates = ("--ramp-up-start-rps", 5, "--ramp-up-end-rps", 20)
-    requests = run("--num-prompts", 10_000, "--ramp-up-strategy", strategy, *rates)
-    assert requests.arrival_s[-1] == pytest.approx(duration_s, rel=0.03)
-    assert np.mean(requests.arrival_s < duration_s / 2) == pytest.approx(share, abs=0.015)
 
 
 @pytest.mark.parametrize(

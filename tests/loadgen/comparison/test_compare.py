@@ -36,9 +36,9 @@ def delayed(run: RunData, seed: int) -> RunData:
 
 
 def test_equal_servers_seldom_look_different() -> None:
-    """100 A/A pairs whose latencies have a memory: every figure, over all of them, and TTFT by itself."""
+    """60 A/A pairs whose latencies have a memory: every figure, over all of them, and TTFT by itself."""
     covered: dict[str, list[bool]] = {}
-    for trial in range(100):
+    for trial in range(60):
         first, second = (
             delayed(
                 synthetic_run(150, seed=trial, noise_seed=10 * trial + k, output_tokens=(2, 4), num_workers=1),
@@ -49,7 +49,7 @@ def test_equal_servers_seldom_look_different() -> None:
         for figure in compared(side("a", first), side("b", second), resamples=150).versus[0].figures:
             if figure.judged:
                 covered.setdefault(figure.key, []).append(not figure.significant)
-    assert len(covered["ttft_p50"]) == 100
+    assert len(covered["ttft_p50"]) == 60
     assert np.mean(covered["ttft_p50"]) >= 0.93
     assert np.mean([one for figures in covered.values() for one in figures]) >= 0.93
 
@@ -102,12 +102,6 @@ def test_what_was_not_answered_everywhere_is_counted() -> None:
     answered = int((failing.requests["status"] == Status.OK).sum())
     assert versus.requests - versus.paired == 100 - answered == 3
     assert versus.steady
-
-
-def test_the_same_input_gives_the_same_comparison() -> None:
-    sides = [side("a", synthetic_run(60, noise_seed=1)), side("b", synthetic_run(60, noise_seed=2))]
-    assert repr(compare(sides, resamples=50)) == repr(compare(sides, resamples=50))
-    assert repr(compare(sides, resamples=50, seed=1)) != repr(compare(sides, resamples=50))
 
 
 def test_other_workloads_are_refused_unless_forced() -> None:

@@ -95,14 +95,17 @@ def test_failover_measures_pauses_of_complete_answers(tmp_path: Path, capsys: py
     assert "R2" in capsys.readouterr().out
 
 
-def test_endpoints_are_compared_with_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["endpoints", "--quick", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]) == 0
+@pytest.mark.parametrize(
+    ("pace", "frontend"), [("paced", "1 worker, no coalescing"), ("flat out", "2 workers, uvloop")]
+)
+def test_endpoints_are_compared(pace: str, frontend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--quick", "--rounds", "1", "--threads", "1", "--out", str(tmp_path), "--pace", pace, "--only", frontend)
+    assert main(["endpoints", *flags]) == 0
     (path,) = tmp_path.glob("*.json")
     raw = json.loads(path.read_text())["raw"]
-    assert set(raw) == {"paced", "flat out"}
-    for systems in raw.values():
-        assert len(systems) == 10
-        for name, (turn,) in systems.items():
-            assert min(turn.values()) > 0
-            assert turn["tokens_per_message"] == 1 or "no coalescing" not in name
-    assert "HTTP, 2 workers, uvloop: flat out" in capsys.readouterr().out
+    assert set(raw) == {pace}
+    assert set(raw[pace]) == {f"{api}, {name}" for api in ("gRPC", "HTTP") for name in ("1 worker", frontend)}
+    for name, (turn,) in raw[pace].items():
+        assert min(turn.values()) > 0
+        assert turn["tokens_per_message"] == 1 or "no coalescing" not in name
+    assert f"HTTP, {frontend}: {pace}" in capsys.readouterr().out

@@ -19,7 +19,6 @@ from loadgen.report.comparison_text import (
     effect_text,
     good_or_bad,
     interval_text,
-    notes,
     remarks,
 )
 
@@ -89,12 +88,6 @@ def test_figures_in_words() -> None:
     assert interval_text(ratio(1.5, math.nan, math.nan)) == "-"
 
 
-def test_what_was_forced_comes_first() -> None:
-    said = notes(comparison(ratio(1, 1, 1), problems=("arrival_s differs in 3 of 100 requests",)))
-    assert said[0] == "FORCED: arrival_s differs in 3 of 100 requests"
-    assert said[1] == "FORCED: what differs may come of that, and says nothing of the servers."
-
-
 @pytest.mark.parametrize(
     ("figure", "text"),
     [
@@ -106,15 +99,6 @@ def test_what_was_forced_comes_first() -> None:
 )
 def test_what_holds_of_these_runs_alone_is_not_said_of_the_servers(figure: Compared, text: str) -> None:
     assert conclusion(replace(figure, of_servers=False)) == text
-
-
-def test_one_run_of_each_is_said_to_be_little() -> None:
-    assert any("run to run" in text for text in notes(comparison(ratio(1, 1, 1), repeats=1)))
-    assert not any("run to run" in text for text in notes(comparison(ratio(1, 1, 1))))
-
-
-def test_requests_that_were_left_out_are_counted() -> None:
-    assert "continuous: 3 of 100 requests were not answered" in notes(comparison(ratio(1, 1, 1), paired=97))[0]
 
 
 def test_a_note_that_figures_share_is_said_once() -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from loadgen.record import LiveView, Status, new_requests
 from loadgen.report.live import History, line, live_panel, panel
-from loadgen.report.live_figures import LiveFigures, Recent, look
+from loadgen.report.live_figures import LiveFigures, Recent
 
 
 def _figures(elapsed_s: float, tokens: int = 0, in_flight: int = 0, lag_ms: float = 0.5) -> LiveFigures:
@@ -28,12 +28,6 @@ def test_token_rate_is_of_the_last_seconds_only() -> None:
         at_s = step * 0.25
         history.add(_figures(at_s, tokens=round(100 * min(at_s, 5.0) + 1000 * max(0.0, at_s - 5.0))))
     assert history.tokens_per_s == pytest.approx(1000.0)
-
-
-def test_one_look_has_no_rate() -> None:
-    history = History()
-    history.add(_figures(0.0, tokens=7))
-    assert math.isnan(history.tokens_per_s)
 
 
 def test_the_sparkline_is_as_long_as_it_may_be_and_scaled_to_the_most() -> None:
@@ -98,8 +92,3 @@ def test_on_a_terminal_a_panel_is_drawn_four_times_a_second_and_stays() -> None:
             requests["status"] = Status.OK
     assert 12 <= draws <= 17
     assert "chairlift-loadgen  4 s of 5 s" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_real_array_can_be_shown() -> None:
-    history = History()
-    assert "starts in 1.5 s" in line(history.add(look(LiveView(-1.5, new_requests(2), 9.0))), history)

@@ -62,10 +62,3 @@ def test_before_the_start_nothing_is_known() -> None:
     assert math.isnan(found.ttft.p50)
     assert math.isnan(found.lag_ms)
     assert look(LiveView(0.0, new_requests(0), 0.0)).total == 0
-
-
-def test_the_array_is_left_alone() -> None:
-    view = at(synthetic_run(50), 2.0)
-    before = view.requests.copy()
-    look(view)
-    assert (view.requests == before).all()

@@ -25,26 +25,6 @@ def test_the_curve_passes_through_the_quoted_percentiles() -> None:
     assert np.asarray(limits[0].get_xdata(), dtype=float).tolist() == [120.0, 120.0]
 
 
-def test_a_curve_of_percentiles_ends_where_one_sample_is_left() -> None:
-    run = synthetic_run(100)
-    picture = percentile_curves(measure(run), samples_of(run))
-    ends = {
-        str(line.get_color()): float(np.asarray(line.get_xdata(), dtype=float)[-1])
-        for line in picture.figure.axes[0].lines
-    }
-    assert 1.8 < ends[BLUE] <= 2.0  # of a hundred at most
-    assert max(ends.values()) > 3.5  # of some thousands of gaps
-
-
-def test_answers_that_took_no_time_count_though_they_cannot_be_drawn() -> None:
-    """Thirty answers in one message each, whose tokens took no time, and seventy with 10 ms per token."""
-    run = run_of([Answered(float(i), ((i + 0.1, 2),) if i < 30 else ((i + 0.1, 1), (i + 0.11, 1))) for i in range(100)])
-    axes = cumulative(measure(run), samples_of(run)).figure.axes[1]
-    curve = next(line for line in axes.lines if line.get_color() == BLUE)
-    x, share = np.asarray(curve.get_xdata(), dtype=float), np.asarray(curve.get_ydata(), dtype=float)
-    assert share[~np.isnan(x)].min() == pytest.approx(30.0, abs=1.0)
-
-
 @pytest.mark.parametrize(("count", "drawn"), [(300, 300), (3000, 1000)])
 def test_dots_that_are_left_out_are_counted(count: int, drawn: int) -> None:
     run = synthetic_run(count, rate=100.0, output_tokens=(2, 3))
@@ -66,13 +46,6 @@ def test_a_median_stands_where_ten_prompts_are_about_as_long() -> None:
     drawn = [(*np.asarray(line.get_xdata()).tolist(), float(np.asarray(line.get_ydata())[0])) for line in segments]
     assert drawn == [pytest.approx((100, 100, 10.0)), pytest.approx((1000, 1009, 100.45))]
     assert "median of 1,000 to 1,009 tokens 100 ms" in picture.alt
-
-
-def test_prompts_of_one_length_have_one_median() -> None:
-    run = synthetic_run(200, input_tokens=(64, 64))
-    picture = ttft_by_prompt(run, measure(run), samples_of(run))
-    (dot,) = [line for line in picture.figure.axes[0].lines if line.get_marker() == "o"]
-    assert float(np.asarray(dot.get_ydata())[0]) == pytest.approx(measure(run).steady.latencies.ttft.p50)
 
 
 @pytest.mark.parametrize("run", [run_of([]), synthetic_run(1, output_tokens=(1, 1))])

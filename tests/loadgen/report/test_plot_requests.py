@@ -94,7 +94,3 @@ def test_the_busiest_moment_is_in_the_picture() -> None:
     rows = {int(row) for row, _, _ in lines[BLUE]}
     assert set(range(300, 340)) <= rows
     assert len(rows) == 120
-
-
-def test_a_run_without_requests_is_an_empty_picture() -> None:
-    assert _lines(_picture(run_of([]))) == {}

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from loadgen.report.palette import BLUE
-from loadgen.report.plot_style import Picture, headline, log_ticks, new_figure, png, styled, svg
+from loadgen.report.plot_style import Picture, headline, log_ticks, new_figure, styled, svg
 
 
 @pytest.mark.parametrize("low_ms", [0.01, 0.7, 33.0, 4000.0])
@@ -38,8 +38,3 @@ def test_an_svg_stands_in_a_page() -> None:
     assert "var(--blue)" in text
     assert 'id="name-' in text
     assert 'id="figure_1"' not in text
-
-
-def test_drawing_again_gives_the_same_bytes() -> None:
-    assert svg(_picture()) == svg(_picture())
-    assert png(_picture()) == png(_picture())

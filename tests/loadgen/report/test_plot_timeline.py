@@ -13,7 +13,7 @@ from loadgen.record import RunData
 from loadgen.report.palette import BLUE, ORANGE
 from loadgen.report.plot_style import Picture
 from loadgen.report.plot_timeline import timeline
-from tests.support.loadgen.runs import Answered, run_of, synthetic_run
+from tests.support.loadgen.runs import Answered, run_of
 
 
 def _picture(run: RunData) -> Picture:
@@ -77,18 +77,6 @@ def test_the_steps_are_the_percentiles_of_the_requests_due_then() -> None:
     assert len(late) >= 5
     tail = [value for _, _, value in _steps(_picture(run), ORANGE)]
     assert tail == pytest.approx([5000.0] * len(tail))
-
-
-def test_dots_that_are_left_out_are_counted() -> None:
-    assert "evenly chosen" not in _picture(_steady(300, 5.0)).caption
-    assert "Dots: 800 of 3,000 requests, evenly chosen" in _picture(synthetic_run(3000, rate=60.0)).caption
-
-
-def test_bins_hold_some_requests_on_average() -> None:
-    """A hundred requests in 20 s make bins of a second, not of a quarter."""
-    series = _picture(_steady(100, 5.0))
-    assert series.caption.startswith("Means per 1 s")
-    assert _picture(_steady(100, 500.0)).caption.startswith("Means per 0.25 s")
 
 
 @pytest.mark.parametrize("run", [run_of([]), run_of([Answered(0.0, ((0.0, 1),))])], ids=["empty", "no time at all"])

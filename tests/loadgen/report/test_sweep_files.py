@@ -1,7 +1,6 @@
 """The reports of a sweep: table, page, pictures and figures, whatever the load levels are like."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from loadgen.record import RunData, Status
 from loadgen.report.plot_style import png
 from loadgen.report.plot_sweep import sweep_pictures
 from loadgen.report.sweep_files import write_sweep
-from loadgen.report.sweep_text import COLUMNS, cells, conclusions, sweep_document, sweep_lines
+from loadgen.report.sweep_text import COLUMNS, cells, sweep_document, sweep_lines
 from loadgen.sweep.load_level import Axis, LoadLevel, load_level_of
 from loadgen.sweep.sweep import Sweep, sweep
 from tests.support.loadgen.runs import Answered, run_of, synthetic_run
@@ -82,14 +81,6 @@ def test_the_table_has_a_row_for_every_load_level_and_says_why_one_is_not_used()
     assert len(cells(played(2), limits=True)) == len(COLUMNS)
 
 
-def test_what_ended_it_is_said() -> None:
-    result = replace(climbed([2]), stopped="saturated at 2 requests/s", failure="at 4 requests/s: gone")
-    assert conclusions(result, SLO)[-2:] == [
-        "The ladder was left early: saturated at 2 requests/s",
-        "BROKEN OFF at 4 requests/s: gone",
-    ]
-
-
 def test_dots_are_where_the_figures_are_and_invalid_ones_are_apart() -> None:
     result = climbed([1, 2, 4, 8], invalid=(4,))
     pictures = {picture.name: picture for picture in sweep_pictures(result, SLO)}
@@ -124,10 +115,3 @@ def test_odd_sweeps_are_drawn_all_the_same(result: Sweep, tmp_path: Path) -> Non
         assert picture.alt
         assert png(picture)
     assert sweep_lines(result, SLO)
-
-
-def test_a_load_level_that_shows_nothing_is_null_not_nan() -> None:
-    load_level = played(2, run_of([Answered(0.1 * i, status=Status.ERROR) for i in range(9)]))
-    assert math.isnan(load_level.ttft.p50)
-    document = sweep_document(Sweep("rate", (load_level,), (), "", ""), {})
-    assert document["rungs"][0]["ttft_ms"]["p50"] is None

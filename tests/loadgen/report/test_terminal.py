@@ -96,19 +96,12 @@ def test_a_run_without_a_request_still_prints() -> None:
     assert _summary(run_of([Answered(0.0, ((0.1, 1),))]))[1].startswith("VALID")
 
 
-def test_what_did_not_happen_takes_no_line() -> None:
-    lines = _summary(run_of([Answered(0.0, ((0.1, 1), (0.2, 1)))]))
-    assert not [
-        line for line in lines if line.startswith(("Timeouts", "Wait in the client", "Kept by", "Prompt tokens"))
-    ]
-
-
-def test_the_rate_that_was_asked_stands_beside_the_draw() -> None:
-    lines = _summary(synthetic_run(50, settings={"asked_rate_per_s": 8.0}))
-    assert _figure(lines, "Arrivals asked") == "8 per s, of which the plan is one draw"
-    assert not [line for line in _summary(synthetic_run(50)) if line.startswith("Arrivals asked")]
-
-
-def test_a_closed_loop_has_no_planned_schedule() -> None:
-    lines = _summary(synthetic_run(50, settings={"closed_loop": True}))
-    assert _figure(lines, "Arrivals") == "when another request ended (closed loop)"
+def test_arrivals_are_those_that_were_asked_and_what_did_not_happen_takes_no_line() -> None:
+    asked, closed = (
+        _summary(synthetic_run(50, settings=settings))
+        for settings in ({"asked_rate_per_s": 8.0}, {"closed_loop": True})
+    )
+    assert _figure(asked, "Arrivals asked") == "8 per s, of which the plan is one draw"
+    assert _figure(closed, "Arrivals") == "when another request ended (closed loop)"
+    absent = ("Arrivals asked", "Timeouts", "Wait in the client", "Kept by", "Prompt tokens")
+    assert not [line for line in _summary(run_of([Answered(0.0, ((0.1, 1), (0.2, 1)))])) if line.startswith(absent)]

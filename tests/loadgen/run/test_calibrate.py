@@ -61,12 +61,10 @@ def test_latencies_that_are_off_are_found_to_be_off_by_so_much(monkeypatch: pyte
 
 
 def test_a_light_load_is_run_against_servers_of_its_own() -> None:
-    """How well it is seen is this machine's: no latency is too short."""
     with mock_in_processes("grpc", MockBehaviour(ttft_s=0.05, itl_s=0.01)) as url:
-        trial = try_load("grpc", url, 8, 1, 1.0)
+        trial = try_load("grpc", url, 8, 1, 0.5)
     assert trial.num_streams == 8
     assert trial.delivered > 0
-    assert recovered_ms("http", 1.0)[0] > -1.0
 
 
 def climb(

@@ -121,24 +121,14 @@ def test_what_was_planned_is_what_the_server_sees_and_what_is_noted(api: Any) ->
     assert (rows["last_ns"] <= rows["ended_ns"]).all()
     assert rows["worker"].tolist() == [0, 1] * 20
     assert run.ended_s == rows["ended_ns"].max() / 1e9
-
-
-def test_every_message_is_in_the_log_with_its_time() -> None:
-    trace = workload(30, 200)
-    with mock_in_thread("grpc", QUICK) as server:
-        run = run_workload(trace, spec(server.url), RunOptions(workers=2))
-    assert len(run.chunks) == trace.output_tokens.sum() == run.requests["num_chunks"].sum()
-    for index in range(30):
+    assert len(run.chunks) == rows["num_chunks"].sum()
+    for index in range(40):
         ours = run.chunks[run.chunks["request"] == index]
         assert ours["tokens"].sum() == trace.output_tokens[index]
         assert (np.diff(ours["arrived_ns"]) >= 0).all()
-        assert (ours["arrived_ns"][0], ours["arrived_ns"][-1]) == (
-            run.requests["first_ns"][index],
-            run.requests["last_ns"][index],
-        )
-    assert [worker.worker for worker in run.workers] == [0, 1]
-    assert [(worker.chunks_lost, worker.exit_code) for worker in run.workers] == [(0, 0), (0, 0)]
-    assert all(len(worker.loop_lag_ms) >= 14 for worker in run.workers)
+        assert (ours["arrived_ns"][0], ours["arrived_ns"][-1]) == (rows["first_ns"][index], rows["last_ns"][index])
+    assert [(worker.worker, worker.chunks_lost, worker.exit_code) for worker in run.workers] == [(0, 0, 0), (1, 0, 0)]
+    assert all(len(worker.loop_lag_ms) >= 30 for worker in run.workers)
 
 
 def test_settings_say_how_it_was_run_and_no_secret() -> None:
@@ -173,13 +163,6 @@ def test_text_prompts_have_the_lengths_that_the_server_counts() -> None:
     assert (run.requests["server_input_tokens"] == 50).all()
     text = run.settings["text_prompts"]
     assert (text["overhead_tokens"], text["tokens_per_word"], text["mismatch"]) == (10, 1.0, 0.0)
-
-
-def test_more_than_a_hundred_streams_are_open_at_once() -> None:
-    with mock_in_thread("grpc", SometimesEndless(ttft_s=0.0, itl_s=0.0)) as server:
-        all_open = ctrl_c_once(lambda view: server.record.num_open == 150)
-        run = run_workload(endless_from(workload(150, 1000), 0), spec(server.url), RunOptions(workers=1), all_open)
-    assert statuses(run) == {Status.IN_FLIGHT: 150}
 
 
 def test_a_closed_loop_keeps_so_many_under_way() -> None:
@@ -319,14 +302,14 @@ def test_what_the_server_says_of_itself_is_told_before_anything_is_run() -> None
 
 
 def test_a_throttled_worker_shows_as_loop_lag_and_late_sending() -> None:
-    healthy = run_workload(workload(60, 40), spec("null:", "null"))
-    throttled = run_workload(workload(60, 40), spec("null:?busy_ms=60", "null"))  # 2.4 s of work a second
+    healthy = run_workload(workload(50, 40), spec("null:", "null"))
+    throttled = run_workload(workload(50, 40), spec("null:?busy_ms=60", "null"))  # 2.4 s of work a second
     (good,), (bad,) = healthy.workers, throttled.workers
     assert np.quantile(bad.loop_lag_ms, 0.5) > 15
     assert np.quantile(bad.loop_lag_ms, 0.5) > 2 * np.quantile(good.loop_lag_ms, 0.5)
     assert bad.cpu_share.max() > 2 * good.cpu_share.max()
     late_ms = (throttled.requests["sent_ns"] - throttled.requests["scheduled_ns"]) / 1e6
-    assert late_ms[-1] > 1000  # 60 requests of 60 ms in 1.5 s
+    assert late_ms[-1] > 1000  # 50 requests of 60 ms in 1.25 s
 
 
 def test_nobody_listening_is_said_and_no_process_is_left() -> None:

@@ -47,19 +47,3 @@ async def test_a_moment_nearer_than_the_spin_is_not_slept_for() -> None:
     time = FakeTime()
     await Pacer(time.clock, time.sleep).until(time.now_ns + SPIN_NS)
     assert set(time.slept_s) == {0}
-
-
-async def test_ten_thousand_arrivals_do_not_drift() -> None:
-    time = FakeTime()
-    pacer = Pacer(time.clock, time.sleep)
-    rng = random.Random(1)
-    due_ns, lags_ns = time.now_ns, []
-    for _ in range(10_000):
-        due_ns += round(rng.expovariate(500) * 1e9)
-        await pacer.until(due_ns)
-        lags_ns.append(time.now_ns - due_ns)
-    # What one arrival misses, the half millisecond by which a sleep may overrun the spin, is not handed on to the next.
-    assert min(lags_ns) >= 0
-    assert max(lags_ns) < 600_000
-    assert sorted(lags_ns)[5_000] < 10_000
-    assert abs(sum(lags_ns[-1000:]) - sum(lags_ns[:1000])) / 1000 < 50_000

@@ -1,7 +1,5 @@
 import json
-import time
 
-import numpy as np
 import pytest
 
 from loadgen.errors import OptionError, TraceError
@@ -78,11 +76,6 @@ def test_a_clock_that_runs_backwards_is_refused_or_sorted(write_rows):
     assert trace.accounting.altered == {"sorted: arrived before the row above": 2}
 
 
-def test_sorting_what_is_in_order_says_nothing(write_rows):
-    trace = read_trace(write_rows(row(0), row(0), row(1)), options=ReadOptions(sort=True))
-    assert trace.accounting.altered == {}
-
-
 def test_sorting_keeps_blocks_and_sessions_with_their_requests(write_rows):
     trace = read_trace(
         write_rows(row(1, blocks=[1, 2], block_tokens=4, session=7), row(0, 3, blocks=[3], block_tokens=4, session=8)),
@@ -97,18 +90,3 @@ def test_a_file_without_requests_is_refused(write):
         read_trace(write("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"))
     with pytest.raises(TraceError, match="no requests in 1 rows: 1 malformed: json"):
         read_trace(write("t.jsonl", "{"), format="jsonl", options=ReadOptions(skip_malformed=True))
-
-
-def test_twenty_thousand_rows_take_about_a_second(write):
-    random = np.random.default_rng(0)
-    times = np.cumsum(random.integers(1, 10_000_000, 20_000))
-    whole, fraction = np.divmod(times, 10_000_000)
-    clock = np.datetime_as_string(np.datetime64("2023-11-16T18:00:00") + whole)
-    lines = [
-        f"{at.replace('T', ' ')}.{part:07},9,9" for at, part in zip(clock.tolist(), fraction.tolist(), strict=True)
-    ]
-    path = write("t.csv.gz", "TIMESTAMP,ContextTokens,GeneratedTokens\r\n" + "\r\n".join(lines))
-    start = time.process_time()
-    trace = read_trace(path)
-    assert time.process_time() - start < 1.0
-    assert np.allclose(trace.arrival_s, (times - times[0]) / 1e7, rtol=0, atol=1e-9)

@@ -3,19 +3,18 @@
 import json
 import re
 import xml.dom.minidom
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from loadgen.errors import ResultError
 from loadgen.experiments.batching.charts import draw_latencies, draw_ratios, draw_step_cost, draw_sweep
 from loadgen.experiments.batching.experiment import SweepPoint
 from loadgen.experiments.batching.report import Report, case_text, sweep_text, write_report
 from loadgen.experiments.batching.timelines import draw_timelines
 from tests.support.loadgen.batching import ideal_result
+from tests.support.loadgen.pages import Page
 
 SKEWED = ([4] * 7 + [64]) * 4
 
@@ -26,25 +25,11 @@ def example_report() -> Report:
     return Report("a <test> & nothing else", ["the machine was busy"], results, points, {"command": ["x"]})
 
 
-class References(HTMLParser):
-    """Everything a page would load from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [f"{tag} {value}" for name, value in attrs if name in ("src", "href", "xlink:href") and value]
-
-
 def test_the_page_needs_nothing_else_and_says_everything(tmp_path: Path) -> None:
     report = example_report()
     write_report(report, tmp_path)
     page = (tmp_path / "report.html").read_text()
-    references = References()
-    references.feed(page)
-    assert all(re.match(r"\S+ (#|data:)", reference) for reference in references.found)
-    assert "<script" not in page
+    Page(page).require_self_contained()
     assert "a &lt;test&gt; &amp; nothing else" in page
     for words in (
         "the machine was busy",
@@ -58,8 +43,6 @@ def test_the_page_needs_nothing_else_and_says_everything(tmp_path: Path) -> None
     assert len(pictures) == 2 + 2 * len(report.results) + 1
     for picture in pictures:
         xml.dom.minidom.parseString(picture.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1))
-    ids = re.findall(r' id="([^"]+)"', page)
-    assert len(ids) == len(set(ids))
 
 
 @pytest.mark.slow
@@ -78,12 +61,6 @@ def test_every_picture_is_a_file_too_and_samples_can_be_read_again(tmp_path: Pat
     assert first["rows_of_steps"] == case_run.steps.rows.tolist()
     assert len(first["occupancies"]) == len(first["ttft_ms"]) == 32
     assert [point["num_slots"] for point in samples["sweep"]] == [2, 16]
-
-
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResultError, match="file: results cannot be written"):
-        write_report(example_report(), tmp_path / "file")
 
 
 @pytest.mark.slow
