@@ -25,7 +25,7 @@ _HISTORY_BLOCK = 1024
 """Tokens of the history that a program handles at a time."""
 
 _BIAS_BLOCK = 32
-"""Biases compared with as many others at a time."""
+"""Biases of a row that are compared with each other at a time, to add up those of the same token."""
 
 
 def adjust_logits(logits: torch.Tensor, batch: SamplingBatch, *, tile: SamplingTile) -> Logits:

@@ -77,6 +77,7 @@ def _gather_kernel(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
+    """Gathers the candidates of CHUNK logits of one row, from the tiles that reach its cut."""
     row = tl.program_id(0)
     if tl.load(way_ptr + row) == CANDIDATES:
         num_near = tl.load(num_near_ptr + row)

@@ -106,11 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=TARGETS, default="sm_90")
     parser.add_argument("--kernels", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="families to compile")
-    parser.add_argument("--everything", action="store_true", help="every form there is; else each tile and branch once")
-    parser.add_argument("--live", action="store_true", help="then make live calls, which must compile nothing")
-    parser.add_argument("--seed", type=int, default=0, help="of the live calls")
-    parser.add_argument("--threads", type=int, help="that compile at once (default: one per core)")
-    parser.add_argument("--json", type=Path, help="write the report here too")
+    parser.add_argument(
+        "--everything", action="store_true", help="compile all forms (default: each tile and branch once)"
+    )
+    parser.add_argument("--live", action="store_true", help="also make live calls, which must compile nothing")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the live calls (default: 0)")
+    parser.add_argument("--threads", type=int, help="compile threads (default: one per core)")
+    parser.add_argument("--json", type=Path, help="also write the report to this JSON file")
     options = parser.parse_args(arguments)
     target = TARGETS[options.target]
     use_compile_only_driver(target)

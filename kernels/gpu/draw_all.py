@@ -153,7 +153,7 @@ def _count_from(row_ptr, vocab_size, lowest, ID_BITS: tl.constexpr, BLOCK: tl.co
 def _masses(  # type: ignore[no-untyped-def]
     row_ptr, vocab_size, lowest, place, top, temperature, ID_BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """(mass of the tokens before a place, mass of all whose place is at least `lowest`), in units of 1 / MASS_UNIT."""
+    """Returns the mass of tokens before a place, and of all from `lowest` on, in units of 1 / MASS_UNIT."""
     scale = (1.0 / tl.maximum(temperature, 1e-30) * LOG2_E).to(tl.float32)
     before = tl.zeros([BLOCK], tl.int64)
     total = tl.zeros([BLOCK], tl.int64)

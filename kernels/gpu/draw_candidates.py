@@ -97,6 +97,7 @@ def _draw_candidates_kernel(  # type: ignore[no-untyped-def]
     ID_BITS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
+    """Filters and draws one row per program, if all of its candidates were gathered."""
     row = tl.program_id(0)
     if tl.load(way_ptr + row) == CANDIDATES:
         num_candidates = tl.load(num_candidates_ptr + row)

@@ -24,13 +24,13 @@ _HALF = tl.constexpr(1 << 31)
 
 @triton.jit
 def exact_noise(words):  # type: ignore[no-untyped-def]
-    """-log(-log(u)) in fp64 for u = (word + 1/2) / 2^32."""
+    """Returns -log(-log(u)) in fp64 for u = (word + 1/2) / 2^32."""
     return -tl.log(-tl.log((words.to(tl.float64) + 0.5) / 4294967296.0))
 
 
 @triton.jit
 def fast_noise(words):  # type: ignore[no-untyped-def]
-    """Computes the same in fp32.
+    """Returns the value of `exact_noise` in fp32.
 
     In the upper half 1 - u is a small number that fp32 holds exactly where it matters, and -log(u) = 2 atanh(s) with
     s = (1 - u) / (1 + u) <= 1/3, of which the series is cut where it is below 2e-8 of the whole.
@@ -47,7 +47,7 @@ def fast_noise(words):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def exact_scores(logits, ids, top, temperature, position, k0, k1):  # type: ignore[no-untyped-def]
-    """Scores of tokens in fp64, as the CPU computes them; logits, top fp32, temperature fp64."""
+    """Returns scores of tokens in fp64, as the CPU computes them. logits and top are fp32, temperature is fp64."""
     d = (logits.to(tl.float64) - top.to(tl.float64)) / temperature
     return d + exact_noise(token_words(ids, position, k0, k1))
 

@@ -38,9 +38,8 @@ class KernelCache(FileCacheManager):  # type: ignore[misc]  # Triton has no type
     lock_path: str | None
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        self._is_kept = not (
-            override or dump
-        )  # both are debugging aids for kernel developers, who should see the error
+        # override and dump are debugging aids for kernel developers, who should see the error
+        self._is_kept = not (override or dump)
         try:
             super().__init__(key, override=override, dump=dump)
         except OSError as error:

@@ -22,7 +22,7 @@ _MULTIPLE = 16
 _FAST_ACCUMULATION = True
 """Hopper's matrix units keep some 14 bits of the sums they build up in 8-bit products, unless sums are added up in fp32
 every 128 inputs (DeepSeek-V3, arXiv:2412.19437, section 3.3.2: an error of nearly 2 % at K = 4,096 in the worst case).
-Rounding both sides to 3 bits of mantissa has cost 3.7 % by then, and W8A8 inference elsewhere takes the fast way."""
+Rounding both sides to 3 bits of mantissa already costs 3.7 %, and other W8A8 servers accumulate the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def pack_quantized(
 
 
 def linear(x: torch.Tensor | QuantizedRows, packed: PackedLinear) -> torch.Tensor:
-    """X [T, in] @ weight [out, in]^T + bias [out] -> [T, out] in the model's dtype.
+    """Returns x [T, in] @ weight [out, in]^T + bias [out], [T, out] in the model's dtype.
 
     Args:
         x: rows, quantised or not; converted first if they do not match the weights.
@@ -132,22 +132,22 @@ def linear(x: torch.Tensor | QuantizedRows, packed: PackedLinear) -> torch.Tenso
 
 
 def _dequantized_product(x: QuantizedRows, packed: PackedLinear) -> torch.Tensor:
-    """The same in fp32, for machines without 8-bit products."""
+    """Computes the product in fp32, on devices other than GPUs."""
     assert packed.scales is not None
     out = (x.values.float() @ packed.weight.float()) * x.scales * packed.scales
     return (out if packed.bias is None else out + packed.bias.float()).to(packed.dtype)
 
 
 def _has_product(weight: torch.Tensor) -> bool:
-    """Whether a layer [out, in] can be multiplied in 8 bits."""
+    """Tells whether a layer [out, in] can be multiplied in 8 bits; logs its sizes if not."""
     if any(size % _MULTIPLE for size in weight.shape):
-        _log_exception(*weight.shape)
+        _log_unquantized(*weight.shape)
         return False
     return True
 
 
 @cache  # once for each shape: a model has it in every layer
-def _log_exception(num_out: int, num_in: int) -> None:
+def _log_unquantized(num_out: int, num_in: int) -> None:
     _log.warning(
         "linear layers of %d inputs and %d outputs are not quantized: 8-bit products take multiples of %d",
         num_in,
@@ -166,7 +166,7 @@ def _require_product(target: Target, dtype: torch.dtype) -> torch.dtype:
 
 
 def _as_fnuz(values: torch.Tensor) -> torch.Tensor:
-    """Half of float8_e4m3fn values in float8_e4m3fnuz: the same bits, but for NaN and for -0, which that lacks."""
+    """Returns half of float8_e4m3fn values as float8_e4m3fnuz: the same bits, except NaN and -0, which it lacks."""
     bits = values.view(torch.uint8)
     is_nan = (bits & 0x7F) == 0x7F
     return torch.where(bits == 0x80, 0, torch.where(is_nan, 0x80, bits)).to(torch.uint8).view(torch.float8_e4m3fnuz)

@@ -11,7 +11,7 @@ _W1 = tl.constexpr(0xBB67AE85)
 
 @triton.jit
 def philox4x32(c0, c1, k0, k1):  # type: ignore[no-untyped-def]
-    """Four random words for the counter (c0, c1, 0, 0) and the key (k0, k1), all uint32; c0 gives the shape."""
+    """Returns four random words for the counter (c0, c1, 0, 0) and the key (k0, k1): uint32 of the shape of c0."""
     c1 = c0 * 0 + c1
     c2 = c0 * 0
     c3 = c0 * 0
@@ -31,7 +31,7 @@ def philox4x32(c0, c1, k0, k1):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def token_words(ids, position, k0, k1):  # type: ignore[no-untyped-def]
-    """The random word of each token at one output position: word (id mod 4) of counter (id div 4, position, 0, 0)."""
+    """Returns each token's random word at an output position: word (id mod 4) of counter (id div 4, position, 0, 0)."""
     w0, w1, w2, w3 = philox4x32((ids >> 2).to(tl.uint32), position, k0, k1)
     lane = ids & 3
     return tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
@@ -39,7 +39,7 @@ def token_words(ids, position, k0, k1):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def group_words(groups, position, k0, k1):  # type: ignore[no-untyped-def]
-    """The words of tokens 4 * group to 4 * group + 3; [n] -> [n, 4], four for the price of one."""
+    """Returns the words of tokens 4 * group to 4 * group + 3, [n] -> [n, 4]: one Philox call gives all four."""
     w0, w1, w2, w3 = philox4x32(groups.to(tl.uint32), position, k0, k1)
     lane = tl.arange(0, 4)[None, :]
     low = tl.where(lane == 0, w0[:, None], w1[:, None])
@@ -49,7 +49,7 @@ def group_words(groups, position, k0, k1):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def load_key(seed_ptr, position_ptr, row):  # type: ignore[no-untyped-def]
-    """(position, k0, k1) of a row, uint32: what its random words depend on besides the token."""
+    """Returns (position, k0, k1) of a row, uint32. With the token id they determine its random words."""
     seed = tl.load(seed_ptr + row)
     position = tl.load(position_ptr + row).to(tl.uint32)
     return position, (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)

@@ -148,7 +148,7 @@ def store_candidate_plan(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _min_p_key(top, temperature, min_p):  # type: ignore[no-untyped-def]
-    """The lowest key of a finite logit with (logit - top) / temperature >= log(min_p) in fp64, exactly."""
+    """Returns the lowest key of a finite logit with (logit - top) / temperature >= log(min_p), exact in fp64."""
     floor = tl.full([], LOWEST_KEY, tl.int32)
     if min_p > 0.0:
         least = tl.log(min_p)
@@ -199,6 +199,7 @@ def _plan_rows_kernel(  # type: ignore[no-untyped-def]
     CHUNKS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
+    """Plans one row per program; parameters are those of `plan_rows`."""
     row = tl.program_id(0)
     tiles = tl.arange(0, TILES)
     maxima = tl.load(tile_max_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=-INF)

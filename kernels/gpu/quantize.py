@@ -83,6 +83,7 @@ def store_quantized_rows(values_ptrs, scales_ptrs, x, rows_mask, mask):  # type:
 def _quantize_rows_kernel(  # type: ignore[no-untyped-def]
     x_ptr, values_ptr, scales_ptr, num_rows, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
+    """Quantises BLOCK_M whole rows, each with its own scale."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)[None, :]
     starts = rows[:, None] * N

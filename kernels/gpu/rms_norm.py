@@ -92,6 +92,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """Norms BLOCK_M whole rows; with ADDS, of the sum that it first stores in the residual."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)[None, :]
     starts = rows[:, None] * N

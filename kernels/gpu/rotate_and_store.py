@@ -94,7 +94,7 @@ def _load_halves(ptrs, mask, HALF: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit
 def _normed(first, second, weight_ptrs, mask, eps, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """RMSNorm of each head."""
+    """Applies RMSNorm to each head."""
     mean_square = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
     factor = tl.rsqrt(mean_square + eps)[:, None]
     first_weight, second_weight = _load_halves(weight_ptrs, mask, HALF)
@@ -148,6 +148,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    """Processes BLOCK_H query heads of one token, or BLOCK_H of its key heads with their values."""
     HALF: tl.constexpr = HEAD_DIM // 2
     NUM_QUERY_GROUPS: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     token = tl.program_id(0).to(tl.int64)

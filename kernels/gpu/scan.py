@@ -127,6 +127,7 @@ def _scan_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    """Scans chunks of one row: every num_programs(1)-th chunk from program_id(1) on."""
     row = tl.program_id(0)
     if FOR_LOGPROBS:
         is_scanned = tl.load(top_logprobs_ptr + row) >= 0

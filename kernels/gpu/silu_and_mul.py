@@ -53,6 +53,7 @@ def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """Gates a tile of BLOCK_M rows and BLOCK_N columns; whole rows if QUANTIZES."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     starts = rows[:, None] * N

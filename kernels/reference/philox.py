@@ -15,7 +15,7 @@ _32 = np.uint64(32)
 
 
 def philox4x32(counter: tuple[npt.ArrayLike, ...], key: tuple[int, int]) -> UInt32Array:
-    """Four random words per counter; a function of counter and key alone.
+    """Returns four random words per counter; they depend on counter and key alone.
 
     Args:
         counter: four words below 2^32, each a number or an array; they broadcast.
@@ -37,7 +37,7 @@ def philox4x32(counter: tuple[npt.ArrayLike, ...], key: tuple[int, int]) -> UInt
 
 
 def token_words(seed: int, position: int, token_ids: npt.NDArray[np.int64]) -> UInt32Array:
-    """The random word of each token at one output position: word (id mod 4) of counter (id div 4, position, 0, 0).
+    """Returns each token's random word at an output position: word (id mod 4) of counter (id div 4, position, 0, 0).
 
     Args:
         seed: 0 <= seed < 2^64; its low half is the first word of the key.

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from kernels.gpu.linear import _log_exception, linear, pack_linear, pack_quantized
+from kernels.gpu.linear import _log_unquantized, linear, pack_linear, pack_quantized
 from kernels.gpu.quantize import quantize_rows
 from kernels.gpu.rms_norm import rms_norm
 from kernels.gpu.targets import TARGETS, UnsupportedTargetError
@@ -103,7 +103,7 @@ def test_the_largest_weight_of_each_channel_is_exact():
 @pytest.mark.parametrize(("size_out", "size_in"), [(24, 64), (64, 40)])
 def test_layers_of_other_sizes_stay_unquantized_with_a_log_line(device, seed, caplog, size_out, size_in):
     weight = normal(seed, size_out, size_in).to(device)
-    _log_exception.cache_clear()  # it is logged once for each size
+    _log_unquantized.cache_clear()  # it is logged once for each size
     with caplog.at_level(logging.WARNING, "kernels.gpu.linear"):
         packed = [pack_linear(weight, None, quantization="fp8", target=SM_90) for _ in range(2)]
     assert packed[1].weight is weight
