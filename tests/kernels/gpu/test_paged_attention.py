@@ -219,8 +219,8 @@ def test_random_batches_equal_reference(device, target, seed, batch_index):
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 7])
 @pytest.mark.parametrize("sliding_window", [None, 50])
 def test_splits_of_a_row_are_merged_to_the_unsplit_result(device, float8, monkeypatch, num_splits, sliding_window):
-    """Rows have 1 to 4 steps of 32 keys, so some of 7 splits are empty; 7 splits are merged in two groups of 4."""
-    monkeypatch.setattr("kernels.gpu.decode_attention._SPLITS_AT_ONCE", 4)
+    """Rows have 1 to 4 steps of 32 keys, so some of 7 splits are empty; splits are merged two at a time."""
+    monkeypatch.setattr("kernels.gpu.decode_attention._SPLITS_AT_ONCE", 2)
     batch = make_ragged_batch([1] * 5, [1, 31, 32, 33, 100], num_heads=3, num_kv_heads=1, head_dim=80)
     options = {"scale": batch.scale, "sliding_window": sliding_window}
     for kv_dtype in (torch.float32, float8):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.gpu.targets import TARGETS
 from kernels.gpu.tiles import MAX_SPLITS, SPLIT_KEYS, decode_tile, num_splits, prefill_tile
 
@@ -43,3 +44,8 @@ def test_splits_never_grow_with_the_batch():
 def test_short_rows_are_not_split():
     assert num_splits(1, 8, SPLIT_KEYS, 132) == 1
     assert num_splits(1, 8, 4 * SPLIT_KEYS, 132) == 4
+
+
+def test_programs_of_the_sampler_share_a_row_only_in_small_batches():
+    tile = sampling_tile(128_256, TARGETS["sm_90"], 132)
+    assert [tile.shared_rows(num_rows, 32) for num_rows in (0, 1, 132, 1000)] == [(0, 32), (1, 32), (132, 4), (1000, 1)]
