@@ -53,6 +53,11 @@ async def test_plain_prompt_gets_the_special_tokens_of_the_post_processor(tokeni
     assert await tokenizer.encode("") == [backend.token_to_id("<s>")]
 
 
+async def test_words_get_no_special_tokens(tokenizer, backend):
+    (ids,) = await tokenizer.encode_words([" fox"])
+    assert backend.decode(list(ids), skip_special_tokens=False) == " fox"
+
+
 async def test_truncation_and_padding_saved_in_the_file_are_off(tokenizer):
     assert len(await tokenizer.encode("x" * 100)) == 101
     assert len(await tokenizer.encode("x")) == 2
