@@ -50,6 +50,13 @@ def test_drawn_texts_satisfy_the_original_schema(case, draw):
         jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
 
 
+@pytest.mark.parametrize("names", [{"enum": ["a", "b"]}, {"pattern": "^[ab]$"}])
+def test_property_names_allow_their_members_with_any_value(names, keeps_to):
+    grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "object", "propertyNames": names}))
+    assert keeps_to(grammar, '{"b":[1]}')
+    assert not keeps_to(grammar, '{"c":[1]}')
+
+
 def test_time_has_no_leap_second(keeps_to):
     for kind, text in (("time", "23:59:60Z"), ("date-time", "2016-12-31T23:59:60Z")):
         grammar = grammar_of(ConstraintKind.JSON_SCHEMA, json.dumps({"type": "string", "format": kind}))
