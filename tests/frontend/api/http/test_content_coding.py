@@ -15,7 +15,12 @@ from frontend.limits import MAX_REQUEST_BYTES
 
 BODY = json.dumps({"prompt": "abc"}).encode()
 PACKED = gzip.compress(BODY, mtime=0)  # the same in every process: tests are named after it
-BOMB = gzip.compress(bytes(200 << 20), 9)  # 200 MiB of zeros in 200 KiB
+
+
+@pytest.fixture(scope="module")
+def bomb():
+    """200 MiB of zeros in 200 KiB."""
+    return gzip.compress(bytes(200 << 20), 9)
 
 
 @pytest.fixture
@@ -65,17 +70,17 @@ async def test_what_is_not_gzip_is_refused(session, data, reason):
     assert reason in answer["error"]["message"]
 
 
-async def test_a_bomb_is_refused_and_never_unpacked(session):
-    status, _, answer = await post(session, BOMB, "gzip")
+async def test_a_bomb_is_refused_and_never_unpacked(session, bomb):
+    status, _, answer = await post(session, bomb, "gzip")
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
     assert f"{MAX_REQUEST_BYTES} bytes when decompressed" in answer["error"]["message"]
 
 
-async def test_decompression_takes_no_more_memory_than_its_bound():
+async def test_decompression_takes_no_more_memory_than_its_bound(bomb):
     max_bytes = 1 << 20
     tracemalloc.start()
     with pytest.raises(BodyError):
-        await gunzipped(BOMB, max_bytes)
+        await gunzipped(bomb, max_bytes)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 4 * max_bytes  # the output grows by doubling, and its old half is there meanwhile
