@@ -178,11 +178,13 @@ async def test_frequent_pings_do_not_close_the_connection(server: RunningEngine)
     settings, ping = b"\0\0\0\4" + bytes(5), b"\0\0\10\6" + bytes(5 + 8)
     host, _, port = server.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + 10 * ping)
-    num_acks = 0
-    while num_acks < 10:
-        header = await asyncio.wait_for(reader.readexactly(9), HANG_S)
-        payload = await reader.readexactly(int.from_bytes(header[:3]))
-        assert header[3] != 7, f"GOAWAY: {payload!r}"
-        num_acks += (header[3], header[4]) == (6, 1)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+    for _ in range(10):
+        writer.write(ping)
+        kind = None
+        while kind != (6, 1):  # the acknowledgement
+            header = await asyncio.wait_for(reader.readexactly(9), HANG_S)
+            payload = await reader.readexactly(int.from_bytes(header[:3]))
+            kind = header[3], header[4]
+            assert header[3] != 7, f"GOAWAY: {payload!r}"
     writer.close()
