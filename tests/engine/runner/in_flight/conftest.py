@@ -38,7 +38,14 @@ class CountingRunner(PoisoningRunner):
         super().__init__(*args, **kwargs)
         self.seen = Counter()
 
+    def collect(self):
+        plan = self._in_flight[0][0]
+        result = super().collect()
+        assert all(row.samples or token_id == -1 for row, token_id in zip(plan.rows, result.token_ids, strict=True))
+        return result
+
     def _compute(self, step):
+        assert step.logits is None, "the forward pass of a step is queued twice"
         batch = step.batch
         metadata = batch.inputs.metadata
         self.seen["unresolved ids"] += batch.num_unresolved > 0
