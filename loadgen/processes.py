@@ -101,20 +101,15 @@ class Process:
             self._popen.stdin.close()
 
 
-def start_module(
-    module: str, arguments: Sequence[str | Path], log: Path, *, python_path: Sequence[Path] = ()
-) -> Process:
+def start_module(module: str, arguments: Sequence[str | Path], log: Path) -> Process:
     """Starts `python -m module`, without the user's CHAIRLIFT_* settings.
 
     Args:
         module: as after `python -m`.
         arguments: command line.
         log: file for its output.
-        python_path: folders in front of its module path.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("CHAIRLIFT_")}
-    if python_path:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*map(str, python_path), env.get("PYTHONPATH", "")]))
     return Process([sys.executable, "-m", module, *arguments], log, name=module, env=env, holds_stdin=True)
 
 

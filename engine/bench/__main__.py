@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.command import run_command
 from engine.bench.benchmarks import BENCHMARKS
+from engine.bench.gpu.wheels import carried_wheels
 from engine.bench.machine import Machine
 from engine.errors import CheckpointError, ConfigError
 
@@ -30,15 +32,20 @@ _MOVED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    return run_command(
-        "engine.bench",
-        BENCHMARKS,
-        argv,
-        machine=asdict(Machine.here()),
-        errors=(CheckpointError, ConfigError),
-        measure_floors=_floors,
-        moved=_MOVED,
-    )
+    try:
+        with carried_wheels():
+            return run_command(
+                "engine.bench",
+                BENCHMARKS,
+                argv,
+                machine=asdict(Machine.here()),
+                errors=(CheckpointError, ConfigError),
+                measure_floors=_floors,
+                moved=_MOVED,
+            )
+    except BenchmarkError as error:
+        print(f"engine.bench: error: {error}", file=sys.stderr)
+        return 1
 
 
 def _floors(threads: int, quick: bool) -> "Floors":

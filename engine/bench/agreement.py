@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ def greedy_agreement(
     """Checks greedy answers with one forward pass of prompt and answer each.
 
     Args:
-        model: a causal model of `transformers` in fp32, see `load_reference`.
+        model: a causal model of `transformers` in fp32, see `load_reference`, on any device.
         prompts: token ids.
         output_ids: the answers.
         near_tie: difference of logits that rounding may reverse.
@@ -25,8 +25,7 @@ def greedy_agreement(
     num_tokens = num_same = num_near = 0
     worst_gap = 0.0
     for prompt, answer in zip(prompts, output_ids, strict=True):
-        ids = torch.tensor([[*prompt, *answer]])
-        logits = model(ids[:, :-1], logits_to_keep=len(answer)).logits[0].float()  # [len(answer), vocab_size]
+        logits = answer_logits(model, prompt, answer)
         chosen = logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
         gaps = logits.max(dim=1).values - chosen
         same = logits.argmax(dim=1) == torch.tensor(answer)
@@ -37,6 +36,13 @@ def greedy_agreement(
     return Agreement(num_tokens, num_same, num_near, worst_gap)
 
 
-def load_reference(path: Path) -> Any:
-    """Loads the checkpoint in `transformers`, fp32."""
-    return import_transformers().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+@torch.inference_mode()
+def answer_logits(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+    """Returns the logits from which each token of an answer was chosen: [len(answer), vocab_size] fp32, on the CPU."""
+    ids = torch.tensor([[*prompt, *answer]], device=model.device)
+    return cast("torch.Tensor", model(ids[:, :-1], logits_to_keep=len(answer)).logits[0].float().cpu())
+
+
+def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Loads the checkpoint in `transformers`."""
+    return import_transformers().AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()

@@ -44,13 +44,24 @@ BENCHMARKS = (
         has_cpu_floors=False,
     ),
     Benchmark(
-        "gpu-check", (), "on a GPU: runs one stage of `make gpu-check`", "engine.bench.gpu_check", has_cpu_floors=False
+        "gpu-check",
+        (),
+        "on a GPU: runs one stage of `make gpu-check`, or `--first-contact`",
+        "engine.bench.gpu_check",
+        has_cpu_floors=False,
     ),
     Benchmark(
         "gpu-pair",
         (),
         "on a GPU: the pair over gRPC, 100 users and Poisson arrivals, latencies and the share that is served well",
         "engine.bench.gpu_pair",
+        has_cpu_floors=False,
+    ),
+    Benchmark(
+        "gpu-judge",
+        (),
+        "on a GPU: greedy answers of whole models in bf16, judged by transformers",
+        "engine.bench.gpu_judge",
         has_cpu_floors=False,
     ),
     Benchmark("int8-quality", (), "what int8 costs in quality on the demo model", "engine.bench.int8_quality"),

@@ -3,17 +3,21 @@
 Claim: the figures for a GPU in docs/performance.md were measured by these commands.
 
 Method: a stage runs the kernels' tests or a benchmark in separate processes, within the time left of `--budget`. A
-process that exceeds it is stopped, and its results so far count. Every figure is shown beside its goal and its floor,
-from rates of the same run. The stage prints a table and writes it in Markdown (STAGE-TIME.md in `--out`), with a JSON
-file of every sample, the GPU, the versions, the commit and the command. Measurements that did not fit are listed as
-left out. Exit status 1 if something could not run.
+process that exceeds it is stopped, and its results so far count; the next process runs also if one has failed. Every
+figure is shown beside its goal and its floor, from rates of the same run. The stage prints a table and writes it in
+Markdown (gpu-STAGE-TIME.md in `--out`, updated after every process), with a JSON file of every sample, the GPU, the
+versions, the commit and the command. Measurements that did not fit are listed as left out. Exit status 1 if something
+could not run.
 
-It needs no network and installs nothing: plain `python3` with `PYTHONPATH=.:protos` and torch, triton, numpy, numba,
-grpcio, protobuf, tokenizers, huggingface_hub, safetensors, tqdm; pytest and pytest-timeout for the tests; transformers
-for the peers; aiohttp, rich, matplotlib and jinja2 for the load generator. The frontend also needs
-grpcio-health-checking, grpcio-reflection, grpcio-status, googleapis-common-protos and prometheus-client: where they are
-not installed, put their wheels into a folder and set CHAIRLIFT_WHEELS to it. To test the stages on a CPU:
-`--device cpu --shape tiny --quick`.
+`--first-contact` is for the first ten minutes on a machine: versions, the kernels' tests, whole models in bf16 judged
+by `transformers` (eager, with graphs, with two steps in flight, each request alone), and the decode step of 64
+requests.
+
+It needs no network and installs nothing: plain `python3` with `PYTHONPATH=.:protos` and torch, triton, numpy,
+transformers, grpcio, protobuf, pytest and pytest-timeout. Servers (stage pair) also need grpcio-health-checking,
+grpcio-reflection, grpcio-status, googleapis-common-protos, prometheus-client, jinja2 and tokenizers: put the wheels of
+what is not installed into a folder and set CHAIRLIFT_WHEELS to it; every process of the check then finds them. To
+rehearse a stage on a CPU: `--device cpu --shape tiny --quick`.
 """
 
 import argparse
@@ -28,12 +32,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
-from chairlift.bench.benchmark import Outcome, Settings
+import torch
+
+from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings
 from chairlift.bench.report import markdown_table
 from engine.bench.gpu.setting import STAGE_BUDGET_S
 from engine.bench.gpu.stage import outcome_of
-from engine.bench.gpu.stages import STAGES, Command, Rehearsal, commands_of
+from engine.bench.gpu.stages import FIRST_CONTACT, STAGES, Command, Rehearsal, commands_of
 from engine.bench.shapes import model_names
 from kernels.bench.budget import Budget
 from kernels.bench.journal import Journal
@@ -41,22 +48,29 @@ from kernels.bench.journal import Journal
 _LEAST_S = 20.0  # no command is started with less time left
 _STOP_S = 10.0
 _LOG_LINES = 25
+_SHOW_S = 0.2
 
 
 def run(settings: Settings) -> Outcome:
     """Runs a stage, or lists the stages."""
     options = settings.options
+    if options.device == "cuda" and options.stage is not None and not torch.cuda.is_available():
+        raise BenchmarkError("PyTorch sees no GPU here; use --device cpu --quick to rehearse the stage without one")
     if options.stage is None:
         lines = [f"  make gpu-check STAGE={name:10}{text}" for name, text in STAGES.items()]
+        lines.append("  make gpu-check ARGS=--first-contact: a little of everything, for a new machine")
         return Outcome((), {}, "\n".join(lines), table="stages:")
     budget, journal = Budget(options.budget), Journal()
     said: list[str] = []
     rehearsal = Rehearsal(options.device, options.shape, settings.quick, settings.threads)
     has_xdist = importlib.util.find_spec("xdist") is not None
     seed = secrets.randbelow(1 << 24)
+    options.out.mkdir(parents=True, exist_ok=True)
+    table = options.out / f"gpu-{options.stage}-{datetime.now(UTC):%Y%m%d-%H%M%S}.md"
     for command in commands_of(options.stage, rehearsal, options.extra, has_xdist=has_xdist, seed=seed):
         said += _run(command, settings, budget, journal)
-    _write_markdown(options.out, options.stage, journal, said)
+        _write_markdown(table, journal, said)
+    print(f"table: {table}")
     outcome = outcome_of(journal)
     return replace(outcome, text="\n".join([*said, *outcome.text.splitlines()]))
 
@@ -89,12 +103,12 @@ def _status(arguments: list[str], changes: dict[str, str], log: Path, seconds: f
     environ = {**os.environ, **changes}
     for name in (name for name, value in changes.items() if not value):
         del environ[name]
-    with log.open("w") as out:
+    with log.open("w") as out, log.open() as lines:
         process = subprocess.Popen(
             [sys.executable, *arguments], env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            return process.wait(seconds)
+            return _wait(process, lines, seconds)
         except subprocess.TimeoutExpired:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 os.killpg(process.pid, number)
@@ -110,19 +124,41 @@ def _status(arguments: list[str], changes: dict[str, str], log: Path, seconds: f
             raise
 
 
-def _write_markdown(out: Path, stage: str, journal: Journal, said: Sequence[str]) -> None:
+def _wait(process: subprocess.Popen[bytes], lines: TextIO, seconds: float) -> int:
+    """Shows what a process writes until it ends; returns its exit status.
+
+    Raises: subprocess.TimeoutExpired: the time is over.
+    """
+    budget = Budget(seconds)
+    status = None
+    while status is None:
+        try:
+            status = process.wait(min(_SHOW_S, budget.left_s))
+        except subprocess.TimeoutExpired:
+            if not budget.left_s:
+                raise
+        print(lines.read(), end="", file=sys.stderr, flush=True)
+    return status
+
+
+def _write_markdown(path: Path, journal: Journal, said: Sequence[str]) -> None:
     lines = [markdown_table(journal.results), "", *(f"- {line}" for line in said)]
     lines += [f"- Left out, --budget was used up: {line}" for line in journal.left_out]
     lines += [f"- Could not run: {line.splitlines()[0]}" for line in journal.problems]
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"gpu-{stage}-{datetime.now(UTC):%Y%m%d-%H%M%S}.md"
     path.write_text("\n".join(lines).rstrip() + "\n")
-    print(f"table: {path}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags."""
-    parser.add_argument("--stage", choices=tuple(STAGES), help="stage to run; without it the stages are listed")
+    stages = parser.add_mutually_exclusive_group()
+    stages.add_argument("--stage", choices=tuple(STAGES), help="stage to run; without it the stages are listed")
+    stages.add_argument(
+        "--first-contact",
+        dest="stage",
+        action="store_const",
+        const=FIRST_CONTACT,
+        help="instead of a stage: a little of everything, for a new machine",
+    )
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: test the stage, with --quick (default: cuda)"
     )

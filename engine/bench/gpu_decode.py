@@ -26,7 +26,6 @@ from engine.bench.gpu.decode_steps import DecodePoint, DecodeSteps, Decoding, pr
 from engine.bench.gpu.driver import EngineDriver, RequestMaker
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
-from engine.bench.serve import engine
 from engine.serving.parts import EngineParts
 
 _GOALS = {1: ("G1", 0.86), 64: ("G2", 0.85), 256: ("G2", 0.82)}
@@ -42,10 +41,11 @@ class _Sizes(NamedTuple):
     max_num_batched_tokens: int
     prefill_len: int
     num_prefills: int
+    num_settling: int = 8
 
 
 _SIZES = _Sizes((1, 8, 32, 64, 128, 256), (512, 2048), 48, 8192, 2048, 48)
-_QUICK = _Sizes((1, 4), (48,), 6, 64, 24, 9)
+_QUICK = _Sizes((1, 2), (12,), 2, 32, 12, 4, num_settling=2)
 
 
 def run(settings: Settings) -> Outcome:
@@ -62,10 +62,10 @@ def _sizes(settings: Settings) -> _Sizes:
 
 def _measure(setting: GpuSetting, sizes: _Sizes) -> None:
     longest = max(*sizes.contexts, sizes.prefill_len)
-    points = [DecodePoint(b, c, sizes.num_steps) for c in sizes.contexts for b in sizes.batches]
+    points = [DecodePoint(b, c, sizes.num_steps, sizes.num_settling) for c in sizes.contexts for b in sizes.batches]
     needs = [sum(point.length(sizes.max_num_batched_tokens)) for point in points]
     setting.progress(f"starting the engine, {setting.label}")
-    parts = engine(
+    parts = setting.start(
         setting.engine_config(
             max_num_seqs=max(sizes.batches),
             max_num_batched_tokens=max(sizes.max_num_batched_tokens, *sizes.batches),

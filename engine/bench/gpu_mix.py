@@ -29,7 +29,6 @@ from engine.bench.gpu.lengths import SHAREGPT_LIKE, in_progress, mean_length, sa
 from engine.bench.gpu.setting import DEFAULT_SHAPE, GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
 from engine.bench.gpu.window import Window, continuous_window, static_window
-from engine.bench.serve import engine
 from engine.serving.parts import EngineParts
 
 _SHAREGPT = "sharegpt"
@@ -50,8 +49,9 @@ _NUM_SLOTS = 512
 _MAX_NUM_BATCHED_TOKENS = 8192
 _WINDOW_S = 60.0
 _OVERRUN = 1.6  # time to fill the slots, over its floor
-_QUICK_CASES = ("8/12", "sharegpt", "sharegpt:static")
-_QUICK_SCALE = 1 / 16
+_QUICK_CASES = ("4/6", "sharegpt", "sharegpt:static")
+_QUICK_SCALE = 1 / 64
+_QUICK_SLOTS = 2
 
 
 class _Case(NamedTuple):
@@ -70,13 +70,13 @@ def run(settings: Settings) -> Outcome:
 def _measure(setting: GpuSetting, settings: Settings) -> None:
     options = settings.options
     names = options.cases or (_QUICK_CASES if settings.quick else _CASES[options.precision])
-    num_slots = 4 if settings.quick else options.slots
+    num_slots = _QUICK_SLOTS if settings.quick else options.slots
     window_s = 0.2 if settings.quick else options.window
     cases = [_case(name, quick=settings.quick) for name in names]
     longest = max(sum(length) for case in cases for length in case.lengths)
     budget = 64 if settings.quick else _MAX_NUM_BATCHED_TOKENS
     setting.progress(f"starting the engine, {setting.label}, {num_slots} slots")
-    parts = engine(
+    parts = setting.start(
         setting.engine_config(
             max_num_seqs=num_slots,
             max_num_batched_tokens=max(budget, num_slots),

@@ -15,13 +15,14 @@ comes after the last arrival are left out, which leaves about 60 s. Time to firs
 due. Percentiles and shares are of requests. The floor of the time per token is that of a step in which as many
 decode as were under way on average, and new prompts take their share (`engine.bench.floor`).
 
-On a machine without a network that lacks the frontend's packages: their wheels in a folder that CHAIRLIFT_WHEELS
-names.
+A machine without a network needs the wheels of the servers' packages, in a folder that CHAIRLIFT_WHEELS names. With
+`--device cpu` the engine runs its CPU kernels, which need numba.
 """
 
 import argparse
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from chairlift.bench.benchmark import BenchmarkError, Outcome, Settings, positive
@@ -32,7 +33,7 @@ from engine.bench.gpu.lengths import AZURE_LIKE, mean_length, sample_lengths, sc
 from engine.bench.gpu.load import LoadResult, run_load, served_pair
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments
 from engine.bench.gpu.stage import run_stage
-from engine.bench.gpu.wheels import frontend_path
+from engine.bench.gpu.wheels import require_serving_packages
 
 _TTFT_MS, _TPOT_MS, _SHARE = 500.0, 20.0, 99.0
 _NUM_USERS = 100
@@ -52,7 +53,7 @@ def run(settings: Settings) -> Outcome:
 
 def _measure(setting: GpuSetting, settings: Settings) -> None:
     options = settings.options
-    path = frontend_path(settings.scratch)
+    require_serving_packages()
     lengths = _lengths(settings)
     num_users = 4 if settings.quick else options.users
     config = setting.engine_config(
@@ -60,8 +61,11 @@ def _measure(setting: GpuSetting, settings: Settings) -> None:
         max_num_batched_tokens=64 if settings.quick else _MAX_NUM_BATCHED_TOKENS,
         max_model_len=max(sum(length) for length in lengths) + 1,
     )
+    if not setting.device.is_gpu:  # interpreted kernels are too slow to serve
+        config = replace(config, device="cpu", threads=setting.threads, enforce_eager=False)
+        config = replace(config, quantization=None, kv_cache_dtype="auto")
     setting.progress(f"starting the pair, {setting.label}")
-    with served_pair(engine_flags(config), settings.scratch / "pair", frontend_path=path) as address:
+    with served_pair(engine_flags(config), settings.scratch / "pair") as address:
         load = _Load(setting, f"grpc://{address}", lengths, settings.scratch, options)
         scout = load.closed("scout", num_users, _SCOUT_ROUNDS * num_users, warm_up_s=0.0)
         rate = scout.document["completed"] / scout.document["duration"]

@@ -31,16 +31,11 @@ from chairlift.bench.shapes import SHAPES
 from chairlift.bench.workload import Workload, uniform_workload
 from engine.bench.agreement import greedy_agreement, load_reference
 from engine.bench.floor import Length
-from engine.bench.fresh_scheduler import schedule_anew
-from engine.bench.gpu.driver import EngineDriver, new_request
+from engine.bench.gpu.driver import greedy_answers
 from engine.bench.gpu.setting import GpuSetting, add_gpu_arguments, release_memory
 from engine.bench.gpu.stage import run_stage
-from engine.bench.serve import engine
 from engine.bench.shapes import save_checkpoint
 from engine.bench.transformers_peer import continuous_batching, generate, random_model
-from engine.config import EngineConfig
-from engine.core.request import RequestId
-from engine.serving.parts import EngineParts
 
 _GOAL = 2.5
 _SMALL = "15M"
@@ -67,13 +62,13 @@ def _measure(setting: GpuSetting, settings: Settings) -> None:
         max_model_len=longest + 1,
         cache_tokens=num_requests * (longest + 32),
     )
-    parts = engine(replace(config, model=str(checkpoint), load_format="auto"))
+    parts = setting.start(replace(config, model=str(checkpoint), load_format="auto"))
     for name, workload, goal in (("continuous batching", even, _GOAL), ("generate", spread, None)):
         if name not in theirs:
             continue
-        _answers(parts, workload)  # warms up libraries
+        greedy_answers(parts, workload)  # warms up libraries
         started_s = time.perf_counter()
-        _answers(parts, workload)
+        greedy_answers(parts, workload)
         seconds = time.perf_counter() - started_s
         _add(setting, name, workload, workload.num_output_tokens / seconds, theirs[name], goal)
     shutil.rmtree(checkpoint, ignore_errors=True)
@@ -84,22 +79,23 @@ def _judge(setting: GpuSetting, settings: Settings) -> None:
     shape = "tiny" if setting.quick else _SMALL
     setting.progress(f"greedy tokens of shape {shape} in fp32")
     checkpoint = save_checkpoint(shape, settings.scratch / "judged")
+    num_requests, longest, most = (2, 12, 3) if setting.quick else (16, 100, 48)
     workload = uniform_workload(
-        16, prompt_lens=(8, 100), output_lens=(8, 48), vocab_size=SHAPES[shape].vocab_size, seed=1
+        num_requests,
+        prompt_lens=(8, longest),
+        output_lens=(min(8, most), most),
+        vocab_size=SHAPES[shape].vocab_size,
+        seed=1,
     )
-    config = EngineConfig(
-        model=str(checkpoint),
-        dtype="float32",
-        device="cuda" if setting.device.is_gpu else "cpu",
-        max_num_seqs=16,
-        max_num_batched_tokens=256,
-        max_model_len=256,
-        num_gpu_blocks_override=16 * 16,
-        enable_prefix_caching=False,
-        threads=None if setting.device.is_gpu else setting.threads,
+    config = setting.engine_config(
+        max_num_seqs=16, max_num_batched_tokens=256, max_model_len=256, cache_tokens=16 * 256
     )
-    parts = engine(config)
-    answers = _answers(parts, workload)
+    parts = setting.start(
+        replace(
+            config, model=str(checkpoint), load_format="auto", dtype="float32", quantization=None, kv_cache_dtype="auto"
+        )
+    )
+    answers = greedy_answers(parts, workload)
     agreement = greedy_agreement(load_reference(checkpoint), workload.prompts, answers)
     require_same_ids("ours", agreement)
     setting.journal.add(
@@ -119,9 +115,9 @@ def _workloads(setting: GpuSetting, settings: Settings) -> tuple[Workload, Workl
     """For its continuous batching, and for `generate`."""
     options = settings.options
     random = np.random.default_rng(0)
-    num_even, num_spread = (4, 6) if setting.quick else (options.requests, _NUM_GENERATE_REQUESTS)
-    prompt_len, output_len = (12, 10) if setting.quick else (_PROMPT_LEN, options.output_len)
-    outputs = (3, 10) if setting.quick else _GENERATE_OUTPUTS
+    num_even, num_spread = (2, 2) if setting.quick else (options.requests, _NUM_GENERATE_REQUESTS)
+    prompt_len, output_len = (6, 3) if setting.quick else (_PROMPT_LEN, options.output_len)
+    outputs = (2, 3) if setting.quick else _GENERATE_OUTPUTS
 
     def prompts(count: int) -> tuple[tuple[int, ...], ...]:
         return tuple(map(tuple, random.integers(1, setting.vocab_size, (count, prompt_len)).tolist()))
@@ -165,20 +161,6 @@ def _transformers(setting: GpuSetting, even: Workload, spread: Workload) -> tupl
     del model
     release_memory(device)
     return checkpoint, theirs
-
-
-def _answers(parts: EngineParts, workload: Workload) -> tuple[tuple[int, ...], ...]:
-    """Greedy answers of our engine, all requests at once, as many steps in flight as it has."""
-    driver = EngineDriver(schedule_anew(parts))
-    requests = [new_request(prompt, n) for prompt, n in zip(workload.prompts, workload.max_tokens, strict=True)]
-    ids: dict[RequestId, list[int]] = {request.request_id: [] for request in requests}
-    driver.submit(requests)
-    while driver.num_open:
-        for delivery in driver.turn():
-            for output in delivery.outputs:
-                ids[output.request_id] += output.token_ids
-    driver.finish()
-    return tuple(tuple(answer) for answer in ids.values())
 
 
 def _add(setting: GpuSetting, name: str, workload: Workload, ours: float, theirs: float, goal: float | None) -> None:

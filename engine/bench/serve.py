@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from chairlift.bench.benchmark import BenchmarkError
 from chairlift.bench.run import Run, Step
@@ -12,6 +12,9 @@ from engine.core.request import Request, RequestId, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.interfaces import ModelRunner, execute
 from engine.serving.parts import EngineParts
+
+if TYPE_CHECKING:
+    from engine.startup.gpu import Gpu
 
 _request_ids = itertools.count(1)  # a scheduler never sees one twice, however often it serves
 
@@ -30,12 +33,12 @@ class Steppable(Protocol):
         ...
 
 
-def engine(config: EngineConfig) -> EngineParts:
-    """Builds an engine, warmed up."""
+def engine(config: EngineConfig, gpu: "Gpu | None" = None) -> EngineParts:
+    """Builds an engine, warmed up; `gpu` as in `build_engine`."""
     from engine.startup.build import build_engine
     from engine.startup.progress import StartupProgress
 
-    return build_engine(config, StartupProgress())
+    return build_engine(config, StartupProgress(), gpu=gpu)
 
 
 def serve(

@@ -28,6 +28,7 @@ from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
 from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
+from engine.startup.gpu import Gpu
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
 from engine.startup.rank import RankTask, build_runner
@@ -37,7 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 def build_engine(
-    config: EngineConfig, startup: StartupProgress, on_rank_failure: OnFailure | None = None
+    config: EngineConfig,
+    startup: StartupProgress,
+    on_rank_failure: OnFailure | None = None,
+    *,
+    gpu: Gpu | None = None,
 ) -> EngineParts:
     """Loads the model and everything around it.
 
@@ -45,6 +50,7 @@ def build_engine(
         config: the engine's configuration.
         startup: reports the progress.
         on_rank_failure: see `engine.parallel.followers.Followers`; None exits this process immediately.
+        gpu: with `device` "cuda", used instead of the one that is opened: a CPU that interprets its kernels.
     Returns: the parts of an engine, warmed up.
 
     Raises:
@@ -85,7 +91,7 @@ def build_engine(
         )
 
     _log.info("Starting to load model %s from %s", config.model_name, model_dir)
-    task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads)
+    task = RankTask(config, model_dir, model_config, dtype, kv_dtype, kv_plan, limits, threads, gpu)
     runner, kv_plan, progress = build_runner(task, group, device, startup, on_rank_failure or _end_process)
     _log_cache(kv_plan)
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)

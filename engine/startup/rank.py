@@ -23,7 +23,7 @@ from engine.parallel.sampling import with_shared_draws
 from engine.runner.buckets import decode_buckets
 from engine.runner.kv_cache import KVCachePlan, kv_bytes_per_token, plan_kv_cache
 from engine.runner.model_runner import TorchModelRunner
-from engine.runner.stream import CudaStream
+from engine.runner.stream import CudaStream, InlineStream, Stream
 from engine.startup.gpu import Gpu, open_gpu
 from engine.startup.gpu_memory import kv_cache_bytes
 from engine.startup.progress import StartupProgress
@@ -49,6 +49,7 @@ class RankTask:
         kv_plan: cache of one rank; None: sized by the free memory of the GPU.
         limits: limits of a step.
         num_threads: CPU threads of one rank.
+        gpu: see `build_engine`.
     """
 
     config: EngineConfig
@@ -59,6 +60,7 @@ class RankTask:
     kv_plan: KVCachePlan | None
     limits: StepLimits
     num_threads: int
+    gpu: Gpu | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
     """
     if device.type == "cuda":
         try:
-            return _build_on_gpu(task, group, open_gpu(device.index, task.config.gpu_memory_utilization), startup)
+            gpu = task.gpu or open_gpu(device.index, task.config.gpu_memory_utilization)
+            return _build_on_gpu(task, group, gpu, startup)
         except UnsupportedTargetError as error:
             raise ConfigError(str(error)) from error
     cpu = _cpu_ops(task, startup) if group.size == 1 else None
@@ -203,7 +206,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     )
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
     decode_sizes = () if config.enforce_eager else decode_buckets(task.limits.max_num_seqs)
-    stream = CudaStream(gpu.device)
+    stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         model = _load(task, group, ops, gpu.device, startup)
 
@@ -301,7 +304,7 @@ def _make_runner(
     ops: KernelOps,
     kv_plan: KVCachePlan,
     *,
-    stream: CudaStream | None = None,
+    stream: Stream | None = None,
     decode_sizes: Sequence[int] = (),
 ) -> TorchModelRunner:
     return TorchModelRunner(

@@ -41,7 +41,6 @@ class Pair:
         *,
         engine_module: str = "engine",
         frontend_flags: Sequence[str] = (),
-        frontend_path: Sequence[Path] = (),
     ) -> None:
         """Prepares the pair.
 
@@ -51,13 +50,11 @@ class Pair:
                 has at most 107 bytes.
             engine_module: module that runs as the engine.
             frontend_flags: command line of the frontend, without addresses.
-            frontend_path: folders with packages that only the frontend needs.
         """
         self._engine_flags = engine_flags
         self._folder = folder
         self._engine_module = engine_module
         self._frontend_flags = frontend_flags
-        self._frontend_path = frontend_path
         self.model = pb.GetModelResponse()
         self._stack = ExitStack()
 
@@ -73,7 +70,7 @@ class Pair:
             stack.callback(self.engine.stop)
             flags = ["--engine", f"unix:{socket}", "--port", str(port), "--no-http", *self._frontend_flags]
             log = self._folder / "frontend.log"
-            self.frontend = start_module("frontend", flags, log, python_path=self._frontend_path)
+            self.frontend = start_module("frontend", flags, log)
             stack.callback(self.frontend.stop)
             self._stack = stack.pop_all()
         return self
@@ -105,11 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m loadgen.experiments.pair", description=__doc__)
     parser.add_argument("folder", type=Path, help="folder for logs and the socket; its path must be short")
-    parser.add_argument("--frontend-path", type=Path, action="append", default=[], help="more packages of the frontend")
     parser.add_argument("engine_flags", nargs="*", metavar="ENGINE FLAG", help="after --")
     options = parser.parse_args(argv)
     try:
-        with Pair(options.engine_flags, options.folder, frontend_path=options.frontend_path) as pair:
+        with Pair(options.engine_flags, options.folder) as pair:
             pair.wait_until_served()
             print(pair.address, flush=True)
             sys.stdin.read()

@@ -64,7 +64,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             memory=GpuMemory("fake", gpu.total, gpu.total - gpu.held, utilization),
         ),
     )
-    monkeypatch.setattr("engine.startup.rank.CudaStream", lambda _: LateStream())
+    monkeypatch.setattr("engine.startup.rank.InlineStream", LateStream)
     monkeypatch.setattr("kernels.gpu.ops.DecodeGraphs", FakeGraphs)
     FakeGraphs.seen = set()
     for name, value in {

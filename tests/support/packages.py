@@ -4,16 +4,26 @@ import importlib.metadata
 import re
 
 _HIDE = """
+import sys
 from importlib.machinery import PathFinder
+from types import MethodType
 find_spec = PathFinder.find_spec
-def find_visible(name, path=None, target=None):
-    return None if name.partition(".")[0] in {modules!r} else find_spec(name, path, target)
-PathFinder.find_spec = staticmethod(find_visible)
+def find_visible(_, name, path=None, target=None):
+    spec = find_spec(name, path, target)
+    if spec is not None and name in {modules!r}:
+        places = [spec.origin or "", *(spec.submodule_search_locations or ())]
+        if any(place.startswith(sys.prefix) for place in places):
+            return None
+    return spec
+PathFinder.find_spec = MethodType(find_visible, PathFinder)  # bound, as the original is
 """
 
 
 def hiding(modules: set[str]) -> str:
-    """Returns the source of a program's beginning that hides top-level modules from the import system."""
+    """Returns the source of a program's beginning that hides installed top-level modules.
+
+    Modules of these names in folders outside the installation stay visible.
+    """
     return _HIDE.format(modules=sorted(modules))
 
 

@@ -8,7 +8,7 @@ from engine.bench.floor import Length
 from engine.bench.gpu.driver import GREEDY, Delivery, EngineDriver, RequestMaker
 from engine.core.request import RequestId, SamplingParams
 
-_SETTLE = 8  # steps after the last prompt, until all steps in flight are decodes
+_SETTLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +19,19 @@ class DecodePoint:
         batch: number of requests.
         context: approximate tokens of each in the middle of the timed steps.
         num_steps: timed steps.
+        num_settling: steps after the last prompt, until all steps in flight are decodes.
     """
 
     batch: int
     context: int
     num_steps: int
+    num_settling: int = _SETTLE
 
     def length(self, max_num_batched_tokens: int) -> Length:
         """Lengths that reach this point: the first requests decode while the last are still in prefill."""
         num_prefill_steps = -(-self.batch * self.context // max_num_batched_tokens)
-        ahead = num_prefill_steps // 2 + _SETTLE + self.num_steps // 2
-        return Length(max(1, self.context - ahead), 2 * num_prefill_steps + 2 * _SETTLE + self.num_steps)
+        ahead = num_prefill_steps // 2 + self.num_settling + self.num_steps // 2
+        return Length(max(1, self.context - ahead), 2 * num_prefill_steps + 2 * self.num_settling + self.num_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Decoding:
         while len(started) < self._point.batch:
             for delivery in self._turn():
                 started.update(output.request_id for output in delivery.outputs)
-        self.steps(_SETTLE)
+        self.steps(self._point.num_settling)
         return self
 
     def __exit__(self, *_: object) -> None:

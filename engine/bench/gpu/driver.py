@@ -11,12 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.bench.benchmark import BenchmarkError
+from chairlift.bench.workload import Workload
 from chairlift.service.end_reason import EndReason
 from engine.bench.floor import Length
-from engine.bench.fresh_scheduler import Scheduled, forget_requests
+from engine.bench.fresh_scheduler import Scheduled, forget_requests, schedule_anew
 from engine.core.outputs import RequestOutput
 from engine.core.request import Request, RequestId, SamplingParams
 from engine.interfaces import AdmissionReport, Cancel, Inbox, Report, StepReport, Submit
+from engine.serving.parts import EngineParts
 from engine.step_loop import StepLoop
 
 _SESSION = "bench"
@@ -127,3 +129,17 @@ class RequestMaker:
         """Makes a request of these lengths."""
         prompt = self._random.integers(1, self._vocab_size, length.prompt)
         return new_request(tuple(prompt.tolist()), length.output, params)
+
+
+def greedy_answers(parts: EngineParts, workload: Workload) -> tuple[tuple[int, ...], ...]:
+    """Answers all requests at once, with as many steps in flight as the engine has."""
+    driver = EngineDriver(schedule_anew(parts))
+    requests = [new_request(prompt, n) for prompt, n in zip(workload.prompts, workload.max_tokens, strict=True)]
+    ids: dict[RequestId, list[int]] = {request.request_id: [] for request in requests}
+    driver.submit(requests)
+    while driver.num_open:
+        for delivery in driver.turn():
+            for output in delivery.outputs:
+                ids[output.request_id] += output.token_ids
+    driver.finish()
+    return tuple(tuple(answer) for answer in ids.values())

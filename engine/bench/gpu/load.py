@@ -69,17 +69,15 @@ class LoadResult:
 
 
 @contextmanager
-def served_pair(engine_flags: Sequence[str], folder: Path, *, frontend_path: Sequence[Path] = ()) -> Iterator[str]:
+def served_pair(engine_flags: Sequence[str], folder: Path) -> Iterator[str]:
     """Starts a pair by `loadgen.experiments.pair` and yields its gRPC endpoint, HOST:PORT.
 
     Args:
         engine_flags: command line of the engine.
         folder: for logs and the socket; its path must be short.
-        frontend_path: folders with packages that only the frontend needs.
     Raises: BenchmarkError: it does not start; with its last lines.
     """
     command = [sys.executable, "-m", "loadgen.experiments.pair", str(folder)]
-    command += [part for path in frontend_path for part in ("--frontend-path", str(path))]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [*command, "--", *engine_flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True

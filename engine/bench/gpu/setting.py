@@ -1,8 +1,12 @@
-"""Setting of a benchmark on a GPU: the device, its measured rates, the model's folder and its floor."""
+"""Setting of a benchmark on a GPU: the device, its measured rates, the model's folder and its floor.
+
+`--device cpu` rehearses a benchmark: the same engine, with the same kernels under Triton's interpreter, without graphs.
+"""
 
 import argparse
 import gc
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +15,13 @@ from typing import Any, cast
 import torch
 
 from chairlift.bench.benchmark import BenchmarkError, Settings
-from engine.bench.floor import BF16, FP8, FP32, INT8, DecoderSize, Floor, Precision, Rates
+from engine.bench.floor import BF16, FP8, DecoderSize, Floor, Precision, Rates
+from engine.bench.serve import engine
 from engine.bench.shapes import model_names, write_model
 from engine.config import EngineConfig
+from engine.serving.parts import EngineParts
+from engine.startup.gpu import Gpu
+from engine.startup.gpu_memory import GpuMemory
 from kernels.bench.budget import Budget
 from kernels.bench.ceilings import Ceilings, dtype_name, measure_ceilings
 from kernels.bench.device import BenchDevice, describe_device, open_device
@@ -99,32 +107,32 @@ class GpuSetting:
         max_num_batched_tokens: int,
         max_model_len: int,
         cache_tokens: int | None = None,
-        precision: Precision | None = None,
     ) -> EngineConfig:
         """Returns an engine with dummy weights and without a prefix cache.
 
         Args:
             max_num_seqs, max_num_batched_tokens, max_model_len: see `EngineConfig`.
             cache_tokens: capacity of the KV cache; None uses the available memory.
-            precision: overrides that of the floor.
         """
-        is_narrow = (precision or self.precision).kv_bytes == 1
-        narrow = "fp8" if self.device.is_gpu else "int8"
+        narrow = "fp8" if self.precision.kv_bytes == 1 else None
         return EngineConfig(
             model=str(self.model_dir),
             load_format="dummy",
-            device="cuda" if self.device.is_gpu else "cpu",
+            device="cuda",
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
             num_gpu_blocks_override=None if cache_tokens is None else -(-cache_tokens // _BLOCK_SIZE),
             block_size=_BLOCK_SIZE,
             enable_prefix_caching=False,
-            async_scheduling=True,  # on a CPU too, to test the loop
-            threads=None if self.device.is_gpu else self.threads,
-            quantization=cast("Any", narrow if is_narrow else None),
-            kv_cache_dtype=cast("Any", narrow if is_narrow else "auto"),
+            enforce_eager=not self.device.is_gpu,
+            quantization=cast("Any", narrow),
+            kv_cache_dtype=cast("Any", narrow or "auto"),
         )
+
+    def start(self, config: EngineConfig) -> EngineParts:
+        """Builds an engine on the device, warmed up."""
+        return engine(config, None if self.device.is_gpu else _interpreting_gpu(self.device))
 
 
 def open_setting(settings: Settings) -> GpuSetting:
@@ -135,6 +143,8 @@ def open_setting(settings: Settings) -> GpuSetting:
     options = settings.options
     if options.device == "cpu" and not settings.quick:
         raise BenchmarkError("--device cpu only tests the benchmark: add --quick")
+    if options.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # must be set before Triton is imported
     try:
         device = open_device(options.device)
     except (RuntimeError, ValueError) as error:
@@ -153,7 +163,7 @@ def open_setting(settings: Settings) -> GpuSetting:
         model_dir=model_dir,
         floor=Floor(
             DecoderSize.from_config(read_config(model_dir)),
-            _precision(options.precision, device),
+            FP8 if options.precision == "fp8" else BF16,
             _rates(ceilings, options.precision, device),
         ),
         ceilings=ceilings,
@@ -178,10 +188,9 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _precision(name: str, device: BenchDevice) -> Precision:
-    if device.is_gpu:
-        return FP8 if name == "fp8" else BF16
-    return INT8 if name == "fp8" else FP32
+def _interpreting_gpu(device: BenchDevice) -> Gpu:
+    """Returns this CPU as a GPU of unlimited memory."""
+    return Gpu(device.device, device.target, device.num_processors, GpuMemory("a CPU", 1 << 62, 1 << 62, 1.0))
 
 
 def _rates(ceilings: Ceilings, precision: str, device: BenchDevice) -> Rates:

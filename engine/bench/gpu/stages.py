@@ -9,10 +9,14 @@ from kernels.bench.dims import MODELS
 _KERNEL_TESTS = "tests/kernels/gpu"
 _REHEARSED_TESTS = "tests/kernels/gpu/test_rms_norm.py"
 _TEST_TIMEOUT_S = 120
-_MARKERS = "gpu: needs a GPU\nslow: takes more than ten seconds"
+_MARKERS = "gpu: needs a GPU\nslow: takes more than ten seconds\nsampled: has many cases"
 _TESTS_SHARE = 0.45
+_VERSIONS_SHARE = 0.1
+_JUDGE_SHARE = 0.4
+_JUDGED_SHAPE = "0.6B"  # of many layers, yet small: its weights are made and saved for every mode
 _RESERVE_S = 15.0  # reserved for stopping a command in time
 
+JUDGE_MODES = ("eager", "graphs", "in-flight", "alone")
 STAGES = {
     "kernels": "the kernels' tests on the device, then their bandwidth and FLOP/s against copy and matrix products",
     "decode": "steps of an 8B model as fractions of the floor, bf16 and fp8, and what the GPU idles between them",
@@ -20,6 +24,8 @@ STAGES = {
     "pair": "frontend, gRPC and load generator: 100 users and Poisson arrivals",
     "peers": "transformers' generate and its continuous batching on the same weights",
 }
+FIRST_CONTACT = "first-contact"
+"""The first ten minutes on a new machine, `--first-contact`: a little of everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def commands_of(
     """Returns the commands of a stage, in order.
 
     Args:
-        stage: name in STAGES.
+        stage: name in STAGES, or FIRST_CONTACT.
         rehearsal: options of the commands.
         extra: more flags of its benchmark, such as ("--precision", "fp8").
         has_xdist: whether tests may run, and compile, in several processes.
@@ -93,6 +99,8 @@ def commands_of(
             Command("kernels.bench", ("-m", "kernels.bench", *bench, *extra)),
         )
     bench = [*rehearsal.flags(), *extra]
+    if stage == FIRST_CONTACT:
+        return _first_contact(rehearsal, bench, has_xdist=has_xdist, seed=seed)
     if stage == "decode" and "--precision" not in extra:
         return tuple(
             Command(
@@ -103,6 +111,26 @@ def commands_of(
             for precision, share in (("bf16", 0.65), ("fp8", 1.0))
         )
     return (Command(f"gpu-{stage}", ("-m", "engine.bench", f"gpu-{stage}", *bench)),)
+
+
+def _first_contact(rehearsal: Rehearsal, bench: Sequence[str], *, has_xdist: bool, seed: int) -> tuple[Command, ...]:
+    """Returns every kind of check once; each mode is judged in its own process, because a GPU error ends a process."""
+    judged = [] if rehearsal.shape is not None or rehearsal.quick else ["--shape", _JUDGED_SHAPE]
+    point = [] if rehearsal.quick else ["--batches", "64", "--contexts", "512"]
+    versions = ("-m", "engine.bench.gpu.versions", "--device", rehearsal.device)
+    return (
+        Command("versions", versions, share=_VERSIONS_SHARE, reports=False),
+        _tests(rehearsal, has_xdist=has_xdist, seed=seed),
+        *(
+            Command(
+                f"gpu-judge, {mode}",
+                ("-m", "engine.bench", "gpu-judge", *bench, *judged, "--mode", mode),
+                share=_JUDGE_SHARE,
+            )
+            for mode in JUDGE_MODES
+        ),
+        Command("gpu-decode", ("-m", "engine.bench", "gpu-decode", *bench, *point)),
+    )
 
 
 def _tests(rehearsal: Rehearsal, *, has_xdist: bool, seed: int) -> Command:

@@ -1,20 +1,21 @@
-"""Packages of the frontend for a machine without a network: wheels in the folder CHAIRLIFT_WHEELS.
+"""Packages for a machine without a network: wheels in the folder CHAIRLIFT_WHEELS.
 
-Without its HTTP API the frontend needs a few small packages beside grpcio; the engine and the load generator need none
-of them.
+They are unpacked into a temporary folder, which is put in front of the module path of this process and its children.
 """
 
 import importlib.util
 import os
 import sys
+import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from chairlift.bench.benchmark import BenchmarkError
 
 VARIABLE = "CHAIRLIFT_WHEELS"
-FRONTEND_NEEDS = {
+SERVING_NEEDS = {
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "grpc_status": "grpcio-status",
@@ -23,29 +24,50 @@ FRONTEND_NEEDS = {
     "prometheus_client": "prometheus-client",
     "tokenizers": "tokenizers",
 }
-"""Import name to distribution."""
+"""What the servers of an engine and a frontend need beside gRPC: import name to distribution."""
 
 
-def frontend_path(scratch: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Returns folders to add to the path of the frontend's process: none, or the unpacked wheels.
+@contextmanager
+def carried_wheels(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Makes the packages in the folder CHAIRLIFT_WHEELS, if it is set, importable here and in child processes.
 
-    Args:
-        scratch: folder to unpack them into.
-        environ: environment, which may have CHAIRLIFT_WHEELS.
-    Raises: BenchmarkError: a package is missing, or the folder holds no wheels.
+    Raises: BenchmarkError: the folder holds no wheels, or a broken one.
     """
     folder = environ.get(VARIABLE)
-    unpacked = () if not folder else (_unpack(Path(folder), scratch / "wheels"),)
-    missing = [needed for name, needed in FRONTEND_NEEDS.items() if not _is_there(name, unpacked)]
-    if missing:
+    if not folder:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="chairlift-wheels-") as unpacked:
+        _unpack(Path(folder), Path(unpacked))
+        path = environ.get("PYTHONPATH", "")
+        del environ[VARIABLE]  # children find the packages, and need not unpack them
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [unpacked, path]))
+        sys.path.insert(0, unpacked)
+        try:
+            yield
+        finally:
+            sys.path.remove(unpacked)
+            environ.update({VARIABLE: folder, "PYTHONPATH": path})
+
+
+def missing_serving_packages() -> list[str]:
+    """Returns the distributions that servers need and that are not installed."""
+    return [needed for name, needed in SERVING_NEEDS.items() if not _is_there(name)]
+
+
+def require_serving_packages() -> None:
+    """Requires what servers need beside gRPC.
+
+    Raises: BenchmarkError: a package is missing; names it, and what to do.
+    """
+    if missing := missing_serving_packages():
         raise BenchmarkError(
-            f"the frontend needs {', '.join(missing)}: on a machine with a network, run `python3 -m pip download "
+            f"the servers need {', '.join(missing)}: on a machine with a network, run `python3 -m pip download "
             f"--no-deps -d wheels {' '.join(missing)}`, copy the folder here and set {VARIABLE} to it"
         )
-    return unpacked
 
 
-def _unpack(folder: Path, into: Path) -> Path:
+def _unpack(folder: Path, into: Path) -> None:
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         raise BenchmarkError(f"{VARIABLE}={folder}: holds no wheels")
@@ -55,13 +77,11 @@ def _unpack(folder: Path, into: Path) -> Path:
                 archive.extractall(into)
         except (OSError, zipfile.BadZipFile) as error:
             raise BenchmarkError(f"{wheel}: cannot be unpacked: {error}") from error
-    return into
 
 
-def _is_there(name: str, folders: tuple[Path, ...]) -> bool:
-    """Tells whether a module can be found, without importing it; `google` is a namespace package."""
-    relative = Path(*name.split("."))
-    places = [*folders, *(Path(entry or ".") for entry in sys.path)]
-    if any((place / relative).is_dir() or (place / relative).with_suffix(".py").is_file() for place in places):
-        return True
-    return "." not in name and importlib.util.find_spec(name) is not None
+def _is_there(name: str) -> bool:
+    """Tells whether a module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # nor can its package
+        return False

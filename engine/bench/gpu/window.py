@@ -14,7 +14,7 @@ from engine.bench.gpu.lengths import in_progress
 from engine.core.request import Request, RequestId
 
 _BACKLOG = 8  # waiting requests, so that no slot stays empty in a step
-_SETTLE_STEPS = 50
+_SETTLE_STEPS = 50  # or as many as there are slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def continuous_window(
             for delivery, _ in flow.turn():
                 silent.difference_update(output.request_id for output in delivery.outputs)
                 num_settled += not silent
-                if num_settled > _SETTLE_STEPS:
+                if num_settled > min(_SETTLE_STEPS, num_slots):
                     window.append(delivery)
                     if delivery.ended_s - window[0].ended_s >= seconds:
                         return _window(window)

@@ -1,12 +1,17 @@
 """The check on a GPU runs on a bare machine, with PyTorch, Triton, NumPy, transformers, gRPC and pytest."""
 
+import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from engine.bench.gpu.stages import Rehearsal, commands_of
 from tests.support.packages import hidden_modules, hiding, requirements
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -14,42 +19,97 @@ INSTALLED = ("torch", "triton", "numpy", "transformers", "grpcio", "protobuf", "
 OURS = ("chairlift", "engine", "frontend", "kernels", "loadgen")
 
 
+# The engine of a rehearsed pair runs its CPU kernels, which need numba; `loadgen` has its own requirements.
+PAIR_ALSO = ("numba", "aiohttp", "rich", "matplotlib", "llguidance")
+CARRIED = ("grpc_health", "grpc_reflection", "grpc_status", "prometheus_client")
+
+
+def environ_without(folder: Path, *installed: str) -> dict[str, str]:
+    """Environment in which all processes, children included, find only these distributions and what they need."""
+    allowed: set[str] = set()
+    for name in installed:
+        requirements(name, "", allowed)
+    (folder / "sitecustomize.py").write_text(hiding(hidden_modules(allowed) - set(OURS)))
+    path = os.pathsep.join(map(str, (folder, ROOT, ROOT / "protos")))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    return {**environ, "PYTHONPATH": path}
+
+
 @pytest.fixture(scope="module")
 def bare_environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment in which all processes, children included, find no other packages."""
-    allowed: set[str] = set()
-    for name in INSTALLED:
-        requirements(name, "", allowed)
-    hidden = hidden_modules(allowed) - set(OURS)
-    assert {"numba", "llvmlite", "llguidance", "grpc_health", "grpc_status", "prometheus_client", "aiohttp"} <= hidden
-    folder = tmp_path_factory.mktemp("hide")
-    (folder / "sitecustomize.py").write_text(hiding(hidden))
-    path = os.pathsep.join(map(str, (folder, ROOT, ROOT / "protos")))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return environ_without(tmp_path_factory.mktemp("hide"), *INSTALLED)
 
 
-def run_bench(environ: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "engine.bench", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-
-
-def test_nothing_else_can_be_imported(bare_environ: dict[str, str]) -> None:
-    command = [sys.executable, "-c", "import torch, grpc; import numba"]
-    done = subprocess.run(command, env=bare_environ, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'numba'"
-
-
-def test_benchmarks_and_stages_are_listed(bare_environ: dict[str, str], tmp_path: Path) -> None:
-    for arguments in (["list"], ["gpu-check"]):
-        done = run_bench(bare_environ, tmp_path, *arguments)
-        assert done.returncode == 0, done.stderr
-        assert "decode" in done.stdout
-
-
-def test_every_stage_is_imported(bare_environ: dict[str, str]) -> None:
-    modules = ("gpu_decode", "gpu_mix", "gpu_pair", "gpu_peers")
-    program = "import " + ", ".join(f"engine.bench.{name}" for name in modules)
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=bare_environ, text=True, capture_output=True, check=False
-    )
+def run_python(environ: dict[str, str], *arguments: str) -> str:
+    """Returns what it prints."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rehearse(environ: dict[str, str], out: Path, *stage: str) -> dict:
+    """Returns the report of a stage."""
+    flags = ["--device", "cpu", "--shape", "tiny", "--quick", "--threads", "1", "--out", str(out)]
+    run_python(environ, "-m", "engine.bench", "gpu-check", *stage, *flags)
+    (path,) = out.glob("*.json")
+    return json.loads(path.read_text())
+
+
+def test_what_a_bare_machine_lacks_is_hidden(bare_environ: dict[str, str]) -> None:
+    names = ["numba", "llvmlite", "llguidance", "aiohttp", "matplotlib", *CARRIED]
+    program = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
+    assert run_python(bare_environ, "-c", program) == "[]\n"
+
+
+def test_benchmarks_are_listed_and_every_stage_is_imported(bare_environ: dict[str, str]) -> None:
+    assert "gpu-check" in run_python(bare_environ, "-m", "engine.bench", "list")
+    modules = ("check", "decode", "judge", "mix", "pair", "peers")
+    run_python(bare_environ, "-c", "import " + ", ".join(f"engine.bench.gpu_{name}" for name in modules))
+
+
+def test_all_kernel_tests_are_collected(bare_environ: dict[str, str]) -> None:
+    tests, _ = commands_of("kernels", Rehearsal(), (), has_xdist=False, seed=0)
+    environ = bare_environ | {name: value for name, value in tests.environ if value}
+    collected = run_python(environ, *tests.arguments, "--collect-only", "-W", "error::pytest.PytestUnknownMarkWarning")
+    assert re.search(r"\d{3,} tests collected", collected)
+
+
+def test_whole_model_is_judged(bare_environ: dict[str, str], tmp_path: Path) -> None:
+    flags = ["--device", "cpu", "--quick", "--threads", "1", "--out", str(tmp_path)]
+    assert "5 of 5 ids" in run_python(bare_environ, "-m", "engine.bench", "gpu-judge", *flags)
+
+
+@pytest.mark.slow
+def test_first_contact_is_rehearsed(bare_environ: dict[str, str], tmp_path: Path) -> None:
+    report = rehearse(bare_environ, tmp_path, "--first-contact")
+    judged = [result["what"].rpartition(", ")[2] for result in report["results"] if "transformers" in result["what"]]
+    assert judged == ["eager", "graphs", "in-flight", "alone"]
+    assert any("decode step" in result["what"] for result in report["results"])
+    (table,) = tmp_path.glob("gpu-first-contact-*.md")
+    assert "versions: " in table.read_text()
+    assert "kernel tests: " in table.read_text()
+    assert "Could not run" not in table.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["kernels", "decode", "mix", "peers"])
+def test_stage_is_rehearsed(stage: str, bare_environ: dict[str, str], tmp_path: Path) -> None:
+    assert rehearse(bare_environ, tmp_path, "--stage", stage)["results"]
+
+
+@pytest.mark.slow
+def test_pair_is_rehearsed_with_carried_wheels(tmp_path: Path) -> None:
+    environ = environ_without(tmp_path, *INSTALLED, *PAIR_ALSO)
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in CARRIED:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        folder = Path(spec.origin).parent
+        with zipfile.ZipFile(wheels / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+            for path in folder.rglob("*.py"):
+                archive.write(path, path.relative_to(folder.parent))
+    report = rehearse({**environ, "CHAIRLIFT_WHEELS": str(wheels)}, tmp_path / "out", "--stage", "pair")
+    assert len(report["results"]) == 8

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.bench.gpu.stages import STAGES, Rehearsal, commands_of
+from engine.bench.gpu.stages import FIRST_CONTACT, STAGES, Rehearsal, commands_of
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [*STAGES, FIRST_CONTACT])
 def test_every_stage_has_commands_with_a_share_of_the_time(stage: str) -> None:
     commands = commands_of(stage, Rehearsal(), (), has_xdist=True, seed=7)
     assert commands
@@ -35,6 +35,16 @@ def test_decode_runs_both_precisions_by_default() -> None:
     assert titles == ["gpu-decode, bf16", "gpu-decode, fp8"]
     (only,) = commands_of("decode", Rehearsal(), ("--precision", "fp8"), has_xdist=False, seed=0)
     assert only.arguments[-2:] == ("--precision", "fp8")
+
+
+def test_first_contact_has_a_little_of_everything() -> None:
+    commands = commands_of(FIRST_CONTACT, Rehearsal(), (), has_xdist=True, seed=7)
+    assert [command.title for command in commands] == [
+        *("versions", "kernel tests"),
+        *("gpu-judge, eager", "gpu-judge, graphs", "gpu-judge, in-flight", "gpu-judge, alone", "gpu-decode"),
+    ]
+    assert commands[2].arguments[-4:] == ("--shape", "0.6B", "--mode", "eager")
+    assert commands[-1].arguments[-4:] == ("--batches", "64", "--contexts", "512")
 
 
 def test_command_gets_a_journal_and_a_smaller_budget() -> None:
