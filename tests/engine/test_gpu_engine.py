@@ -113,7 +113,7 @@ def test_answers_equal_those_of_a_cpu_with_and_without_graphs_and_steps_in_fligh
 ) -> None:
     expected = answers(build(model_dir, device="cpu"))
     assert [len(tokens) for tokens in expected.values()] == [3, 3, 3]
-    parts = build(model_dir, max_num_seqs=3)
+    parts = build(model_dir, max_num_seqs=3, max_num_batched_tokens=36)  # all prompts in one step
     assert parts.scheduler.max_steps_in_flight == 2
     assert answers(parts) == expected
     assert FakeGraphs.seen <= {1, 2, 3}
