@@ -73,11 +73,8 @@ class Precision(NamedTuple):
     kv_bytes: int
 
 
-FP32 = Precision("fp32", 4, 4, 4)
 BF16 = Precision("bf16", 2, 2, 2)
 FP8 = Precision("fp8", 1, 2, 1)
-INT8 = Precision("int8", 1, 1, 1)
-"""int8 is for test runs on a CPU, where the head is quantised too."""
 
 
 class Rates(NamedTuple):
