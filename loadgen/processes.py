@@ -135,7 +135,7 @@ def _one_line(process: Process) -> str:
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """A port of 127.0.0.1 on which nothing listens and which the system assigns to nobody else inside the block.
+    """A port of 127.0.0.1 on which nothing listens; the system assigns it to no other process inside the block.
 
     A server can still listen there if it sets SO_REUSEADDR.
     """

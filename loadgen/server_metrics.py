@@ -19,7 +19,7 @@ def read_server_metrics(url: str, spec: TargetSpec) -> str:
         spec: the server under load, whose certificates count here too, and its API key if it is on the same host and
             does not travel in the clear where it did not before.
 
-    Raises: TargetError: nobody answers within seconds, or not with text of a sensible size.
+    Raises: TargetError: no answer within seconds, or one that is not text of a sensible size.
     """
     if not url.startswith(("http://", "https://")):
         raise TargetError(f"--metrics-url {url}: must begin with http:// or https://")

@@ -104,11 +104,11 @@ class _Load:
         self.seconds = 1.0 if setting.quick else self.warm_up_s + options.window
 
     def closed(self, name: str, num_users: int, num_requests: int, *, warm_up_s: float) -> LoadResult:
-        """Always so many under way."""
+        """Runs a closed loop: `num_users` requests are always in flight."""
         return self._run(name, num_requests, ["--concurrency", str(num_users), "--warmup", f"{warm_up_s:g}s"])
 
     def poisson(self, name: str, rate: float, num_requests: int) -> LoadResult:
-        """At random, so many per second on average."""
+        """Runs an open loop: Poisson arrivals, `rate` requests/s on average."""
         return self._run(
             name,
             num_requests,

@@ -50,7 +50,7 @@ def _guarded(behavior: Callable[..., Any], parse: Callable[[Any], Any] = lambda 
                     await context.write(response)
             except DecodeError:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the bytes are not this method's message")
-        except grpc.aio.InternalError as error:  # what gRPC raises when the client has left: nobody can be told
+        except grpc.aio.InternalError as error:  # gRPC raises it when the client has left
             raise asyncio.CancelledError from error
 
     return call

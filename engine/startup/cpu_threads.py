@@ -15,7 +15,7 @@ def set_threads(num_threads: int, quantization: str | None) -> None:
     Args:
         num_threads: threads of PyTorch and of the kernels.
         quantization: of the weights, as in `EngineConfig`.
-    Raises: ConfigError: there are not so many.
+    Raises: ConfigError: the machine has fewer threads.
     """
     try:
         set_num_threads(num_threads)

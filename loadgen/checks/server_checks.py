@@ -53,11 +53,12 @@ def _in_flight(run: RunData, samples: Samples, limits: Limits) -> Finding:
     once stops altogether does not note it in its own account either.
     """
     check, title = "in_flight", "client and server disagree on how many requests were in flight, by"
-    told = samples.completed & ~np.isnan(samples.server_queued) & ~np.isnan(samples.server_prefill)
-    if not told.any():
+    reported = samples.completed & ~np.isnan(samples.server_queued) & ~np.isnan(samples.server_prefill)
+    if not reported.any():
         return not_judged(check, title, limits.in_flight_off, "share", "the server does not say how long it had them")
-    client_ms = samples.service_e2e[told]
-    server_ms = samples.server_queued[told] + samples.server_prefill[told] + client_ms - samples.service_ttft[told]
+    client_ms = samples.service_e2e[reported]
+    decode_ms = client_ms - samples.service_ttft[reported]
+    server_ms = samples.server_queued[reported] + samples.server_prefill[reported] + decode_ms
     off = abs(1.0 - float(server_ms.sum() / client_ms.sum()))
     outside_ms = abs(float(np.median(client_ms - server_ms)))
     if outside_ms <= limits.in_flight_floor_ms:

@@ -103,9 +103,9 @@ def account_tokens(run: RunData, samples: "Samples") -> TokenAccount:
     """Compares lengths with the plan, request by request, so that too long and too short do not cancel out."""
     done = samples.completed
     requested, achieved = run.workload.output_tokens[done], samples.num_tokens[done]
-    told = done & (run.requests["server_input_tokens"] != ABSENT)
-    planned = run.workload.input_tokens[told]
-    server = run.requests["server_input_tokens"][told].astype(np.int64)
+    reported = done & (run.requests["server_input_tokens"] != ABSENT)
+    planned = run.workload.input_tokens[reported]
+    server = run.requests["server_input_tokens"][reported].astype(np.int64)
     return TokenAccount(
         requested_output=int(requested.sum()),
         achieved_output=int(achieved.sum()),
@@ -118,13 +118,13 @@ def account_tokens(run: RunData, samples: "Samples") -> TokenAccount:
 
 def account_cache(run: RunData, samples: "Samples") -> CacheUse | None:
     """Returns the prefix cache's hits and the trace's own sharing; None where the server reports none."""
-    told = samples.completed & (run.requests["server_cached_tokens"] != ABSENT)
-    if not told.any():
+    reported = samples.completed & (run.requests["server_cached_tokens"] != ABSENT)
+    if not reported.any():
         return None
     return CacheUse(
-        prompt_tokens=int(run.workload.input_tokens[told].sum()),
-        cached_tokens=int(run.requests["server_cached_tokens"][told].sum()),
-        ideal_tokens=int(ideal_cached_tokens(run.workload)[told].sum()),
+        prompt_tokens=int(run.workload.input_tokens[reported].sum()),
+        cached_tokens=int(run.requests["server_cached_tokens"][reported].sum()),
+        ideal_tokens=int(ideal_cached_tokens(run.workload)[reported].sum()),
     )
 
 

@@ -41,7 +41,7 @@ class TextMeasure:
 
 
 class TextPromptMaker:
-    """The prompts of one workload in words; sharing as in PromptMaker, a block being so many words.
+    """The prompts of one workload as words. Prompts share prefixes as in PromptMaker; a block is a number of words.
 
     Args:
         salt, workload: as PromptMaker's.

@@ -18,7 +18,7 @@ def flat_keys(run: RunData, metrics: Metrics) -> dict[str, Any]:
     """Key to figure; NaN where there is none."""
     counts, latencies, throughput = metrics.whole.counts, metrics.steady.latencies, metrics.steady.throughput
     rate = None if metrics.planned is None else metrics.planned.mean_rate_rps
-    told, completed = run.requests["server_input_tokens"], run.requests["status"] == Status.OK
+    reported, completed = run.requests["server_input_tokens"], run.requests["status"] == Status.OK
     keys: dict[str, Any] = {
         "date": run.settings.get("time") or run.settings.get("started_at"),
         "backend": run.settings.get("api"),
@@ -29,7 +29,7 @@ def flat_keys(run: RunData, metrics: Metrics) -> dict[str, Any]:
         "duration": run.ended_s,
         "completed": counts.ok,
         "failed": counts.offered - counts.ok - (counts.unsent + counts.in_flight if run.interrupted else 0),
-        "total_input_tokens": int(np.where(told == ABSENT, run.workload.input_tokens, told)[completed].sum()),
+        "total_input_tokens": int(np.where(reported == ABSENT, run.workload.input_tokens, reported)[completed].sum()),
         "total_output_tokens": metrics.tokens.achieved_output,
         "request_throughput": throughput.requests_per_s,
         "request_goodput": metrics.steady.goodput.requests_per_s if metrics.options.slo else None,

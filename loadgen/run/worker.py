@@ -1,8 +1,8 @@
-"""A client process: makes its requests, waits for the common start, runs them, and says how it fared.
+"""A client process: makes its requests, waits for the common start, sends them, and reports the outcome.
 
 It talks with the controller over one pipe: `Opened` and `Prepare` once, `Ready`, `Start`, then errors as they first
-occur, `Done` at the end. Nothing of that is in the way of a request: times go into shared memory. It ends when told to,
-or when the controller is gone.
+occur, `Done` at the end. Times go into shared memory, so that no message delays a request. The process ends at the
+controller's order, or when the controller is gone.
 """
 
 import asyncio

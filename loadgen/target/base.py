@@ -100,7 +100,7 @@ class Target(Protocol):
     async def probe(self) -> TargetFacts:
         """Asks the server about itself.
 
-        Raises: TargetError: nobody answers, or the server lacks what the spec asks for.
+        Raises: TargetError: no server answers, or the server lacks what the spec asks for.
         """
 
     async def count_tokens(self, text: str) -> int:

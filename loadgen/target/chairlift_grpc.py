@@ -164,7 +164,7 @@ class ChairliftTarget:
                 )
             case grpc.StatusCode.UNAVAILABLE:
                 reason = (error.details() or "").rpartition(": ")[2].rstrip("]")  # the layers of gRPC come before it
-                return f"nobody serves at {url} ({reason}): start the server, or check the address"
+                return f"no server answers at {url} ({reason}): start the server, or check the address"
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"{url} does not answer {method} within {self._probe_timeout_s:g} s: look at the server's log"
             case grpc.StatusCode.UNAUTHENTICATED:

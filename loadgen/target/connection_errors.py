@@ -28,7 +28,7 @@ def http_complaint(error: aiohttp.ClientError, url: str) -> str:
         return f"{url} does not speak TLS with us: write http:// for a server without it, or mend its certificate"
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = system_reason(error.os_error)
-        return f"nobody listens at {url} ({reason}): start the server, or check the address"
+        return f"no server listens at {url} ({reason}): start the server, or check the address"
     if isinstance(error, aiohttp.ClientResponseError):
         return (
             f"{url} answers, but not in HTTP/1.1: it is a server of another protocol; if it speaks gRPC, write "

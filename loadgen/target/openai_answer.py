@@ -20,7 +20,7 @@ class Answer:
     """The answer to one request.
 
     Args:
-        sink: told of what arrives.
+        sink: receives each event of the answer.
         counts_as_it_goes: the server was seen to send its usage with every message.
     """
 

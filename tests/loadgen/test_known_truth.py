@@ -159,10 +159,10 @@ def test_a_capped_run_counts_its_own_queueing() -> None:
     e2e_s = (rows["last_ns"] - rows["scheduled_ns"]) / 1e9
     service_s = (rows["last_ns"] - rows["sent_ns"]) / 1e9
     free_at_s, expected_s = [0.0, 0.0], []
-    for due_s in run.workload.arrival_s:  # brute force: two seats, a tenth of a second each, first come first served
-        seat = int(np.argmin(free_at_s))
-        free_at_s[seat] = max(free_at_s[seat], due_s) + 0.1
-        expected_s.append(free_at_s[seat] - due_s)
+    for due_s in run.workload.arrival_s:  # brute force: two slots, a tenth of a second each, first come first served
+        slot = int(np.argmin(free_at_s))
+        free_at_s[slot] = max(free_at_s[slot], due_s) + 0.1
+        expected_s.append(free_at_s[slot] - due_s)
     assert expected_s[-1] > 2.0
     assert (e2e_s >= np.array(expected_s) - 0.01).all()
     assert service_s.min() >= 0.099

@@ -269,7 +269,7 @@ class Simulation:
         plan = self.scheduler.schedule(self.now_s)
         self.plans.append(plan)
         assert plan.num_tokens <= self.config.max_num_batched_tokens, f"budget exceeded: {plan.num_tokens} tokens"
-        assert len(plan.rows) <= self.config.max_num_seqs, f"seats exceeded: {len(plan.rows)} rows"
+        assert len(plan.rows) <= self.config.max_num_seqs, f"slots exceeded: {len(plan.rows)} rows"
         assert len({row.request_id for row in plan.rows}) == len(plan.rows), "two rows of one request"
         num_logits = sum(row.samples + row.num_prompt_logits for row in plan.rows)
         assert num_logits <= self.config.max_num_seqs, f"{num_logits} rows of logits"

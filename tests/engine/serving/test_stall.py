@@ -16,7 +16,7 @@ def looks_until_stalled(marks: Iterable[object], *, after: Iterable[object] = ()
 
 
 def pauses(num_looks: int, times: int) -> list[int]:
-    """Marks that change after so many looks."""
+    """Marks that change after a number of looks."""
     return [mark for mark in range(times) for _ in range(num_looks + 1)]
 
 

@@ -50,7 +50,7 @@ class Fake:
         self.hook()
         self.played.append((folder.name, spec.url, spec.api, salt))
         if self.fails(folder.name):
-            raise TargetError(f"nobody serves at {spec.url}")
+            raise TargetError(f"no server answers at {spec.url}")
         ttft_ms = 80 if folder.name.startswith("a") else 40
         run = synthetic_run(len(workload), noise_seed=len(self.played), ttft_ms=ttft_ms)
         run = self.changed(folder.name, replace(run, workload=workload))
@@ -104,10 +104,10 @@ def test_a_side_that_fails_is_named_and_whole_pairs_are_compared(
     fake.fails = lambda name: name == "a-2"
     assert ab(*TARGETS, "--repeats", "3") == 2
     error = capsys.readouterr().err
-    assert "a, run 2: nobody serves at grpc://127.0.0.1:1; 1 of 3 pairs are whole and compared" in error
+    assert "a, run 2: no server answers at grpc://127.0.0.1:1; 1 of 3 pairs are whole and compared" in error
     assert document()["repeats"] == 1
     assert Path("out/b-2/run.json").exists()
-    assert "a, run 2: nobody serves" in Path("out/comparison.html").read_text()
+    assert "a, run 2: no server answers" in Path("out/comparison.html").read_text()
 
 
 def test_an_invalid_run_is_refused_and_kept(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

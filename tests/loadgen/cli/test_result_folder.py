@@ -75,4 +75,4 @@ def _fail_in(folder: Path, leaving: Path | None = None) -> None:
     assert folder.is_dir()
     if leaving is not None:
         leaving.write_text("{}")
-    raise TargetError("nobody serves")
+    raise TargetError("no server answers")

@@ -32,7 +32,7 @@ def test_requests_over_the_context_are_counted_before_they_are_run(capsys: pytes
 
 def test_a_server_that_is_not_there_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--target", "grpc://127.0.0.1:9", *_FLAGS]) == 2
-    assert "nobody serves at grpc://127.0.0.1:9" in capsys.readouterr().err
+    assert "no server answers at grpc://127.0.0.1:9" in capsys.readouterr().err
     assert not Path("out").exists()
 
 

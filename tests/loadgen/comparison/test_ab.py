@@ -29,7 +29,7 @@ def order(repeats: int, *, one_server: bool = False) -> list[Turn]:
 def play_until(fails: Callable[[Turn], bool], repeats: int = 3) -> AbRuns[Outcome]:
     def run_once(turn: Turn) -> Outcome:
         if fails(turn):
-            raise TargetError("nobody serves at grpc://127.0.0.1:1")
+            raise TargetError("no server answers at grpc://127.0.0.1:1")
         return Outcome(turn)
 
     return ab(iter(order(repeats)), run_once, LABELS)
@@ -76,7 +76,7 @@ def test_nothing_is_run_ahead() -> None:
 def test_a_failure_ends_it_and_says_whose_and_keeps_the_rest() -> None:
     """Order A B B A A B: B fails in its second run, when the first pair is whole and nothing else waits."""
     measured = play_until(lambda turn: (turn.side, turn.pair) == (1, 1))
-    assert measured.failure == "new, run 2: nobody serves at grpc://127.0.0.1:1"
+    assert measured.failure == "new, run 2: no server answers at grpc://127.0.0.1:1"
     assert len(measured.pairs) == 1
 
 

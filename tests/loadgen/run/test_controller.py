@@ -31,7 +31,7 @@ ENDLESS, NEVER_S = 100, 3600.0
 
 
 class SometimesEndless(MockBehaviour):
-    """Answers of so many tokens have one message and no end."""
+    """Answers with this number of tokens have one message and no end."""
 
     def answer(self, number: int, num_asked: int) -> MockAnswer:
         if num_asked != ENDLESS:
@@ -316,7 +316,7 @@ def test_nobody_listening_is_said_and_no_process_is_left() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"grpc://127.0.0.1:{reserved.getsockname()[1]}"
-        with pytest.raises(TargetError, match="nobody serves at"):
+        with pytest.raises(TargetError, match="no server answers at"):
             run_workload(workload(3, 10), spec(url), RunOptions(workers=2))
     assert multiprocessing.active_children() == []
 

@@ -245,9 +245,9 @@ async def test_a_server_that_cannot_generate_is_found_by_the_probe(open_mock, ap
 
 
 @pytest.mark.parametrize("api", SERVED)
-async def test_nobody_listening_is_said_at_once(unused_address: str, api) -> None:
+async def test_unreachable_server_is_reported_at_once(unused_address: str, api) -> None:
     async with opened(api, unused_address) as target:
-        with pytest.raises(TargetError, match=r"nobody (serves|listens) at .*refused.*start the server") as raised:
+        with pytest.raises(TargetError, match=r"no server (answers|listens) at .*refused.*start the server") as raised:
             await target.probe()
     assert "ssl" not in str(raised.value)
 

@@ -51,7 +51,7 @@ class LateStream:
             self._do_next()
 
     def wait_for(self, num_works: int) -> None:
-        """Does what is left of the first so many works, and perhaps more."""
+        """Completes the first works that are left, and perhaps more."""
         while self._num_queued - len(self._queue) < num_works:
             self._do_next()
         self.move_on()
