@@ -12,7 +12,6 @@ from frontend.errors import InvalidRequest, ModelNotFound, RequestTooLong
 from frontend.limits import (
     MAX_ANSWERS,
     MAX_ID_CHARS,
-    MAX_TEXT_BYTES,
     MAX_TOOLS_BYTES,
     MAX_TOP_LOGPROBS,
     MAX_TRUNCATED_CHARS,
@@ -109,7 +108,6 @@ def prompt(
             if not text:
                 raise InvalidRequest("the prompt is empty", field=path + "text")
             _check_num_chars(path + "text", len(text), model, truncated=truncated)
-            check_at_most(path + "text", len(text.encode()), MAX_TEXT_BYTES, "bytes of UTF-8")
             return TextPrompt(text)
         case "chat":
             field = path + "chat.messages"
