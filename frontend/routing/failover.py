@@ -86,7 +86,7 @@ class FailoverQueue:
         self._quarantine = Quarantine(max_losses=max_moves)
         self._waiting: dict[int, _Waiting] = {}  # by number
         self._backoffs: WeakKeyDictionary[PendingRequest, _Backoff] = WeakKeyDictionary()
-        self._has_blocked_suspect = False
+        self._has_blocked_trial = False
         self._due_s = float("inf")  # time.monotonic() of the next timed event
         self._timer: asyncio.TimerHandle | None = None
         self._stop_error: RequestError | None = None
@@ -149,7 +149,7 @@ class FailoverQueue:
         """Tries to place all waiting requests, the oldest first."""
         self._stop_timer()
         now_s = time.monotonic()
-        self._has_blocked_suspect = False
+        self._has_blocked_trial = False
         self._due_s = float("inf")
         self._judge(now_s)
         restart_until_s = functools.cache(self._supervision.restart_until_s)
@@ -157,11 +157,11 @@ class FailoverQueue:
             waiting = self._waiting[number]
             request = waiting.request
             if waiting.not_before_s <= now_s:
-                # A blocked suspect blocks the suspects behind it; otherwise an isolated one might never be admitted.
-                if self._quarantine.is_suspect(request) and (
-                    self._has_blocked_suspect or not self._quarantine.admit(request)
+                # A blocked request blocks the quarantined ones behind it; otherwise an isolated one might never start.
+                if self._quarantine.is_quarantined(request) and (
+                    self._has_blocked_trial or not self._quarantine.admit(request)
                 ):
-                    self._has_blocked_suspect = True
+                    self._has_blocked_trial = True
                     self._backoffs[request].wait_until_s = now_s + self._timeout_s
                 elif self._place(request):
                     del self._waiting[number]
@@ -213,9 +213,9 @@ class FailoverQueue:
                 continue
             for request in self._quarantine.excuse(loss) if end is EngineEnd.KILLED else loss.condemned:
                 if self._waiting.pop(request.number, None) is not None:  # otherwise it was cancelled
-                    self._fail_suspect(request)
+                    self._fail_poison_request(request)
 
-    def _fail_suspect(self, request: PendingRequest) -> None:
+    def _fail_poison_request(self, request: PendingRequest) -> None:
         num_losses = self._quarantine.num_losses(request)
         logger.error(
             "request %r failed after %d lost engines in a row: it is suspected of crashing them and is not tried again",
@@ -262,7 +262,7 @@ class FailoverQueue:
     def _set_timer(self, now_s: float) -> None:
         self._stop_timer()
         if self._waiting:
-            due_s = min(self._due_s, now_s + _TRIAL_CHECK_S) if self._has_blocked_suspect else self._due_s
+            due_s = min(self._due_s, now_s + _TRIAL_CHECK_S) if self._has_blocked_trial else self._due_s
             self._timer = asyncio.get_running_loop().call_later(max(due_s - now_s, 0.0), self._tick)
 
     def _stop_timer(self) -> None:
@@ -272,7 +272,7 @@ class FailoverQueue:
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        if now_s >= self._due_s or (self._has_blocked_suspect and self._quarantine.has_capacity):
+        if now_s >= self._due_s or (self._has_blocked_trial and self._quarantine.has_capacity):
             self.retry()
         else:
             self._set_timer(now_s)

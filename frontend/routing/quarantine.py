@@ -1,15 +1,15 @@
 """Poison-request quarantine: isolates requests that are suspected of crashing engines. Pure.
 
-A request is a suspect after SUSPECT_LOSSES engines in a row were lost while they computed it and its answer made no
-progress. Suspects are admitted a few at a time, "on trial", so that the next loss shows the cause:
+A request is quarantined after QUARANTINE_LOSSES engines in a row were lost while they computed it and its answer made
+no progress. Quarantined requests are admitted a few at a time, "on trial", so that the next loss shows the cause:
 
-- One suspect is admitted first, and one more for each that makes progress, as in TCP's slow start. Many innocent
-  suspects, for example of two engines that were killed at once, are therefore cleared quickly.
-- If an engine is lost with several suspects on trial, each of them is then tried alone.
-- If an engine is lost with one suspect on trial, the loss counts for that suspect and for new requests beside it, which
-  may be the cause as well. The suspect then survives two more losses, until the new ones are suspects too.
+- One is admitted first, and one more for each that makes progress, as in TCP's slow start. Many harmless requests, for
+  example of two engines that were killed at once, are therefore cleared quickly.
+- If an engine is lost with several requests on trial, each of them is then tried alone.
+- If an engine is lost with one request on trial, the loss counts for that request and for new requests beside it, which
+  may be the cause as well. The request then survives two more losses, until the new ones are quarantined too.
 
-A loss with a suspect on trial counts for no other request, so a poison request fails alone.
+A loss with a request on trial counts for no other request, so a poison request fails alone.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 
 from frontend.routing.pending import PendingRequest
 
-SUSPECT_LOSSES = 2
-"""Losses in a row that make a suspect. One is not enough, because engines are also killed from outside."""
+QUARANTINE_LOSSES = 2
+"""Losses in a row that quarantine a request. One is not enough, because engines are also killed from outside."""
 
 CLEARED_TOKENS = 8
 """Tokens that an answer must gain after a loss to clear its request. Steps in flight are lost with an engine, so the
@@ -31,7 +31,7 @@ MAX_KILLS = 32
 in user space may have killed the engine due to the request.
 """
 
-_MAX_WIDTH = 64  # bounds the cost: every admission checks all suspects on trial
+_MAX_WIDTH = 64  # bounds the cost: every admission checks all requests on trial
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Record:
     Attributes:
         num_losses: engines lost in a row without progress.
         num_kills: of these, engines that were killed from outside.
-        is_isolated: whether it is tried alone, because it was lost together with other suspects on trial.
+        is_isolated: whether it is tried alone, because it was lost together with others on trial.
         tokens_at_loss: number of output tokens at the last loss.
     """
 
@@ -81,19 +81,19 @@ class Quarantine:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether one more suspect may be admitted now."""
+        """Whether one more quarantined request may be admitted now."""
         return len(self._active()) < self._width
 
     def num_losses(self, request: PendingRequest) -> int:
         """Returns the number of engines that a request lost in a row without progress."""
         return self._record(request).num_losses
 
-    def is_suspect(self, request: PendingRequest) -> bool:
+    def is_quarantined(self, request: PendingRequest) -> bool:
         """Returns whether the request may be the cause of crashes."""
-        return self.num_losses(request) >= SUSPECT_LOSSES
+        return self.num_losses(request) >= QUARANTINE_LOSSES
 
     def admit(self, request: PendingRequest) -> bool:
-        """Returns whether this suspect may be sent to an engine now; it is then on trial."""
+        """Returns whether this quarantined request may be sent to an engine now; it is then on trial."""
         active = self._active()
         is_isolated = any(self._record(one).is_isolated for one in (request, *active))
         if len(active) >= (1 if is_isolated else self._width):
@@ -110,9 +110,7 @@ class Quarantine:
         on_trial = set(self._active()) & set(requests)
         max_losses = self._max_losses
         if on_trial and any(_is_new(request) and request not in on_trial for request in requests):
-            max_losses += (
-                SUSPECT_LOSSES  # until the new requests are suspects too, because one of them may be the cause
-            )
+            max_losses += QUARANTINE_LOSSES  # until the new ones are quarantined too: one of them may be the cause
         loss = Loss()
         for request in requests:
             record = self._records.setdefault(request, _Record())

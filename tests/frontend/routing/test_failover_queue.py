@@ -115,7 +115,7 @@ async def test_oldest_requests_are_placed_first(queue, engines):
 async def test_suspects_wait_for_their_trial_and_are_cleared_by_tokens(queue, engines):
     requests = make_requests(4)
     lose(queue, requests)
-    assert engines.take() == requests  # the first loss makes no suspect
+    assert engines.take() == requests  # the first loss quarantines no request
     lose(queue, requests)
     assert engines.take() == requests[:1]
     generate(requests[0], CLEARED_TOKENS - 1)
@@ -198,15 +198,15 @@ async def test_rejected_request_is_retried_after_its_pause_even_if_an_engine_was
 
 
 async def test_new_request_beside_the_suspect_on_trial_may_be_the_cause_as_well(queue, engines):
-    """An innocent suspect must not fail because of a new request, which must become a suspect itself."""
-    suspect, new = make_requests(2)
+    """A harmless quarantined request must not fail because of a new one, which must be quarantined itself."""
+    quarantined, new = make_requests(2)
     for _ in range(2):
-        lose(queue, [suspect])
+        lose(queue, [quarantined])
     for _ in range(2):
-        lose(queue, [suspect, new])
-    assert not suspect.stream.closed
+        lose(queue, [quarantined, new])
+    assert not quarantined.stream.closed
     engines.take()
-    generate(suspect)
+    generate(quarantined)
     queue.retry()
     assert engines.take() == [new]
 
@@ -250,17 +250,17 @@ async def test_isolated_suspect_does_not_starve(queue, engines):
 
 async def test_suspect_paused_by_backpressure_does_not_block_the_others(queue, engines):
     """No engine computes it: until its client reads, it can neither pass its trial nor fail."""
-    (suspect,), (other,) = make_requests(1, window=4), make_requests(1)
+    (quarantined,), (other,) = make_requests(1, window=4), make_requests(1)
     for _ in range(2):
-        lose(queue, [suspect, other])
-    assert engines.take()[-1] is suspect
-    suspect.attach(1, lambda _: None, lambda _: None)
-    generate(suspect, 4)
+        lose(queue, [quarantined, other])
+    assert engines.take()[-1] is quarantined
+    quarantined.attach(1, lambda _: None, lambda _: None)
+    generate(quarantined, 4)
     queue.retry()
     assert engines.take() == [other]
-    num_losses = queue._quarantine.num_losses(suspect)
-    lose(queue, [suspect])
-    assert queue._quarantine.num_losses(suspect) == num_losses
+    num_losses = queue._quarantine.num_losses(quarantined)
+    lose(queue, [quarantined])
+    assert queue._quarantine.num_losses(quarantined) == num_losses
 
 
 async def test_stopped_queue_fails_waiting_and_later_requests(make_queue, engines):

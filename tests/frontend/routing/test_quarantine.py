@@ -110,12 +110,12 @@ def test_progress_clears_losses_kills_and_isolation():
 
 def test_loss_with_a_suspect_on_trial_counts_for_it_and_for_new_requests():
     quarantine = Quarantine(max_losses=3)
-    requests = suspect, old, _ = Cluster(1, 3).requests
-    for request in (suspect, old):
+    requests = quarantined, old, _ = Cluster(1, 3).requests
+    for request in (quarantined, old):
         request.stream.push(0, [1] * CLEARED_TOKENS, None)
     for _ in range(2):
-        quarantine.lost([suspect])
-    quarantine.admit(suspect)
+        quarantine.lost([quarantined])
+    quarantine.admit(quarantined)
     quarantine.lost(requests)
     assert [quarantine.num_losses(request) for request in requests] == [3, 0, 1]
 
@@ -123,7 +123,7 @@ def test_loss_with_a_suspect_on_trial_counts_for_it_and_for_new_requests():
 @pytest.mark.parametrize(
     ("on_trial", "lost", "is_admitted"),
     [([1], [1], False), ([], [3], False), ([1], [3], True)],
-    ids=["a suspect on trial is lost", "nothing is on trial", "the trial goes on elsewhere"],
+    ids=["a request on trial is lost", "nothing is on trial", "the trial goes on elsewhere"],
 )
 def test_loss_narrows_trials_to_one_suspect_unless_it_concerns_none(on_trial, lost, is_admitted):
     quarantine = Quarantine(max_losses=3)
