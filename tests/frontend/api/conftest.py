@@ -19,13 +19,20 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the clients' own reads certi
 
 
 @pytest.fixture(scope="session")
-def new_client() -> Callable[..., Any]:
+def sdk() -> tuple[Callable[..., Any], Callable[..., Any], str]:
+    """The client, its HTTP client, and the path of its base URL."""
+    return openai.AsyncOpenAI, openai.DefaultAsyncHttpxClient, "/v1"
+
+
+@pytest.fixture(scope="module")  # a session's would keep the first folder's `sdk`
+def new_client(sdk: tuple[Callable[..., Any], Callable[..., Any], str]) -> Callable[..., Any]:
     """new_client(pair) -> a client without retries."""
+    client_type, http_client_type, path = sdk
 
     def new(pair: Any, **options: Any) -> Any:
-        http = openai.DefaultAsyncHttpxClient(verify=NO_TLS)
+        http = http_client_type(verify=NO_TLS)
         options = {"api_key": "none", "max_retries": 0, "timeout": 20, "http_client": http, **options}
-        return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{pair.app.http_port}/v1", **options)
+        return client_type(base_url=f"http://127.0.0.1:{pair.app.http_port}{path}", **options)
 
     return new
 

@@ -10,7 +10,7 @@ from chairlift.bench.workload import Workload
 from engine.bench.floor import Length
 from engine.bench.fresh_scheduler import schedule_anew, serve_anew
 from engine.bench.gpu.decode_steps import DecodePoint, Decoding, prefill_seconds
-from engine.bench.gpu.driver import EngineDriver, RequestMaker, new_request
+from engine.bench.gpu.driver import EngineDriver, RequestMaker, greedy_answers, new_request
 from engine.bench.gpu.window import continuous_window, static_window
 from engine.bench.serve import engine
 from engine.config import EngineConfig
@@ -46,17 +46,9 @@ def maker() -> RequestMaker:
     return RequestMaker(512)
 
 
-def test_answers_are_those_of_the_engine(parts: EngineParts, driver: EngineDriver) -> None:
-    prompts = [tuple(range(1, 20)), tuple(range(5, 90))]
-    requests = [new_request(prompt, 9) for prompt in prompts]
-    answers = {request.request_id: [] for request in requests}
-    driver.submit(requests)
-    while driver.num_open:
-        for delivery in driver.turn():
-            for output in delivery.outputs:
-                answers[output.request_id] += output.token_ids
-    driver.finish()
-    assert tuple(map(tuple, answers.values())) == serve_anew(parts, Workload(tuple(prompts), (9, 9))).output_ids
+def test_answers_are_those_of_the_engine(parts: EngineParts) -> None:
+    workload = Workload((tuple(range(1, 20)), tuple(range(5, 90))), (9, 9))
+    assert greedy_answers(parts, workload) == serve_anew(parts, workload).output_ids
 
 
 def test_rejected_request_is_an_error(driver: EngineDriver) -> None:
