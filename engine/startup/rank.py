@@ -184,6 +184,7 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         smallest_cache,
     )
     from kernels.gpu.kernel_cache import NoRoomError
+    from kernels.gpu.linear_probe import check_row_scaled_product
     from kernels.gpu.ops import GpuOps
 
     config, target = task.config, gpu.target
@@ -198,6 +199,9 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         quantize_inputs=has_fp8_weights,
         progress=startup.count,
     )
+    if has_fp8_weights:
+        what = "--quantization fp8" if config.quantization == "fp8" else "quantization_config of the checkpoint"
+        check_row_scaled_product(what, task.dtype, device=gpu.device, target=target, gpu_name=gpu.memory.name)
     is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
     if is_measured:
         gpu.memory.check()

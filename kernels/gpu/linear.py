@@ -116,7 +116,7 @@ def linear(x: torch.Tensor | QuantizedRows, packed: PackedLinear) -> torch.Tenso
         rows = x.dequantized(packed.dtype) if isinstance(x, QuantizedRows) else x
         return torch.nn.functional.linear(rows, packed.weight, packed.bias)
     quantized = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.weight.dtype)
-    if packed.weight.device.type != "cuda":
+    if not has_scaled_products(packed.weight.device):
         return _dequantized_product(quantized, packed)
     is_bias_fused = packed.dtype is not torch.float32  # the library has no product with bias that ends in fp32
     out = torch._scaled_mm(
@@ -129,6 +129,11 @@ def linear(x: torch.Tensor | QuantizedRows, packed: PackedLinear) -> torch.Tenso
         use_fast_accum=_FAST_ACCUMULATION,
     )
     return out if is_bias_fused or packed.bias is None else out.add_(packed.bias)
+
+
+def has_scaled_products(device: torch.device) -> bool:
+    """Tells whether torch multiplies in 8 bits on this device; elsewhere products are computed in fp32."""
+    return device.type == "cuda"
 
 
 def _dequantized_product(x: QuantizedRows, packed: PackedLinear) -> torch.Tensor:

@@ -24,6 +24,7 @@ from kernels.interface import Step
 from kernels.metadata import StepInputs
 from tests.support.engine.stream import LateStream
 from tests.support.kernels.interpreter import patch_language_once_per_launch
+from tests.support.kernels.scaled_mm import use_checked_products
 
 if torch.cuda.is_available():
     pytest.skip("a real GPU is there: make gpu-check", allow_module_level=True)
@@ -145,9 +146,13 @@ def test_a_cache_of_a_given_size_is_not_measured(
     assert build(model_dir, num_gpu_blocks_override=9).info.num_kv_blocks == 9
 
 
-def test_eight_bit_weights_and_cache_serve(gpu: SimpleNamespace, model_dir: Path) -> None:
+def test_eight_bit_weights_and_cache_serve(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = use_checked_products(monkeypatch)
     parts = build(model_dir, quantization="fp8", kv_cache_dtype="fp8", num_gpu_blocks_override=24, dtype="bfloat16")
     assert [len(tokens) for tokens in answers(parts).values()] == [3, 3, 3]
+    assert len(products) > 4  # those of the check at start
 
 
 @pytest.mark.parametrize(
@@ -166,6 +171,19 @@ def test_settings_that_the_gpu_cannot_run_are_config_errors(
     gpu.target = target
     with pytest.raises(ConfigError, match=words):
         build(model_dir, **fields)
+
+
+def test_8_bit_products_that_torch_lacks_are_refused_before_loading(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    use_checked_products(monkeypatch)
+    monkeypatch.setattr(torch, "_scaled_mm", fails)
+    monkeypatch.setattr("engine.startup.rank.load_model", pytest.fail)
+    with pytest.raises(ConfigError, match=r"--quantization fp8: torch .* in float32 on fake .*--dtype bfloat16"):
+        build(model_dir, quantization="fp8")
 
 
 def test_a_gpu_with_too_little_free_memory_is_reported_before_loading(
