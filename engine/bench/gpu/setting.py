@@ -48,6 +48,11 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision", choices=("bf16", "fp8"), default="bf16", help="precision of weights and KV cache (default: bf16)"
     )
     group.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="measure engines without CUDA graphs, for example where recording them fails (default: with graphs)",
+    )
+    group.add_argument(
         "--budget",
         type=float,
         default=STAGE_BUDGET_S,
@@ -71,6 +76,7 @@ class GpuSetting:
         budget: time limit; cases that do not fit are left out.
         threads: threads of the engine on a CPU.
         quick: use tiny sizes; the figures are meaningless.
+        enforce_eager: run engines without CUDA graphs.
         progress: called with lines that describe the progress.
     """
 
@@ -83,6 +89,7 @@ class GpuSetting:
     journal: Journal
     threads: int
     quick: bool
+    enforce_eager: bool
     progress: Callable[[str], None]
 
     @property
@@ -97,8 +104,8 @@ class GpuSetting:
 
     @property
     def label(self) -> str:
-        """Model and precision, for the names of results."""
-        return f"{self.shape} {self.precision.name}"
+        """Model and precision, for the names of results; and `eager` if a GPU runs without graphs."""
+        return f"{self.shape} {self.precision.name}{', eager' if self.enforce_eager and self.device.is_gpu else ''}"
 
     def engine_config(
         self,
@@ -125,7 +132,7 @@ class GpuSetting:
             num_gpu_blocks_override=None if cache_tokens is None else -(-cache_tokens // _BLOCK_SIZE),
             block_size=_BLOCK_SIZE,
             enable_prefix_caching=False,
-            enforce_eager=not self.device.is_gpu,
+            enforce_eager=self.enforce_eager or not self.device.is_gpu,
             quantization=cast("Any", narrow),
             kv_cache_dtype=cast("Any", narrow or "auto"),
         )
@@ -171,6 +178,7 @@ def open_setting(settings: Settings) -> GpuSetting:
         journal=journal,
         threads=settings.threads,
         quick=settings.quick,
+        enforce_eager=options.enforce_eager,
         progress=settings.progress,
     )
 
