@@ -37,6 +37,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "fp8"]
 KVCacheDtypeName = Literal["auto", "int8", "fp8"]
+KernelsName = Literal["auto", "triton", "torch"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
@@ -194,6 +195,11 @@ class EngineConfig:
     device: DeviceName = flag(
         "auto", choice(get_args(DeviceName)), "device to run on; auto: a GPU if there is one", group="machine"
     )
+    kernels: KernelsName = flag(
+        "auto", choice(get_args(KernelsName)),
+        "implementation of the model's operations. auto: triton on a GPU, numba on a CPU; torch: plain PyTorch on "
+        "either, slow and without CUDA graphs, to work around a faulty kernel",
+    )  # fmt: skip
     tensor_parallel_size: int = flag(
         1, integer(1, 1024),
         "number of processes that share the model, one per GPU; on a CPU for tests only, because it is slow",
@@ -245,6 +251,14 @@ class EngineConfig:
         if path == MODEL_DIR:
             return DEMO_MODEL_NAME
         return path.resolve().name if os.path.isdir(path) else self.model  # noqa: PTH112 - False where it may not look
+
+    def uses_torch_kernels(self, device: str) -> bool:
+        """Whether the model's operations are plain PyTorch on "cpu" or "cuda".
+
+        So are those of several ranks on a CPU: the fast ones compile a step to one native program, which cannot contain
+        collectives.
+        """
+        return self.kernels == "torch" or (device == "cpu" and self.tensor_parallel_size > 1)
 
     def max_steps_in_flight(self, device: str) -> int:
         """2 with asynchronous scheduling, else 1. The default is 2 on "cuda" and 1 on "cpu", where planning would take

@@ -1,4 +1,4 @@
-"""Factories of the CPU operation families. Each is imported only when it is asked for.
+"""Factories of the operation families. Each is imported only when it is asked for.
 
 Triton's family is `kernels.gpu.ops.GpuOps`: it takes a device and a target, so the engine makes it directly.
 """
@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from kernels.interface import KernelOps, Quantization
 
 if TYPE_CHECKING:
+    import torch
+
     from kernels.cpu.ops import CpuOps
 
 
-def reference_ops() -> KernelOps:
-    """Returns the operations in plain fp32 PyTorch: slow, and the reference for the others."""
+def reference_ops(device: "torch.device | str" = "cpu") -> KernelOps:
+    """Returns the operations in plain fp32 PyTorch, with caches on a device: slow, and the reference for the others."""
     from kernels.reference.ops import ReferenceOps
 
-    return ReferenceOps()
+    return ReferenceOps(device)
 
 
 def cpu_ops(

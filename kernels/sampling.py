@@ -23,7 +23,7 @@ Log-probabilities are raw: computed from the logits before step 1, at temperatur
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -103,6 +103,13 @@ class SamplingBatch:
     masks: TokenMasks | None = None
     forced_ids: torch.Tensor | None = None
 
+    def to(self, device: torch.device | str) -> "SamplingBatch":
+        """Returns the batch with its tensors on a device."""
+        masks = None
+        if self.masks is not None:
+            masks = TokenMasks(self.masks.rows.to(device), self.masks.words.to(device))
+        return replace(self, **_tensors_on(device, self), masks=masks)
+
 
 FILTERS: Mapping[str, float] = {"top_p": 1.0, "min_p": 0.0}
 """Filters that are float64 columns, and the value with which each keeps every token; top_k is an int32 column."""
@@ -160,6 +167,10 @@ class SampledTokens:
     top_ids: torch.Tensor
     top_values: torch.Tensor
 
+    def to(self, device: torch.device | str) -> "SampledTokens":
+        """Returns the results on a device."""
+        return replace(self, **_tensors_on(device, self))
+
     @classmethod
     def undecided(cls, num_rows: int, max_top_logprobs: int) -> "SampledTokens":
         """Allocates results on the CPU: status OK, and -1 or NaN everywhere else."""
@@ -171,3 +182,8 @@ class SampledTokens:
             top_ids=torch.full((num_rows, width), -1, dtype=torch.int64),
             top_values=torch.full((num_rows, width), math.nan, dtype=torch.float64),
         )
+
+
+def _tensors_on(device: torch.device | str, batch: SamplingBatch | SampledTokens) -> dict[str, Any]:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}

@@ -12,7 +12,7 @@ from engine import __version__
 from engine.config import EngineConfig, StepLimits
 from engine.core.config import SchedulerConfig
 from engine.core.scheduler import Scheduler
-from engine.errors import ConfigError, EngineError
+from engine.errors import EngineError
 from engine.model.config import ModelConfig
 from engine.model.fingerprint import weights_fingerprint
 from engine.model.hub import resolve_model
@@ -27,7 +27,7 @@ from engine.runner.kv_cache import KVCachePlan, plan_kv_cache
 from engine.serving.matcher_compiler import MatcherCompiler
 from engine.serving.parts import EngineParts
 from engine.startup.cpu_memory import bytes_beside_weights, kv_cache_bytes
-from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
+from engine.startup.device import check_device, choose_device, kv_cache_dtype
 from engine.startup.gpu import Gpu
 from engine.startup.machine import usable_cpus
 from engine.startup.progress import StartupProgress
@@ -58,10 +58,12 @@ def build_engine(
         ConfigError: a flag or the memory: what to change, with numbers.
     """
     device = choose_device(config)
-    check_numbers(config, device)
+    check_device(config, device)
     limits = config.step_limits(device.type)
     group = _group(config, device)
     threads = _set_threads(config, device)
+    if config.kernels == "torch":
+        _log.warning("Using plain PyTorch operations (--kernels torch): much slower, to work around a faulty kernel")
     if config.batch_invariant:
         _log.info("Batch-invariant, as CPU kernels always are: the order of summation is fixed")
 
@@ -97,7 +99,7 @@ def build_engine(
     scheduler_config = _scheduler_config(config, model_config, kv_plan, limits, device)
     startup.begin("warm-up", "warming up")
     warm_up(runner, scheduler_config, model_config.vocab_size)
-    num_late_compiles = _watch_compiles(device)
+    num_late_compiles = _watch_compiles(config, device)
     return EngineParts(
         scheduler=Scheduler(scheduler_config),
         runner=runner,
@@ -116,23 +118,8 @@ def _group(config: EngineConfig, device: torch.device) -> ProcessGroup | SingleR
     if size == 1:
         return SINGLE_RANK
     if device.type == "cpu":
-        _check_plain_operations(config)
         _log.info("Tensor parallelism over %d ranks on one CPU uses plain PyTorch operations: for tests only", size)
     return ProcessGroup(0, size, device)
-
-
-def _check_plain_operations(config: EngineConfig) -> None:
-    asked = {
-        f"--quantization {config.quantization}": config.quantization is not None,
-        f"--kv-cache-dtype {config.kv_cache_dtype}": config.kv_cache_dtype != "auto",
-        "--batch-invariant": config.batch_invariant,
-    }
-    for flag, is_asked in asked.items():
-        if is_asked:
-            raise ConfigError(
-                f"{flag} is not supported with --tensor-parallel-size {config.tensor_parallel_size} on a CPU, where "
-                "ranks use plain PyTorch operations: omit one of the two"
-            )
 
 
 def _end_process(error: EngineError) -> None:
@@ -158,10 +145,10 @@ def _set_threads(config: EngineConfig, device: torch.device) -> int:
     return threads
 
 
-def _watch_compiles(device: torch.device) -> Callable[[], int]:
+def _watch_compiles(config: EngineConfig, device: torch.device) -> Callable[[], int]:
     """Counts kernels that are compiled from now on, which would be a defect."""
-    if device.type == "cpu":
-        return lambda: 0  # kernels are native programs, made whole before the first step
+    if device.type == "cpu" or config.kernels == "torch":
+        return lambda: 0  # kernels are native programs, made whole before the first step, or torch's own
     from kernels.gpu.launch import CompileCounter
 
     counter = CompileCounter(

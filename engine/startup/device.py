@@ -1,4 +1,4 @@
-"""Chooses the device of the engine and checks which number formats it supports."""
+"""Chooses the device of the engine and checks which kernels and number formats it supports."""
 
 import torch
 
@@ -16,11 +16,13 @@ def choose_device(config: EngineConfig) -> torch.device:
     return torch.device("cpu")
 
 
-def check_numbers(config: EngineConfig, device: torch.device) -> None:
-    """Checks that the device's kernels support the requested number formats.
+def check_device(config: EngineConfig, device: torch.device) -> None:
+    """Checks that the device has the requested kernels, and that these support the requested number formats.
 
-    Raises: ConfigError: a format is unsupported; names the supported one.
+    Raises: ConfigError: a flag is unsupported; names a supported value.
     """
+    if config.kernels == "triton" and device.type == "cpu":
+        raise ConfigError("--kernels triton needs a GPU: use auto or torch, or --device cuda")
     served = _EIGHT_BITS[device.type]
     for flag, value in (("--quantization", config.quantization), ("--kv-cache-dtype", config.kv_cache_dtype)):
         if value not in (None, "auto", served):
@@ -31,6 +33,24 @@ def check_numbers(config: EngineConfig, device: torch.device) -> None:
             "--batch-invariant is not supported on a GPU, where the order of summation in matrix products depends on "
             "the batch: omit it, or use --device cpu"
         )
+    if config.uses_torch_kernels(device.type):
+        _check_torch_kernels(config)
+
+
+def _check_torch_kernels(config: EngineConfig) -> None:
+    asked = {
+        f"--quantization {config.quantization}": config.quantization is not None,
+        f"--kv-cache-dtype {config.kv_cache_dtype}": config.kv_cache_dtype != "auto",
+        "--batch-invariant": config.batch_invariant,
+    }
+    reason = "--kernels torch"
+    if config.kernels != "torch":
+        reason = (
+            f"--tensor-parallel-size {config.tensor_parallel_size} on a CPU, where ranks use plain PyTorch operations"
+        )
+    for flag, is_asked in asked.items():
+        if is_asked:
+            raise ConfigError(f"{flag} is not supported with {reason}: omit one of the two")
 
 
 def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

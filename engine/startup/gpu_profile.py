@@ -9,11 +9,14 @@ from engine.config import StepLimits
 from engine.core.config import SchedulerConfig
 from engine.errors import ConfigError, StepError
 from engine.interfaces import ModelRunner
+from engine.model.config import ModelConfig
 from engine.runner.kv_cache import KVCachePlan
 from engine.startup.gpu import Gpu
 from engine.startup.gpu_memory import MemoryUse, graphs_bytes
 from engine.startup.warm_up import run_largest_step
 from kernels.gpu.ops import GpuOps
+from kernels.interface import KernelOps
+from kernels.metadata import AttentionMetadata
 
 MakeRunner = Callable[[KVCachePlan, Sequence[int]], ModelRunner]
 """(plan of the cache, batch sizes to record) -> a runner of the loaded model."""
@@ -21,13 +24,14 @@ MakeRunner = Callable[[KVCachePlan, Sequence[int]], ModelRunner]
 
 def measure_memory(
     gpu: Gpu,
-    ops: GpuOps,
+    ops: KernelOps,
     make_runner: MakeRunner,
     *,
     limits: StepLimits,
     decode_sizes: Sequence[int],
     cache: KVCachePlan,
     vocab_size: int,
+    run_longest_attention: Callable[[], None] | None = None,
 ) -> MemoryUse:
     """Runs the largest possible step and records two CUDA graphs, with the smallest sufficient cache.
 
@@ -41,6 +45,8 @@ def measure_memory(
         decode_sizes: batch sizes for which graphs will be recorded, ascending.
         cache: `smallest_cache` of these limits.
         vocab_size: vocabulary of the model.
+        run_longest_attention: attends over the longest context, for operations whose temporary memory grows with it;
+            that of the largest step, whose contexts are short, is then not enough.
 
     Raises:
         ConfigError: the largest step does not fit.
@@ -68,6 +74,7 @@ def measure_memory(
         # Memory of libraries outside torch's allocator: workspaces and kernels.
         taken_bytes = free_after_loading - torch.cuda.mem_get_info(device)[0]
         other_bytes = taken_bytes - (torch.cuda.memory_reserved(device) - reserved_after_loading)
+        attention_bytes = _peak_bytes(run_longest_attention, device) if run_longest_attention is not None else 0
         if decode_sizes:
             make_runner(cache, decode_sizes[-2:])
     except (torch.OutOfMemoryError, StepError) as error:
@@ -78,12 +85,13 @@ def measure_memory(
             f"the largest step, {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens, does not "
             f"fit beside the weights: {str(reason).splitlines()[0]} Lower --max-num-batched-tokens or --max-num-seqs"
         ) from error
-    first_bytes, second_bytes = (*ops.graphs_bytes, 0, 0)[:2]
+    recorded_bytes = ops.graphs_bytes if isinstance(ops, GpuOps) else ()
+    first_bytes, second_bytes = (*recorded_bytes, 0, 0)[:2]
     gc.collect()
     torch.cuda.empty_cache()
     return MemoryUse(
         weights_bytes=memory.free_bytes - free_after_loading,
-        step_bytes=max(0, peak_bytes + other_bytes - cache.num_bytes),
+        step_bytes=max(0, peak_bytes + other_bytes - cache.num_bytes) + attention_bytes,
         graphs_bytes=graphs_bytes(first_bytes, second_bytes, len(decode_sizes)),
     )
 
@@ -96,3 +104,55 @@ def smallest_cache(limits: StepLimits, block_size: int, bytes_per_token: int, ma
     tokens_per_request = -(-limits.max_num_batched_tokens // limits.max_num_seqs) + 1
     blocks_per_request = -(-tokens_per_request // block_size)
     return KVCachePlan(limits.max_num_seqs * blocks_per_request, block_size, bytes_per_token, max_model_len)
+
+
+def longest_attention(
+    ops: KernelOps,
+    model_config: ModelConfig,
+    limits: StepLimits,
+    cache: KVCachePlan,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+) -> Callable[[], None]:
+    """Returns a call that attends from one step of a prompt to the longest context, all of it in one block.
+
+    Args:
+        ops: operations of the model.
+        model_config: configuration of the rank's shard.
+        limits: limits of a step.
+        cache: any cache of the engine; its block size and `max_model_len` are used.
+        dtype, kv_dtype: dtypes of activations and of the cache.
+        device: device of the tensors.
+    """
+
+    @torch.inference_mode()
+    def run() -> None:
+        num_tokens = min(limits.max_num_batched_tokens, cache.max_model_len)
+
+        def tensor(*numbers: int) -> torch.Tensor:
+            return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+        metadata = AttentionMetadata(
+            query_start_loc=tensor(0, num_tokens),
+            seq_lens=tensor(cache.max_model_len),
+            block_table=torch.zeros(1, -(-cache.max_model_len // cache.block_size), dtype=torch.int32, device=device),
+            slot_mapping=torch.zeros(num_tokens, dtype=torch.int64, device=device),
+            block_size=cache.block_size,
+            max_query_len=num_tokens,
+            max_seq_len=cache.max_model_len,
+        )
+        q = torch.zeros(num_tokens, model_config.num_heads, model_config.head_dim, dtype=dtype, device=device)
+        one_block = ops.make_kv_cache(1, cache.block_size, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
+        ops.paged_attention(q, one_block, metadata, scale=1.0)
+
+    return run
+
+
+def _peak_bytes(work: Callable[[], None], device: torch.device) -> int:
+    """Returns the most memory that tensors take while the work runs."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before_bytes

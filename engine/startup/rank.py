@@ -147,11 +147,11 @@ def build_rank(task: RankTask, group: ParallelGroup, device: torch.device, start
             return _build_on_gpu(task, group, gpu, startup)
         except UnsupportedTargetError as error:
             raise ConfigError(str(error)) from error
-    cpu = _cpu_ops(task, startup) if group.size == 1 else None
+    cpu = None if task.config.uses_torch_kernels("cpu") else _cpu_ops(task, startup)
     ops: KernelOps
     if cpu is not None:
         ops = cpu
-    else:  # the fast operations compile a step to one native program, which cannot contain collectives
+    else:
         torch.set_num_threads(task.num_threads)
         ops = reference_ops()
     assert task.kv_plan is not None, "on a CPU the cache is sized before loading"
@@ -180,36 +180,30 @@ def _cpu_ops(task: RankTask, startup: StartupProgress) -> "CpuOps":
 
 def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: StartupProgress) -> RankParts:
     from engine.startup.gpu_profile import (  # and with it Triton, which takes half a second
+        longest_attention,
         measure_memory,
         smallest_cache,
     )
     from kernels.gpu.kernel_cache import NoRoomError
-    from kernels.gpu.linear_probe import check_row_scaled_product
-    from kernels.gpu.ops import GpuOps
 
-    config, target = task.config, gpu.target
-    has_fp8_weights = config.quantization == "fp8" or task.model_config.fp8 is not None
+    config = task.config
     if config.kv_cache_dtype == "fp8":
-        task = replace(task, kv_dtype=target.require_fp8("--kv-cache-dtype fp8"))
-    ops = GpuOps(
-        gpu.device,
-        target,
-        num_processors=gpu.num_processors,
-        quantize_weights=config.quantization == "fp8",
-        quantize_inputs=has_fp8_weights,
-        progress=startup.count,
-    )
-    if has_fp8_weights:
-        what = "--quantization fp8" if config.quantization == "fp8" else "quantization_config of the checkpoint"
-        check_row_scaled_product(what, task.dtype, device=gpu.device, target=target, gpu_name=gpu.memory.name)
+        task = replace(task, kv_dtype=gpu.target.require_fp8("--kv-cache-dtype fp8"))
+    is_torch = config.uses_torch_kernels("cuda")
+    ops = reference_ops(gpu.device) if is_torch else _gpu_ops(task, gpu, startup)
     is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
     if is_measured:
         gpu.memory.check()
     gpu.memory.check_weights(
-        weights_bytes(task.model_config, task.dtype, group=group, keeps_fp8=task.model_config.fp8 is not None)
+        weights_bytes(
+            task.model_config,
+            task.dtype,
+            group=group,
+            keeps_fp8=task.model_config.fp8 is not None and not is_torch,
+        )
     )
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
-    decode_sizes = () if config.enforce_eager else decode_buckets(task.limits.max_num_seqs)
+    decode_sizes = () if config.enforce_eager or is_torch else decode_buckets(task.limits.max_num_seqs)
     stream = CudaStream(gpu.device) if gpu.device.type == "cuda" else InlineStream()
     try:
         model = _load(task, group, ops, gpu.device, startup)
@@ -219,29 +213,33 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
 
         cache_bytes = config.kv_cache_memory_bytes or 0  # unused if the number of blocks is given
         if is_measured:
-            startup.begin("kernels", "compiling kernels and measuring the largest step")
+            what = "measuring the largest step" if is_torch else "compiling kernels and measuring the largest step"
+            startup.begin("kernels", what)
+            cache = smallest_cache(
+                task.limits,
+                config.block_size,
+                kv_bytes_per_token(shard, task.kv_dtype),
+                config.max_model_len or shard.max_position_embeddings,
+            )
+            longest = longest_attention(ops, shard, task.limits, cache, task.dtype, task.kv_dtype, gpu.device)
             use = measure_memory(
                 gpu,
                 ops,
                 make_runner,
                 limits=task.limits,
                 decode_sizes=decode_sizes,
-                cache=smallest_cache(
-                    task.limits,
-                    config.block_size,
-                    kv_bytes_per_token(shard, task.kv_dtype),
-                    config.max_model_len or shard.max_position_embeddings,
-                ),
+                cache=cache,
                 vocab_size=shard.vocab_size,
+                run_longest_attention=longest if is_torch else None,
             )
             cache_bytes = group.minimum(kv_cache_bytes(gpu.memory, use))
-            _log.info("Compiling kernels and measuring the largest step took %.2f seconds", startup.phase_s())
+            _log.info("%s took %.2f seconds", _capitalized(what), startup.phase_s())
         kv_plan = plan_kv_cache(
             shard, task.kv_dtype, config.block_size, cache_bytes, config.max_model_len, config.num_gpu_blocks_override
         )
         startup.begin("KV cache and graphs", "allocating the KV cache and recording CUDA graphs")
         runner = make_runner(kv_plan, decode_sizes)
-        _log_recording(is_measured, len(decode_sizes), startup)
+        _log_recording(is_measured or is_torch, len(decode_sizes), startup)
         return RankParts(runner, kv_plan)
     except NoRoomError as error:
         raise ConfigError(str(error)) from error
@@ -252,13 +250,36 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
         ) from error
 
 
+def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
+    from kernels.gpu.linear_probe import check_row_scaled_product
+    from kernels.gpu.ops import GpuOps
+
+    quantizes = task.config.quantization == "fp8"
+    has_fp8_weights = quantizes or task.model_config.fp8 is not None
+    ops = GpuOps(
+        gpu.device,
+        gpu.target,
+        num_processors=gpu.num_processors,
+        quantize_weights=quantizes,
+        quantize_inputs=has_fp8_weights,
+        progress=startup.count,
+    )
+    if has_fp8_weights:
+        what = "--quantization fp8" if quantizes else "quantization_config of the checkpoint"
+        check_row_scaled_product(what, task.dtype, device=gpu.device, target=gpu.target, gpu_name=gpu.memory.name)
+    return ops
+
+
 def _log_recording(is_compiled: bool, num_graphs: int, startup: StartupProgress) -> None:
     done = [] if is_compiled else ["compiling kernels"]
     if num_graphs:
         done.append(f"recording {num_graphs} CUDA graphs")
     if done:
-        text = " and ".join(done)
-        _log.info("%s took %.2f seconds", text[0].upper() + text[1:], startup.phase_s())
+        _log.info("%s took %.2f seconds", _capitalized(" and ".join(done)), startup.phase_s())
+
+
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _load(

@@ -19,7 +19,8 @@ Cache = tuple[torch.Tensor, torch.Tensor]
 class ReferenceOps:
     """Implements `kernels.interface.KernelOps`.
 
-    A cache is keys and values, each [num_blocks, block_size, num_kv_heads, head_dim].
+    A cache is keys and values, each [num_blocks, block_size, num_kv_heads, head_dim]. Weights and activations may be on
+    any device, which must be that of the cache; sampling takes place on the CPU.
     """
 
     name = "reference"
@@ -28,6 +29,10 @@ class ReferenceOps:
     paged_attention = staticmethod(paged_attention)
     silu_and_mul = staticmethod(silu_and_mul)
     sample = staticmethod(sample)
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        """Uses this device for caches."""
+        self._device = device
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None, *, for_logits: bool = False) -> Weights:
         """Returns the weights unchanged."""
@@ -44,7 +49,8 @@ class ReferenceOps:
     ) -> Cache:
         """Allocates keys and values, filled with zeros."""
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        k, v = (torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(2))
+        return k, v
 
     def compile_step(self, step: Step, largest: StepInputs, decode_sizes: Sequence[int] = ()) -> Step:
         """Returns the step itself."""

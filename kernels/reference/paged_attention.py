@@ -1,8 +1,16 @@
 """Causal attention of a ragged batch over a paged KV cache: one row at a time, keys gathered, mask written out."""
 
+from collections.abc import Callable
+
 import torch
 
 from kernels.metadata import AttentionMetadata
+
+Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Block ids [n] int64 -> keys and values of their tokens, each [n * block_size, num_kv_heads, head_dim]."""
+
+_MAX_SCORES = 2**25
+"""Scores computed at once, so that long prompts over long contexts need 128 MiB of them and not the product."""
 
 
 def paged_attention(
@@ -26,25 +34,51 @@ def paged_attention(
     Returns: [T, num_heads * head_dim], dtype of q; computed in fp32.
     """
     k_cache, v_cache = kv_cache
+
+    def gather(block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return k_cache[block_ids].flatten(0, 1), v_cache[block_ids].flatten(0, 1)
+
+    return gathered_attention(q, gather, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+
+
+def gathered_attention(
+    q: torch.Tensor,
+    gather: Gather,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Computes `paged_attention` over a cache of any layout.
+
+    Args:
+        gather: reads keys and values of blocks.
+        q, metadata, scale, sliding_window, soft_cap: see `paged_attention`.
+    Returns: [T, num_heads * head_dim], dtype of q; computed in fp32.
+    """
     out = torch.empty_like(q)
-    group_size = q.shape[1] // k_cache.shape[2]  # query heads per KV head
+    num_heads = q.shape[1]
     query_start_loc = metadata.query_start_loc.tolist()
     for row, seq_len in enumerate(metadata.seq_lens.tolist()):
         start, stop = query_start_loc[row], query_start_loc[row + 1]
         num_blocks = -(-seq_len // metadata.block_size)
-        block_ids = metadata.block_table[row, :num_blocks].long()
-        k = k_cache[block_ids].flatten(0, 1)[:seq_len].float().repeat_interleave(group_size, dim=1)
-        v = v_cache[block_ids].flatten(0, 1)[:seq_len].float().repeat_interleave(group_size, dim=1)
-
+        k, v = (part[:seq_len].float() for part in gather(metadata.block_table[row, :num_blocks].long()))
         key_positions = torch.arange(seq_len, device=q.device)
-        query_positions = key_positions[seq_len - (stop - start) :, None]
-        visible = key_positions <= query_positions
-        if sliding_window is not None:
-            visible &= key_positions > query_positions - sliding_window
+        chunk_len = max(1, _MAX_SCORES // max(1, num_heads * seq_len))
+        for first in range(start, stop, chunk_len):
+            last = min(first + chunk_len, stop)
+            query_positions = key_positions[seq_len - (stop - first) : seq_len - (stop - last), None]
+            visible = key_positions <= query_positions
+            if sliding_window is not None:
+                visible &= key_positions > query_positions - sliding_window
 
-        scores = torch.einsum("qhd,khd->hqk", q[start:stop].float(), k) * scale
-        if soft_cap is not None:
-            scores = soft_cap * torch.tanh(scores / soft_cap)
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-        out[start:stop] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+            queries = (
+                q[first:last].float().reshape(last - first, k.shape[1], -1, q.shape[2])
+            )  # heads of one KV head together
+            scores = torch.einsum("qhgd,khd->hgqk", queries, k) * scale
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+            out[first:last] = torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2).to(q.dtype)
     return out.flatten(1)

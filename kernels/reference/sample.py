@@ -15,7 +15,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
     Args:
         logits: [S, vocab_size], float32, not changed.
         batch: sampling parameters of each row.
+    Returns: results on the device of the logits; computed on the CPU.
     """
+    device = logits.device
+    logits, batch = logits.cpu(), batch.to("cpu")
     num_rows, vocab_size = logits.shape
     result = SampledTokens.undecided(num_rows, batch.max_top_logprobs)
     for i in range(num_rows):
@@ -30,7 +33,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
             result.logprobs[i] = logprobs[token_id]
             result.top_ids[i, : len(order)] = order
             result.top_values[i, : len(order)] = logprobs[order]
-    return result
+    return result.to(device)
 
 
 def _sample_row(raw: torch.Tensor, batch: SamplingBatch, i: int) -> tuple[RowStatus, int]:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,7 +21,8 @@ from engine.startup.progress import StartupProgress
 from kernels.gpu.kernel_cache import NoRoomError
 from kernels.gpu.targets import TARGETS
 from kernels.interface import Step
-from kernels.metadata import StepInputs
+from kernels.metadata import AttentionMetadata, StepInputs
+from kernels.reference.ops import ReferenceOps
 from tests.support.engine.stream import LateStream
 from tests.support.kernels.interpreter import patch_language_once_per_launch
 from tests.support.kernels.scaled_mm import use_checked_products
@@ -135,6 +136,30 @@ def test_the_cache_gets_the_memory_left_by_weights_graphs_and_the_largest_step(
     step_bytes = STEP_BYTES - 2 * block_bytes
     graphs_bytes = 2 * MIB + 64 * 1024  # graphs of 1 and 2 rows
     assert parts.info.num_kv_blocks == (48 * MIB - WEIGHTS_BYTES - step_bytes - graphs_bytes) // block_bytes
+
+
+def test_torch_kernels_run_without_graphs_and_pay_for_attention_over_the_longest_context(
+    gpu: SimpleNamespace, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention_bytes = 7 * MIB
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: WEIGHTS_BYTES)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: WEIGHTS_BYTES + attention_bytes)
+    attended: list[tuple[int, int]] = []
+    attention = ReferenceOps.paged_attention
+
+    def recorded(q: torch.Tensor, cache: object, metadata: AttentionMetadata, **options: Any) -> torch.Tensor:
+        attended.append((metadata.max_query_len, metadata.max_seq_len))
+        return attention(q, cache, metadata, **options)
+
+    monkeypatch.setattr(ReferenceOps, "paged_attention", staticmethod(recorded))
+    monkeypatch.setattr("kernels.gpu.ops.GpuOps.__init__", pytest.fail)
+    parts = build(model_dir, gpu_memory_utilization=0.75, kernels="torch")
+    assert max(attended, key=lambda lens: lens[1]) == (8, 64)  # a full step at the end of the longest request
+    block_bytes = 2 * 2 * 16 * 16 * 4
+    step_bytes = STEP_BYTES - 2 * block_bytes + attention_bytes
+    assert parts.info.num_kv_blocks == (48 * MIB - WEIGHTS_BYTES - step_bytes) // block_bytes
+    assert answers(parts) == answers(build(model_dir, device="cpu"))
+    assert not FakeGraphs.seen
 
 
 def test_a_cache_of_a_given_size_is_not_measured(

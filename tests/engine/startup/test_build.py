@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def test_asynchronous_scheduling_changes_no_token(model_dir: Path) -> None:
         tokens.append(_tokens(parts))
     assert tokens[0] == tokens[1] == tokens[2]
     assert len(tokens[0]) == 3
+
+
+def test_torch_kernels_give_the_same_answer(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=str(model_dir), device="cpu", num_gpu_blocks_override=8)
+    expected = _tokens(build_engine(config, StartupProgress()))
+    monkeypatch.setattr("engine.startup.rank.cpu_ops", pytest.fail)
+    assert _tokens(build_engine(replace(config, kernels="torch"), StartupProgress())) == expected
 
 
 def test_the_parts_have_consistent_limits_and_progress_is_reported(

@@ -5,7 +5,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.startup.device import check_numbers, choose_device, kv_cache_dtype
+from engine.startup.device import check_device, choose_device, kv_cache_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -29,14 +29,26 @@ def test_a_gpu_is_used_if_present_or_requested(
         ({"kv_cache_dtype": "fp8"}, CPU, "--kv-cache-dtype fp8 is not supported on a CPU: use int8"),
         ({"kv_cache_dtype": "int8"}, GPU, "--kv-cache-dtype int8 is not supported on a GPU: use fp8"),
         ({"batch_invariant": True}, GPU, "--batch-invariant is not .* --device cpu"),
+        ({"kernels": "triton"}, CPU, "--kernels triton needs a GPU: use auto or torch, or --device cuda"),
+        (
+            {"kernels": "torch", "quantization": "int8"},
+            CPU,
+            "--quantization int8 is not supported with --kernels torch",
+        ),
+        ({"kernels": "torch", "kv_cache_dtype": "fp8"}, GPU, "--kv-cache-dtype fp8 is not .* with --kernels torch"),
+        (
+            {"tensor_parallel_size": 2, "quantization": "int8"},
+            CPU,
+            "--quantization int8 .* --tensor-parallel-size 2 on",
+        ),
     ],
 )
-def test_dtypes_that_the_device_does_not_support_are_rejected(
+def test_settings_that_the_device_does_not_support_are_rejected(
     fields: dict[str, object], device: torch.device, words: str
 ) -> None:
     config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        check_numbers(config, device)
+        check_device(config, device)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +57,13 @@ def test_dtypes_that_the_device_does_not_support_are_rejected(
         ({}, GPU, torch.bfloat16),
         ({"quantization": "fp8", "kv_cache_dtype": "fp8"}, GPU, torch.float8_e4m3fn),
         ({"quantization": "int8", "kv_cache_dtype": "int8", "batch_invariant": True}, CPU, torch.int8),
+        ({"kernels": "triton", "quantization": "fp8"}, GPU, torch.bfloat16),
+        ({"kernels": "torch"}, CPU, torch.bfloat16),
     ],
 )
 def test_dtypes_that_the_device_supports_are_accepted(
     fields: dict[str, object], device: torch.device, dtype: torch.dtype
 ) -> None:
     config = EngineConfig(model="any", **fields)  # type: ignore[arg-type]
-    check_numbers(config, device)
+    check_device(config, device)
     assert kv_cache_dtype(config, torch.bfloat16) is dtype

@@ -10,14 +10,14 @@ import torch
 from kernels.gpu.adjust import adjust_logits
 from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.reference.sample import adjusted_logits, masked_logits
-from tests.support.kernels.batches import assert_same_bits, batch_on
+from tests.support.kernels.batches import assert_same_bits
 
 INF = math.inf
 
 
 def run(logits, batch, device, target, num_processors=132):
     tile = sampling_tile(logits.shape[1], target, num_processors)
-    return adjust_logits(logits.to(device), batch_on(batch, device), tile=tile)
+    return adjust_logits(logits.to(device), batch.to(device), tile=tile)
 
 
 def assert_adjusted(logits, batch, device, target, num_processors=132):

@@ -10,7 +10,6 @@ from kernels.gpu.plan_rows import plan_rows
 from kernels.gpu.sampling_tiles import sampling_tile
 from kernels.gpu.scan import scan_rows, unadjusted
 from kernels.sampling import SampledTokens
-from tests.support.kernels.batches import batch_on
 
 
 @pytest.fixture
@@ -19,7 +18,7 @@ def plan(device, target):
 
     def plan(logits, batch):
         num_rows = len(logits)
-        logits, batch = logits.to(device), batch_on(batch, device)
+        logits, batch = logits.to(device), batch.to(device)
         tile = sampling_tile(logits.shape[1], target, 132)
         nothing = torch.empty(0, device=device)
         status = torch.empty(num_rows, dtype=torch.int8, device=device)

@@ -13,7 +13,6 @@ from kernels.reference.philox import token_words
 from kernels.reference.sample import adjusted_logits, kept_tokens, masked_logits
 from kernels.reference.sample import sample as reference_sample
 from kernels.sampling import RowStatus, SampledTokens
-from tests.support.kernels.batches import batch_on
 from tests.support.kernels.draws import distribution_error
 
 INF = math.inf
@@ -33,7 +32,7 @@ def run(device, target):
     def run(logits, batch, num_processors=132):
         on_device = logits.to(device)
         with np.errstate(over="ignore", invalid="ignore"):  # the interpreter computes with numpy
-            result = sample(on_device, batch_on(batch, device), target=target, num_processors=num_processors)
+            result = sample(on_device, batch.to(device), target=target, num_processors=num_processors)
         assert torch.equal(on_device.cpu().view(torch.int32), logits.view(torch.int32)), "logits were changed"
         return SampledTokens(*(getattr(result, field.name).cpu() for field in fields(result)))
 
@@ -234,7 +233,7 @@ def test_a_call_can_be_captured_and_never_waits_for_the_device(
         pytest.skip("needs a GPU")
     rng = np.random.default_rng(seed)
     batch = sampling_batch([random_sampling_row(rng, 40_000) for _ in range(16)])
-    on_device = batch_on(batch, device)
+    on_device = batch.to(device)
     logits = random_logits(rng, "normal", 16, 40_000).to(device)
     sample(logits, on_device, target=target, num_processors=132)
     graph = torch.cuda.CUDAGraph()

@@ -5,14 +5,12 @@ Caches are filled by the operations themselves, so that tests do not depend on a
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
 
 import torch
 
 from kernels.interface import KernelOps, KVCache
 from kernels.metadata import AttentionMetadata, StepInputs
-from kernels.sampling import SamplingBatch, TokenMasks
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (2e-6, 2e-5),
@@ -251,12 +249,3 @@ def make_step_buffers(
         ),
         logits_indices=torch.zeros(max_reqs, dtype=torch.int64, device=device),
     )
-
-
-def batch_on(batch: SamplingBatch, device: torch.device) -> SamplingBatch:
-    """Returns the batch with its tensors on a device."""
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)}
-    if batch.masks is not None:
-        moved["masks"] = TokenMasks(batch.masks.rows.to(device), batch.masks.words.to(device))
-    return replace(batch, **moved)
