@@ -1,6 +1,7 @@
 """`ParallelGroup` over torch.distributed: NCCL between GPUs, gloo between CPU processes of one machine."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,9 +22,12 @@ class ProcessGroup:
     Attributes:
         rank, size: as in `ParallelGroup`; known before `join`.
         device: device of the tensors of all calls.
+        before_leaving: called before the group is left. CUDA graphs that contain collectives must be destroyed before
+            the communicator is, which otherwise waits for them.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.before_leaving: Callable[[], None] = _nothing
         self.rank = rank
         self.size = size
         self.device = device
@@ -53,6 +57,7 @@ class ProcessGroup:
 
     def leave(self) -> None:
         """Leaves the group, if joined."""
+        self.before_leaving()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -79,3 +84,7 @@ class ProcessGroup:
         tensor = torch.tensor(number, dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return int(tensor)
+
+
+def _nothing() -> None:
+    """Default of `before_leaving`."""

@@ -19,7 +19,7 @@ from engine.runner.row_masks import MaskedRow, RowMasks, accept, are_known
 from engine.runner.sampler import SampledBuffer
 from engine.runner.sampling_state import SamplingState
 from engine.runner.stream import Event, InlineStream, Stream
-from kernels.interface import KernelOps, KVCache
+from kernels.interface import KernelOps, KVCache, Step
 from kernels.metadata import StepInputs
 from kernels.sampling import TokenMasks
 
@@ -125,7 +125,7 @@ class TorchModelRunner:
         self._in_flight: deque[tuple[SchedulerOutput, StepInFlight | None]] = deque()
         self._unsampled: deque[StepInFlight] = deque()  # steps whose draws have not been queued
         kv_caches = allocate_kv_caches(kv_plan, model_config, kv_dtype or model.dtype, ops)
-        self._step = ops.compile_step(
+        self._step: Step = ops.compile_step(
             lambda inputs: model.step(inputs, kv_caches), self._builder.largest(), decode_buckets
         )
 
@@ -133,6 +133,10 @@ class TorchModelRunner:
     def num_filled_masks(self) -> int:
         """Masks of constrained rows computed so far."""
         return self._masks.num_filled
+
+    def close(self) -> None:
+        """Destroys the recorded steps; no step may be launched afterwards."""
+        self._step = _closed
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> None:
@@ -254,6 +258,10 @@ class TorchModelRunner:
             for row, request in zip(rows, plan.new_requests, strict=True)
             if self._state.sampling.is_penalised(row)
         ]
+
+
+def _closed(_inputs: StepInputs) -> torch.Tensor:
+    raise RuntimeError("the runner is closed")
 
 
 def _step_error(plan: SchedulerOutput, error: Exception) -> StepError:

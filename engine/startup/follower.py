@@ -62,6 +62,7 @@ def _follow(channel: Connection) -> None:
     group.join(assignment.meeting_folder, collective_timeout_s(task.config))
     try:
         runner = build_rank(task, group, assignment.device, StartupProgress(_log.debug)).runner
+        group.before_leaving = runner.close
         channel.send(None)
         while True:
             message = channel.recv_bytes()

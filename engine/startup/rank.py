@@ -10,7 +10,6 @@ import torch
 
 from engine.config import EngineConfig, StepLimits
 from engine.errors import ConfigError
-from engine.interfaces import ModelRunner
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
@@ -84,11 +83,12 @@ class RankParts(NamedTuple):
     """Result of `build_rank`.
 
     Attributes:
+        runner: of this rank, or of all of them.
         kv_plan: the cache, of the same size on all ranks.
         progress: see `EngineParts`.
     """
 
-    runner: ModelRunner
+    runner: TorchModelRunner | LeadingRunner
     kv_plan: KVCachePlan
     progress: Callable[[], object] | None = None
 
@@ -121,6 +121,7 @@ def build_runner(
         with followers.waiting_for("the other ranks to start", START_TIMEOUT_S):
             group.join(folder, collective_timeout_s(task.config))
         parts = build_rank(task, group, device, startup)
+        group.before_leaving = parts.runner.close
         startup.begin("ranks", "waiting for the other ranks")
         followers.wait_ready()
     except BaseException:

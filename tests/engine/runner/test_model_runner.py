@@ -1,6 +1,7 @@
 """Scheduler and model runner together give the tokens of `transformers`, for any division into steps."""
 
 import random
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -303,6 +304,19 @@ def test_more_steps_in_flight_than_buffers_are_rejected(tiny_engine):
     assert runner.collect().step == 1
     runner.launch(SchedulerOutput(3, (), (), (), 0))
     assert [runner.collect().step for _ in range(2)] == [2, 3]
+
+
+def test_a_closed_runner_holds_no_recorded_step(tiny_engine, monkeypatch):
+    class Recorded:
+        """Fake of a step with CUDA graphs."""
+
+    engine, recorded = tiny_engine("llama"), [Recorded()]
+    destroyed = weakref.finalize(recorded[0], int)
+    monkeypatch.setattr(engine.ops, "compile_step", lambda *_: recorded.pop())
+    runner = engine.runner(KVCachePlan(8, 16, 1, 32), max_num_seqs=2, max_num_batched_tokens=8)
+    assert destroyed.alive
+    runner.close()
+    assert not destroyed.alive
 
 
 def test_results_are_aligned_with_the_rows_of_the_plan(tiny_engine):
