@@ -44,6 +44,21 @@ def test_it_computes_beside_the_command_and_ends_with_it(tmp_path):
     assert process.returncode == 0
 
 
+def test_it_freezes_the_command_and_its_children_and_lets_them_continue(tmp_path):
+    """The command ends when it has seen its child stopped and running again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, subprocess, time\n"
+        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE)\n"
+        "stat = pathlib.Path(f'/proc/{child.pid}/stat')\n"
+        "is_stopped = lambda: stat.read_text().rpartition(')')[2].split()[0] == 'T'\n"
+        "while not is_stopped(): time.sleep(0.01)\n"
+        "while is_stopped(): time.sleep(0.01)\n"
+        "child.communicate()\n"
+    )
+    assert run("--processes", "0", "--short", "0", "--freeze", "0.5", "--", sys.executable, script).returncode == 0
+
+
 def test_the_status_is_the_commands():
     assert run("--processes", "1", "--short", "1", "--", "sh", "-c", "exit 3").returncode == 3
 
