@@ -1,6 +1,8 @@
 """Description of a ragged batch for all layers, built once per step by the runner: tensors only."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -20,6 +22,8 @@ class AttentionMetadata:
         block_size: tokens per block.
         max_query_len, max_seq_len: maxima, known on the host.
         num_one_token_reqs: number of leading rows with one query token, known on the host; 0 is always valid.
+        derived: what kernels have computed from these tensors for all layers of the step, by keys of their own; valid
+            while the tensors keep their values. `dataclasses.replace` returns metadata without it.
     """
 
     query_start_loc: torch.Tensor
@@ -30,6 +34,7 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     num_one_token_reqs: int = 0
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def num_reqs(self) -> int:

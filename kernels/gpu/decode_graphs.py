@@ -40,12 +40,14 @@ class DecodeGraphs:
         free_bytes = [torch.cuda.mem_get_info(device)[0]]
         # the largest first: smaller ones fit into its memory
         for size in progress(sorted(sizes, reverse=True), desc="recording CUDA graphs", total=len(sizes)):
-            inputs = decode_inputs(largest, size)
-            step(inputs)  # libraries choose and load their kernels for this size, which is not allowed in a capture
+            step(
+                decode_inputs(largest, size)
+            )  # libraries choose and load their kernels for this size, which is not allowed in a capture
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = step(inputs)
+                # with new metadata, so that what layers share is computed in the graph too
+                logits = step(decode_inputs(largest, size))
             self._graphs[size] = (graph, logits)
             free_bytes.append(torch.cuda.mem_get_info(device)[0])
         self.num_bytes = tuple(max(0, before - after) for before, after in pairwise(free_bytes))

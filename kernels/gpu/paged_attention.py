@@ -8,6 +8,7 @@ import torch
 
 from kernels.gpu import tiles
 from kernels.gpu.decode_attention import decode_attention
+from kernels.gpu.decode_plan import decode_plan
 from kernels.gpu.kv_cache import GpuKVCache
 from kernels.gpu.launch import is_compile_only
 from kernels.gpu.prefill_attention import prefill_attention
@@ -28,6 +29,7 @@ def paged_attention(
     soft_cap: float | None = None,
     target: Target,
     num_processors: int,
+    chunk_keys: int | None = None,
 ) -> torch.Tensor:
     """Computes causal attention of a ragged batch, query heads of one KV head together (GQA, arXiv:2305.13245).
 
@@ -43,7 +45,8 @@ def paged_attention(
         sliding_window: a token at position p sees keys max(0, p - sliding_window + 1)..p; None: 0..p.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma 2, arXiv:2408.00118); None: they are unchanged.
         target: architecture of the device; decides the tiles.
-        num_processors: multiprocessors of the device; with the shapes they decide the number of parts of split rows.
+        num_processors: multiprocessors of the device; they decide the length of chunks of one-token rows.
+        chunk_keys: keys of a chunk of one-token rows; None: chosen from the lengths of all of them, see `decode_plan`.
     Returns: [T, num_heads * head_dim], dtype of q.
     Raises: ValueError: shapes or dtypes disagree or are not supported.
     """
@@ -52,14 +55,22 @@ def paged_attention(
     shape = (target, head_dim, 8 * q.itemsize, 8 * kv_cache.k.itemsize, num_heads // kv_cache.num_kv_heads)
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
 
-    def decode(num_rows: int, num_splits: int) -> None:
+    def decode(num_rows: int) -> None:
         decode_attention(
             out,
             q,
             kv_cache,
             metadata,
-            num_rows=num_rows,
-            num_splits=num_splits,
+            plan=decode_plan(
+                metadata,
+                num_rows=num_rows,
+                num_heads=num_heads,
+                num_kv_heads=kv_cache.num_kv_heads,
+                head_dim=head_dim,
+                sliding_window=sliding_window,
+                num_processors=num_processors,
+                chunk_keys=chunk_keys,
+            ),
             scale=scale,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
@@ -80,13 +91,12 @@ def paged_attention(
         )
 
     if is_compile_only():  # other batches may need kernels that this one does not
-        decode(1, 1)
-        decode(1, 2)
+        decode(1)
         prefill(0)
         return out
     num_decodes = metadata.num_reqs if metadata.max_query_len == 1 else metadata.num_one_token_reqs
     if num_decodes > 0:
-        decode(num_decodes, tiles.num_splits(num_decodes, kv_cache.num_kv_heads, metadata.max_seq_len, num_processors))
+        decode(num_decodes)
     if num_decodes < metadata.num_reqs:
         prefill(num_decodes)
     return out

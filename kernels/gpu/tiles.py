@@ -120,18 +120,12 @@ _TABLE_OF = {"sm_89": "sm_86", "sm_120": "sm_86", "sm_100": "sm_90"}
 _FLOAT32_TILE = AttentionTile(32, 32, 4, 1)
 """fp32 has no matrix instruction of full precision on NVIDIA. It is for tests, with small tiles everywhere."""
 
-PROGRAMS_PER_PROCESSOR = 2
-"""Decode programs resident on a multiprocessor, by the shared memory of their tiles."""
+PROGRAMS_PER_PROCESSOR = 3
+"""Decode programs resident on a multiprocessor. The kernel for heads of 128 in bf16 takes 71,680 of sm_90's 233,472
+bytes of shared memory, which allows three, and 128 registers per thread, which allow four."""
 
 MAX_GROUP_SIZE = 128
 """Most query heads per KV head: they share one tile."""
-
-MAX_SPLITS = 128
-"""Most parts of a row in split-KV. One row of one KV head on 132 multiprocessors would take 264, where the reduction
-costs as much as it gains."""
-
-SPLIT_KEYS = 256
-"""Least keys of a part, if the longest row is known: with fewer, starting the program costs more than its reads."""
 
 
 def prefill_tile(target: Target, head_dim: int, query_bits: int, kv_bits: int, group_size: int) -> AttentionTile:
@@ -159,25 +153,6 @@ def _attention_tile(
     if max(query_bits, kv_bits) == 32:
         return _FLOAT32_TILE
     return table[_TABLE_OF.get(target.name, target.name)][max(64, _power_of_2(head_dim)), kv_bits]
-
-
-def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_processors: int) -> int:
-    """Returns the parts of each row in split-KV; from sizes alone, so that it is the same in every replay.
-
-    A batch that fills the GPU is not split. A small one is split so that all its parts run at once. In between, with up
-    to two programs per resident slot, each row has up to four parts: rows of very different lengths share the GPU
-    better, and the last programs do not run alone.
-
-    Args:
-        num_rows: rows of one query token.
-        num_kv_heads: each is a separate program.
-        max_seq_len: upper bound of the row lengths, known to the host.
-        num_processors: multiprocessors of the device.
-    """
-    num_programs = max(1, num_rows * num_kv_heads)
-    num_places = num_processors * PROGRAMS_PER_PROCESSOR
-    wanted = max(num_places // num_programs, min(4, 2 * num_places // num_programs))
-    return max(1, min(wanted, max_seq_len // SPLIT_KEYS, MAX_SPLITS))
 
 
 def _power_of_2(n: int) -> int:

@@ -41,7 +41,7 @@ def test_serving_compiles_nothing(target, options):
 
 @pytest.mark.slow
 def test_a_specialization_missing_at_start_up_is_detected():
-    """Decode rows in several parts, and a sampler with biases."""
+    """Decode rows, and a sampler with biases."""
     result = run(
         "-c",
         """
@@ -51,14 +51,14 @@ from tests.support.engine.compiles import main
 
 sample._every_form = lambda batch: iter(())
 decode_attention = paged_attention.decode_attention
-def whole_rows_only(*args, num_splits, **options):
-    if num_splits == 1 or not paged_attention.is_compile_only():
-        decode_attention(*args, num_splits=num_splits, **options)
-paged_attention.decode_attention = whole_rows_only
+def not_at_start_up(*args, **options):
+    if not paged_attention.is_compile_only():
+        decode_attention(*args, **options)
+paged_attention.decode_attention = not_at_start_up
 sys.exit(main([]))
 """,
     )
     assert result.returncode == 1
     late = {line.removeprefix("compiled late: ").split("[")[0] for line in result.stderr.splitlines()}
-    assert {"_merge_splits_kernel", "_decode_attention_kernel", "_add_biases_kernel"} <= late
+    assert {"_merge_chunks_kernel", "_decode_attention_kernel", "_add_biases_kernel"} <= late
     assert "_prefill_attention_kernel" not in late
