@@ -1,5 +1,6 @@
 """Maps tensors of a checkpoint, or the shards of them that a rank holds, to memory."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -54,3 +55,7 @@ class CheckpointPart(NamedTuple):
     def is_whole(self) -> bool:
         """Whether the part is the whole tensor."""
         return all(span.size == span.total for span in self.spans)
+
+
+Fill = Callable[[dict[str, CheckpointPart]], None]
+"""Fills parts, given by their names in the checkpoint."""

@@ -1,10 +1,10 @@
 """The decoder that all architectures share: embedding, layers, norm and output head, on a ragged batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer, DecoderTraits
 from engine.model.rope import rotary_tables
@@ -12,6 +12,9 @@ from engine.model.sharding import Sharding
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.interface import KernelOps, KVCache, LinearWeights
 from kernels.metadata import AttentionMetadata, StepInputs
+
+HEAD_NAME = "lm_head.weight"
+LAYERS_PREFIX = "model.layers."
 
 
 class Decoder:
@@ -32,7 +35,7 @@ class Decoder:
         device: torch.device,
         group: ParallelGroup = SINGLE_RANK,
     ) -> None:
-        """Allocates the weights, uninitialised.
+        """Allocates embedding and norms, uninitialised; `load` allocates the other weights.
 
         Raises:
             ConfigError: the model cannot be divided among the ranks.
@@ -46,10 +49,8 @@ class Decoder:
         sharding = Sharding.of(config, group.rank, group.size)
         self._vocabulary = sharding.vocabulary
         self._rotary = rotary_tables(config.rope, config.head_dim, max_positions, device)
-        self.embed_tokens = self._vocabulary_matrix(sharding.vocabulary_rows)
-        self._lm_head: torch.Tensor | None = self.embed_tokens
-        if not config.tie_word_embeddings:
-            self._lm_head = self._vocabulary_matrix(sharding.vocabulary_rows)
+        self._vocabulary_rows = sharding.vocabulary_rows
+        self.embed_tokens = self._vocabulary_matrix(device)
         self._packed_lm_head: LinearWeights = None
         self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
         self.layers = [
@@ -58,33 +59,39 @@ class Decoder:
         ]
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
-        """Returns name in the checkpoint -> the part of a parameter that it fills. Must be called before `pack`.
+        """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory.
 
         Together these are all weights, each once.
         """
-        parts = {
-            "model.embed_tokens.weight": self._vocabulary_part(self.embed_tokens),
-            "model.norm.weight": CheckpointPart.whole(self.norm),
-        }
+        parts = self._base_parts()
         if not self.config.tie_word_embeddings:
-            assert self._lm_head is not None, "packed already"
-            parts["lm_head.weight"] = self._vocabulary_part(self._lm_head)
+            parts |= self._head_parts(self._vocabulary_matrix(torch.device("meta")))
         for layer in self.layers:
             parts |= layer.checkpoint_parts()
         return parts
 
-    def pack(self, on_packed: Callable[[int, int], None] = lambda _done, _total: None) -> None:
-        """Packs the loaded weights for the operations, one matrix at a time to save memory.
+    def load(self, fill: Fill) -> None:
+        """Loads the weights and packs them for the operations, one matrix at a time.
 
-        Args:
-            on_packed: called with the number of packed layers, from 0, and the number of all layers.
+        So memory holds the packed weights and one matrix in the format of the checkpoint, never the whole checkpoint.
         """
-        for number, layer in enumerate(self.layers):
-            on_packed(number, len(self.layers))
-            layer.pack()
-        assert self._lm_head is not None, "packed twice"
-        self._packed_lm_head = self._ops.pack_linear(self._lm_head, None, for_logits=True)
-        self._lm_head = None
+        fill(self._base_parts())
+        for layer in self.layers:
+            layer.load(fill)
+        lm_head = self.embed_tokens
+        if not self.config.tie_word_embeddings:
+            lm_head = self._vocabulary_matrix(self.device)
+            fill(self._head_parts(lm_head))
+        self._packed_lm_head = self._ops.pack_linear(lm_head, None, for_logits=True)
+
+    def _base_parts(self) -> dict[str, CheckpointPart]:
+        return {
+            "model.embed_tokens.weight": self._vocabulary_part(self.embed_tokens),
+            "model.norm.weight": CheckpointPart.whole(self.norm),
+        }
+
+    def _head_parts(self, matrix: torch.Tensor) -> dict[str, CheckpointPart]:
+        return {HEAD_NAME: self._vocabulary_part(matrix)}
 
     def step(self, inputs: StepInputs, kv_caches: Sequence[KVCache]) -> torch.Tensor:
         """Computes a ragged batch; returns logits [S, vocab_size] fp32 of the tokens in `logits_indices`."""
@@ -139,9 +146,9 @@ class Decoder:
         known = self._ops.gather_rows(self.embed_tokens, torch.where(is_here, rows, 0))
         return self._group.all_reduce(torch.where(is_here[:, None], known, 0.0))
 
-    def _vocabulary_matrix(self, num_rows: int) -> torch.Tensor:
+    def _vocabulary_matrix(self, device: torch.device) -> torch.Tensor:
         """Allocates this rank's rows; padding rows are zero."""
-        matrix = torch.empty(num_rows, self.config.hidden_size, dtype=self.dtype, device=self.device)
+        matrix = torch.empty(self._vocabulary_rows, self.config.hidden_size, dtype=self.dtype, device=device)
         matrix[self._vocabulary.size :].zero_()
         return matrix
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.checkpoint_part import CheckpointPart, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
 from engine.model.sharding import Sharding
@@ -71,19 +71,27 @@ class DecoderLayer:
         self.k_norm = norm(config.head_dim) if traits.qk_norm else None
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
-        """Returns name in the checkpoint -> the part of a parameter that it fills."""
-        norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.post_attention_norm}
-        if self.q_norm is not None and self.k_norm is not None:
-            norms |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
-        parts = {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm) for name, norm in norms.items()}
-        for linear in (self.qkv, self.o, self.gate_up, self.down):
+        """Returns name in the checkpoint -> the part of a parameter that it fills; linear layers are without memory."""
+        parts = self._norm_parts()
+        for linear in self._linears:
             parts |= linear.checkpoint_parts()
         return parts
 
-    def pack(self) -> None:
-        """Packs the loaded weights for the operations."""
-        for linear in (self.qkv, self.o, self.gate_up, self.down):
-            linear.pack(self._ops)
+    def load(self, fill: Fill) -> None:
+        """Fills the norms, then loads and packs one linear layer at a time."""
+        fill(self._norm_parts())
+        for linear in self._linears:
+            linear.load(self._ops, fill)
+
+    @property
+    def _linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+    def _norm_parts(self) -> dict[str, CheckpointPart]:
+        norms = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.post_attention_norm}
+        if self.q_norm is not None and self.k_norm is not None:
+            norms |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
+        return {f"{self._prefix}{name}.weight": CheckpointPart.whole(norm) for name, norm in norms.items()}
 
     def attention(
         self,

@@ -1,11 +1,13 @@
-"""Linear layers: loaded in the format of the checkpoint, then packed into the format of the operations."""
+"""Linear layers: loaded in the format of the checkpoint, then packed for the operations, one matrix at a time."""
 
 import torch
 
 from engine.errors import CheckpointError
-from engine.model.checkpoint_part import CheckpointPart, Span
+from engine.model.checkpoint_part import CheckpointPart, Fill, Span
 from engine.model.fp8 import FP8_DTYPE, Fp8Weights
 from kernels.interface import KernelOps, LinearInput, LinearWeights
+
+_META = torch.device("meta")
 
 
 class Linear:
@@ -25,7 +27,7 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocates the weights.
+        """Allocates nothing yet.
 
         Args:
             prefix: prefix of the names in the checkpoint, such as `model.layers.0.mlp.`.
@@ -44,41 +46,53 @@ class Linear:
                 f"quantization_config: {', '.join(names)} must all be in 8 bits, or none: they form one matrix; "
                 f"{names[in_8_bits.index(False)]} is not"
             )
-        num_rows = sum(span.size for span in out_features.values())
         self._dtype = dtype
+        self._device = device
+        self._is_in_8_bits = all(in_8_bits)
+        self._has_bias = bias
         self._in_features = in_features
         self._out_features = dict(zip(names, out_features.values(), strict=True))
-        self._weight: torch.Tensor | None = torch.empty(
-            num_rows, in_features.size, dtype=FP8_DTYPE if all(in_8_bits) else dtype, device=device
-        )
-        self._scales = torch.empty(num_rows, dtype=torch.float32, device=device) if all(in_8_bits) else None
-        self._bias = torch.empty(num_rows, dtype=dtype, device=device) if bias else None
         self._packed: LinearWeights = None
 
     def checkpoint_parts(self) -> dict[str, CheckpointPart]:
-        """Returns name in the checkpoint -> the part of a parameter that it fills. Must be called before `pack`."""
-        assert self._weight is not None, f"{', '.join(self._out_features)}: packed already"
+        """Returns name in the checkpoint -> the part of a parameter that it fills, without memory."""
+        return self._parts(*self._allocate(_META))
+
+    def load(self, ops: KernelOps, fill: Fill) -> None:
+        """Allocates and fills the weights, packs them and frees the memory they were loaded to, unless it is shared."""
+        weight, scales, bias = self._allocate(self._device)
+        fill(self._parts(weight, scales, bias))
+        if self._in_features.start != 0:
+            bias = None
+        if scales is None:
+            self._packed = ops.pack_linear(weight, bias)
+        else:
+            self._packed = ops.pack_quantized(weight, scales, bias, self._dtype)
+
+    def _allocate(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Returns weights, scales and biases, uninitialised."""
+        num_rows, num_columns = sum(span.size for span in self._out_features.values()), self._in_features.size
+        dtype = FP8_DTYPE if self._is_in_8_bits else self._dtype
+        return (
+            torch.empty(num_rows, num_columns, dtype=dtype, device=device),
+            torch.empty(num_rows, dtype=torch.float32, device=device) if self._is_in_8_bits else None,
+            torch.empty(num_rows, dtype=self._dtype, device=device) if self._has_bias else None,
+        )
+
+    def _parts(
+        self, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> dict[str, CheckpointPart]:
         parts = {}
         start = 0
         for name, span in self._out_features.items():
             rows = slice(start, start + span.size)
-            parts[f"{name}.weight"] = CheckpointPart(self._weight[rows], (span, self._in_features))
-            if self._scales is not None:
-                parts[f"{name}.weight_scale"] = CheckpointPart(self._scales[rows], (span,), is_scale=True)
-            if self._bias is not None:
-                parts[f"{name}.bias"] = CheckpointPart(self._bias[rows], (span,))
+            parts[f"{name}.weight"] = CheckpointPart(weight[rows], (span, self._in_features))
+            if scales is not None:
+                parts[f"{name}.weight_scale"] = CheckpointPart(scales[rows], (span,), is_scale=True)
+            if bias is not None:
+                parts[f"{name}.bias"] = CheckpointPart(bias[rows], (span,))
             start += span.size
         return parts
-
-    def pack(self, ops: KernelOps) -> None:
-        """Packs the weights for the operations and frees the memory they were loaded to, unless it is shared."""
-        assert self._weight is not None, "packed twice"
-        bias = self._bias if self._in_features.start == 0 else None
-        if self._scales is None:
-            self._packed = ops.pack_linear(self._weight, bias)
-        else:
-            self._packed = ops.pack_quantized(self._weight, self._scales, bias, self._dtype)
-        self._weight = self._scales = self._bias = None
 
     def __call__(self, ops: KernelOps, x: LinearInput) -> torch.Tensor:
         """Computes x [T, columns] -> [T, rows]."""

@@ -1,6 +1,5 @@
 """Loads a model from a checkpoint folder."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -9,10 +8,10 @@ import torch
 from engine.errors import ConfigError
 from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
-from engine.model.dummy_weights import fill_random_weights
+from engine.model.decoder import HEAD_NAME, LAYERS_PREFIX, Decoder
+from engine.model.dummy_weights import RandomWeights
 from engine.model.fp8 import FP8_DTYPE
-from engine.model.weights import Progress, check_weights, load_weights
+from engine.model.weights import Progress, WeightsReader, check_weights
 from engine.parallel.group import SINGLE_RANK, ParallelGroup
 from kernels.families import reference_ops
 from kernels.interface import KernelOps
@@ -49,7 +48,11 @@ def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch
 
 
 def weights_bytes(
-    config: ModelConfig, dtype: torch.dtype, *, group: ParallelGroup = SINGLE_RANK, keeps_fp8: bool = False
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    group: ParallelGroup = SINGLE_RANK,
+    quantization: Literal["fp8", "int8"] | None = None,
 ) -> int:
     """Returns the bytes of the packed weights, without allocating them.
 
@@ -59,17 +62,27 @@ def weights_bytes(
         config: the configuration of the model.
         dtype: dtype of the weights that are not in 8 bits.
         group: the group and rank that hold them.
-        keeps_fp8: whether the operations compute with 8-bit weights; otherwise these are converted to dtype.
+        quantization: format of linear layers in memory, from the checkpoint or quantised on load: one byte per weight
+            and a scale per row. int8 includes the output head. None: all weights are in dtype.
     Raises: ConfigError, CheckpointError: see `Decoder`.
     """
     traits, ops = decoder_traits(config), reference_ops()  # never called
     meta = torch.device("meta")
     model = Decoder(config, traits, ops, max_positions=1, dtype=dtype, device=meta, group=group)
-    tensors = [part.tensor for part in model.checkpoint_parts().values()]
+    tensors = {name: part.tensor for name, part in model.checkpoint_parts().items()}
     if config.tie_word_embeddings:
-        tensors.append(model.embed_tokens)
-    item_bytes = {FP8_DTYPE: 1 if keeps_fp8 else dtype.itemsize}
-    return sum(tensor.numel() * item_bytes.get(tensor.dtype, tensor.itemsize) for tensor in tensors)
+        tensors[HEAD_NAME] = model.embed_tokens
+    in_8_bits = {
+        name: quantization is not None and tensor.ndim == 2 and name.startswith(LAYERS_PREFIX)
+        for name, tensor in tensors.items()
+    }
+    in_8_bits[HEAD_NAME] = quantization == "int8"
+    return sum(
+        tensor.numel() + 4 * (0 if tensor.dtype is FP8_DTYPE else len(tensor))
+        if in_8_bits[name]
+        else tensor.numel() * (dtype if tensor.dtype is FP8_DTYPE else tensor.dtype).itemsize
+        for name, tensor in tensors.items()
+    )
 
 
 def check_checkpoint(
@@ -98,9 +111,8 @@ def load_model(
     seed: int = 0,
     group: ParallelGroup = SINGLE_RANK,
     progress: Progress | None = None,
-    on_packed: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Decoder:
-    """Creates the model of a checkpoint and fills its weights.
+    """Creates the model of a checkpoint, and loads and packs its weights one matrix at a time.
 
     Args:
         path: the checkpoint folder; not read with `dummy`.
@@ -111,11 +123,10 @@ def load_model(
         max_model_len: longest sequence; None: the context length of the checkpoint.
         load_format: `dummy` draws random weights with `seed`; `auto` and `safetensors` read the checkpoint.
         group: the ranks that share the model; this rank loads its shard.
-        progress: see `load_weights`.
-        on_packed: see `Decoder.pack`.
+        progress: see `WeightsReader`.
 
     Raises:
-        CheckpointError: see `load_weights`.
+        CheckpointError: see `WeightsReader`.
         ConfigError: the group cannot share the model.
     """
     model = Decoder(
@@ -128,10 +139,9 @@ def load_model(
         group=group,
     )
     parts = model.checkpoint_parts()
-    if load_format == "dummy":
-        fill_random_weights(parts, seed)
-    else:
-        load_weights(path, parts, progress=progress)
-    del parts  # otherwise the unpacked form of every matrix would stay in memory
-    model.pack(on_packed)
+    model.load(
+        RandomWeights(parts, seed).fill
+        if load_format == "dummy"
+        else WeightsReader(path, parts, progress=progress).fill
+    )
     return model

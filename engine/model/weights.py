@@ -44,36 +44,53 @@ class CheckedWeights(NamedTuple):
     num_activation_scales: int
 
 
-def load_weights(path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None) -> None:
+class WeightsReader:
     """Fills parameters from a checkpoint folder and converts them to their dtype. A rank reads only its own part.
 
-    All headers are checked before the first byte is copied, so that a broken checkpoint is reported at once.
-
-    Args:
-        path: folder with model.safetensors, or with model.safetensors.index.json and its shards.
-        parts: name in the checkpoint -> the part to fill from it.
-        progress: called after each tensor.
-    Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another shape,
-        or one that the model does not have; NaN or infinity.
+    All headers are checked before the first byte is copied, so that a broken checkpoint is reported at once. Tensors
+    are read in the order of `fill`; one file is open at a time, because pages of an open file count as used memory.
     """
-    shards, num_activation_scales = check_weights(path, parts)
-    if num_activation_scales:
-        _log.info(
-            "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
-            num_activation_scales,
-        )
-    total = sum(sum(sizes.values()) for sizes in shards.values())
-    loaded = 0
-    for file, sizes in shards.items():
-        try:
-            with safe_open(file, framework="pt") as reader:
-                for name, num_bytes in sizes.items():
-                    _fill(parts[name], reader, name)
-                    loaded += num_bytes
-                    if progress is not None:
-                        progress(loaded, total)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: cannot be read: {error}") from error
+
+    def __init__(self, path: Path, parts: dict[str, CheckpointPart], *, progress: Progress | None = None) -> None:
+        """Checks the checkpoint.
+
+        Args:
+            path: folder with model.safetensors, or with model.safetensors.index.json and its shards.
+            parts: name in the checkpoint -> part of each parameter of the model; their tensors are not used.
+            progress: called after each tensor.
+        Raises: CheckpointError: a missing, unreadable, truncated or corrupt file; a missing tensor, one of another
+            shape, or one that the model does not have; NaN or infinity.
+        """
+        shards, num_activation_scales = check_weights(path, parts)
+        if num_activation_scales:
+            _log.info(
+                "%d input_scale tensors of the checkpoint are not used: activations are scaled per token instead",
+                num_activation_scales,
+            )
+        self._file_of = {name: file for file, sizes in shards.items() for name in sizes}
+        self._sizes = {name: num_bytes for sizes in shards.values() for name, num_bytes in sizes.items()}
+        self._total = sum(self._sizes.values())
+        self._loaded = 0
+        self._progress = progress
+        self._open_file: Path | None = None
+        self._reader: Any = None
+
+    def fill(self, parts: dict[str, CheckpointPart]) -> None:
+        """Reads parts into their tensors.
+
+        Raises: CheckpointError: a file cannot be read.
+        """
+        for name, part in parts.items():
+            file = self._file_of[name]
+            try:
+                if file != self._open_file:
+                    self._open_file, self._reader = file, safe_open(file, framework="pt")
+                _fill(part, self._reader, name)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file}: cannot be read: {error}") from error
+            self._loaded += self._sizes[name]
+            if self._progress is not None:
+                self._progress(self._loaded, self._total)
 
 
 def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
@@ -89,7 +106,7 @@ def _fill(part: CheckpointPart, reader: Any, name: str) -> None:
 def check_weights(path: Path, parts: dict[str, CheckpointPart]) -> CheckedWeights:
     """Checks all headers and the beginning of each tensor, and returns what to read.
 
-    Raises: CheckpointError: see `load_weights`.
+    Raises: CheckpointError: see `WeightsReader`.
     """
     shards: dict[Path, dict[str, int]] = {}
     found: set[str] = set()

@@ -81,7 +81,8 @@ def build_engine(
         # Check files and memory before kernels are compiled, which takes a minute the first time.
         if config.load_format != "dummy":
             check_checkpoint(model_dir, model_config, dtype, group=group)
-        free_bytes = bytes_beside_weights(group.size * weights_bytes(model_config, dtype, group=group), dtype)
+        num_bytes = group.size * weights_bytes(model_config, dtype, group=group, quantization=config.quantization)
+        free_bytes = bytes_beside_weights(num_bytes, config.quantization or str(dtype).removeprefix("torch."))
         shard = Sharding.of(model_config, group.rank, group.size).config_of(model_config)
         kv_plan = plan_kv_cache(
             shard,

@@ -20,7 +20,7 @@ _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
-def bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
+def bytes_beside_weights(num_weights_bytes: int, number_format: str) -> int:
     """Returns the memory left once the weights are loaded.
 
     Raises: ConfigError: the weights do not fit.
@@ -29,7 +29,7 @@ def bytes_beside_weights(num_weights_bytes: int, dtype: torch.dtype) -> int:
     _log.info("Available memory: %.2f GiB, weights: %.2f GiB", available_bytes / _GIB, num_weights_bytes / _GIB)
     if num_weights_bytes > available_bytes:
         raise ConfigError(
-            f"the weights take {num_weights_bytes / _GIB:.4f} GiB in {str(dtype).removeprefix('torch.')}, "
+            f"the weights take {num_weights_bytes / _GIB:.4f} GiB in {number_format}, "
             f"{available_bytes / _GIB:.4f} GiB of memory is free: serve a smaller --model, or free memory"
         )
     return available_bytes - num_weights_bytes

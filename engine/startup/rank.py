@@ -195,13 +195,9 @@ def _build_on_gpu(task: RankTask, group: ParallelGroup, gpu: Gpu, startup: Start
     is_measured = config.kv_cache_memory_bytes is None and config.num_gpu_blocks_override is None
     if is_measured:
         gpu.memory.check()
+    is_in_fp8 = not is_torch and _has_fp8_weights(task)
     gpu.memory.check_weights(
-        weights_bytes(
-            task.model_config,
-            task.dtype,
-            group=group,
-            keeps_fp8=task.model_config.fp8 is not None and not is_torch,
-        )
+        weights_bytes(task.model_config, task.dtype, group=group, quantization="fp8" if is_in_fp8 else None)
     )
     shard = Sharding.of(task.model_config, group.rank, group.size).config_of(task.model_config)
     decode_sizes = () if config.enforce_eager or is_torch else decode_buckets(task.limits.max_num_seqs)
@@ -256,19 +252,22 @@ def _gpu_ops(task: RankTask, gpu: Gpu, startup: StartupProgress) -> KernelOps:
     from kernels.gpu.ops import GpuOps
 
     quantizes = task.config.quantization == "fp8"
-    has_fp8_weights = quantizes or task.model_config.fp8 is not None
     ops = GpuOps(
         gpu.device,
         gpu.target,
         num_processors=gpu.num_processors,
         quantize_weights=quantizes,
-        quantize_inputs=has_fp8_weights,
+        quantize_inputs=_has_fp8_weights(task),
         progress=startup.count,
     )
-    if has_fp8_weights:
+    if _has_fp8_weights(task):
         what = "--quantization fp8" if quantizes else "quantization_config of the checkpoint"
         check_row_scaled_product(what, task.dtype, device=gpu.device, target=gpu.target, gpu_name=gpu.memory.name)
     return ops
+
+
+def _has_fp8_weights(task: RankTask) -> bool:
+    return task.config.quantization == "fp8" or task.model_config.fp8 is not None
 
 
 def _log_recording(is_compiled: bool, num_graphs: int, startup: StartupProgress) -> None:
@@ -286,19 +285,12 @@ def _capitalized(text: str) -> str:
 def _load(
     task: RankTask, group: ParallelGroup, ops: KernelOps, device: torch.device, startup: StartupProgress
 ) -> Decoder:
-    num_bytes, loading_s = 0, 0.0
+    num_bytes = 0
 
     def on_loaded(done: int, total: int) -> None:
         nonlocal num_bytes
         num_bytes = done
         startup.update(f"loading weights {100 * done // total} % ({_amount(done, startup.phase_s())})")
-
-    def on_packed(done: int, total: int) -> None:
-        nonlocal loading_s
-        if done == 0:
-            loading_s = startup.phase_s()
-            startup.begin("packing", "packing weights")
-        startup.update(f"packing weights, {done} of {total} layers")
 
     startup.begin("weights", "loading weights")
     model = load_model(
@@ -312,10 +304,9 @@ def _load(
         seed=task.config.seed,
         group=group,
         progress=on_loaded,
-        on_packed=on_packed,
     )
-    read = _amount(num_bytes, loading_s) if num_bytes else "random"
-    _log.info("Loading weights took %.2f seconds (%s), packing them %.2f", loading_s, read, startup.phase_s())
+    read = _amount(num_bytes, startup.phase_s()) if num_bytes else "random"
+    _log.info("Loading and packing weights took %.2f seconds (%s)", startup.phase_s(), read)
     return model
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GROUP = 2 * LANES
 """Columns multiplied together; weights are padded to a multiple of it."""
+_PACK_VALUES = 1 << 20
+"""Weights packed at a time, so that packing needs little memory besides its result."""
 BLOCK_TILES = 8
 """Tiles of rows in an item: 96 rows of 2,048 inputs fit into the L2 cache beside a panel of weights."""
 
@@ -76,25 +78,37 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantize: bo
     """
     check_fp32(weight=weight)
     num_out, num_in = weight.shape
-    padding = -num_out % GROUP
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, padding))
-    biases = torch.zeros(num_out + padding)
+    padded_out = num_out + -num_out % GROUP
+    biases = torch.zeros(padded_out)
     if bias is not None:
         biases[:num_out] = bias
-    scales = torch.ones(num_out + padding)
-    if not quantize:
-        panels = padded.view(-1, LANES, num_in).transpose(1, 2).contiguous()
-        return PackedLinear(num_in, num_out, Kind.FP32, panels, biases, biases, scales)
-    largest = padded.abs().amax(dim=1)
-    scales = torch.where(largest > 0, largest / 127, 1.0)
-    quantized = (padded / scales[:, None]).round().to(torch.int8)
-    if not cpu_features().vnni:
-        panels = quantized.view(-1, LANES, num_in).transpose(1, 2).contiguous()
-        return PackedLinear(num_in, num_out, Kind.INT8_WEIGHTS, panels, torch.zeros_like(biases), biases, scales)
-    fours = torch.nn.functional.pad(quantized, (0, -num_in % 4)).view(-1, LANES, -(-num_in // 4), 4)
-    start = quantized.sum(dim=1, dtype=torch.int32) * -_ZERO_POINT
-    panels = fours.transpose(1, 2).contiguous()
-    return PackedLinear(num_in, num_out, Kind.INT8, panels, start, biases, scales)
+    kind = Kind.FP32
+    if quantize:
+        kind = Kind.INT8 if cpu_features().vnni else Kind.INT8_WEIGHTS
+    num_fours = -(-num_in // 4)
+    start = biases if kind is Kind.FP32 else torch.zeros(padded_out, dtype=torch.int32)
+    scales = torch.ones(padded_out)
+    panels = torch.empty(
+        (padded_out // LANES, num_fours, LANES, 4) if kind is Kind.INT8 else (padded_out // LANES, num_in, LANES),
+        dtype=torch.int8 if quantize else torch.float32,
+    )
+    num_rows = max(GROUP, _PACK_VALUES // num_in // GROUP * GROUP)
+    for begin in range(0, padded_out, num_rows):
+        end = min(padded_out, begin + num_rows)
+        rows = weight[begin:end]
+        if len(rows) < end - begin:
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, end - begin - len(rows)))
+        if quantize:
+            largest = rows.abs().amax(dim=1)
+            scales[begin:end] = torch.where(largest > 0, largest / 127, 1.0)
+            rows = (rows / scales[begin:end, None]).round().to(torch.int8)
+        if kind is Kind.INT8:
+            start[begin:end] = rows.sum(dim=1, dtype=torch.int32) * -_ZERO_POINT
+            rows = torch.nn.functional.pad(rows, (0, -num_in % 4)).view(-1, LANES, num_fours, 4)
+        else:
+            rows = rows.view(-1, LANES, num_in)
+        panels[begin // LANES : end // LANES] = rows.transpose(1, 2)
+    return PackedLinear(num_in, num_out, kind, panels, start, biases, scales)
 
 
 def emit_linear(recording: Recording, x: torch.Tensor, weights: PackedLinear) -> torch.Tensor:

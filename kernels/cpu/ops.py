@@ -56,7 +56,7 @@ class CpuOps:
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PackedLinear:
         """Dequantizes the weights and packs them as `pack_linear` does."""
-        return self.pack_linear((values.float() * scales.float().reshape(-1, 1)).to(dtype), bias)
+        return self.pack_linear(values.float().mul_(scales.float().reshape(-1, 1)).to(dtype), bias)
 
     def make_kv_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -19,6 +19,9 @@ _log = logging.getLogger(__name__)
 _MULTIPLE = 16
 """Sizes that `torch._scaled_mm` multiplies in 8 bits are multiples of this."""
 
+_PACK_VALUES = 1 << 24
+"""Weights quantised at a time: packing needs some 200 MB besides its result, whatever the size of the layer."""
+
 _FAST_ACCUMULATION = True
 """Hopper's matrix units keep some 14 bits of the sums they build up in 8-bit products, unless sums are added up in fp32
 every 128 inputs (DeepSeek-V3, arXiv:2412.19437, section 3.3.2: an error of nearly 2 % at K = 4,096 in the worst case).
@@ -68,10 +71,15 @@ def pack_linear(
     if quantization is None or not _has_product(weight):
         return PackedLinear(weight, None, bias, weight.dtype)
     float8 = _require_product(target, weight.dtype)
-    exact = weight.float()
-    largest = exact.abs().amax(dim=1, keepdim=True)
-    scales = torch.where(largest > 1e-30, largest / torch.finfo(float8).max, 1.0)
-    return PackedLinear((exact / scales).to(float8).t(), scales.t().contiguous(), bias, weight.dtype)
+    values = torch.empty(weight.shape, dtype=float8, device=weight.device)
+    scales = torch.empty(1, len(weight), dtype=torch.float32, device=weight.device)
+    num_rows = max(1, _PACK_VALUES // weight.shape[1])
+    for rows in (slice(start, start + num_rows) for start in range(0, len(weight), num_rows)):
+        exact = weight[rows].float()
+        largest = exact.abs().amax(dim=1)
+        scales[0, rows] = torch.where(largest > 1e-30, largest / torch.finfo(float8).max, 1.0)
+        values[rows] = (exact / scales[0, rows, None]).to(float8)
+    return PackedLinear(values.t(), scales, bias, weight.dtype)
 
 
 def pack_quantized(

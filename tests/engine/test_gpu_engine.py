@@ -260,6 +260,12 @@ def test_every_phase_of_the_start_logs_one_line(
     with caplog.at_level("INFO"):
         build(model_dir, **fields)
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("engine")]
-    phases = ["Starting to load model", "Loading weights took", *words, "KV cache size", "Maximum concurrency"]
+    phases = [
+        "Starting to load model",
+        "Loading and packing weights took",
+        *words,
+        "KV cache size",
+        "Maximum concurrency",
+    ]
     assert [phase for line in lines for phase in phases if line.startswith(phase)] == phases
     assert sum("took" in line for line in lines) == 1 + len(words)

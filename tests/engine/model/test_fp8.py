@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
 from engine.model.fp8 import FP8_DTYPE
 from engine.model.loader import load_model, weights_bytes
 from kernels.families import cpu_ops, reference_ops
+from tests.support.engine.weights import loaded_parts
 
 FILE = "model.safetensors"
 PROJECTION = "model.layers.1.self_attn.k_proj"
@@ -73,14 +73,6 @@ def make_twins(make_checkpoint, tmp_path):
         return small, twin
 
     return make
-
-
-def loaded_parts(path):
-    parts = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "pack", lambda model, _on_packed: parts.update(model.checkpoint_parts()))
-        load_model(path, ModelConfig.from_dir(path), reference_ops())
-    return parts
 
 
 def layer_outputs(path, ops):
@@ -205,7 +197,7 @@ def test_weights_bytes_count_weights_in_the_dtype_in_memory(make_twins):
     num_values = sum(
         part.tensor.numel() for name, part in loaded_parts(small).items() if f"{name}_scale" in loaded_parts(small)
     )
-    assert weights_bytes(config, torch.float32, keeps_fp8=True) == expected - 3 * num_values
+    assert weights_bytes(config, torch.float32, quantization="fp8") == expected - 3 * num_values
 
 
 def test_dummy_weights_in_8_bits_keep_activations_near_unit_scale(make_twins):

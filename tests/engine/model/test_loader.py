@@ -1,13 +1,22 @@
-"""Which dtype is served where."""
+"""Which dtype is served where, and the memory that loading takes."""
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
-from engine.model.loader import resolve_dtype
+from engine.model.decoder import Decoder
+from engine.model.loader import resolve_dtype, weights_bytes
+from engine.model.shapes import find_shape
+from kernels.cpu.linear import pack_linear
+from kernels.gpu.ops import GpuOps
+from kernels.gpu.targets import TARGETS
+from tests.support.engine.weights import PeakBytes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -37,3 +46,38 @@ def test_an_unknown_dtype_is_rejected(config):
 def test_16_bit_dtypes_are_rejected_on_a_cpu(config):
     with pytest.raises(ConfigError, match=re.escape("dtype is 'bfloat16', supported on a CPU are float32 and auto")):
         resolve_dtype("bfloat16", config, CPU)
+
+
+def peak_bytes_while_loading(config, ops, dtype, device):
+    model = Decoder(config, decoder_traits(config), ops, max_positions=1, dtype=dtype, device=device)
+    with PeakBytes() as memory:
+        model.load(lambda parts: [part.tensor.zero_() for part in parts.values()])
+    return memory.peak_bytes
+
+
+def test_quantising_on_load_takes_memory_for_the_8_bit_weights_and_one_matrix():
+    """A 70B model fits one GPU of 141 GB, whose memory its 16-bit weights exceed."""
+    whole = ModelConfig.from_dir(find_shape("llama-3.1-70b"))
+    assert weights_bytes(whole, torch.bfloat16) > 141e9
+    assert weights_bytes(whole, torch.bfloat16, quantization="fp8") < 75e9
+    config, meta = replace(whole, num_layers=3), torch.device("meta")
+    ops = GpuOps(meta, TARGETS["sm_90"], num_processors=132, quantize_weights=True, quantize_inputs=True)
+    peak = peak_bytes_while_loading(config, ops, torch.bfloat16, meta)
+    largest_matrix = 2 * config.intermediate_size * config.hidden_size * 2
+    work_bytes = 14 * 2**24  # of the part being quantised: fp32 copies and the 8-bit result
+    assert peak < weights_bytes(config, torch.bfloat16, quantization="fp8") + largest_matrix + work_bytes
+    assert peak < 0.9 * weights_bytes(config, torch.bfloat16)
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_packing_on_a_cpu_takes_memory_for_the_packed_weights_and_one_matrix(quantize):
+    shape = ModelConfig.from_dir(find_shape("llama-3.2-1b"))
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 4, "num_heads": 8, "vocab_size": 2048}
+    config = replace(shape, **sizes)
+    ops = SimpleNamespace(pack_linear=lambda weight, bias, **_: pack_linear(weight, bias, quantize=quantize))
+    peak = peak_bytes_while_loading(config, ops, torch.float32, torch.device("cpu"))
+    largest_matrix = 2 * config.intermediate_size * config.hidden_size * 4
+    work_bytes = 14 * 2**20
+    packed_bytes = weights_bytes(config, torch.float32, quantization="int8" if quantize else None)
+    assert peak < packed_bytes + largest_matrix + work_bytes
+    assert peak < weights_bytes(config, torch.float32) * (0.6 if quantize else 1.2)

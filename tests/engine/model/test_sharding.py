@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from engine.errors import ConfigError
 from engine.model.architectures import decoder_traits
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
 from engine.model.loader import load_model, weights_bytes
 from engine.model.sharding import Sharding
 from kernels.families import reference_ops
 from kernels.metadata import AttentionMetadata
 from tests.hang import HANG_S
+from tests.support.engine.weights import loaded_parts
 
 BLOCK_SIZE = 16
 PROMPT_LENS = [1, 37, 5, 64]
@@ -144,13 +144,10 @@ def test_dummy_weights_are_the_same_model_on_any_number_of_ranks(make_checkpoint
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads, monkeypatch):
+def test_parts_are_those_of_the_file_and_cover_it(make_checkpoint, kv_heads):
     path = make_checkpoint("llama", num_key_value_heads=kv_heads, attention_bias=True)
     config = ModelConfig.from_dir(path)
-    parts_of_rank = []
-    monkeypatch.setattr(Decoder, "pack", lambda model, _on_packed: parts_of_rank.append(model.checkpoint_parts()))
-    for rank in range(4):
-        load(path, ThreadGroup(rank, 4))
+    parts_of_rank = [loaded_parts(path, group=ThreadGroup(rank, 4)) for rank in range(4)]
     held = Counter()
     for name, stored in load_file(path / "model.safetensors").items():
         for parts in parts_of_rank:

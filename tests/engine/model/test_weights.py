@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
-from engine.model.decoder import Decoder
 from engine.model.loader import load_model
 from engine.model.weights import INDEX_FILE, SINGLE_FILE
 from kernels.families import reference_ops
+from tests.support.engine.weights import loaded_parts
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 
@@ -36,12 +36,7 @@ def load(path, **kwargs):
 
 
 def loaded_tensors(path, **kwargs):
-    """Name -> weight as loaded, before it is packed."""
-    tensors = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "pack", lambda model, _on_packed: tensors.update(model.checkpoint_parts()))
-        load(path, **kwargs)
-    return {name: part.tensor for name, part in tensors.items()}
+    return {name: part.tensor for name, part in loaded_parts(path, **kwargs).items()}
 
 
 def rewrite(file, change):
